@@ -7,14 +7,11 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -28,9 +25,6 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/telemetry"
 )
-
-// settingsTimeout is the timeout of Settings, which waits for new caches while the manager runs.
-const settingsTimeout = time.Minute
 
 // Options are the options of an Assembly. All fields except Leads and Replicas are required.
 type Options struct {
@@ -50,7 +44,7 @@ type Options struct {
 }
 
 // Assembly builds the settings of the engine from a configuration, with the caches that they
-// need. Methods are safe for concurrent use only if their comment says so.
+// need. Only CachedFor is safe for concurrent use.
 type Assembly struct {
 	// Changes ends waits when the cache changes.
 	Changes *framework.Hub
@@ -58,17 +52,8 @@ type Assembly struct {
 	o Options
 	// watched contains the kinds in each cache.
 	watched map[watched]bool
-	// indexed contains the names of the indexes. handled contains the plugins whose handlers
-	// receive events.
-	indexed, handled map[string]bool
-	// built contains the current plugins by name. A plugin is kept while its arguments do not
-	// change. retired contains earlier plugins whose waits Applied ends.
-	built   map[string]builtPlugin
-	retired []builtPlugin
-	// registered is the user of the selections of registrations.
-	registered selector
-	// skipped contains the logged reasons why plugins are omitted, by name.
-	skipped map[string]string
+	// indexed contains the names of the indexes.
+	indexed map[string]bool
 }
 
 // watched is a kind in one of the two caches.
@@ -77,30 +62,14 @@ type watched struct {
 	cache cache.Cache
 }
 
-type builtPlugin struct {
-	arguments framework.Arguments
-	plugin    framework.PreBinder
-	// retired is framework.Handle.Retired. Applied closes it.
-	retired chan struct{}
-	// selector is framework.Handle.Selections.
-	selector *selector
-}
-
 // New returns an Assembly without plugins.
 func New(o Options) *Assembly {
-	return &Assembly{
-		Changes: framework.NewHub(), o: o,
-		watched: map[watched]bool{}, indexed: map[string]bool{}, handled: map[string]bool{}, built: map[string]builtPlugin{}, skipped: map[string]string{},
-	}
+	return &Assembly{Changes: framework.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
 }
 
-// Settings returns the settings of the engine. It checks Prebind's permissions first. While the
-// manager runs, Settings waits up to a minute for new caches and for new plugins; see
-// framework.Starter. Before the manager runs, WaitFor must wait for them. After an error, the new
-// plugins are retired.
+// Settings returns the settings of the engine. It checks Prebind's permissions first. Call it once, before the
+// manager runs. WaitFor must then wait for the caches, and for plugins that implement framework.Starter.
 func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
-	ctx, cancel := context.WithTimeout(ctx, settingsTimeout)
-	defer cancel()
 	if err := a.CheckPermissions(ctx, c); err != nil {
 		return binder.Settings{}, err
 	}
@@ -176,63 +145,29 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 	return chain, claimed.New(v, a.o.Manager.GetAPIReader()).Devices, err
 }
 
-// plugins returns the plugins that are on. It builds plugins that are new or have new arguments.
-func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) (list []framework.PreBinder, err error) {
+// plugins builds the plugins that are on.
+func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.PreBinder, error) {
 	entries, err := a.o.Registry.PluginsOf(c)
 	if err != nil {
 		return nil, err
 	}
-	built := map[string]builtPlugin{}
-	defer func() {
-		if err != nil {
-			a.retire(replaced(built, a.built))
-		}
-	}()
+	var list []framework.PreBinder
 	for _, e := range entries {
 		lacks, detail, err := a.unavailable(ctx, e, c)
 		if err != nil {
 			return nil, err
 		}
-		if lacks != "" && a.skipped[e.Name] != lacks+detail {
+		if lacks != "" {
 			klog.InfoS("Skipped a PreBind plugin: "+lacks, "plugin", e.Name, "reason", detail)
-		}
-		if a.skipped[e.Name] = lacks + detail; lacks != "" {
 			continue
 		}
-		b, ok := a.built[e.Name]
-		if arguments := c.Arguments.Of(e.Name); !ok || !reflect.DeepEqual(b.arguments, arguments) {
-			b = builtPlugin{arguments: arguments, retired: make(chan struct{})}
-			b.selector = &selector{assembly: a, plugin: e.Name, retired: b.retired}
-			built[e.Name] = b
-			if b.plugin, err = a.plugin(ctx, e, b); err != nil {
-				return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
-			}
+		p, err := a.plugin(ctx, e, c.Arguments.Of(e.Name))
+		if err != nil {
+			return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
 		}
-		built[e.Name] = b
-		list = append(list, b.plugin)
+		list = append(list, p)
 	}
-	a.retired = append(a.retired, replaced(a.built, built)...)
-	a.built = built
 	return list, nil
-}
-
-// replaced returns the instances that are not among the later ones.
-func replaced(earlier, later map[string]builtPlugin) []builtPlugin {
-	var all []builtPlugin
-	for name, b := range earlier {
-		if later[name].retired != b.retired {
-			all = append(all, b)
-		}
-	}
-	return all
-}
-
-// retire ends the instances.
-func (a *Assembly) retire(all []builtPlugin) {
-	for _, b := range all {
-		close(b.retired)
-		b.selector.Keep(nil)
-	}
 }
 
 // unavailable returns the reason why a plugin that is on is omitted, with its detail, or "".
@@ -251,43 +186,8 @@ func (a *Assembly) unavailable(ctx context.Context, e framework.Registration, c 
 	return "its permission is missing", lacks.Error(), nil
 }
 
-// Available returns the first plugin that was omitted from the last Settings for this configuration and
-// would not be omitted now, or "". It must not be called concurrently with Settings.
-func (a *Assembly) Available(ctx context.Context, c *v1alpha1.PrebindConfiguration) (string, error) {
-	entries, err := a.o.Registry.PluginsOf(c)
-	if err != nil {
-		return "", err
-	}
-	for _, e := range entries {
-		if _, ok := a.built[e.Name]; ok {
-			continue
-		}
-		if reason, _, err := a.unavailable(ctx, e, c); err != nil || reason == "" {
-			return e.Name, err
-		}
-	}
-	return "", nil
-}
-
-// Applied is called when the last Settings are in force. The binds that wait in a plugin
-// that was switched off, or that has new arguments now, end and are repeated.
-func (a *Assembly) Applied() {
-	a.retire(a.retired)
-	a.retired = nil
-	used := sets.New[string]()
-	for _, p := range a.o.Registry.Plugins {
-		if b, ok := a.built[p.Name]; ok && p.Selections != nil {
-			for _, s := range p.Selections(b.arguments) {
-				used.Insert(s.Name)
-			}
-		}
-	}
-	a.o.Manager.selections.keep(&a.registered, used)
-}
-
 // plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
-func (a *Assembly) plugin(ctx context.Context, e framework.Registration, b builtPlugin) (framework.PreBinder, error) {
-	arguments := b.arguments
+func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.PreBinder, error) {
 	var examples []client.Object
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
@@ -315,7 +215,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, b built
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
 		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: mgr.GetEventRecorder("prebind"), Retired: b.retired, Replicas: a.o.Replicas, Selections: b.selector, Leads: a.o.Leads, Discovery: mgr.discovery,
+		Events: mgr.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Selections: &selector{assembly: a, plugin: e.Name}, Leads: a.o.Leads, Discovery: mgr.discovery,
 	}, arguments)
 	switch {
 	case err != nil:
@@ -324,17 +224,14 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, b built
 		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
 	}
 	if s, ok := p.(framework.Starter); ok {
-		err = a.start(ctx, e.Name, s, b.retired)
+		err = a.start(e.Name, s)
 	}
 	return p, err
 }
 
-// handle adds the handlers of the plugin once. It passes a function to WaitFor that reports whether
+// handle adds the handlers of the plugin. It passes a function to WaitFor that reports whether
 // they have received all objects.
 func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration, examples []client.Object) error {
-	if a.handled[e.Name] {
-		return nil
-	}
 	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
 		i := slices.IndexFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind })
 		if i < 0 {
@@ -350,7 +247,6 @@ func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration
 		}
 		a.o.WaitFor(kind, added.HasSynced)
 	}
-	a.handled[e.Name] = true
 	return nil
 }
 

@@ -10,28 +10,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/telemetry"
 )
 
-// kept is a plugin that keeps the end of its instance.
-type kept struct {
-	name    string
-	retired <-chan struct{}
-}
+// kept is a plugin that does nothing.
+type kept struct{ name string }
 
 func (k kept) Name() string { return k.name }
 
 func (kept) PreBind(context.Context, *framework.BindContext) error { return nil }
 
-// limit is the argument of the plugins of these tests.
+// limit contains the arguments of the plugins of these tests.
 type limit struct {
 	Limit time.Duration `yaml:"limit"`
 }
@@ -43,9 +37,7 @@ func (*limit) Validate() []framework.Problem { return nil }
 func keeping(name string) framework.Registration {
 	return framework.Registration{
 		Name: name, Description: "d", On: true, Arguments: func() framework.Arguments { return &limit{Limit: time.Minute} },
-		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
-			return kept{name: name, retired: h.Retired}, nil
-		},
+		New: func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return kept{name: name}, nil },
 	}
 }
 
@@ -71,63 +63,4 @@ func namesOf(plugins []framework.PreBinder) []string {
 		names = append(names, p.Name())
 	}
 	return names
-}
-
-// Applied ends the waits of the plugins that were replaced, and no others.
-func TestApplied(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reason string
-		change func(c *v1alpha1.PrebindConfiguration)
-		// ends contains the plugins whose waits end.
-		ends map[string]bool
-	}{
-		"Unchanged": {reason: "the plugins stay", change: func(*v1alpha1.PrebindConfiguration) {}},
-		"Mode":      {reason: "the plugins stay", change: func(c *v1alpha1.PrebindConfiguration) { c.Mode = v1alpha1.ModeAudit }},
-		"Off":       {reason: "a is switched off", change: func(c *v1alpha1.PrebindConfiguration) { c.PreBindPlugins = []string{"*", "-a"} }, ends: map[string]bool{"a": true}},
-		"Arguments": {reason: "b has new arguments", change: func(c *v1alpha1.PrebindConfiguration) { setLimit(c, "b", time.Second) }, ends: map[string]bool{"b": true}},
-		"All":       {reason: "every plugin is switched off", change: func(c *v1alpha1.PrebindConfiguration) { c.PreBindPlugins = nil }, ends: map[string]bool{"a": true, "b": true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			a := newAssembly(t, granting(func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }), keeping("a"), keeping("b"))
-			before, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
-			require.NoError(t, err)
-			a.Applied()
-			c := v1alpha1.Default(a.o.Registry.Components())
-			tc.change(c)
-			after, err := a.plugins(t.Context(), c)
-			require.NoError(t, err)
-			for _, p := range before {
-				assert.False(t, isRetired(t, p), "%s waits until the settings are in force", p.Name())
-			}
-			a.Applied()
-			for _, p := range before {
-				assert.Equal(t, tc.ends[p.Name()], isRetired(t, p), "%s: %s", p.Name(), tc.reason)
-			}
-			for _, p := range after {
-				assert.False(t, isRetired(t, p), "%s is in force", p.Name())
-			}
-			a.Applied()
-			assert.Empty(t, a.retired)
-		})
-	}
-}
-
-func setLimit(c *v1alpha1.PrebindConfiguration, plugin string, d time.Duration) {
-	for i := range c.Arguments {
-		if c.Arguments[i].Name == plugin {
-			c.Arguments[i].Arguments = &limit{Limit: d}
-		}
-	}
-}
-
-func isRetired(t *testing.T, p framework.PreBinder) bool {
-	t.Helper()
-	k, ok := p.(kept)
-	require.True(t, ok)
-	select {
-	case <-k.retired:
-		return true
-	default:
-		return false
-	}
 }

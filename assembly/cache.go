@@ -198,8 +198,8 @@ func (v *view) IndexField(ctx context.Context, o client.Object, field string, ke
 }
 
 // CacheOptions returns the options of Prebind's cache. If a registered plugin narrows a kind, the
-// kind is narrowed even while the plugin is off, because you can switch it on later. Plugins that do
-// not narrow the kind read it from the complete cache of the Manager.
+// kind is narrowed even while the plugin is off. Plugins that do not narrow the kind read it from the
+// complete cache of the Manager.
 func CacheOptions(r *Registry, namespace string) cache.Options {
 	options := commonCacheOptions()
 	options.ByObject = map[client.Object]cache.ByObject{

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package assembly builds the mutators and plugins that a configuration switches on. It checks
-// permissions and starts caches. It does the same again when the configuration file changes.
+// permissions and adds caches to the manager.
 package assembly
 
 import (

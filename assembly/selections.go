@@ -32,7 +32,7 @@ import (
 )
 
 // selectionLingers is the time for which an unused selection is kept, because a call that began
-// earlier may still read it, and because the plugin may be switched on again.
+// earlier may still read it.
 const selectionLingers = time.Minute
 
 // selections contains the cache of each framework.Selection, by name. Its reader methods are safe
@@ -55,42 +55,32 @@ type selection struct {
 	synced []toolscache.InformerSynced
 	// stop ends Start.
 	stop chan struct{}
-	// users use the selection. It may be read after it had the first one. pending is the number of calls that wait
-	// for its objects.
-	users   sets.Set[*selector]
-	ready   bool
-	pending int
-	// lingering is set while the selection has no users.
+	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
+	by *selector
+	// ready is set when the selection may be read.
+	ready bool
+	// lingering is set while the selection is not used.
 	lingering clock.Timer
 }
 
-// selector is a user of selections: an instance of a plugin, or all registrations. For an instance, it
-// implements framework.Selector.
+// selector implements framework.Selector for a plugin.
 type selector struct {
 	assembly *Assembly
 	plugin   string
-	// retired is closed when the instance is retired.
-	retired <-chan struct{}
 }
 
 // Start implements manager.Runnable.
 func (s *selection) Start(ctx context.Context) error {
-	ctx, cancel := until(ctx, s.stop)
-	defer cancel()
-	return s.Cache.Start(ctx)
-}
-
-// until returns a context that also ends when the channel is closed.
-func until(ctx context.Context, end <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	go func() {
 		select {
-		case <-end:
+		case <-s.stop:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, cancel
+	return s.Cache.Start(ctx)
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -161,30 +151,8 @@ func bucketOf(value string) string {
 	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
 }
 
-// use adds a user of the selection, which is started if it is new. wait returns nil when it may be read.
-func (s *selections) use(ctx context.Context, a *Assembly, want framework.Selection, user *selector, wait func(*selection) error) error {
-	found, err := s.find(ctx, a, want)
-	if err != nil {
-		return err
-	}
-	err = wait(found)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	found.pending--
-	switch {
-	case err != nil:
-	case isClosed(user.retired):
-		err = fmt.Errorf("selection %s: this instance of the plugin is retired", want.Name)
-	default:
-		found.users.Insert(user)
-		found.ready = true
-	}
-	s.linger(want.Name, found)
-	return err
-}
-
-// find returns the selection, which is started if it is new, with one more pending call.
-func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection) (*selection, error) {
+// find returns the selection, which is started if it is new. by is nil for a selection of a registration.
+func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection, by *selector) (*selection, error) {
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	if found := s.reuse(want.Name); found != nil {
@@ -196,47 +164,61 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	started.pending++
+	started.by = by
 	s.all[want.Name] = started
 	return started, nil
 }
 
-// reuse returns the selection, with one more pending call, or nil if there is none or it is ending.
+// reuse returns the selection, which no longer lingers, or nil if there is none or it is ending.
 func (s *selections) reuse(name string) *selection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found := s.all[name]
-	if found == nil || found.lingering != nil && !found.lingering.Stop() {
+	if found == nil || !found.use() {
 		return nil
 	}
-	found.lingering = nil
-	found.pending++
 	return found
 }
 
-// uses returns whether the user uses the selection.
-func (s *selections) uses(user *selector, name string) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	found := s.all[name]
-	return found != nil && found.users.Has(user)
+// use returns whether the selection no longer lingers. It must be called with mu held.
+func (s *selection) use() bool {
+	if s.lingering != nil && !s.lingering.Stop() {
+		return false
+	}
+	s.lingering = nil
+	return true
 }
 
-// keep removes the user from its selections that are not named.
-func (s *selections) keep(user *selector, names sets.Set[string]) {
+// await waits until the selection has all objects. One that has never had them may end.
+func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
+	synced := toolscache.WaitForCacheSync(ctx.Done(), found.synced...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if synced && found.use() {
+		klog.V(2).InfoS("Watching a selection", "selection", want.Name)
+		found.ready = true
+		return nil
+	}
+	if !found.ready {
+		s.linger(want.Name, found)
+	}
+	return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
+}
+
+// keep ends the selections that the selector has added and that are not named.
+func (s *selections) keep(by *selector, names sets.Set[string]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, found := range s.all {
-		if !names.Has(name) {
-			found.users.Delete(user)
+		if found.by == by && !names.Has(name) {
 			s.linger(name, found)
 		}
 	}
 }
 
-// linger ends the selection after a time if it has no users. It must be called with mu held.
+// linger ends the selection after a time, unless it is used again. It must be called with mu held.
 func (s *selections) linger(name string, found *selection) {
-	if len(found.users) > 0 || found.pending > 0 || found.lingering != nil {
+	if found.lingering != nil {
 		return
 	}
 	found.lingering = s.clock.AfterFunc(selectionLingers, func() {
@@ -261,10 +243,11 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 	if err := all.checks.watch(ctx, u.assembly, want); err != nil {
 		return fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	if all.uses(u, want.Name) {
-		return nil
+	found, err := all.find(ctx, u.assembly, want, u)
+	if err != nil {
+		return err
 	}
-	return all.use(ctx, u.assembly, want, u, func(found *selection) error { return found.await(ctx, want) })
+	return all.await(ctx, want, found)
 }
 
 // Keep implements framework.Selector.
@@ -405,7 +388,7 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection)
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
 	s := &selection{
-		Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, stop: make(chan struct{}), users: sets.New[*selector](),
+		Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, stop: make(chan struct{}),
 	}
 	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
 		if handler == nil {
@@ -423,43 +406,20 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection)
 	return s, nil
 }
 
-// useRegistered starts a selection of a registration. If the manager does not run yet, readiness
-// waits for its objects.
+// useRegistered starts a selection of a registration. Readiness waits for its objects.
 func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection) error {
 	if err := want.Check(); err != nil {
 		return err
 	}
-	return a.o.Manager.selections.use(ctx, a, want, &a.registered, func(found *selection) error {
-		if a.runs() {
-			return found.await(ctx, want)
-		}
-		for _, f := range found.synced {
-			a.o.WaitFor(want.Name, f)
-		}
-		return nil
-	})
-}
-
-// await waits until the selection has all objects.
-func (s *selection) await(ctx context.Context, want framework.Selection) error {
-	if !toolscache.WaitForCacheSync(ctx.Done(), s.synced...) {
-		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
+	found, err := a.o.Manager.selections.find(ctx, a, want, nil)
+	if err != nil {
+		return err
 	}
-	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
+	found.ready = true
+	for _, f := range found.synced {
+		a.o.WaitFor(want.Name, f)
+	}
 	return nil
-}
-
-// runs returns whether the manager runs.
-func (a *Assembly) runs() bool { return isClosed(a.o.Manager.Elected()) }
-
-// isClosed returns whether a channel that carries no values is closed. A nil channel is not.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }
 
 // wakeBy returns a handler that reports each change of an object with its value, before and after

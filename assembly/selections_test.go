@@ -5,13 +5,11 @@ package assembly
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -23,7 +21,6 @@ import (
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -34,63 +31,59 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Fiel
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
-	usedBy := func(users ...*selector) *selection {
-		return &selection{stop: make(chan struct{}), ready: true, users: sets.New(users...)}
-	}
-	now, a, b, c := clocktesting.NewFakeClock(time.Time{}), usedBy(one), usedBy(one), usedBy(one, other)
-	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c}}
+	addedBy := func(by *selector) *selection { return &selection{stop: make(chan struct{}), ready: true, by: by} }
+	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
+	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
 	s.keep(one, nil)
 	now.Step(selectionLingers / 2)
 	s.keep(one, nil)
-	useAgain := func(name string) error {
-		return s.use(t.Context(), nil, framework.Selection{Name: name}, one, func(*selection) error { return nil })
-	}
-	require.NoError(t, useAgain("a"), "the plugin was switched on again")
+	assert.Same(t, a, s.reuse("a"))
 	now.Step(selectionLingers)
-	assert.Equal(t, sets.New("a", "c"), sets.KeySet(s.all), "another user keeps c")
-	assert.False(t, isClosed(a.stop))
+	assert.Equal(t, sets.New("a", "c", "registered"), sets.KeySet(s.all))
 	assert.True(t, isClosed(b.stop))
 	assert.Nil(t, s.reuse("b"), "it must be started again")
-	s.keep(other, sets.New("c"))
+	s.keep(one, sets.New("a"))
 	now.Step(selectionLingers)
-	assert.False(t, isClosed(c.stop), "it is named")
+	assert.False(t, isClosed(a.stop), "it is named")
 	s.keep(one, nil)
 	now.Step(selectionLingers)
-	assert.True(t, isClosed(a.stop), "the plugin was switched off again")
+	assert.True(t, isClosed(a.stop))
 }
 
-// A call that waits for a selection keeps it, and one that fails does not make it readable.
-func TestSelections_UsePending(t *testing.T) {
-	now, found := clocktesting.NewFakeClock(time.Time{}), &selection{stop: make(chan struct{}), users: sets.New[*selector]()}
+// isClosed returns whether the channel is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// A selection whose objects do not arrive is not readable. It ends after a time, unless a later call waits for it again.
+func TestSelections_AwaitFails(t *testing.T) {
+	synced := false
+	found := &selection{stop: make(chan struct{}), synced: []toolscache.InformerSynced{func() bool { return synced }}}
+	now := clocktesting.NewFakeClock(time.Time{})
 	s := &selections{clock: now, all: map[string]*selection{racks.Name: found}}
-	plugin, failed := &selector{}, errors.New("no objects")
-	err := s.use(t.Context(), nil, racks, plugin, func(*selection) error {
-		s.keep(plugin, nil)
-		now.Step(selectionLingers)
-		return failed
-	})
-	require.ErrorIs(t, err, failed)
-	assert.False(t, isClosed(found.stop), "a call waited for it")
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorContains(t, s.await(late, racks, found), "did not begin in time")
 	require.Error(t, s.List(&corev1.PodList{}, framework.Selected{Selection: racks}, 0), "it may lack objects")
+	now.Step(selectionLingers / 2)
+	require.Same(t, found, s.reuse(racks.Name))
 	now.Step(selectionLingers)
-	assert.True(t, isClosed(found.stop))
-	assert.Empty(t, s.all)
-}
+	require.False(t, isClosed(found.stop), "a call waits for it")
+	require.Error(t, s.await(late, racks, found))
+	synced = true
+	require.NoError(t, s.await(t.Context(), racks, found), "another call still waited")
+	now.Step(selectionLingers)
+	assert.False(t, isClosed(found.stop))
 
-// An instance that is retired while it waits for a selection does not use it.
-func TestSelections_UseRetired(t *testing.T) {
-	retired := make(chan struct{})
-	now, found := clocktesting.NewFakeClock(time.Time{}), &selection{stop: make(chan struct{}), users: sets.New[*selector]()}
-	s := &selections{clock: now, all: map[string]*selection{racks.Name: found}}
-	plugin := &selector{retired: retired}
-	err := s.use(t.Context(), nil, racks, plugin, func(*selection) error {
-		close(retired)
-		s.keep(plugin, nil)
-		return nil
-	})
-	require.ErrorContains(t, err, "retired")
+	synced = false
+	require.Error(t, s.await(late, racks, found))
 	now.Step(selectionLingers)
-	assert.True(t, isClosed(found.stop))
+	assert.False(t, isClosed(found.stop), "it is in use")
 }
 
 func TestSelections_ListUnknown(t *testing.T) {
@@ -118,18 +111,18 @@ func TestSelections_Use(t *testing.T) {
 	r := keeping("test")
 	r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
 	s := newServer(t)
-	a := newAssemblyAt(t, s, granting(func(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }), r)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- a.o.Manager.Start(ctx) }()
-	defer func() {
-		stop()
-		assert.NoError(t, <-ended)
-	}()
-	<-a.o.Manager.Elected()
-	_, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
-	require.NoError(t, err)
-	a.Applied()
+	a := newAssemblyAt(t, s, granting(everything), r)
+	synced := make(chan struct{}, 10)
+	a.o.WaitFor = func(_ string, has func() bool) {
+		go func() {
+			toolscache.WaitForCacheSync(t.Context().Done(), has)
+			synced <- struct{}{}
+		}()
+	}
+	configured(t, a)
+	run(t, a)
+	<-synced
+	<-synced
 	require.Len(t, s.watches, 1)
 	assert.Equal(t, "app=agent", s.watches[0].Get("labelSelector"))
 	assert.Equal(t, "status.phase=Running", s.watches[0].Get("fieldSelector"))
@@ -156,10 +149,6 @@ func TestSelections_Use(t *testing.T) {
 	<-changes.C()
 	assert.Equal(t, []string{"agent-1"}, list("r1"))
 	assert.Equal(t, []string{"agent-2"}, list(""), "an empty value selects the objects without one")
-
-	_, err = a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
-	require.NoError(t, err)
-	assert.Len(t, s.watches, 1, "a selection that exists is used again")
 }
 
 // A change wakes the waits for the value before and after it.

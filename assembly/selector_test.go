@@ -67,16 +67,11 @@ func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value
 	return names
 }
 
-// configured builds the plugins and puts them in force.
-func configured(t *testing.T, a *Assembly, change func(c *v1alpha1.PrebindConfiguration)) {
+// configured builds the plugins that are on by default.
+func configured(t *testing.T, a *Assembly) {
 	t.Helper()
-	c := v1alpha1.Default(a.o.Registry.Components())
-	if change != nil {
-		change(c)
-	}
-	_, err := a.plugins(t.Context(), c)
+	_, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
 	require.NoError(t, err)
-	a.Applied()
 }
 
 // A plugin watches a kind after it is installed and Prebind may watch it.
@@ -89,8 +84,8 @@ func TestSelector_Select(t *testing.T) {
 		return ok && p.Group == "example.com" && p.Resource == "gadgets" && p.Namespace == "", nil
 	}), handles("test", &h))
 	a.o.Leads = func() bool { return true }
+	configured(t, a)
 	run(t, a)
-	configured(t, a, nil)
 
 	err := h.Selections.Select(t.Context(), gadgets)
 	require.True(t, meta.IsNoMatchError(err), "%v", err)
@@ -141,8 +136,8 @@ func TestSelector_Timeout(t *testing.T) {
 	s.installed.Store(true)
 	s.silent.Store(true)
 	a := newAssemblyAt(t, s, granting(everything), handles("test", &h))
+	configured(t, a)
 	run(t, a)
-	configured(t, a, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	require.ErrorContains(t, h.Selections.Select(ctx, gadgets), "did not begin in time")
@@ -152,14 +147,14 @@ func TestSelector_Timeout(t *testing.T) {
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
 }
 
-// The selections of a plugin that is on stay when a configuration is applied. Those of other plugins end.
+// A plugin ends its own selections only.
 func TestSelector_Lifetime(t *testing.T) {
 	s, h, other, now := newServer(t), framework.Handle{}, framework.Handle{}, clocktesting.NewFakeClock(time.Time{})
 	s.installed.Store(true)
 	a := newAssemblyAt(t, s, granting(everything), handles("test", &h), handles("other", &other))
 	a.o.Manager.selections.clock = now
+	configured(t, a)
 	run(t, a)
-	configured(t, a, nil)
 	named := func(name string) framework.Selection {
 		s := gadgets
 		s.Name = name
@@ -171,33 +166,17 @@ func TestSelector_Lifetime(t *testing.T) {
 		defer a.o.Manager.selections.mu.RUnlock()
 		return sets.KeySet(a.o.Manager.selections.all)
 	}
-	first := h.Selections
 	for _, name := range []string{"test/a", "test/b", "test/c"} {
-		require.NoError(t, first.Select(t.Context(), named(name)))
+		require.NoError(t, h.Selections.Select(t.Context(), named(name)))
 	}
 	require.NoError(t, other.Selections.Select(t.Context(), named("other/a")))
-	configured(t, a, nil)
-	assert.Equal(t, sets.New("test/a", "test/b", "test/c", "other/a"), left(), "the plugins stay on")
-	first.Keep(sets.New("test/a", "test/b"))
-	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left(), "c is not needed, and the other plugin keeps its own")
-
-	c := v1alpha1.Default(a.o.Registry.Components())
-	setLimit(c, "test", time.Second)
-	_, err := a.plugins(t.Context(), c)
-	require.NoError(t, err)
-	require.NoError(t, h.Selections.Select(t.Context(), named("test/a")))
-	h.Selections.Keep(sets.New("test/a"))
-	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left(), "the earlier instance is in force and uses b")
-	a.Applied()
-	assert.Equal(t, sets.New("test/a", "other/a"), left(), "the earlier instance is retired")
-	require.ErrorContains(t, first.Select(t.Context(), named("test/a")), "retired")
-
-	configured(t, a, func(c *v1alpha1.PrebindConfiguration) { c.PreBindPlugins = []string{"other"} })
-	assert.Equal(t, sets.New("other/a"), left(), "the plugin was switched off")
+	assert.Equal(t, sets.New("test/a", "test/b", "test/c", "other/a"), left(), "all are in use")
+	h.Selections.Keep(sets.New("test/a", "test/b"))
+	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left())
 	assert.Len(t, s.watched(), 4, "each selection has one watch")
 }
 
-// Several plugins add selections while the configuration changes. The race detector checks this test.
+// A plugin adds selections concurrently. The race detector checks this test.
 func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
@@ -208,8 +187,8 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 		return []framework.Selection{registered}
 	}
 	a := newAssemblyAt(t, s, granting(everything), r)
+	configured(t, a)
 	run(t, a)
-	configured(t, a, nil)
 	u := h.Selections
 	var group sync.WaitGroup
 	for range 4 {
@@ -222,7 +201,6 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 			u.Keep(sets.New(gadgets.Name))
 		})
 	}
-	configured(t, a, nil)
 	group.Wait()
 	assert.Len(t, s.watched(), 2, "one for each name")
 }
@@ -305,8 +283,8 @@ func TestSelector_Revoked(t *testing.T) {
 		return !revoked.Load(), nil
 	}), handles("test", &h))
 	a.o.Manager.selections.clock = now
+	configured(t, a)
 	run(t, a)
-	configured(t, a, nil)
 	again := gadgets
 	again.Name = "test/again"
 	for range 3 {

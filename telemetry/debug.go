@@ -24,9 +24,9 @@ const maxLevel = 16
 
 // DebugOptions are the sources of the debug endpoints. All fields are required.
 type DebugOptions struct {
-	// InFlight returns the attempts in progress. Config returns the configuration in force.
+	// InFlight returns the attempts in progress.
 	InFlight func() []attempt.InFlight
-	Config   func() *v1alpha1.Loaded
+	Config   *v1alpha1.Loaded
 }
 
 // NewDebugServer returns a server for the endpoints below /debug. It does not authenticate
@@ -46,18 +46,17 @@ func debugHandler(o DebugOptions) http.Handler {
 		writeJSON(w, all, nil)
 	})
 	mux.HandleFunc("GET /debug/plugins", func(w http.ResponseWriter, _ *http.Request) {
-		all, err := components(o.Config().PrebindConfiguration)
+		all, err := components(o.Config.PrebindConfiguration)
 		writeJSON(w, all, err)
 	})
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
-		c := o.Config()
-		encoded, err := c.Encode()
+		encoded, err := o.Config.Encode()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/yaml")
-		fmt.Fprintf(w, "# The configuration in force, from flags and file. hash: %s\n%s", c.Hash, encoded)
+		fmt.Fprintf(w, "# The configuration from flags and file. hash: %s\n%s", o.Config.Hash, encoded)
 	})
 	mux.HandleFunc("PUT /debug/flags/v", setLevel)
 	mux.HandleFunc("/debug/pprof/", pprof.Index)

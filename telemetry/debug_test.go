@@ -36,7 +36,7 @@ func TestDebugHandler(t *testing.T) {
 	c, err := v1alpha1.Load(registered, "", given)
 	require.NoError(t, err)
 	attempts := []attempt.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
-	h := debugHandler(DebugOptions{Config: func() *v1alpha1.Loaded { return c }, InFlight: func() []attempt.InFlight { return attempts }})
+	h := debugHandler(DebugOptions{Config: c, InFlight: func() []attempt.InFlight { return attempts }})
 	get := func(path string, into any) string {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))

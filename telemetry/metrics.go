@@ -31,15 +31,11 @@ type metrics struct {
 	mutators     *prometheus.HistogramVec
 	reads        *prometheus.CounterVec
 	holdsRefused prometheus.Counter
-	generation   prometheus.Gauge
-	successful   prometheus.Gauge
-	configAt     prometheus.Gauge
-	reloads      *prometheus.CounterVec
-	configInfo   *prometheus.GaugeVec
+	configInfo   prometheus.Gauge
 }
 
 // newMetrics returns metrics that are not registered.
-func newMetrics(version string) metrics {
+func newMetrics(version, config string) metrics {
 	m := metrics{}
 	m.buildInfo = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "prebind_build_info",
@@ -107,26 +103,12 @@ func newMetrics(version string) metrics {
 		Name: "prebind_holds_refused_total",
 		Help: "Calls that had to wait and that Prebind answered 429 at once, because it already held --max-holds calls.",
 	}))
-	m.generation = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "prebind_config_generation",
-		Help: "Number of configurations that this replica has applied since its start, including the first.",
+	m.configInfo = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "prebind_config_info",
+		Help:        "Always 1, with the hash of the configuration as a label. Replicas with the same hash behave in the same way.",
+		ConstLabels: prometheus.Labels{"hash": config},
 	}))
-	m.successful = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "prebind_config_last_reload_successful",
-		Help: "1 if the present configuration file is in force, 0 if Prebind rejected it and keeps the previous configuration.",
-	}))
-	m.configAt = add(&m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "prebind_config_last_reload_success_timestamp_seconds",
-		Help: "Time when the configuration in force was applied, in seconds since 1970.",
-	}))
-	m.reloads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "prebind_config_reloads_total",
-		Help: "New configurations, by result: applied or refused.",
-	}, []string{"result"}))
-	m.configInfo = add(&m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "prebind_config_info",
-		Help: "Always 1, with the hash of the configuration in force as a label. Replicas with the same hash behave in the same way.",
-	}, []string{"hash"}))
+	m.configInfo.Set(1)
 	m.buildInfo.Set(1)
 	return m
 }

@@ -53,7 +53,7 @@ func TestRecorder_Decided(t *testing.T) {
 		for _, metric := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "reason"}, l.GetName(), "labels do not contain pods, nodes or namespaces")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "hash", "reason"}, l.GetName(), "labels do not contain pods, nodes or namespaces")
 				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "values of labels do not contain pods, nodes or namespaces")
 				labels[l.GetName()] = l.GetValue()
 			}

@@ -50,8 +50,8 @@ type Options struct {
 	Registry prometheus.Registerer
 	// Clock measures durations. Required.
 	Clock clock.PassiveClock
-	// Version is the version of Prebind.
-	Version string
+	// Version is the version of Prebind. Config is the hash of its configuration.
+	Version, Config string
 	// Plugins are the names of all registered plugins. Their failure counters exist from the
 	// start, so that an alert on an increase does not miss the first failure.
 	Plugins []string
@@ -81,7 +81,7 @@ var _ binder.Recorder = (*Recorder)(nil)
 // New returns a Recorder whose metrics are registered.
 func New(o Options) (*Recorder, error) {
 	r := &Recorder{
-		metrics: newMetrics(o.Version), clock: o.Clock, traces: o.Traces,
+		metrics: newMetrics(o.Version, o.Config), clock: o.Clock, traces: o.Traces,
 		stats: func() binder.Stats { return binder.Stats{} },
 		ready: func() error { return nil },
 	}
@@ -257,25 +257,6 @@ func (r *Recorder) Swept(plugin, verdict string, err error) {
 
 // RequestRefused counts a request that the webhook did not read completely.
 func (r *Recorder) RequestRefused(reason string) { r.refused.WithLabelValues(reason).Inc() }
-
-// ConfigApplied records that a new configuration is in force.
-func (r *Recorder) ConfigApplied(hash string, at time.Time) {
-	r.generation.Inc()
-	r.configAt.Set(float64(at.Unix()))
-	r.reloads.WithLabelValues("applied").Inc()
-	r.configInfo.Reset()
-	r.configInfo.WithLabelValues(hash).Set(1)
-	r.successful.Set(1)
-}
-
-// ConfigRefused records a configuration file that was rejected.
-func (r *Recorder) ConfigRefused() {
-	r.successful.Set(0)
-	r.reloads.WithLabelValues("refused").Inc()
-}
-
-// ConfigCurrent records that the content of the configuration file is in force.
-func (r *Recorder) ConfigCurrent() { r.successful.Set(1) }
 
 // Mutator returns a mutator that measures the calls of m.
 func (r *Recorder) Mutator(m mutators.Mutator) mutators.Mutator {

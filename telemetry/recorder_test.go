@@ -88,7 +88,7 @@ func TestRecorder_Steps(t *testing.T) {
 
 	values := gathered(t, registry)
 	maps.DeleteFunc(values, func(name string, v float64) bool {
-		return v == 0 || strings.HasPrefix(name, "prebind_build_info") || name == "prebind_ready"
+		return v == 0 || strings.HasPrefix(name, "prebind_build_info") || strings.HasPrefix(name, "prebind_config_info") || name == "prebind_ready"
 	})
 	assert.Equal(t, map[string]float64{
 		"prebind_plugin_duration_seconds PreFlight device ok":    1,

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -27,8 +28,7 @@ type Look func(ctx context.Context, reader Reader) (Waiting, error)
 // Waiting.Until, it looks again through the live reader, and only that result counts. Await
 // reports what it waits for with BindContext.ReportWait.
 //
-// When the context ends, Await returns the context's cause. When Handle.Retired is closed, it
-// returns a KindWait, so that the repeated Binding applies the new configuration.
+// When the context ends, Await returns the context's cause.
 func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ...Ref) error {
 	changes := h.Changes.Subscribe(objects...)
 	defer changes.Close()
@@ -47,17 +47,17 @@ func Await(ctx context.Context, h Handle, bc *BindContext, look Look, objects ..
 			return err
 		}
 		bc.ReportWait(waiting)
-		if due, err = sleep(ctx, h, bc, changes, waiting.Until); err != nil {
+		if due, err = sleep(ctx, h.Clock, changes, waiting.Until); err != nil {
 			return err
 		}
 	}
 }
 
 // sleep returns at the next change, or at the given time, if any. due reports the latter.
-func sleep(ctx context.Context, h Handle, bc *BindContext, changes *Subscription, until time.Time) (due bool, err error) {
+func sleep(ctx context.Context, c clock.WithDelayedExecution, changes *Subscription, until time.Time) (due bool, err error) {
 	var over <-chan time.Time
 	if !until.IsZero() {
-		timer := h.Clock.NewTimer(until.Sub(h.Clock.Now()))
+		timer := c.NewTimer(until.Sub(c.Now()))
 		defer timer.Stop()
 		over = timer.C()
 	}
@@ -66,9 +66,6 @@ func sleep(ctx context.Context, h Handle, bc *BindContext, changes *Subscription
 		return false, nil
 	case <-over:
 		return true, nil
-	case <-h.Retired:
-		about := Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
-		return false, Wait(about, "the configuration of Prebind has changed").Advise("retry the Binding")
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
 	}

@@ -196,29 +196,3 @@ func TestWhereaboutsOf(t *testing.T) {
 	}
 	assert.Equal(t, Pending, WhereaboutsOf(pod(), "1", ""), "a pending pod is not bound to a mark without a node")
 }
-
-// The wait of a plugin that was switched off ends, and the client repeats the bind.
-func TestAwait_Retired(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, retired := newScene(gen.Pod("a")), make(chan struct{})
-		s.h.Retired, s.bc.Pod = retired, gen.Pod("a")
-		s.wait(t.Context())
-		ended, err := s.ended()
-		require.False(t, ended, "%v", err)
-		close(retired)
-		ended, err = s.ended()
-		assert.True(t, ended)
-		assert.True(t, IsKind(err, KindWait), "%v", err)
-		assert.EqualError(t, err, "Pod default/a: the configuration of Prebind has changed; retry the Binding")
-		assert.Empty(t, s.h.Changes.subs, "the subscription ends")
-	})
-	synctest.Test(t, func(t *testing.T) {
-		s, retired := newScene(gen.Pod("a", gen.Label("go", "yes"))), make(chan struct{})
-		s.h.Retired, s.bc.Pod = retired, gen.Pod("a")
-		close(retired)
-		s.wait(t.Context())
-		ended, err := s.ended()
-		assert.True(t, ended)
-		require.NoError(t, err, "a bind that does not wait is not affected")
-	})
-}

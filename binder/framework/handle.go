@@ -26,10 +26,6 @@ type Handle struct {
 	// Events records events on objects of the cluster. An event on the pod of a bind is the
 	// engine's task. It may be nil in tests that record none.
 	Events events.EventRecorder
-	// Retired is closed when this instance of the plugin is no longer in force, because the plugin
-	// was switched off or has new arguments. Await then ends the bind, and the client repeats it.
-	// Nil means never.
-	Retired <-chan struct{}
 	// Replicas returns the number of live replicas, including this one, or 0 if it is not known
 	// yet. It does not block. Nil means that there is one replica.
 	Replicas func() int

@@ -108,11 +108,10 @@ type RollBacker interface {
 
 // Starter is a PreBinder with work of its own, such as reading objects that configure it.
 type Starter interface {
-	// Start runs until the context ends: when the process ends, or when the instance is retired. Prebind
-	// starts it after the plugin's watches, in every replica.
+	// Start runs until the context ends with the process. Prebind starts it after the plugin's watches, in
+	// every replica.
 	Start(ctx context.Context) error
-	// HasSynced returns whether the plugin can decide. Before that, Prebind is not ready, or does not
-	// apply a new configuration. It is safe for concurrent use.
+	// HasSynced returns whether the plugin can decide. Before that, Prebind is not ready. It is safe for concurrent use.
 	HasSynced() bool
 }
 

@@ -61,25 +61,20 @@ type Registration struct {
 	// Selections returns more objects that the cache holds while the plugin is on. Nil means none.
 	// Permissions must include get, list, and watch on their kinds.
 	Selections func(a Arguments) []Selection
-	// Index adds indexes to the cache. It is called again when the arguments change. The
-	// indexer skips indexes that exist.
+	// Index adds indexes to the cache. The indexer skips indexes that exist.
 	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
-	// Handlers receive the events of watched kinds, by kind. They are added once per process.
-	// If the plugin is on at the start, Prebind is not ready before they have received all
-	// objects.
+	// Handlers receive the events of watched kinds, by kind. Prebind is not ready before
+	// they have received all objects.
 	Handlers map[string]toolscache.ResourceEventHandler
 	// Permissions returns all permissions that Prebind needs while the plugin is on, those for
-	// Watches included. If one is missing, Prebind does not start, or keeps its old
-	// configuration. Nil stands for get, list, and watch on the kinds of Watches
+	// Watches included. If one is missing, Prebind does not start. Nil stands for get, list, and watch on the kinds of Watches
 	// in all namespaces: the cache then holds every object of these kinds, and Prebind can
 	// read them all. For a kind such as Secret, restrict both with Permissions and Caches.
 	Permissions func(a Arguments) (Permissions, error)
 	// Metrics are served with those of Prebind, also while the plugin is off. Names begin with
 	// prebind_<plugin> or prebind_<its objects>, and labels never contain pods, nodes or namespaces.
 	Metrics []prometheus.Collector
-	// New builds the plugin. It is called when the plugin is switched on and when its arguments
-	// change. The arguments are valid and do not change. An earlier instance completes its
-	// attempts.
+	// New builds the plugin. It is called at most once per process. The arguments are valid and do not change.
 	New func(h Handle, a Arguments) (PreBinder, error)
 }
 

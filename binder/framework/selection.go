@@ -160,11 +160,10 @@ type Selector interface {
 	// Select watches the selection. It returns nil when the cache has all objects. Prebind needs permission to
 	// get, list and watch the kind. Errors: meta.IsNoMatchError if the API server does not serve the
 	// kind, PermissionError if a permission is missing, otherwise the watch did not begin before the context
-	// ended, or the instance of the plugin is retired. A selection with the same name is kept; Select then returns the
+	// ended. A selection with the same name is kept; Select then returns the
 	// first two errors if its watch cannot continue. Call it in Starter.Start or later.
 	Select(ctx context.Context, s Selection) error
-	// Keep ends the selections that Select added and that are not named, after a minute. All of them end so
-	// when the instance of the plugin is retired.
+	// Keep ends the selections that Select added and that are not named, after a minute.
 	Keep(names sets.Set[string])
 }
 

@@ -21,8 +21,6 @@ type Loaded struct {
 	*PrebindConfiguration
 	// Hash is the same for equal configurations.
 	Hash string
-	// Content is the content of the file. It is nil without a file.
-	Content []byte
 }
 
 // Load returns the configuration. The file overrides the defaults, and the given flags override the
@@ -65,11 +63,11 @@ func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Lo
 	if err != nil {
 		return nil, err
 	}
-	return &Loaded{PrebindConfiguration: c, Hash: Hash(encoded), Content: content}, nil
+	return &Loaded{PrebindConfiguration: c, Hash: hash(encoded)}, nil
 }
 
-// Hash returns a short hash of the content.
-func Hash(content []byte) string {
+// hash returns a short hash of the content.
+func hash(content []byte) string {
 	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:])[:12]
 }

@@ -153,7 +153,6 @@ func TestAnnounce(t *testing.T) {
 			})
 		}
 	})
-	t.Run("switched off while a bind waits", func(t *testing.T) { testAnnounceSwitchedOff(t, w) })
 	t.Run("killed", func(t *testing.T) { testAnnounceKilled(t, w) })
 }
 
@@ -351,33 +350,6 @@ func testAnnouncePreemption(t *testing.T, w *world) {
 		want = append(want, "")
 	}
 	b.assertNominations(h, want...)
-}
-
-// The operator switches the plugin off while a bind waits: the field stays until the bind ends, and later binds are not announced.
-func testAnnounceSwitchedOff(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("late")
-	h := b.watchNominations()
-	b.podWith(byHand, toleration, expects(driver+"=550"), waits("2m"))
-	bound := b.beginBind(node)
-	b.untilAnnounced(node)
-	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"prebindPlugins: ['*', -announce]\n"))
-	w.untilMetric(t, "prebind_config_generation 2")
-
-	later := newBench(t, w, nil)
-	unseen := later.watchNominations()
-	later.podWith(byHand, expects(driver+"=550"), waits("5s"))
-	later.assertRefused(later.bindByHand(later.binding("node-1")), "still waiting for the label")
-	later.assertNominations(unseen, "")
-
-	assert.Equal(t, node, b.until("still unbound", notBound).Status.NominatedNodeName)
-	b.installDriver(node, "550")
-	require.NoError(t, b.end(bound))
-	b.untilBound()
-	b.assertNominations(h, "", node+"*", "")
-
-	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead))
-	w.untilMetric(t, "prebind_config_generation 3")
 }
 
 // A replica is killed. If another replica continues the bind, the field stays; otherwise the other replica clears it.

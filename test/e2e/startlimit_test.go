@@ -135,12 +135,10 @@ func (s *starts) bindAll(scheduler string, n int, options ...gen.PodOption) (wai
 	return clients.Wait
 }
 
-// limited writes the configuration, and waits until all replicas apply it.
-func limited(t *testing.T, w *world, generation int, arguments string) {
+// limited changes the arguments with a rollout.
+func limited(t *testing.T, w *world, arguments string) {
 	t.Helper()
-	config := configHead + "prebindPlugins: ['*', start-limit]\narguments:\n  start-limit: {" + arguments + "}\n"
-	require.NoError(t, w.prebind.SetConfig(t.Context(), config))
-	w.untilMetric(t, fmt.Sprintf("prebind_config_generation %d", generation))
+	w.configure(t, configHead+"prebindPlugins: ['*', start-limit]\narguments:\n  start-limit: {"+arguments+"}\n")
 }
 
 // untilReplicasKnown waits until all replicas know their number.
@@ -158,7 +156,7 @@ func TestStartLimit(t *testing.T) {
 	w := ownWorld(t, 1)
 
 	t.Run("one replica", func(t *testing.T) {
-		limited(t, w, 2, "limit: 2, wait: 3m, startTimeout: 1h")
+		limited(t, w, "limit: 2, wait: 3m, startTimeout: 1h")
 		for name, by := range binders {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -175,7 +173,7 @@ func TestStartLimit(t *testing.T) {
 		})
 	})
 	t.Run("a pod that never starts", func(t *testing.T) {
-		limited(t, w, 3, "limit: 1, wait: 3m, startTimeout: 15s")
+		limited(t, w, "limit: 1, wait: 3m, startTimeout: 15s")
 		b := newBench(t, w, nil)
 		node, toleration := b.ownNode("stuck")
 		s := b.observe(node, 0)
@@ -187,31 +185,15 @@ func TestStartLimit(t *testing.T) {
 		assert.GreaterOrEqual(t, apart, 14*time.Second, "the second pod should be bound when the first one has timed out")
 	})
 	t.Run("a wait that ends", func(t *testing.T) {
-		limited(t, w, 4, "limit: 1, wait: 3s, startTimeout: 1h")
+		limited(t, w, "limit: 1, wait: 3s, startTimeout: 1h")
 		b := newBench(t, w, nil)
 		node, toleration := b.ownNode("full")
 		b.observe(node, 0).bindAll(byHand, 1, toleration)()
 		b.podWith(byHand, toleration)
 		b.assertRefused(b.bindByHand(b.binding(node)), "start-limit: Node "+node, "still waiting for pods on the node to start (limit 1) after 3s")
 	})
-	t.Run("switched off while binds wait", func(t *testing.T) {
-		limited(t, w, 5, "limit: 1, wait: 3m, startTimeout: 1h")
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("off")
-		s := b.observe(node, 0)
-		wait := s.bindAll(byHand, 4, toleration)
-		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, 3, b.waitingForStart()) }, patience, again)
-		seen, _, _ := s.counts()
-		assert.Equal(t, 1, seen)
-		require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"prebindPlugins: ['*']\n"))
-		wait()
-		s.untilSeen(4)
-		_, starting, _ := s.counts()
-		assert.Equal(t, 4, starting, "the binds should not wait for other pods")
-		w.untilMetric(t, "prebind_start_limit_queued 0")
-	})
 	t.Run("two replicas", func(t *testing.T) {
-		limited(t, w, 7, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
+		limited(t, w, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
 		_, err := w.start(t.Context())
 		require.NoError(t, err)
 		w.untilReplicasKnown(t)

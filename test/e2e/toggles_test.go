@@ -12,8 +12,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/prebind/prebind/test/install"
 )
 
 const configHead = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
@@ -47,56 +45,43 @@ func TestToggles(t *testing.T) {
 	t.Run("by flag", func(t *testing.T) { testToggleByFlag(t, w) })
 }
 
-// A change of the configuration file enables and disables mutators and plugins, and no bind of a steady stream fails. An invalid file does
-// not change the configuration.
+// configure changes the configuration file, and replaces the replicas one after another.
+func (w *world) configure(t *testing.T, config string) {
+	t.Helper()
+	require.NoError(t, w.prebind.SetConfig(t.Context(), config))
+	require.NoError(t, w.prebind.Rollout(t.Context(), w.args...))
+}
+
+// A rollout with another configuration file enables and disables mutators and plugins, and no bind of a steady stream fails. A replica with an
+// invalid file does not start.
 func testToggleByFile(t *testing.T, w *world) {
-	set := func(config string) { require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+config)) }
+	audited, ignored, waiting := newBench(t, w, nil), newBench(t, w, nil), newBench(t, w, nil)
+	waiting.podWith(byHand, expects(driver+"=550"), waits("5m"))
+	bound := waiting.beginBind("node-1")
+	waiting.untilEvent("WaitingForPreBind", "node-state: Node node-1")
 	newStream(t, w, "1s").during(func() {
 		assert.NotContains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls")
-		w.untilMetric(t, "prebind_config_generation 1")
-
-		set("mutators: ['*', bind-info]\n")
-		w.untilMetric(t, "prebind_config_generation 2")
+		require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"prebindPlugins: ['*', volumes]\n"))
+		r, err := w.start(t.Context())
+		require.Error(t, err)
+		assert.Contains(t, r.Tail(10), `unknown PreBind plugin "volumes"`)
+		require.Error(t, w.prebind.Remove(r), "the process has exited")
+		w.configure(t, configHead+fmt.Sprintf("mutators: ['*', bind-info]\nprebindPlugins: ['*', -node-state]\n"+
+			"namespaces:\n- {names: [%s], mode: Audit}\n- {names: [%s], mode: 'Off'}\n", audited.ns, ignored.ns))
 		pod := w.bound(t)
 		assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
 		assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
-
-		// Invalid files, unknown names, and missing permissions.
-		for _, bad := range []struct{ config, says string }{
-			{"mutators: [\n", "invalid YAML"},
-			{"mutators: []\nplugins: []\n", `config.yaml:4: unknown field "plugins"`},
-			{"prebindPlugins: ['*', volumes]\n", `unknown PreBind plugin "volumes"`},
-			{"arguments:\n  resource-claims:\n    allocate: [gpu.example.com]\n", "PreBind plugin resource-claims: the service account lacks permissions"},
-		} {
-			set(bad.config)
-			w.untilMetric(t, "prebind_config_last_reload_successful 0")
-			w.untilOwnEvent(t, "ConfigurationRefused", bad.says)
-			w.untilMetric(t, "prebind_config_generation 2")
-			set("mutators: ['*', bind-info]\n")
-			w.untilMetric(t, "prebind_config_last_reload_successful 1")
-		}
-		assert.Contains(t, w.bound(t).Annotations, "bind-info.prebind.dev/calls", "the old configuration should stay")
-
-		set("mutators: []\nnamespaces:\n- names: ['e2e-*']\n  prebindTimeout: 5m\n")
-		w.untilMetric(t, "prebind_config_generation 3")
-		assert.NotContains(t, w.bound(t).Annotations, "topology.prebind.dev/zone")
 	})
-
-	t.Run("a disabled plugin should not take part", func(t *testing.T) {
-		set("prebindPlugins: ['*', -volumebinding]\n")
-		w.untilMetric(t, "prebind_config_generation 4")
-		b := newBench(t, w, nil)
-		b.claim("data", b.dynamic("10m"))
-		b.pod(byHand, "data")
-		require.NoError(t, b.bindByHand(b.binding("node-1")), "no plugin waits for the volume")
-		b.untilBound()
-	})
+	require.NoError(t, waiting.end(bound), "the repeated call does not wait for a disabled plugin")
+	waiting.untilBound()
 
 	t.Run("audit mode should report rejections without refusing binds", func(t *testing.T) {
-		set("mode: Audit\n")
-		w.untilMetric(t, "prebind_config_generation 5")
-		b := newBench(t, w, nil)
+		b := audited
+		b.t = t
 		b.pod(byHand, "missing")
+		x, code := b.explain("node-1")
+		assert.Equal(t, 0, code, "the bind should be allowed")
+		assert.EqualValues(t, "refuse", x.Prebind.Verdict)
 		client, warned := b.listeningClient()
 		b.client = client
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
@@ -104,35 +89,16 @@ func testToggleByFile(t *testing.T, w *world) {
 		require.Len(t, warned.all(), 1)
 		assert.Contains(t, warned.all()[0], "audit: the bind would be rejected (refused): volumebinding:")
 		b.untilEvent("BindAudited", "would be rejected", b.ns+"/missing")
-		assert.Equal(t, []string{"audited"}, b.decisions())
-		x, code := newPending(t, w, "missing").explain("node-1")
-		assert.Equal(t, 0, code, "the bind should be allowed")
-		assert.EqualValues(t, "refuse", x.Prebind.Verdict)
+		assert.Contains(t, b.decisions(), "audited")
 	})
 
 	t.Run("binds of a disabled namespace should be ignored", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		set(fmt.Sprintf("namespaces:\n- names: [%s]\n  mode: 'Off'\n", b.ns))
-		w.untilMetric(t, "prebind_config_generation 6")
+		b := ignored
+		b.t = t
 		b.pod(byHand, "missing")
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		assert.Empty(t, b.untilBound().Annotations)
 		assert.Equal(t, []string{"passed-through"}, b.decisions())
-		assert.Contains(t, w.bound(t).Annotations, "topology.prebind.dev/zone", "pods of other namespaces should get annotations")
-	})
-
-	t.Run("a disabled plugin should release the binds that wait for it", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		b.podWith(byHand, expects(driver+"=550"), waits("5m"))
-		bound := b.beginBind("node-1")
-		b.untilEvent("WaitingForPreBind", "node-state: Node node-1")
-		set("prebindPlugins: ['*', -node-state]\n")
-		w.untilMetric(t, "prebind_config_generation 7")
-		began := time.Now()
-		require.NoError(t, b.end(bound), "client-go repeats the Binding")
-		assert.Less(t, time.Since(began), aMoment)
-		b.untilBound()
-		assert.NotContains(t, b.decisions(), "refused")
 	})
 }
 
@@ -144,19 +110,9 @@ func newPending(t *testing.T, w *world, claims ...string) *bench {
 	return b
 }
 
-// untilOwnEvent waits for an event about Prebind itself.
-func (w *world) untilOwnEvent(t *testing.T, words ...string) {
-	t.Helper()
-	b := &bench{world: w, t: t, ns: install.Namespace}
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.True(c, says(b.allEvents(), words...), "no event says %q: %q", words, b.allEvents())
-	}, patience, again)
-}
-
 // Flags enable and disable mutators and plugins, and take precedence over the file.
 func testToggleByFlag(t *testing.T, w *world) {
-	require.NoError(t, w.prebind.SetConfig(t.Context(), configHead+"mutators: [bind-info]\n"))
-	w.untilMetric(t, "prebind_config_generation 8")
+	w.configure(t, configHead+"mutators: [bind-info]\n")
 	pod := w.bound(t)
 	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "the configuration of the file should apply")
 	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")

@@ -5,6 +5,7 @@ package install
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"regexp"
@@ -19,10 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-const (
-	configMap = "prebind-config"
-	configKey = "config.yaml"
-)
+const configKey = "config.yaml"
 
 // pod contains the supported fields of the pod template of the shipped Deployment.
 type pod struct {
@@ -120,17 +118,22 @@ func (p *Prebind) MountVolumes(ctx context.Context) error {
 	return nil
 }
 
-// SetConfig writes the PrebindConfiguration to the shipped ConfigMap and, like the kubelet, to the mounted files.
+// SetConfig writes the PrebindConfiguration to the ConfigMap of the Deployment, for replicas that start later.
 func (p *Prebind) SetConfig(ctx context.Context, yaml string) error {
+	i := slices.IndexFunc(p.pod.volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil })
+	if i < 0 {
+		return errors.New("the Deployment mounts no ConfigMap")
+	}
+	name := p.pod.volumes[i].ConfigMap.Name
 	var found corev1.ConfigMap
-	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: configMap}, &found); err != nil {
+	if err := p.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: name}, &found); err != nil {
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	found.Data = map[string]string{configKey: yaml}
 	if err := p.client.Update(ctx, &found); err != nil {
 		return fmt.Errorf("writing the configuration: %w", err)
 	}
-	return writeFiles(p.file("configmaps/"+configMap), map[string][]byte{configKey: []byte(yaml)})
+	return p.MountVolumes(ctx)
 }
 
 // commandLine returns the arguments and the environment of the container with local paths.

@@ -137,6 +137,16 @@ func (p *Prebind) Replace(ctx context.Context, old *Replica, extraArgs ...string
 	return r, p.Remove(old)
 }
 
+// Rollout replaces all replicas, one after another.
+func (p *Prebind) Rollout(ctx context.Context, extraArgs ...string) error {
+	for _, old := range p.Replicas() {
+		if _, err := p.Replace(ctx, old, extraArgs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Remove stops a replica like a deleted pod, and removes it from Replicas.
 func (p *Prebind) Remove(r *Replica) error {
 	err := errors.Join(r.Err(), r.Process.Stop())

@@ -62,7 +62,12 @@ func renderChart(t *testing.T, args ...string) (objects, hooks []object) {
 	return objects, hooks
 }
 
-// byName are the objects without the labels that are Helm's own.
+const (
+	configName = "prebind-config"
+	checksum   = "checksum/config"
+)
+
+// byName are the objects without the labels that are Helm's own, and without the checksums that make a changed configuration a rollout.
 func byName(t *testing.T, objects []object) map[string]object {
 	t.Helper()
 	named := map[string]object{}
@@ -72,6 +77,9 @@ func byName(t *testing.T, objects []object) map[string]object {
 			delete(labels, l)
 		}
 		obj.SetLabels(labels)
+		if config, ok := obj.(*corev1.ConfigMap); ok && strings.HasPrefix(config.Name, configName) {
+			config.Name = configName
+		}
 		key := kind(obj) + " " + obj.GetNamespace() + "/" + obj.GetName()
 		require.NotContains(t, named, key, "two objects of one name")
 		if config, ok := obj.(*corev1.ConfigMap); ok {
@@ -82,7 +90,14 @@ func byName(t *testing.T, objects []object) map[string]object {
 			}
 		}
 		if deployment, ok := obj.(*appsv1.Deployment); ok {
-			sortVolumes(&deployment.Spec.Template.Spec)
+			template := &deployment.Spec.Template
+			delete(template.Annotations, checksum)
+			for _, v := range template.Spec.Volumes {
+				if v.ConfigMap != nil {
+					v.ConfigMap.Name = configName
+				}
+			}
+			sortVolumes(&template.Spec)
 		}
 		named[key] = obj
 	}
@@ -336,6 +351,12 @@ func TestChartValues(t *testing.T) {
 	webhook := func(objects []object) admissionregistrationv1.MutatingWebhook {
 		return get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
 	}
+	sum := func(values ...string) string {
+		objects, _ := renderChart(t, values...)
+		return get[*appsv1.Deployment](t, objects, "prebind").Spec.Template.Annotations[checksum]
+	}
+	assert.Len(t, sum(), 64)
+	assert.NotEqual(t, sum(), sum("--set=mutators.bind-info.enabled=true"), "a changed configuration is a rollout")
 	cases := map[string]struct {
 		values string
 		got    func(objects []object) any

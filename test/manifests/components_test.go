@@ -76,7 +76,10 @@ func volumeNames(spec corev1.PodSpec) []string {
 
 func TestConfiguration(t *testing.T) {
 	objects := render(t, everything)
-	config := get[*corev1.ConfigMap](t, objects, "prebind-config")
+	configs := all[*corev1.ConfigMap](objects)
+	require.Len(t, configs, 1)
+	config := configs[0]
+	assert.Regexp(t, "^prebind-config-[a-z0-9]{10}$", config.Name, "a change must be a rollout")
 	spec, container := containerOf(t, objects)
 	require.Contains(t, config.Data, "config.yaml")
 	var content map[string]any
@@ -85,7 +88,7 @@ func TestConfiguration(t *testing.T) {
 		"as shipped it says nothing: the defaults are the program's")
 	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins announce, node-state, policy, device, resource-claims, volumebinding", checkedConfig(t, config.Data["config.yaml"]))
 	for _, m := range container.VolumeMounts {
-		assert.Empty(t, m.SubPath, "the kubelet does not bring changes to a single file")
+		assert.Empty(t, m.SubPath, "the kubelet does not bring new certificates to a single file")
 		assert.True(t, m.ReadOnly, "the program writes no file")
 	}
 	assert.Contains(t, container.VolumeMounts, corev1.VolumeMount{Name: "config", MountPath: "/etc/prebind/config", ReadOnly: true})

@@ -27,7 +27,6 @@ func TestAlerts(t *testing.T) {
 		prebind_ready{pod="a"} 1x30
 		prebind_ready{pod="b"} 1x30
 		prebind_decisions_total{pod="a",decision="allowed",plugin=""} 0+100x30
-		prebind_config_last_reload_successful{pod="a"} 1x30
 		prebind_config_info{pod="a",hash="1"} 1x30
 		prebind_config_info{pod="b",hash="1"} 1x30
 		prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2592000x30
@@ -129,7 +128,6 @@ func TestAlerts(t *testing.T) {
 		"PrebindCertificateExpired": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 600x30`, not: map[string]string{
 			"a minute is left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 1860x30`,
 		}},
-		"PrebindConfigRefused": {fires: `prebind_config_last_reload_successful{pod="a"} 0x30`},
 		"PrebindConfigsDiffer": {fires: `prebind_config_info{pod="b",hash="2"} 1x30
 			prebind_config_info{pod="b",hash="1"} _x30`, not: map[string]string{
 			"both have changed": "prebind_config_info{pod=\"a\",hash=\"2\"} 1x30\nprebind_config_info{pod=\"b\",hash=\"2\"} 1x30\nprebind_config_info{pod=\"a\",hash=\"1\"} _x30\nprebind_config_info{pod=\"b\",hash=\"1\"} _x30",

@@ -38,21 +38,12 @@ const (
 type Plugin struct {
 	h     framework.Handle
 	after time.Duration
-	*state
-}
 
-// state is shared by all instances of the plugin: when the arguments change during an attempt, an
-// instance can end the announcement that another one has started.
-type state struct {
 	mu sync.Mutex
 	// running contains the announcements by attempt. PostBind or PreBindRollBack removes them.
 	running map[string]*announcement
 	// logged contains the causes of errors that are already in the log.
 	logged map[metav1.StatusReason]bool
-}
-
-func newState() *state {
-	return &state{running: map[string]*announcement{}, logged: map[metav1.StatusReason]bool{}}
 }
 
 var (
@@ -64,8 +55,6 @@ var (
 
 // announcement is the announcement of one attempt.
 type announcement struct {
-	// by is the instance that started it.
-	by    *Plugin
 	timer clock.Timer
 	// done is closed when the function of the timer ends. Only then tried may be read.
 	done chan struct{}
@@ -73,26 +62,8 @@ type announcement struct {
 	tried bool
 }
 
-// mayReplace returns whether the instance starts its own announcement instead, because the one that
-// started this is switched off and has not written. It stops the timer then.
-func (a *announcement) mayReplace(by *Plugin) bool {
-	if a.by == by {
-		return false
-	}
-	if a.timer.Stop() {
-		return true
-	}
-	select {
-	case <-a.done:
-		return !a.tried
-	default:
-		return false
-	}
-}
-
-// newPlugin returns an instance of the plugin with the shared state.
-func newPlugin(h framework.Handle, a *Arguments, shared *state) *Plugin {
-	return &Plugin{h: h, after: a.After, state: shared}
+func newPlugin(h framework.Handle, a *Arguments) *Plugin {
+	return &Plugin{h: h, after: a.After, running: map[string]*announcement{}, logged: map[metav1.StatusReason]bool{}}
 }
 
 // Name implements framework.PreBinder.
@@ -114,10 +85,10 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if a := p.running[bc.Attempt]; a != nil && !a.mayReplace(p) {
+	if p.running[bc.Attempt] != nil {
 		return nil // The attempt repeats its PreBinds.
 	}
-	a := &announcement{by: p, done: make(chan struct{})}
+	a := &announcement{done: make(chan struct{})}
 	ctx = context.WithoutCancel(ctx)
 	a.timer = p.h.Clock.AfterFunc(p.after, func() {
 		defer close(a.done)
@@ -135,11 +106,6 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 // announce sets the field if it may. tried is set if the API server may have got the write.
 func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) (tried bool, err error) {
 	for range maxTries {
-		select {
-		case <-p.h.Retired:
-			return tried, nil
-		default:
-		}
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) || isForged(pod, bc.Attempt) {
 			return tried, err

@@ -38,12 +38,10 @@ type scene struct {
 	t      *testing.T
 	server client.WithWatch
 	client client.WithWatch
-	new    func(framework.Handle, framework.Arguments) (framework.PreBinder, error)
 	plugin *Plugin
 	// applies is the number of writes of the plugin. before is called before each of them.
 	applies int
 	before  func() error
-	retired chan struct{}
 }
 
 func newScene(t *testing.T) *scene {
@@ -74,23 +72,13 @@ func newScene(t *testing.T) *scene {
 			return c.SubResource(sub).Patch(ctx, o, patch, options...)
 		},
 	})
-	s.new = Registration().New
 	s.restart()
 	return s
 }
 
-// restart replaces the plugin with a new instance, as a change of its arguments does.
+// restart replaces the plugin with that of another process.
 func (s *scene) restart() {
-	s.t.Helper()
-	if s.plugin != nil {
-		close(s.retired)
-	}
-	s.retired = make(chan struct{})
-	built, err := s.new(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}, Retired: s.retired}, &Arguments{After: moment})
-	require.NoError(s.t, err)
-	plugin, ok := built.(*Plugin)
-	require.True(s.t, ok)
-	s.plugin = plugin
+	s.plugin = newPlugin(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}}, &Arguments{After: moment})
 }
 
 // served makes the entries of the plugin those of the API server: the fake one does not record the
@@ -417,66 +405,6 @@ func TestPreBindRollBack_WaitsForTheWrite(t *testing.T) {
 		require.NoError(t, <-ended)
 		s.assertNominated("", "the write that was in progress is undone")
 	})
-}
-
-func TestPreBind_NotAfterItWasSwitchedOff(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
-		before, after := bind("r1-a", "node-a"), bind("r1-b", "node-a")
-		s.wait(before)
-		close(s.retired)
-		s.wait(after)
-		assert.Equal(t, 1, s.applies)
-		s.rollBack(after)
-		s.assertNominated("node-a", "the first bind still waits")
-		s.rollBack(before)
-		s.assertNominated("", "the first bind was given up")
-	})
-}
-
-// The arguments change while an attempt waits. Each instance ends the announcements of the others.
-func TestPlugin_ArgumentsChange(t *testing.T) {
-	ends := map[string]func(p *Plugin, bc *framework.BindContext){
-		"Bound":      func(p *Plugin, bc *framework.BindContext) { p.PostBind(t.Context(), bc) },
-		"RolledBack": func(p *Plugin, bc *framework.BindContext) { assert.NoError(t, p.PreBindRollBack(t.Context(), bc)) },
-	}
-	for name, end := range ends {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
-				bc, old := bind("r1-a", "node-a"), s.plugin
-				require.NoError(t, old.PreBind(t.Context(), bc))
-				s.restart()
-				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
-				end(old, bc)
-				s.pass(2 * moment)
-				s.assertNominated("", "the attempt has ended before the announcement")
-				assert.Zero(t, s.applies)
-			})
-			in(t, func(t *testing.T, s *scene) {
-				bc := bind("r1-a", "node-a")
-				s.wait(bc)
-				s.restart()
-				s.wait(bc)
-				assert.Equal(t, 1, s.applies, "the field is set once")
-				end(s.plugin, bc)
-				s.assertNominated("", "the new instance ends the announcement of the old one")
-			})
-		})
-	}
-	for name, pause := range map[string]time.Duration{"BeforeTheTimer": moment / 2, "AfterTheTimer": moment} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
-				bc := bind("r1-a", "node-a")
-				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
-				s.restart()
-				s.pass(pause)
-				s.assertNominated("", "the old instance no longer writes")
-				s.wait(bc)
-				s.assertNominated("node-a", "the new instance announces the bind")
-				s.rollBack(bc)
-				s.assertNominated("", "the bind was given up")
-			})
-		})
-	}
 }
 
 func TestPreFlight(t *testing.T) {

@@ -26,10 +26,8 @@ const Name = "announce"
 // +kubebuilder:rbac:groups="",resources=pods/status,verbs=patch
 
 // Registration returns the plugin's entry in the registry. The plugin must be registered before
-// the others: its PreBind starts a timer for their waits, and its rollback is the last one. All
-// instances of the plugin that the entry builds share the announcements.
+// the others: its PreBind starts a timer for their waits, and its rollback is the last one.
 func Registration() framework.Registration {
-	shared := newState()
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
@@ -41,7 +39,7 @@ func Registration() framework.Registration {
 			return framework.Shipped("plugins/announce")
 		},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
-			return newPlugin(h, a, shared), nil
+			return newPlugin(h, a), nil
 		}),
 	}
 }

@@ -58,8 +58,6 @@ type report struct {
 
 // Start implements framework.Starter.
 func (p *Plugin) Start(ctx context.Context) error {
-	p.metrics.own(p)
-	defer p.metrics.disown(p)
 	c := &controller{p: p, statuses: newStatuses(p.h), latest: map[string]*generation{}, last: map[string]*entry{}, reports: make(chan report)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer c.work.Wait()
@@ -266,7 +264,7 @@ func (c *controller) note(verdicts map[string]verdict) {
 		}
 	}
 	c.verdicts = verdicts
-	c.p.metrics.show(c.p, counts)
+	c.p.metrics.show(counts)
 	c.statuses.publish(verdicts)
 }
 

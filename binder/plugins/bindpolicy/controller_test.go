@@ -268,20 +268,6 @@ func TestStatus_Warnings(t *testing.T) {
 	})
 }
 
-func TestMetrics_Owner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		first := newWorld(t, policyOf(t, "a", rejectAll))
-		second := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", rejectAll))
-		second.metrics = first.metrics
-		second.begin()
-		assert.InDelta(t, 2, first.gauge(stateInForce), 0)
-		first.stop()
-		assert.InDelta(t, 2, second.gauge(stateInForce), 0, "the end of an earlier instance does not reset the gauge")
-		second.stop()
-		assert.Equal(t, 0, testutil.CollectAndCount(second.metrics.policies))
-	})
-}
-
 // Policies that read the same objects share a watch with the fields of all of them.
 func TestController_SharedWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -26,9 +26,8 @@ type metrics struct {
 	policies *prometheus.GaugeVec
 
 	mu sync.Mutex
-	// names are the policies with their own series. owner is the instance whose policies are counted.
+	// names are the policies with their own series.
 	names map[string]bool
-	owner *Plugin
 }
 
 func newMetrics() *metrics {
@@ -70,30 +69,8 @@ func (m *metrics) forget(policy string) {
 	}
 }
 
-// own makes the gauge show the policies of the instance. The last instance that calls it wins.
-func (m *metrics) own(p *Plugin) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.owner = p
-}
-
-// disown resets the gauge if it still shows the policies of the instance.
-func (m *metrics) disown(p *Plugin) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.owner == p {
-		m.owner = nil
-		m.policies.Reset()
-	}
-}
-
-// show sets the gauge, if it shows the policies of the instance.
-func (m *metrics) show(p *Plugin, counts map[state]int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.owner != p {
-		return
-	}
+// show sets the gauge.
+func (m *metrics) show(counts map[state]int) {
 	for _, s := range []state{stateInForce, stateOutdated, stateNotReady} {
 		m.policies.WithLabelValues(string(s)).Set(float64(counts[s]))
 	}

@@ -18,8 +18,7 @@ import (
 // Name of the plugin.
 const Name = "policy"
 
-// Registration returns the plugin's entry in the registry. All instances of the plugin that the entry
-// builds share the metrics.
+// Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
 	m := newMetrics()
 	return framework.Registration{

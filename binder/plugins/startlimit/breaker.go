@@ -120,13 +120,6 @@ func newBreakers() *breakers {
 	}
 }
 
-// isNew returns whether no arguments are in force.
-func (b *breakers) isNew() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.limits == limits{}
-}
-
 // apply sets the arguments in force.
 func (b *breakers) apply(l limits, c clock.PassiveClock, recorder events.EventRecorder) {
 	b.mu.Lock()
@@ -134,22 +127,13 @@ func (b *breakers) apply(l limits, c clock.PassiveClock, recorder events.EventRe
 	b.limits, b.clock, b.events = l, c, recorder
 }
 
-// handler returns a handler for an informer. The breakers forget what an earlier informer reported,
-// because the new one reports all refused pods that exist.
+// handler returns a handler for an informer.
 func (b *breakers) handler() toolscache.ResourceEventHandler {
-	var begin sync.Once
 	return toolscache.ResourceEventHandlerDetailedFuncs{AddFunc: func(o any, initial bool) {
-		begin.Do(b.forget)
 		if pod, ok := compact.Unpack(o).(*corev1.Pod); ok {
 			b.refused(pod, initial)
 		}
 	}}
-}
-
-func (b *breakers) forget() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	clear(b.of)
 }
 
 // refused records a refusal. It records that of an initial list at its own time, unless this is in the future.

@@ -13,11 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 var three = limits{refusals: 3, window: time.Minute, open: 5 * time.Minute}
@@ -114,9 +111,6 @@ func TestBreakers_AreRebuilt(t *testing.T) {
 		_, until := b.at("default", nodeA, now)
 		assert.Equal(t, now.Add(5*time.Minute-20*time.Second), until)
 		assert.Empty(t, recorder.Events, "the event was recorded before the restart")
-
-		b.handler().OnAdd(bound("another", refusedFor("OutOfpods", now)), true)
-		assert.Equal(t, closed, phaseOf(b, "default", nodeA), "a new informer reports all pods again")
 	})
 }
 
@@ -179,27 +173,6 @@ func TestBreakers_AreSwept(t *testing.T) {
 		<-time.After(5*time.Minute + time.Second)
 		refuse("last")
 		assert.Equal(t, []string{"last"}, slices.Collect(maps.Keys(b.of)), "the breaker is closed again")
-	})
-}
-
-// A new instance is built before its configuration is accepted.
-func TestBreakers_IgnoreARejectedConfiguration(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, small(5))
-		args := small(5)
-		args.BreakerRefusals, args.BreakerOpen = 1, time.Minute
-		other := newPlugin(w.h, args, w.slots, w.refused)
-		w.server.Put(bound("a", refusedFor("OutOfcpu", time.Now())))
-		assert.Empty(t, w.recorder.Events, "the limits of the instance in force are applied before its first bind")
-		_, err := plugintest.PreFlight(t.Context(), w.h, w, bind("web"))
-		require.NoError(t, err, "one refusal does not open the breaker")
-
-		_, err = plugintest.PreFlight(t.Context(), w.h, other, bind("web"))
-		require.ErrorContains(t, err, "before 2000-01-01T00:01:00Z", "the other instance is in force")
-		w.server.Put(bound("b", refusedFor("OutOfcpu", time.Now())))
-		<-time.After(30 * time.Second)
-		_, err = plugintest.PreFlight(t.Context(), w.h, other, bind("web"))
-		require.ErrorContains(t, err, "before 2000-01-01T00:01:00Z")
 	})
 }
 

@@ -31,7 +31,6 @@ type world struct {
 	*Plugin
 	server   *fakeapi.Server
 	recorder *events.FakeRecorder
-	retired  chan struct{}
 	all      []framework.Selection
 
 	mu sync.Mutex
@@ -44,7 +43,7 @@ type world struct {
 func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	t.Helper()
 	w := &world{
-		server: fakeapi.New(objects...), recorder: events.NewFakeRecorder(100), retired: make(chan struct{}),
+		server: fakeapi.New(objects...), recorder: events.NewFakeRecorder(100),
 		selected: map[string]map[client.ObjectKey]any{},
 	}
 	r, hub := Registration(), framework.NewHub()
@@ -57,7 +56,7 @@ func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	}
 	w.server.OnChange(func(o client.Object, deleted bool) { w.deliver(hub, o, deleted, false) })
 	p, err := r.New(framework.Handle{
-		Cached: cached{w}, Live: w.server.Connect(), Changes: hub, Clock: clock.RealClock{}, Events: w.recorder, Retired: w.retired,
+		Cached: cached{w}, Live: w.server.Connect(), Changes: hub, Clock: clock.RealClock{}, Events: w.recorder,
 	}, args)
 	require.NoError(t, err)
 	w.Plugin, _ = p.(*Plugin)

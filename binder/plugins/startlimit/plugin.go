@@ -16,7 +16,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,8 +43,6 @@ type Plugin struct {
 	slots   *slots
 	refused *breakers
 	pods    framework.Selection
-	limits  limits
-	inForce sync.Once
 }
 
 var (
@@ -60,26 +57,18 @@ func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers)
 	p := &Plugin{
 		h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout}, wait: a.Wait,
 		slots: held, refused: refused, pods: onNodes("starting", corev1.PodPending),
-		limits: limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen},
 	}
 	if p.h.Replicas == nil {
 		p.h.Replicas = func() int { return 1 }
 	}
 	held.connect(func(node string) { h.Changes.Changed(p.pods.Changed(node)) }, p.h.Replicas)
 	p.h.Replicas() // The first call begins the observation of the replicas.
-	// The configuration of a later instance can still be rejected.
-	if refused.isNew() {
-		p.inForce.Do(p.apply)
-	}
+	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen}, h.Clock, h.Events)
 	return p
 }
 
-func (p *Plugin) apply() { p.refused.apply(p.limits, p.h.Clock, p.h.Events) }
-
-// breaker returns the state of the circuit breaker, and the end of this state. The first bind shows that the
-// configuration of the instance is in force.
+// breaker returns the state of the circuit breaker, and the end of this state.
 func (p *Plugin) breaker(bc *framework.BindContext, now time.Time) (phase, time.Time) {
-	p.inForce.Do(p.apply)
 	return p.refused.at(bc.Pod.Namespace, bc.Node.Name, now)
 }
 

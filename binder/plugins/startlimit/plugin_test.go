@@ -272,10 +272,6 @@ func TestPreBind_Ends(t *testing.T) {
 			reason: "the scheduler should choose another node", after: 30 * time.Second, kind: framework.KindRefuse,
 			want: "Node node-a: still waiting for pods on the node to start (limit 1) after 30s; choose another node",
 		},
-		"Retired": {
-			reason: "the plugin was switched off", act: func(w *world) { close(w.retired) }, after: 10 * time.Second, kind: framework.KindWait,
-			want: "Pod default/web: the configuration of Prebind has changed; retry the Binding",
-		},
 		"Opens": {
 			reason: "the node refuses pods", act: func(w *world) {
 				for i := range 3 {

@@ -21,8 +21,8 @@ const (
 )
 
 // Registration returns the plugin's entry in the registry. The plugin needs no permissions of
-// its own, because Prebind itself watches pods and records events. All instances of the plugin
-// that the entry builds share the slots of the nodes and the circuit breakers.
+// its own, because Prebind itself watches pods and records events. The slots of the nodes
+// and the circuit breakers are shared with the handlers of the watches.
 func Registration() framework.Registration {
 	held, refused := newSlots(), newBreakers()
 	return framework.Registration{

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -52,7 +51,8 @@ type process struct {
 	recorder *telemetry.Recorder
 	assembly *assembly.Assembly
 	engine   *binder.Engine
-	reloader *assembly.Reloader
+	// configuration is in force until the process ends.
+	configuration *v1alpha1.Loaded
 	// leading is the channel that is closed when this replica is no longer the leader, or nil.
 	leading atomic.Pointer[<-chan struct{}]
 }
@@ -61,7 +61,7 @@ type process struct {
 // before it starts the manager.
 func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
-	p := &process{o: o, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
+	p := &process{o: o, configuration: c, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
 	var err error
 	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
@@ -81,10 +81,10 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	if p.mgr, err = assembly.NewManager(running, p.config, o.metricsAddress, o.registry, o.namespace); err != nil {
 		return err
 	}
-	if err := p.buildEngine(ctx, c, shared.Metrics); err != nil {
+	if err := p.buildEngine(ctx, shared.Metrics); err != nil {
 		return err
 	}
-	if err := p.buildWatches(c); err != nil {
+	if err := p.buildWatches(); err != nil {
 		return err
 	}
 	if err := p.buildServers(ctx); err != nil {
@@ -148,7 +148,7 @@ func closeAll(all map[string]net.Listener) {
 }
 
 // buildEngine creates the engine for the configuration.
-func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *certificates.Metrics) error {
+func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) error {
 	var err error
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
 		return fmt.Errorf("setting up a client: %w", err)
@@ -156,7 +156,7 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, version, p.id); err != nil {
 		return err
 	}
-	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: version, Traces: p.traces, Certificates: certs}
+	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: version, Config: p.configuration.Hash, Traces: p.traces, Certificates: certs}
 	for _, plugin := range p.o.registry.Plugins {
 		recording.Plugins = append(recording.Plugins, plugin.Name)
 		recording.Metrics = append(recording.Metrics, plugin.Metrics...)
@@ -175,7 +175,7 @@ func (p *process) buildEngine(ctx context.Context, c *v1alpha1.Loaded, certs *ce
 		Manager: p.mgr, Registry: p.o.registry, Client: p.client, Recorder: p.recorder, Namespace: p.o.namespace,
 		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.leads,
 	})
-	settings, err := p.assembly.Settings(ctx, c.PrebindConfiguration)
+	settings, err := p.assembly.Settings(ctx, p.configuration.PrebindConfiguration)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (p *process) leads() bool {
 // status returns the status for the lease of this replica. It is called only while
 // all parts run.
 func (p *process) status() (string, error) {
-	stats, c := p.engine.Stats(), p.reloader.Current()
+	stats, c := p.engine.Stats(), p.configuration
 	s := replica.Status{
 		Replica: p.id, Pod: p.o.podName, Version: version, Config: c.Hash, Mode: string(c.Mode),
 		Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds,
@@ -243,24 +243,16 @@ func (p *process) status() (string, error) {
 	return s.Encode(p.engine.InFlight())
 }
 
-// buildWatches adds the runnables that follow permissions, the configuration file and the FlowSchema.
-func (p *process) buildWatches(c *v1alpha1.Loaded) error {
-	regarding := &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: p.o.namespace}
-	if p.o.podName != "" {
-		regarding = &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.o.namespace, Name: p.o.podName}
-	}
-	p.reloader = assembly.NewReloader(assembly.ReloadOptions{
-		File: p.o.configFile, Given: p.o.given, Assembly: p.assembly, Engine: p.engine,
-		Regarding: regarding, Events: p.mgr.GetEventRecorder("prebind"), Recorder: p.recorder, Clock: clock.RealClock{},
-	}, c)
+// buildWatches adds the runnables that follow permissions and the FlowSchema.
+func (p *process) buildWatches() error {
 	p.ready.Require(p.health.Problem)
 	permissions := everyReplica(func(ctx context.Context) error {
 		p.health.Watch(ctx, func(ctx context.Context) error {
-			return p.assembly.CheckPermissions(ctx, p.reloader.Current().PrebindConfiguration)
+			return p.assembly.CheckPermissions(ctx, p.configuration.PrebindConfiguration)
 		})
 		return nil
 	})
-	return p.add(permissions, p.reloader, apiclient.NewExemption(p.client, p.engine.Exempt))
+	return p.add(permissions, apiclient.NewExemption(p.client, p.engine.Exempt))
 }
 
 // sweeping returns a function that runs the sweeper in every replica.
@@ -309,7 +301,7 @@ func (p *process) buildServers(ctx context.Context) error {
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
 	all := []manager.Runnable{p.certs, server, p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
 	if listener := p.listeners["debug-bind-address"]; listener != nil {
-		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.reloader.Current}
+		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}
 		all = append(all, p.server("debug", listener, telemetry.NewDebugServer(options)))
 	}
 	return p.add(all...)

@@ -122,11 +122,11 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects, such as the leases of its replicas.")
-	fs.StringVar(&o.podName, "pod-name", o.podName, "Name of this replica's pod in --namespace. Events about Prebind itself refer to the pod or, if empty, to the namespace.")
+	fs.StringVar(&o.podName, "pod-name", o.podName, "Name of this replica's pod in --namespace. 'prebind status' shows it.")
 	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Elect one replica that completes or rolls back the attempts of replicas that are gone. If false, every replica does.")
 
 	fs = sets.FlagSet("Configuration")
-	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. Prebind reloads a changed file. If the new file is not valid, Prebind reports the problem and keeps the previous configuration. The file has a field for each flag of the following sections; flags override it.")
+	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. Prebind reads it once: a change needs a restart. The file has a field for each flag of the following sections; flags override it.")
 
 	v1alpha1.Default(o.registry.Components()).AddFlags(&sets)
 
