@@ -94,14 +94,12 @@ func TestPlugin_SetsCompleteKeys(t *testing.T) {
 func TestPlugin_DropsCompleteKeys(t *testing.T) {
 	type values = map[string]string
 	cases := map[string]struct {
-		reason  string
-		next    framework.Next
-		disable bool
-		want    values
+		reason string
+		next   framework.Next
+		want   values
 	}{
-		"Skips":    {reason: "PreFlight decides again", next: framework.Skip, want: values{"a.io/new": "2"}},
-		"Runs":     {reason: "PreBind runs again", next: framework.Run, want: values{"a.io/new": "2"}},
-		"Disabled": {reason: "a plugin that takes no part keeps what it added", disable: true, want: values{"a.io/old": "1", "a.io/both": "1"}},
+		"Skips": {reason: "PreFlight decides again", next: framework.Skip, want: values{"a.io/new": "2"}},
+		"Runs":  {reason: "PreBind runs again", next: framework.Run, want: values{"a.io/new": "2"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -119,18 +117,12 @@ func TestPlugin_DropsCompleteKeys(t *testing.T) {
 					}
 					return framework.Run, nil
 				}
-				settings := Settings{}
 				e := newTestEngine(t, func(o *Options) {
 					o.Settings.Plugins, o.Live = []framework.PreBinder{p, nothingToDo("none")}, holding(thePod)
-					settings = o.Settings
 				})
 				first := e.Bind(t.Context(), theRequest())
 				require.Nil(t, first.Err)
 				require.Equal(t, values{"a.io/old": "1", "a.io/both": "1"}, first.Labels)
-				if tc.disable {
-					settings.Plugins = settings.Plugins[1:]
-					require.NoError(t, e.Configure(settings))
-				}
 				second := e.Bind(t.Context(), theRequest())
 				require.Nil(t, second.Err)
 				assert.Equal(t, tc.want, second.Labels, tc.reason)

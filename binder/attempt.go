@@ -90,7 +90,7 @@ func (c *call) start(ctx context.Context, held *hold, a *attempt.Attempt) (Decis
 	if err := c.withoutLease(); err != nil {
 		return c.later(err), true
 	}
-	r := attempt.NewRound(c.settings, bc, run, c.plugins)
+	r := attempt.NewRound(bc, run, c.plugins)
 	if a == nil {
 		a = c.attempts.Start(ctx, c.key, r, c.budget)
 	} else if !c.attempts.Repeat(ctx, a, r) {
@@ -146,10 +146,6 @@ func (c *call) awaitRound(ctx context.Context, held *hold, a *attempt.Attempt, r
 	if err := r.Err(); err != nil {
 		c.attempts.ErrorReturned(a)
 		return c.later(err), true
-	}
-	if r.Settings != c.settings {
-		// Other plugins, or other arguments, may apply now.
-		return Decision{}, false
 	}
 	if d, ok := c.allowBy(ctx, a, r.Context); ok {
 		return d, true

@@ -39,7 +39,7 @@ type services struct {
 type call struct {
 	*services
 	Request
-	// settings are those in force when the call came, and policy what they say of the
+	// settings are those of the engine, and policy what they say of the
 	// pod's namespace.
 	settings *Settings
 	policy   policy

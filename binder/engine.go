@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -41,7 +40,7 @@ type Options struct {
 	// Live reads the same from the API server, if the cache lacks an object or has one that
 	// would end the bind.
 	Live framework.Reader
-	// Settings apply until Configure changes them.
+	// Settings are those of the configuration.
 	Settings Settings
 	// Replica identifies this process, by letters and digits.
 	Replica string
@@ -73,7 +72,7 @@ func (o Options) validate() error {
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
 	services
-	settings atomic.Pointer[Settings]
+	settings Settings
 	drain    func()
 }
 
@@ -99,25 +98,13 @@ func New(o Options) (*Engine, error) {
 			anyAttempt: map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)},
 			draining:   draining,
 		},
-		drain: sync.OnceFunc(func() { close(draining) }),
+		settings: o.Settings,
+		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
 	e.attempts = attempt.NewSet(attempt.Options{
 		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Past: e.past, Clock: o.Clock,
 	})
-	e.settings.Store(&o.Settings)
 	return e, nil
-}
-
-// Configure applies other settings at once, or returns an error and changes nothing. A call
-// or an attempt in progress continues with the settings that it began with. This replica still
-// follows and rolls back the work of a disabled plugin, but no sweep settles the marks that
-// other replicas left behind for it.
-func (e *Engine) Configure(s Settings) error {
-	if err := s.validateNames(); err != nil {
-		return err
-	}
-	e.settings.Store(&s)
-	return nil
 }
 
 // Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
@@ -142,7 +129,7 @@ type Stats struct {
 // Stats returns the present numbers; the caller owns the map.
 func (e *Engine) Stats() Stats {
 	s := Stats{Attempts: e.attempts.Count()}
-	s.Holds, s.MaxHolds = e.seats.count(e.settings.Load().MaxHolds)
+	s.Holds, s.MaxHolds = e.seats.count(e.settings.MaxHolds)
 	return s
 }
 
@@ -169,7 +156,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	return recovery.New(recovery.Options{
 		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.attempts.Working,
-		Plugins: func() []framework.PreBinder { return e.settings.Load().Plugins }, Clock: e.clock,
+		Plugins: func() []framework.PreBinder { return e.settings.Plugins }, Clock: e.clock,
 	})
 }
 
@@ -191,7 +178,7 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{services: &e.services, Request: r, settings: e.settings.Load(), began: began}
+	c := &call{services: &e.services, Request: r, settings: &e.settings, began: began}
 	c.policy = c.settings.policyFor(r.Pod.Namespace)
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}

@@ -250,3 +250,10 @@ func TestInFlight_OldestFirst(t *testing.T) {
 		}
 	})
 }
+
+// refusing is a plugin whose PreFlight rejects.
+func refusing(name, message string) *checker {
+	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) {
+		return framework.Run, framework.Refuse(claim, "%s", message)
+	}}
+}

@@ -160,7 +160,7 @@ func TestRunnerProperties(t *testing.T) {
 
 		checks, calls := &journal{}, &journal{}
 		c := &call{
-			services: &e.services, Request: theRequest(), settings: e.settings.Load(), pod: thePod, node: theNode,
+			services: &e.services, Request: theRequest(), settings: &e.settings, pod: thePod, node: theNode,
 			key: attempt.Key{Pod: thePod.UID, Node: theNode.Name}, plugins: scripted(scripts, checks),
 		}
 		bc := c.context("here-1")

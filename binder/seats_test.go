@@ -181,11 +181,12 @@ func TestReportsWait_EveryTwoMinutes(t *testing.T) {
 func TestHold_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiter()
-		s := newScene(t, w)
-		require.NoError(t, s.Configure(Settings{
-			Mode: ModeEnforce, Mutators: chain(t), Plugins: []framework.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
-			PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
-		}))
+		s := newSceneWith(t, func(o *Options) {
+			o.Settings = Settings{
+				Mode: ModeEnforce, Mutators: chain(t), Plugins: []framework.PreBinder{w}, Hold: 28 * time.Second, MaxHolds: 32,
+				PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+			}
+		})
 		answer := later(quiet(t), s.Engine, theRequest())
 		pass(reportAfter - time.Second)
 		assert.Empty(t, s.events.all(), "short waits have no event")

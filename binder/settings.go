@@ -33,8 +33,7 @@ const (
 // NamespaceRule overrides settings for the pods of some namespaces.
 type NamespaceRule = v1alpha1.NamespaceRule
 
-// Settings can be replaced while an Engine runs; see Engine.Configure. They are immutable once
-// they are in use. All fields are required except Plugins, Claimed and Namespaces. The values
+// Settings are those of the configuration. They are immutable. All fields are required except Plugins, Claimed and Namespaces. The values
 // must be valid; see PrebindConfiguration.Validate in config/v1alpha1.
 type Settings struct {
 	// Mode applies unless Namespaces overrides it.

@@ -6,11 +6,9 @@ package binder
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -43,79 +41,12 @@ func TestPolicyFor(t *testing.T) {
 	}
 }
 
-// settingsOf returns a copy of the engine's settings.
-func settingsOf(e *Engine) Settings { return *e.settings.Load() }
-
-// TestConfigure_AppliesToTheNextCall: invalid settings change nothing.
-func TestConfigure_AppliesToTheNextCall(t *testing.T) {
-	p := &plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return framework.Refuse(claim, "no") }}
-	e := engineWith(t, p)
-	require.NotNil(t, e.Bind(t.Context(), theRequest()).Err)
-
-	off := settingsOf(e)
-	off.Plugins = nil
-	require.NoError(t, e.Configure(off))
-	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "the plugin is off")
-
-	bad := off
-	bad.Plugins = []framework.PreBinder{p, p}
-	require.ErrorContains(t, e.Configure(bad), "registered twice")
-	assert.Nil(t, e.Bind(t.Context(), theRequest()).Err, "invalid settings do not apply")
-
-	exempt := settingsOf(e)
-	exempt.Plugins, exempt.Namespaces = []framework.PreBinder{p}, []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
-	require.NoError(t, e.Configure(exempt))
-	d := e.Bind(t.Context(), theRequest())
-	assert.True(t, d.PassThrough, "ModeOff passes every Binding")
-	assert.Equal(t, Decision{PassThrough: true}, d)
-}
-
-// TestConfigure_DuringAWait: a waiting bind is checked by a plugin that is enabled during the wait,
-// and uses and rolls back the writes of one that is disabled.
-func TestConfigure_DuringAWait(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		then   func(w *waiter) []framework.PreBinder
-		err    string
-	}{
-		"SwitchedOn": {reason: "an enabled plugin is not skipped", err: "the late one", then: func(w *waiter) []framework.PreBinder {
-			return []framework.PreBinder{w, refusing("late", "the late one")}
-		}},
-		"SwitchedOff": {reason: "the finished PreBind allows the bind", then: func(*waiter) []framework.PreBinder { return []framework.PreBinder{nothingToDo("other")} }},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWaiter()
-				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Live = []framework.PreBinder{w}, holding(thePod, theNode) })
-				first := e.Bind(t.Context(), theRequest())
-				require.True(t, framework.IsKind(first.Err, framework.KindWait))
-
-				s := settingsOf(e)
-				s.Plugins = tc.then(w)
-				require.NoError(t, e.Configure(s))
-				decided := later(t.Context(), e, theRequest())
-				synctest.Wait()
-				w.release <- nil
-				d := <-decided
-				if tc.err == "" {
-					require.Nil(t, d.Err, tc.reason)
-					assert.NotEmpty(t, d.Annotations["binder.prebind.dev/attempt"])
-				} else {
-					assert.ErrorContains(t, d.Err, tc.err, tc.reason)
-				}
-				pass(2 * time.Minute)
-				assert.EqualValues(t, 1, w.rollBacks.Load(), "the pod was not bound")
-			})
-		})
-	}
-}
-
-// refusing is a plugin whose PreFlight rejects.
-func refusing(name, message string) *checker {
-	return &checker{plugin: plugin{name: name}, preFlight: func(*framework.BindContext) (framework.Next, error) {
-		return framework.Run, framework.Refuse(claim, "%s", message)
-	}}
+func TestBind_ModeOff(t *testing.T) {
+	e := newTestEngine(t, func(o *Options) {
+		o.Settings.Plugins = []framework.PreBinder{&plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return framework.Refuse(claim, "no") }}}
+		o.Settings.Namespaces = []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
+	})
+	assert.Equal(t, Decision{PassThrough: true}, e.Bind(t.Context(), theRequest()), "ModeOff passes every Binding")
 }
 
 func TestNames_AreUnique(t *testing.T) {

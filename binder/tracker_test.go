@@ -204,8 +204,8 @@ func TestTracker_HoldRefused(t *testing.T) {
 		// A call without a seat may wait again.
 		over := make(chan struct{})
 		close(over)
-		r := attempt.NewRound(nil, &framework.BindContext{Pod: other}, nil, nil)
-		h := hold{call: &call{services: &e.services, settings: e.settings.Load()}}
+		r := attempt.NewRound(&framework.BindContext{Pod: other}, nil, nil)
+		h := hold{call: &call{services: &e.services, settings: &e.settings}}
 		assert.True(t, h.until(t.Context(), r, over))
 		assert.Equal(t, 1, f.refusals(), "a finished round needs no seat")
 		assert.False(t, h.until(t.Context(), r, make(chan struct{})))

@@ -38,9 +38,6 @@ const (
 
 // Round is one pass of an attempt through PreBind; see NewRound.
 type Round struct {
-	// Settings are those of the call that began the round. This package does not use them;
-	// callers compare them.
-	Settings any
 	// Context is that of the bind. Its Attempt is the attempt's ID.
 	Context *framework.BindContext
 	// Plugins are those whose PreBind runs, in order, and Confirm those whose Confirm runs
@@ -57,8 +54,8 @@ type Round struct {
 }
 
 // NewRound returns a round that Set.Start or Set.Repeat can begin.
-func NewRound(settings any, bc *framework.BindContext, plugins, confirm []framework.PreBinder) *Round {
-	return &Round{Settings: settings, Context: bc, Plugins: plugins, Confirm: confirm, done: make(chan struct{})}
+func NewRound(bc *framework.BindContext, plugins, confirm []framework.PreBinder) *Round {
+	return &Round{Context: bc, Plugins: plugins, Confirm: confirm, done: make(chan struct{})}
 }
 
 // Done returns a channel that is closed when the round is over.

@@ -58,7 +58,7 @@ func crowded(b *testing.B, attempts int) *Set {
 func startOne(ctx context.Context, s *Set, name string) *Attempt {
 	node := gen.Node("node-a")
 	bc := &framework.BindContext{Pod: gen.Pod(name, gen.UID(types.UID(name))), Node: node, Attempt: NewID("here")}
-	r := NewRound(nil, bc, []framework.PreBinder{waiter{}}, nil)
+	r := NewRound(bc, []framework.PreBinder{waiter{}}, nil)
 	return s.Start(ctx, Key{Pod: bc.Pod.UID, Node: node.Name}, r, 1<<62)
 }
 
