@@ -95,13 +95,13 @@ func TestHold_NamesThePlugin(t *testing.T) {
 // TestLongRetryAfter_KeepsTheAttempt: an attempt, or its failure, is kept until the client should
 // call again.
 func TestLongRetryAfter_KeepsTheAttempt(t *testing.T) {
-	for name, end := range map[string]error{"Prepared": nil, "Failed": framework.Refuse(claim, "no")} {
+	for name, end := range map[string]error{"Preparing": nil, "Failed": framework.Refuse(claim, "no")} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWaiter()
-				e := engineWith(t, w)
+				e := newTestEngine(t, func(o *Options) { o.Settings.Plugins, o.Settings.MaxHolds = []framework.PreBinder{w}, 0 })
 				var d Decision
-				for d.RetryAfter < attempt.AbandonAfter+attempt.KeepFailure {
+				for d.RetryAfter < MaxRetryAfter/2 {
 					pass(d.RetryAfter)
 					d = e.Bind(t.Context(), theRequest())
 					require.Equal(t, framework.KindWait, kindOf(d.Err))
@@ -109,14 +109,10 @@ func TestLongRetryAfter_KeepsTheAttempt(t *testing.T) {
 				if end != nil {
 					w.release <- end
 				}
-				pass(d.RetryAfter + time.Second)
-				answer := later(t.Context(), e, theRequest())
-				synctest.Wait()
+				pass(d.RetryAfter + attempt.AbandonAfter - time.Second)
+				d = e.Bind(t.Context(), theRequest())
 				assert.EqualValues(t, 1, w.preBinds.Load(), "the call joins the same attempt")
-				if end == nil {
-					w.release <- nil
-				}
-				assert.Equal(t, end != nil, (<-answer).Err != nil)
+				assert.Equal(t, end != nil, kindOf(d.Err) == framework.KindRefuse)
 			})
 		})
 	}
@@ -211,7 +207,7 @@ func TestMaxHolds_AnswersFurtherCalls(t *testing.T) {
 		d, took := timed(t.Context(), e, requestFor(gen.Binding(quick, "node-a")))
 		assert.Equal(t, framework.KindWait, kindOf(d.Err), "no seat is free")
 		assert.Zero(t, took)
-		assert.Equal(t, time.Second, d.RetryAfter)
+		assert.Equal(t, minRetryAfter, d.RetryAfter)
 		synctest.Wait()
 		assert.Equal(t, int32(2), w.preBinds.Load(), "its attempt has started without a seat")
 
@@ -446,35 +442,5 @@ func TestDrain_EndsHolds(t *testing.T) {
 		d, took := timed(t.Context(), e, theRequest())
 		assert.Equal(t, framework.KindWait, kindOf(d.Err), "a later call must be repeated, too")
 		assert.Zero(t, took)
-	})
-}
-
-// TestBacklog_CountsTheNamespace follows the count through attempts that fail, are superseded and
-// are bound.
-func TestBacklog_CountsTheNamespace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWaiter()
-		e := newTestEngine(t, func(o *Options) {
-			o.Settings.Plugins = []framework.PreBinder{w}
-			o.Cached = holding(thePod, theNode, gen.Node("node-b"), gen.Pod("other", gen.UID("pod-2"), gen.InNamespace("elsewhere")))
-		})
-		of := func() []int {
-			synctest.Wait()
-			return []int{e.attempts.Backlog(thePod.Namespace), e.attempts.Backlog("elsewhere"), e.attempts.Backlog("empty")}
-		}
-		first := later(t.Context(), e, theRequest())
-		elsewhere := later(t.Context(), e, requestFor(gen.Binding(gen.Pod("other", gen.InNamespace("elsewhere")), "node-a")))
-		assert.Equal(t, []int{1, 1, 0}, of())
-
-		second := later(t.Context(), e, requestFor(gen.Binding(thePod, "node-b", gen.UID("pod-1"))))
-		<-first
-		assert.Equal(t, []int{1, 1, 0}, of(), "the attempt for node-a was superseded and has ended")
-
-		w.release <- errScripted
-		w.release <- errScripted
-		<-second
-		<-elsewhere
-		pass(attempt.KeepFailure + time.Second)
-		assert.Equal(t, []int{0, 0, 0}, of())
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -21,10 +20,8 @@ type services struct {
 	reader
 	runner   *runner.Runner
 	attempts *attempt.Set
-	// past records how long rounds take.
-	past  *pacing.History
-	waits waits
-	seats seating
+	waits    waits
+	seats    seating
 	// replica and term are those of Options.
 	replica string
 	term    func() (int64, bool)
@@ -57,15 +54,10 @@ type call struct {
 	preview Decision
 	// joined is the attempt that the call began or joined, or nil.
 	joined *attempt.Attempt
-	// kind is that of the wait and waitBegan its beginning, once the call has asked for a
-	// seat. kept is set if it kept the seat to the end of its hold.
-	kind      pacing.Kind
-	waitBegan time.Time
-	kept      bool
+	// held is set if the call was held to the end of its hold.
+	held bool
 	// contexts are those whose warnings the answer shows.
 	contexts []*framework.BindContext
-	// missed estimates how many earlier calls for the bind other replicas answered.
-	missed int
 }
 
 // context returns that of an attempt for this call.

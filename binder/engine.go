@@ -24,7 +24,6 @@ import (
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
 )
@@ -92,7 +91,6 @@ func New(o Options) (*Engine, error) {
 		services: services{
 			reader:  reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
 			runner:  &runner.Runner{Cached: o.Cached, CachedFor: o.CachedFor, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
-			past:    pacing.NewHistory(),
 			waits:   newWaits(o.Clock),
 			replica: o.Replica, term: o.Term, clock: o.Clock,
 			anyAttempt: map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)},
@@ -102,7 +100,7 @@ func New(o Options) (*Engine, error) {
 		drain:    sync.OnceFunc(func() { close(draining) }),
 	}
 	e.attempts = attempt.NewSet(attempt.Options{
-		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Past: e.past, Clock: o.Clock,
+		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Clock: o.Clock,
 	})
 	return e, nil
 }

@@ -371,7 +371,7 @@ func TestBind_PreFlight(t *testing.T) {
 		"Run":     {reason: "PreBind must run", next: framework.Run},
 		"Skip":    {reason: "the plugin has no work to do", next: framework.Skip},
 		"Refuse":  {reason: "a rejection is final", err: framework.Refuse(claim, "no"), want: framework.KindRefuse},
-		"Wait":    {reason: "the same bind can succeed later", err: framework.Wait(claim, "later"), want: framework.KindWait, retry: time.Second},
+		"Wait":    {reason: "the same bind can succeed later", err: framework.Wait(claim, "later"), want: framework.KindWait, retry: minRetryAfter},
 		"Unknown": {reason: "any other error is a failure of the plugin", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {

@@ -57,15 +57,11 @@ func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
 }
 
 // reportsWait returns whether an event must report the wait, and records that it does. It
-// returns false if this replica, or another one that had an earlier call, has just reported it.
+// returns false if this replica has just reported it.
 func (c *call) reportsWait(err *framework.Error) bool {
-	reports, now := true, c.clock.Now()
+	reports, now := false, c.clock.Now()
 	c.waits.change(c.key, c.began, func(w *waited) {
-		if w.reported.IsZero() {
-			reports = c.missed == 0 || now.Sub(c.waitBegan) >= reportAgain
-		} else {
-			reports = w.object != err.Object || now.Sub(w.reported) >= reportAgain
-		}
+		reports = w.reported.IsZero() || w.object != err.Object || now.Sub(w.reported) >= reportAgain
 		if reports {
 			w.reported, w.object = now, err.Object
 		}

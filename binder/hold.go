@@ -10,7 +10,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/attempt"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -18,10 +17,9 @@ import (
 type hold struct {
 	call  *call
 	timer clock.Timer
-	// occupant is the call's seat among those of from, or nil.
-	occupant *occupant
-	from     *seats
-	// refused says that there was no seat, or that another call has got it.
+	// seats are those of which the call has one, or nil.
+	seats *seats
+	// refused says that there was no seat.
 	refused bool
 	// turn says that a plugin waited for the turn of the bind when the call came.
 	turn bool
@@ -31,16 +29,16 @@ type hold struct {
 const glance = 50 * time.Millisecond
 
 // until holds the call until the channel is closed, and says whether it was. It does not
-// wait where the call gets no seat, nor longer than it keeps the seat.
+// wait if the call gets no seat.
 func (h *hold) until(ctx context.Context, r *attempt.Round, done <-chan struct{}) bool {
 	if isClosed(done) {
 		return true
 	}
-	h.take(r)
+	h.take()
 	if h.refused && h.turn {
 		h.glance(ctx, done)
 	}
-	if h.occupant != nil && !h.refused {
+	if h.seats != nil {
 		_, ended := h.call.recorder.Step(ctx, h.call.step(runner.StepHold, h.call.attemptID()))
 		report := h.call.reportHold(r)
 		select {
@@ -48,11 +46,9 @@ func (h *hold) until(ctx context.Context, r *attempt.Round, done <-chan struct{}
 		case <-h.timer.C():
 			// It stays over for the rest of the call.
 			h.timer.Reset(0)
-			h.call.kept = true
+			h.call.held = true
 		case <-ctx.Done():
-			h.call.kept = true
-		case <-h.occupant.gone:
-			h.refused = true
+			h.call.held = true
 		case <-h.call.draining:
 		}
 		report.Stop()
@@ -74,36 +70,18 @@ func (h *hold) glance(ctx context.Context, done <-chan struct{}) {
 }
 
 // take takes a seat, once for the call.
-func (h *hold) take(r *attempt.Round) {
-	if h.occupant != nil || h.refused {
+func (h *hold) take() {
+	if h.seats != nil || h.refused {
 		return
 	}
 	c := h.call
-	c.kind = r.WaitKind()
-	now, before := c.clock.Now(), c.before()
-	c.waitBegan = attempt.WaitBegan(r.Context, before.since, c.budget)
-	elapsed, past := now.Sub(c.waitBegan), c.past.Past(c.kind, now)
-	var most int
-	h.from, most = c.seats.of(c.User, c.settings.MaxHolds)
-	last := time.Duration(0)
-	if before.calls > 0 {
-		last = before.next.Sub(c.waitBegan)
-	}
-	c.missed = before.missed + pacing.Missed(last, elapsed, pacing.Wait{
-		Elapsed: elapsed, Left: c.budget - now.Sub(before.since), Calls: before.calls + before.missed, Past: past,
-	}, pacing.Pace{
-		Held: h.from.count() < most, Hold: c.settings.Hold, Crowd: c.attempts.Backlog(c.Pod.Namespace),
-	})
-	wants := pacing.Occupant{Namespace: c.Pod.Namespace, Calls: before.calls + c.missed + 1}
-	if likely, ok := past.Quantile(0.5, elapsed); ok {
-		wants.Due = now.Add(likely - elapsed)
-	}
-	if h.occupant = h.from.take(wants, most, now); h.occupant == nil {
+	seats, most := c.seats.of(c.User, c.settings.MaxHolds)
+	if !seats.take(most) {
 		h.refused = true
 		c.recorder.HoldRefused()
 		return
 	}
-	h.timer = c.clock.NewTimer(c.settings.Hold)
+	h.seats, h.timer = seats, c.clock.NewTimer(c.settings.Hold)
 }
 
 // over says whether the call has to be answered now.
@@ -111,7 +89,7 @@ func (h *hold) over(ctx context.Context) bool {
 	if ctx.Err() != nil || isClosed(h.call.draining) {
 		return true
 	}
-	if h.occupant == nil {
+	if h.seats == nil {
 		return false
 	}
 	select {
@@ -124,8 +102,8 @@ func (h *hold) over(ctx context.Context) bool {
 }
 
 func (h *hold) release() {
-	if h.occupant != nil {
+	if h.seats != nil {
 		h.timer.Stop()
-		h.from.leave(h.occupant)
+		h.seats.leave()
 	}
 }

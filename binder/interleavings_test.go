@@ -311,7 +311,7 @@ func TestBudget_PluginThatNeverReturns(t *testing.T) {
 		e := engineWith(t, p)
 		defer close(stop)
 		var d Decision
-		for range 60 {
+		for range 240 {
 			d, _ = timed(t.Context(), e, theRequest())
 			pass(d.RetryAfter)
 		}

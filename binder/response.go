@@ -11,7 +11,6 @@ import (
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 )
 
 // allow allows the bind without an attempt.
@@ -60,23 +59,27 @@ func (c *call) later(err *framework.Error) Decision {
 	return d
 }
 
-// retryAfter returns when the client should call again; see pacing.RetryAfter. It counts the
-// call as one that had to wait.
+const (
+	minRetryAfter = 2 * time.Second
+	// MaxRetryAfter is the longest time that Prebind asks a client to wait before it calls again.
+	MaxRetryAfter = 30 * time.Second
+)
+
+// retryAfter returns when the client should call again. It counts the call as one that had to wait.
 func (c *call) retryAfter() time.Duration {
-	before, now := c.before(), c.clock.Now()
-	began := before.since
-	if !c.waitBegan.IsZero() {
-		began = c.waitBegan
+	after := time.Second
+	// The next call is probably held too, and while this replica shuts down, another one may hold it.
+	if !c.held && !isClosed(c.draining) {
+		after = pause(c.clock.Since(c.before().since), rand.Float64())
 	}
-	missed := max(before.missed, c.missed)
-	after := time.Second // While this replica shuts down, another one may have a seat.
-	if !isClosed(c.draining) {
-		after = pacing.RetryAfter(pacing.Wait{
-			Elapsed: now.Sub(began), Left: c.budget - now.Sub(before.since), Calls: before.calls + missed + 1, Past: c.past.Past(c.kind, now),
-		}, pacing.Pace{
-			Held: c.kept, Hold: c.settings.Hold, Crowd: c.attempts.Backlog(c.Pod.Namespace), Jitter: rand.Float64(),
-		})
-	}
-	c.waits.change(c.key, c.began, func(w *waited) { w.calls, w.missed, w.next = w.calls+1, missed, now.Add(after) })
+	c.waits.change(c.key, c.began, func(w *waited) { w.calls++ })
 	return after
+}
+
+// pause returns half of the time that the bind has waited, in whole seconds. random, in [0, 1), spreads it by a quarter, so that
+// clients do not return together.
+func pause(waited time.Duration, random float64) time.Duration {
+	half := float64(min(waited/2, MaxRetryAfter))
+	spread := time.Duration(half * (0.75 + random/2))
+	return min(max(spread.Truncate(time.Second), minRetryAfter), MaxRetryAfter)
 }

@@ -4,14 +4,10 @@
 package binder
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-
-	"github.com/prebind/prebind/binder/pacing"
 )
 
 // exemptFactor is how many times Settings.MaxHolds calls are held for clients whose calls
@@ -43,52 +39,33 @@ func (s *seating) count(maxHolds int) (held, most int) {
 	return s.regular.count() + s.exempt.count(), maxHolds
 }
 
-// seats are calls that are held in this replica. It is safe for concurrent use.
+// seats counts the calls that are held in this replica. It is safe for concurrent use.
 type seats struct {
 	mu   sync.Mutex
-	held []*occupant
+	held int
 }
 
-// occupant is a call that is held.
-type occupant struct {
-	pacing.Occupant
-	// gone is closed when another call gets its seat.
-	gone chan struct{}
-}
-
-// take gives the call a seat, that of another call if need be (see pacing.Displace), or
-// returns nil.
-func (s *seats) take(newcomer pacing.Occupant, most int, now time.Time) *occupant {
+// take takes a seat if fewer than most are taken, and returns whether it did.
+func (s *seats) take(most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := &occupant{Occupant: newcomer, gone: make(chan struct{})}
-	if len(s.held) < most {
-		s.held = append(s.held, o)
-		return o
+	if s.held >= most {
+		return false
 	}
-	taken := make([]pacing.Occupant, 0, len(s.held))
-	for _, o := range s.held {
-		taken = append(taken, o.Occupant)
-	}
-	leaves, ok := pacing.Displace(taken, newcomer, most, now)
-	if !ok {
-		return nil
-	}
-	close(s.held[leaves].gone)
-	s.held[leaves] = o
-	return o
+	s.held++
+	return true
 }
 
-// leave gives the seat back. It may be called of one that is gone.
-func (s *seats) leave(o *occupant) {
+// leave gives a seat back.
+func (s *seats) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held = slices.DeleteFunc(s.held, func(other *occupant) bool { return other == o })
+	s.held--
 }
 
 // count is how many seats are taken.
 func (s *seats) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.held)
+	return s.held
 }

@@ -17,72 +17,41 @@ import (
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // TestSeats_Limit: --max-holds can change while calls are held.
 func TestSeats_Limit(t *testing.T) {
 	var s seats
-	now := time.Now()
-	call := pacing.Occupant{Namespace: "a"}
-	first := s.take(call, 2, now)
-	require.NotNil(t, first)
-	require.NotNil(t, s.take(call, 2, now))
-	assert.Nil(t, s.take(call, 2, now), "both are taken")
-	assert.NotNil(t, s.take(call, 3, now), "a third is allowed")
-	assert.Nil(t, s.take(call, 1, now), "with fewer seats than calls no call leaves, and none is accepted")
+	require.True(t, s.take(2))
+	require.True(t, s.take(2))
+	assert.False(t, s.take(2), "both are taken")
+	assert.True(t, s.take(3), "a third is allowed")
+	assert.False(t, s.take(1), "with fewer seats than calls, none is accepted")
 	assert.Equal(t, 3, s.count())
-	s.leave(first)
-	s.leave(first)
+	s.leave()
 	assert.Equal(t, 2, s.count())
 }
 
-// TestSeats_Namespaces: one namespace can have all seats only while no other needs one.
-func TestSeats_Namespaces(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const seats = 4
-		w := newWaiter()
-		objects := []client.Object{theNode}
-		pods := map[string]Request{}
-		for _, namespace := range []string{"crowd", "other"} {
-			for i := range seats {
-				pod := gen.Pod(fmt.Sprintf("%s-%d", namespace, i), gen.InNamespace(namespace), gen.UID(types.UID(fmt.Sprintf("%s-%d", namespace, i))))
-				objects = append(objects, pod)
-				pods[pod.Name] = requestFor(gen.Binding(pod, "node-a"))
-			}
-		}
-		e := newTestEngine(t, func(o *Options) {
-			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = seats, []framework.PreBinder{w}, holding(objects...)
+func TestPause(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		waited time.Duration
+		random float64
+		want   time.Duration
+	}{
+		"First":  {reason: "the bind has not waited yet", random: 0.9, want: 2 * time.Second},
+		"Half":   {reason: "half of the elapsed time", waited: 20 * time.Second, random: 0.5, want: 10 * time.Second},
+		"Early":  {reason: "at most a quarter less", waited: 40 * time.Second, random: 0, want: 15 * time.Second},
+		"Late":   {reason: "at most a quarter more", waited: 40 * time.Second, random: 0.999, want: 24 * time.Second},
+		"Longer": {reason: "long waits are spread, too", waited: time.Hour, random: 0, want: 22 * time.Second},
+		"Most":   {reason: "no pause is longer", waited: time.Hour, random: 0.9, want: MaxRetryAfter},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, pause(tc.waited, tc.random), tc.reason)
 		})
-		var crowd []<-chan Decision
-		for i := range seats {
-			crowd = append(crowd, later(t.Context(), e, pods[fmt.Sprintf("crowd-%d", i)]))
-			synctest.Wait()
-		}
-		answered := func() (n int) {
-			synctest.Wait()
-			for _, c := range crowd {
-				n += len(c)
-			}
-			return n
-		}
-		require.Zero(t, answered(), "the only namespace has all seats")
-		_ = later(t.Context(), e, pods["other-0"])
-		assert.Equal(t, 1, answered(), "another namespace gets a seat at once")
-		_ = later(t.Context(), e, pods["other-1"])
-		assert.Equal(t, 2, answered(), "another namespace gets a second seat")
-		third := later(t.Context(), e, pods["other-2"])
-		assert.Equal(t, 2, answered(), "another namespace gets no more than its share")
-		assert.Equal(t, framework.KindWait, kindOf((<-third).Err))
-		for _, c := range crowd {
-			if len(c) > 0 {
-				assert.Equal(t, framework.KindWait, kindOf((<-c).Err))
-			}
-		}
-		assert.Equal(t, seats, e.Stats().Holds)
-		pass(testHold)
-	})
+	}
 }
 
 // TestSeats_Exempt: calls of exempt users have separate seats.
@@ -130,34 +99,8 @@ func TestSeats_Exempt(t *testing.T) {
 	})
 }
 
-// TestRetryAfter_OtherNamespaces: waits in one namespace do not delay clients of another one.
-func TestRetryAfter_OtherNamespaces(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const crowd = 800
-		w := newWaiter()
-		objects := []client.Object{theNode, thePod}
-		for i := range crowd {
-			objects = append(objects, gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd"), gen.UID(types.UID(fmt.Sprintf("crowd-%d", i)))))
-		}
-		e := newTestEngine(t, func(o *Options) {
-			o.Settings.MaxHolds, o.Settings.Plugins, o.Cached = 1, []framework.PreBinder{w}, holding(objects...)
-		})
-		held := later(t.Context(), e, theRequest())
-		synctest.Wait()
-		latest := time.Duration(0)
-		for i := range crowd {
-			d := e.Bind(t.Context(), requestFor(gen.Binding(gen.Pod(fmt.Sprintf("crowd-%d", i), gen.InNamespace("crowd")), "node-a")))
-			require.Equal(t, framework.KindWait, kindOf(d.Err))
-			latest = max(latest, d.RetryAfter)
-		}
-		assert.Greater(t, latest, 5*time.Second, "the calls of the crowd are spread")
-		pass(testHold)
-		assert.Equal(t, time.Second, (<-held).RetryAfter)
-	})
-}
-
-// TestReportsWait_EveryTwoMinutes: a wait has one event every two minutes over all calls and
-// replicas, because each event is a write of the API server.
+// TestReportsWait_EveryTwoMinutes: a wait has one event every two minutes over all calls,
+// because each event is a write of the API server.
 func TestReportsWait_EveryTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, nil)
@@ -169,11 +112,6 @@ func TestReportsWait_EveryTwoMinutes(t *testing.T) {
 		assert.True(t, c.reportsWait(framework.Wait(framework.Object{Kind: "Node", Name: "node-a"}, "waiting for a label")), "another object is reported")
 		pass(reportAgain)
 		assert.True(t, c.reportsWait(wait))
-
-		other := &call{services: &e.services, Request: theRequest(), began: time.Now(), key: attempt.Key{Pod: "pod-2", Node: "node-a"}, missed: 1, waitBegan: time.Now().Add(-30 * time.Second)}
-		assert.False(t, other.reportsWait(wait), "another replica has reported it")
-		pass(reportAgain)
-		assert.True(t, other.reportsWait(wait), "the other report is old")
 	})
 }
 

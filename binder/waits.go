@@ -12,13 +12,12 @@ import (
 
 	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 )
 
 const (
 	// forgetWaits is how long a bind is remembered after its last call. It is longer than any
 	// Retry-After.
-	forgetWaits = pacing.MaxGap + 2*time.Minute
+	forgetWaits = MaxRetryAfter + 2*time.Minute
 	// rememberWaits is the number of binds that are remembered.
 	rememberWaits = 10_000
 )
@@ -27,10 +26,6 @@ const (
 type waited struct {
 	calls int
 	since time.Time
-	// missed estimates the calls that other replicas answered. next is when the client was
-	// asked to call again.
-	missed int
-	next   time.Time
 	// reported is when an event last reported the wait, and object the object that it named.
 	reported time.Time
 	object   framework.Object

@@ -74,8 +74,6 @@ type Attempt struct {
 	key Key
 	// id marks the writes of plugins.
 	id string
-	// namespace is that of the pod.
-	namespace string
 	// term is the replica's when the attempt began. In another term it allows no bind.
 	term    int64
 	started time.Time

@@ -16,22 +16,16 @@ type index struct {
 	byID  map[string]*Attempt
 	// byPod holds the attempts for one pod, one for each node.
 	byPod map[types.UID][]*Attempt
-	// ofNamespace counts attempts by the namespace of their pod. It has no zeros.
-	ofNamespace map[string]int
 }
 
 func newIndex() index {
-	return index{
-		byKey: map[Key]*Attempt{}, byID: map[string]*Attempt{},
-		byPod: map[types.UID][]*Attempt{}, ofNamespace: map[string]int{},
-	}
+	return index{byKey: map[Key]*Attempt{}, byID: map[string]*Attempt{}, byPod: map[types.UID][]*Attempt{}}
 }
 
 // add adds an attempt whose key is not in the index.
 func (x *index) add(a *Attempt) {
 	x.byKey[a.key], x.byID[a.id] = a, a
 	x.byPod[a.key.Pod] = append(x.byPod[a.key.Pod], a)
-	x.ofNamespace[a.namespace]++
 }
 
 // remove removes an attempt that was added.
@@ -42,8 +36,5 @@ func (x *index) remove(a *Attempt) {
 		x.byPod[a.key.Pod] = rest
 	} else {
 		delete(x.byPod, a.key.Pod)
-	}
-	if x.ofNamespace[a.namespace]--; x.ofNamespace[a.namespace] == 0 {
-		delete(x.ofNamespace, a.namespace)
 	}
 }

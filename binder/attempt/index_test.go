@@ -9,22 +9,19 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// TestIndex_RemoveForgetsEverything: the index neither leaks nor loses attempts that share a pod or
-// a namespace.
+// TestIndex_RemoveForgetsEverything: the index neither leaks nor loses attempts that share a pod.
 func TestIndex_RemoveForgetsEverything(t *testing.T) {
 	x := newIndex()
-	one := &Attempt{key: Key{"pod-1", "node-a"}, id: "here-1", namespace: "a"}
-	other := &Attempt{key: Key{"pod-1", "node-b"}, id: "here-2", namespace: "a"}
-	third := &Attempt{key: Key{"pod-2", "node-a"}, id: "here-3", namespace: "b"}
+	one := &Attempt{key: Key{"pod-1", "node-a"}, id: "here-1"}
+	other := &Attempt{key: Key{"pod-1", "node-b"}, id: "here-2"}
+	third := &Attempt{key: Key{"pod-2", "node-a"}, id: "here-3"}
 	for _, a := range []*Attempt{one, other, third} {
 		x.add(a)
 	}
 	assert.Equal(t, []*Attempt{one, other}, x.byPod["pod-1"])
-	assert.Equal(t, map[string]int{"a": 2, "b": 1}, x.ofNamespace)
 
 	x.remove(one)
 	assert.Equal(t, []*Attempt{other}, x.byPod["pod-1"], "the pod has another attempt")
-	assert.Equal(t, map[string]int{"a": 1, "b": 1}, x.ofNamespace)
 	assert.Nil(t, x.byID["here-1"])
 	assert.Nil(t, x.byKey[one.key])
 

@@ -6,13 +6,10 @@ package attempt
 import (
 	"context"
 	"errors"
-	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -98,26 +95,4 @@ func (r *Round) close(err *framework.Error) {
 		r.err = err
 		close(r.done)
 	}
-}
-
-// WaitKind returns the kind of the round's wait.
-func (r *Round) WaitKind() pacing.Kind {
-	names := make([]string, 0, len(r.Plugins))
-	for _, p := range r.Plugins {
-		names = append(names, p.Name())
-	}
-	return pacing.Kind{Namespace: r.Context.Pod.Namespace, Plugins: strings.Join(names, ",")}
-}
-
-// WaitBegan returns when the wait for a bind began: at the first call that this replica
-// received, or earlier if a plugin reports so. A wait that is older than the budget belongs to
-// another bind.
-func WaitBegan(bc *framework.BindContext, first time.Time, budget time.Duration) time.Time {
-	began := first
-	for _, w := range bc.ExpectedWaits() {
-		if !w.Since.IsZero() && w.Since.Before(began) && first.Sub(w.Since) < budget {
-			began = w.Since
-		}
-	}
-	return began
 }

@@ -40,13 +40,11 @@ func (s *Set) run(ctx context.Context, a *Attempt) {
 
 // prepare runs one round within the budget. A round that succeeds is followed to its
 // outcome even if it was canceled in the meantime.
-func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) (err *framework.Error) {
+func (s *Set) prepare(ctx context.Context, a *Attempt, r *Round) *framework.Error {
 	stop := s.spend(ctx, a, r)
 	defer stop()
 	defer s.endWithPod(ctx, a, r)()
-	wait := s.o.Past.Begin(r.WaitKind(), WaitBegan(r.Context, s.o.Clock.Now(), a.budget))
-	defer func() { s.o.Past.End(wait, s.o.Clock.Now(), err == nil) }()
-	err = s.o.Runner.PreBind(r.ctx, r.Plugins, r.Context, func(p framework.PreBinder) { s.enter(a, r.Context, p) })
+	err := s.o.Runner.PreBind(r.ctx, r.Plugins, r.Context, func(p framework.PreBinder) { s.enter(a, r.Context, p) })
 	if err == nil {
 		err = s.o.Runner.Confirm(r.ctx, r.Confirm, r.Context)
 	}

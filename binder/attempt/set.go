@@ -51,7 +51,7 @@ func (s *Set) Start(ctx context.Context, key Key, r *Round, budget time.Duration
 		s.giveUp(other, other.round, errSuperseded)
 	}
 	a := &Attempt{
-		key: key, id: r.Context.Attempt, namespace: r.Context.Pod.Namespace, term: term, started: s.o.Clock.Now(), budget: budget,
+		key: key, id: r.Context.Attempt, term: term, started: s.o.Clock.Now(), budget: budget,
 		over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
 	ctx, a.ended = s.o.Runner.Tracker.Step(context.WithoutCancel(ctx), runner.StepOf(runner.StepAttempt, "", r.Context))
@@ -152,14 +152,6 @@ func (s *Set) Working(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byID[id] != nil
-}
-
-// Backlog returns how many attempts are in progress for pods of the namespace. Its cost is
-// independent of their number.
-func (s *Set) Backlog(namespace string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ofNamespace[namespace]
 }
 
 // Settle waits until the outcome of every allowed bind is known, or the context ends.

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -45,7 +44,7 @@ func crowded(b *testing.B, attempts int) *Set {
 	s := NewSet(Options{
 		Runner:  &runner.Runner{Cached: pods, Live: pods, Tracker: runner.Untracked{}, Events: events.NewFakeRecorder(100)},
 		Changes: framework.NewHub(), Observer: unobserved{}, Term: func() (int64, bool) { return 0, true },
-		Past: pacing.NewHistory(), Clock: clock.RealClock{},
+		Clock: clock.RealClock{},
 	})
 	for i := range attempts {
 		startOne(b.Context(), s, fmt.Sprintf("crowd-%d", i))

@@ -12,7 +12,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -36,9 +35,7 @@ type Options struct {
 	// Term returns the number of the replica's current term, and whether it holds it. An
 	// attempt allows binds only in the term that it began in. Term must be fast, and safe
 	// for concurrent use.
-	Term func() (term int64, held bool)
-	// Past records how long rounds take.
-	Past  *pacing.History
+	Term  func() (term int64, held bool)
 	Clock clock.WithDelayedExecution
 }
 

@@ -215,11 +215,6 @@ type Waiting struct {
 	// Until is the time at which Await looks again through the live reader, even if nothing has
 	// changed. Set it for a state that ends with time. It must be in the future. Zero means never.
 	Until time.Time
-	// Since is the start of the wait by the clock of this process. It is zero if the plugin has
-	// not observed the start itself. It must not be a time that a tenant can write.
-	// Calls for one bind reach several replicas, so the first call that this replica receives
-	// can arrive long after the start of the wait. Only ExpectWait uses it.
-	Since time.Time
 	// Turn means that the bind waits for its turn, which it gets only while its client is not away; see BindContext.Away.
 	// The engine then holds each call for at least a moment.
 	Turn bool

@@ -36,7 +36,7 @@ func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&c.Budgets.Hold, "hold", c.Budgets.Hold,
 		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
 	fs.IntVar(&c.Budgets.MaxHolds, "max-holds", c.Budgets.MaxHolds,
-		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Namespaces share them, and Prebind answers further calls with 429 at once. Bindings that the FlowSchema prebind exempts occupy no seat; Prebind holds 16 times as many of them.")
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Prebind answers further calls with 429 at once. Bindings that the FlowSchema prebind exempts occupy no seat; Prebind holds 16 times as many of them.")
 	fs.DurationVar(&c.Budgets.PreBindTimeout, "prebind-timeout", c.Budgets.PreBindTimeout,
 		"Maximum time to prepare the bind of one pod to one node, over all webhook calls. The annotation binder.prebind.dev/timeout of the Binding or the pod overrides it.")
 	fs.DurationVar(&c.Budgets.MaxPreBindTimeout, "max-prebind-timeout", c.Budgets.MaxPreBindTimeout,

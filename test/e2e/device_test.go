@@ -407,8 +407,7 @@ func testDeviceRecordIsLostWhileBinding(t *testing.T, w *world) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newGarage(t, w)
-			// With the default budget, a client of short calls pauses for up to pacing.MaxGap.
-			first, second := g.parker(gpu("GPU-1"), gen.UsesClaim("scratch"), gen.Annotation(timeoutKey, "2m")), g.parker(gpu("GPU-1"))
+			first, second := g.parker(gpu("GPU-1"), gen.UsesClaim("scratch")), g.parker(gpu("GPU-1"))
 			first.claim("scratch", first.dynamic("12s"))
 			bound := first.beginBind(g.node)
 			first.untilSelected("scratch")

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -19,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/pacing"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
@@ -137,29 +135,29 @@ func (g *gates) judge(ctx context.Context, r *admissionv1.AdmissionRequest) erro
 type victim struct {
 	*bench
 	by string
-	// options contains the options of the pod.
-	options []gen.PodOption
 	// reached waits until the bind has reached its stage.
 	reached func()
-	// bound receives the errors of a client until the pod is bound. It is nil for kube-scheduler.
-	bound chan []error
+	// bound is closed when a client has bound the pod. It is nil for kube-scheduler.
+	bound chan struct{}
 }
 
 // begin creates the pod. It binds a pod without a scheduler.
 func (v *victim) begin() {
-	v.podWith(v.by, append(v.options, gen.UsesClaim("data"))...)
+	v.podWith(v.by, gen.UsesClaim("data"))
 	if v.by == byHand {
-		v.bound = make(chan []error, 1)
+		v.bound = make(chan struct{})
 		ctx, binding := v.t.Context(), v.binding("node-1")
-		go func() { v.bound <- v.insist(ctx, binding) }()
+		go func() {
+			defer close(v.bound)
+			v.insist(ctx, binding)
+		}()
 	}
 }
 
 // end checks that the pod is bound.
-func (v *victim) end() []error {
-	var errs []error
+func (v *victim) end() {
 	if v.bound != nil {
-		errs = <-v.bound
+		<-v.bound
 	}
 	pod := v.untilBound()
 	v.assertTopology(pod)
@@ -167,7 +165,6 @@ func (v *victim) end() []error {
 	taken, err := v.taken(v.t.Context())
 	require.NoError(v.t, err)
 	assert.Equal(v.t, 1, taken, "the claim should have one volume")
-	return errs
 }
 
 // victims creates a pod for each binder, write and stage. It omits kube-scheduler with its default profile, because Prebind
@@ -209,43 +206,10 @@ func victims(t *testing.T, w *world, g *gates) map[string]*victim {
 	return out
 }
 
-// idlers creates pods whose clients are between two calls when the replica is killed. If another replica runs, the clients get no
-// error.
-func idlers(t *testing.T, w *world) map[string]*victim {
-	t.Helper()
-	out := map[string]*victim{}
-	for how, by := range binders {
-		if !by.volumesByPrebind {
-			continue
-		}
-		b := newBench(t, w, nil)
-		// No claim is bound before the kill, because kube-controller-manager is stopped.
-		b.claim("data", b.dynamic("1s"))
-		out["between two calls, "+how] = &victim{bench: b, by: by.scheduler, options: []gen.PodOption{gen.Annotation(timeoutKey, thirdPause(5*time.Second).String())}, reached: func() {
-			// The first two pauses take one second each. The third pause starts here.
-			require.EventuallyWithT(t, func(c *assert.CollectT) {
-				assert.Len(c, b.decisions(), 3)
-			}, patience, again/10, "the client should have got 429")
-		}}
-	}
-	return out
-}
-
-// thirdPause returns a budget with which a client pauses for the given duration after its third call, if the replica holds calls
-// for one second. The seven remaining retries must last until the end of the budget. See pacing.RetryAfter.
-func thirdPause(pause time.Duration) time.Duration {
-	const hold, gap = time.Second, time.Second
-	return 3*hold + 2*gap + pause + 7*(pacing.MaxGap+hold) + hold
-}
-
 // testKill kills the replica that does all of the work. next starts another one.
-func testKill(t *testing.T, w *world, working *install.Replica, next func(), nobodyNotices bool) {
+func testKill(t *testing.T, w *world, working *install.Replica, next func()) {
 	g := &gates{of: map[string]*gate{}, open: make(chan struct{})}
 	pods := victims(t, w, g)
-	idle := map[string]*victim{}
-	if nobodyNotices {
-		idle = idlers(t, w)
-	}
 	newGateHook(t, w, g)
 
 	// Before that, only Prebind writes claims and volumes.
@@ -256,12 +220,6 @@ func testKill(t *testing.T, w *world, working *install.Replica, next func(), nob
 		v.begin()
 	}
 	for _, v := range pods {
-		v.reached()
-	}
-	for _, v := range idle {
-		v.begin()
-	}
-	for _, v := range idle {
 		v.reached()
 	}
 	close(g.open)
@@ -277,16 +235,6 @@ func testKill(t *testing.T, w *world, working *install.Replica, next func(), nob
 				v.end()
 			})
 		}
-		for name, v := range idle {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				v.t = t
-				for _, err := range v.end() {
-					assert.NoError(t, err, "the repeats of client-go should be sufficient")
-				}
-				v.assertNeverFailed()
-			})
-		}
 	})
 }
 
@@ -297,13 +245,13 @@ func testKills(t *testing.T, w *world) {
 	require.NoError(t, err)
 	w.prebind.RouteTo(first)
 	t.Run("another one is there", func(t *testing.T) {
-		testKill(t, w, first, func() { w.prebind.RouteTo(first, second) }, true)
+		testKill(t, w, first, func() { w.prebind.RouteTo(first, second) })
 	})
 	t.Run("it is started again", func(t *testing.T) {
 		testKill(t, w, second, func() {
 			require.NoError(t, second.Start())
 			require.NoError(t, second.WaitReady(t.Context()))
-		}, false)
+		})
 	})
 }
 

@@ -8,7 +8,7 @@ import "testing"
 // Tests of one replica, and of its exit, have their own installation.
 func TestOneReplica(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 1, "--hold=1s") // Short calls cause more repeats.
+	w := ownWorld(t, 1, "--hold=4s") // Short calls cause more repeats.
 	t.Run("undisturbed", func(t *testing.T) {
 		testAttemptAnnotation(t, w)
 		testNodeDrained(t, w)

@@ -111,7 +111,7 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	for _, o := range objects {
 		free.OnAdd(o, true)
 	}
-	p := New(framework.Handle{Cached: s, Live: s, Changes: framework.NewHub(), Clock: clock.RealClock{}}, free, nil)
+	p := New(framework.Handle{Cached: s, Live: s, Changes: framework.NewHub(), Clock: clock.RealClock{}}, free)
 	return func() {
 		next, err := p.preFlight(tb.Context(), &framework.BindContext{Pod: thePod(), Node: node})
 		require.NoError(tb, err)

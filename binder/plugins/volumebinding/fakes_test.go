@@ -199,7 +199,7 @@ func pluginIn(w *world) *Plugin { return pluginBetween(w, w) }
 func pluginBetween(cached, live *world) *Plugin {
 	return New(framework.Handle{
 		Cached: packing{cached}, Live: live, Writer: writer{w: live}, Changes: cached.hub, Clock: clock.RealClock{},
-	}, cached.free, NewSelections(clock.RealClock{}))
+	}, cached.free)
 }
 
 // preFlight runs Setup and PreFlight like the engine.

@@ -6,7 +6,6 @@ package volumebinding
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -28,9 +27,6 @@ type snapshot struct {
 	volumes map[string]*corev1.PersistentVolume
 	// inUse is a ReadWriteOncePod claim that another pod uses.
 	inUse *claimUse
-	// provisionedSince contains the time since when this replica has observed provisioning on the
-	// node, by the claim's name. It is zero if unknown.
-	provisionedSince map[string]time.Time
 	// classes contains the classes of the unbound claims, by name.
 	classes map[string]*storagev1.StorageClass
 	// reserved contains the volumes that name an unbound claim, by the claim's name.
@@ -56,8 +52,6 @@ func newSnapshot(pod *corev1.Pod, node *corev1.Node) snapshot {
 		free:       map[string][]shelf{},
 		drivers:    map[string]*storagev1.CSIDriver{},
 		capacities: map[string][]*storagev1.CSIStorageCapacity{},
-
-		provisionedSince: map[string]time.Time{},
 	}
 }
 
@@ -80,9 +74,8 @@ type match struct {
 // done returns whether every claim is bound.
 func (p plan) done() bool { return len(p.static) == 0 && len(p.dynamic) == 0 }
 
-// record records the writes and the waits of PreBind. since is when provisioning began, by
-// claim.
-func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
+// record records the writes and the waits of PreBind.
+func (p plan) record(bc *framework.BindContext) {
 	for _, m := range p.static {
 		bc.ExpectWait(framework.Waiting{Object: object(m.claim), For: "the PersistentVolume controller to bind it to PersistentVolume " + m.volume.Name})
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err == nil && changed {
@@ -92,9 +85,7 @@ func (p plan) record(bc *framework.BindContext, since map[string]time.Time) {
 		bc.Intend("%s would wait until %s is bound to PersistentVolume %s", Name, describe(m.claim), m.volume.Name)
 	}
 	for _, claim := range p.dynamic {
-		bc.ExpectWait(framework.Waiting{
-			Object: object(claim), For: "provisioning on " + bc.Node.Name + by(claim), Since: since[claim.Name],
-		})
+		bc.ExpectWait(framework.Waiting{Object: object(claim), For: "provisioning on " + bc.Node.Name + by(claim)})
 		if claim.Annotations[volume.AnnSelectedNode] == "" {
 			bc.Intend("%s would set selected-node of %s to %s and wait for provisioning", Name, describe(claim), bc.Node.Name)
 			continue

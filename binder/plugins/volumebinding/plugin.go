@@ -31,7 +31,6 @@ const Name = "volumebinding"
 type Plugin struct {
 	h            framework.Handle
 	free         *FreeVolumes
-	selections   *Selections
 	surveys      map[string]*survey
 	reservations *reservations
 }
@@ -45,10 +44,10 @@ var (
 )
 
 // New returns the plugin. The cache of the handle has the indexes of SetupIndexes. free
-// follows its PersistentVolumes, and New makes it wake the handle's Changes. selections
-// follows its PersistentVolumeClaims. New starts nothing.
-func New(h framework.Handle, free *FreeVolumes, selections *Selections) *Plugin {
-	p := &Plugin{h: h, free: free, selections: selections, reservations: &reservations{byClaim: map[types.UID]holder{}}}
+// follows its PersistentVolumes, and New makes it wake the handle's Changes. It
+// starts nothing.
+func New(h framework.Handle, free *FreeVolumes) *Plugin {
+	p := &Plugin{h: h, free: free, reservations: &reservations{byClaim: map[types.UID]holder{}}}
 	p.surveys = p.newSurveys()
 	free.wake(h.Changes)
 	return p
@@ -103,7 +102,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 	if pl.done() && (len(pl.exclusive) == 0 || bc.DryRun) {
 		return framework.Skip, nil
 	}
-	pl.record(bc, s.provisionedSince)
+	pl.record(bc)
 	planned.Set(bc, pl)
 	return framework.Run, nil
 }

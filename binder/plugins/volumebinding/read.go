@@ -26,14 +26,13 @@ type reading struct {
 	// cached and free list the volumes and capacities that a claim can use, even if the reading
 	// is live. A live reading reads the objects that the decision depends on again, and a survey
 	// checks that none is missing.
-	cached     framework.Reader
-	free       *FreeVolumes
-	selections *Selections
+	cached framework.Reader
+	free   *FreeVolumes
 }
 
 // read reads the objects that the decision needs, from the API server if the context is live.
 func (p *Plugin) read(ctx context.Context, from framework.Reader, bc *framework.BindContext) (snapshot, error) {
-	r := reading{snapshot: newSnapshot(bc.Pod, bc.Node), from: from, live: bc.Live, cached: p.h.Cached, free: p.free, selections: p.selections}
+	r := reading{snapshot: newSnapshot(bc.Pod, bc.Node), from: from, live: bc.Live, cached: p.h.Cached, free: p.free}
 	err := r.read(ctx)
 	return r.snapshot, err
 }
@@ -100,9 +99,6 @@ func (r *reading) readVolumes(ctx context.Context, claim *corev1.PersistentVolum
 			r.volumes[name] = pv
 		}
 		return err
-	}
-	if since := r.selections.since(claim, r.node.Name); !since.IsZero() {
-		r.provisionedSince[claim.Name] = since
 	}
 	if err := r.readReserved(ctx, claim); err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -18,7 +17,7 @@ import (
 
 // Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
-	free, selections := NewFreeVolumes(), NewSelections(clock.RealClock{})
+	free := NewFreeVolumes()
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
@@ -29,12 +28,12 @@ func Registration() framework.Registration {
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},
-		Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": free, "PersistentVolumeClaim": selections},
+		Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": free},
 		Permissions: func(framework.Arguments) (framework.Permissions, error) {
 			return framework.Shipped("plugins/volumebinding")
 		},
 		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
-			return New(h, free, selections), nil
+			return New(h, free), nil
 		},
 	}
 }
