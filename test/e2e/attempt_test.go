@@ -60,7 +60,7 @@ func testRefusedAfterwards(t *testing.T, w *world) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				b := newBench(t, w, nil)
-				b.claim("data", b.dynamic("3s"))
+				b.claim("data", b.dynamic("6s"))
 				b.allow("node-1") // Both Bindings name the same node.
 				b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
 				if by.scheduler == byHand {
