@@ -50,6 +50,9 @@ type Decision struct {
 	Explanation *Explanation
 	// UID pins the Binding to the pod that was checked. It is empty if the Binding has a UID.
 	UID types.UID
+	// ResourceVersion pins the Binding to the version of a pod with scheduling gates, which the API server rejects. Otherwise it
+	// is empty.
+	ResourceVersion string
 	// Warnings are shown to the client with every answer.
 	Warnings []string
 	// Conflicts and Failures are those of the mutators. The warnings contain them.

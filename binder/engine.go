@@ -193,7 +193,11 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 	if c.DryRun {
 		d = explain(c.policy.mode, d)
 	}
-	if c.policy.mode == ModeAudit && !d.PassThrough {
+	switch {
+	case c.policy.mode != ModeAudit:
+	case d.PassThrough:
+		d = Decision{PassThrough: true}
+	default:
 		d = auditOnly(d)
 		d.Warnings = append(d.Warnings, warnings...)
 	}
@@ -217,8 +221,8 @@ func (c *call) decide(ctx context.Context) (Decision, *corev1.Pod) {
 		c.key = attempt.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
 		return c.later(err), pod
 	}
-	if pod == nil {
-		return Decision{PassThrough: true}, nil
+	if unbindable(pod, c.Binding) {
+		return rejectedBy(pod, c.Binding), nil
 	}
 	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
 	before := c.before()
@@ -282,7 +286,7 @@ func (c *call) begin(ctx context.Context) (Decision, bool) {
 // Then the call continues with the live pod.
 func (c *call) outdated(ctx context.Context) (bool, *framework.Error) {
 	pod, err := c.livePod(ctx, c.Pod, runner.ReadDoubted)
-	if err != nil || framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node) != framework.Pending || guardPod(pod, c.Binding) != nil ||
+	if err != nil || framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node) != framework.Pending || guardVersion(pod, c.Binding) != nil ||
 		pod.ResourceVersion == c.pod.ResourceVersion {
 		return false, err
 	}

@@ -60,11 +60,14 @@ func TestOptions(t *testing.T) {
 // TestBind_PassesThrough: the API server gives its own answer, and Prebind has no side effect.
 func TestBind_PassesThrough(t *testing.T) {
 	bound := gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"))
+	gated := gen.Pod("web", gen.UID("pod-1"), gen.Gate("g"))
 	cases := map[string]struct {
 		reason       string
 		binding      *corev1.Binding
 		cached, live *store
 		liveReads    int32
+		// pins is the UID of the Binding in the patch.
+		pins types.UID
 	}{
 		"EmptyTarget": {
 			reason:  "without a target nothing is read",
@@ -74,25 +77,29 @@ func TestBind_PassesThrough(t *testing.T) {
 			reason:  "Prebind decides on nodes only",
 			binding: gen.Binding(thePod, "node-a", gen.TargetKind("Machine")), cached: holding(thePod, theNode), live: holding(),
 		},
-		"PodMissing": {
-			reason:  "the API server rejects the Binding",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), live: holding(), liveReads: 1,
+		"UIDIsOld": {
+			reason:  "the API server rejects the UID of a deleted pod",
+			binding: gen.Binding(thePod, "node-a", gen.UID("pod-0")), cached: holding(thePod, theNode), live: holding(thePod), liveReads: 1,
 		},
-		"PodMissingButCached": {
-			reason:  "the live pod decides if the cached one would be rejected",
-			binding: gen.Binding(thePod, "node-a", gen.UID("pod-2")), cached: holding(thePod, theNode), live: holding(), liveReads: 1,
+		"Terminating": {
+			reason:  "the API server rejects the Binding",
+			binding: gen.Binding(thePod, "node-a"), cached: holding(terminatingCopy(), theNode), live: holding(terminatingCopy()), liveReads: 1, pins: "pod-1",
+		},
+		"Gated": {
+			reason:  "the API server rejects the Binding",
+			binding: gen.Binding(thePod, "node-a"), cached: holding(gated, theNode), live: holding(gated), liveReads: 1, pins: "pod-1",
 		},
 		"PodBound": {
 			reason:  "the cache of pending pods lacks it, and the API server rejects the Binding",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), live: holding(bound), liveReads: 1,
+			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), live: holding(bound), liveReads: 1, pins: "pod-1",
 		},
 		"PodBoundInCache": {
 			reason:  "a bound pod in the cache is read again",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(bound, theNode), live: holding(bound), liveReads: 1,
+			binding: gen.Binding(thePod, "node-a"), cached: holding(bound, theNode), live: holding(bound), liveReads: 1, pins: "pod-1",
 		},
 		"BoundAndTerminating": {
 			reason:  "the API server answers for a bound pod",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), liveReads: 1,
+			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), liveReads: 1, pins: "pod-1",
 			live: holding(gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"), gen.Terminating())),
 		},
 	}
@@ -103,7 +110,8 @@ func TestBind_PassesThrough(t *testing.T) {
 				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{p}
 			})
 			d := e.Bind(t.Context(), requestFor(tc.binding))
-			assert.Equal(t, Decision{PassThrough: true}, d, tc.reason)
+			d.ResourceVersion = "" // See TestUnbindable.
+			assert.Equal(t, Decision{PassThrough: true, UID: tc.pins}, d, tc.reason)
 			assert.Equal(t, tc.liveReads, tc.live.reads.Load(), "live reads")
 			assert.Zero(t, p.preFlights.Load()+p.preBinds.Load(), "no plugin runs")
 		})
@@ -129,20 +137,17 @@ func TestBind_ReadsPod(t *testing.T) {
 			reason: "the cache lacks the new pod",
 			cached: holding(gen.Pod("web", gen.UID("pod-0")), theNode), live: holding(thePod), liveReads: 1,
 		},
-		"UIDIsOld": {
-			reason: "the Binding names a deleted pod",
-			cached: holding(gen.Pod("web", gen.UID("pod-2")), theNode), live: holding(gen.Pod("web", gen.UID("pod-2"))),
-			want: framework.KindStale, liveReads: 1,
-		},
 		"CachedGateIsOld": {
 			reason: "the gate was removed, and the cache is stale",
 			cached: holding(gen.Pod("web", gen.UID("pod-1"), gen.Gate("g")), theNode), live: holding(thePod), liveReads: 1,
 		},
-		"Terminating": {
-			reason: "a terminating pod is not bound",
-			cached: holding(gen.Pod("web", gen.UID("pod-1"), gen.Terminating()), theNode),
-			live:   holding(gen.Pod("web", gen.UID("pod-1"), gen.Terminating())),
-			want:   framework.KindStale, liveReads: 1,
+		"Gone": {
+			reason: "a pod that is created a moment later must not be bound unchecked",
+			cached: holding(theNode), live: holding(), want: framework.KindStale, liveReads: 1,
+		},
+		"CachedIsGone": {
+			reason: "the Binding has a UID that the cache lacks",
+			cached: holding(gen.Pod("web", gen.UID("pod-0")), theNode), live: holding(), want: framework.KindStale, liveReads: 1,
 		},
 		"CacheFails": {
 			reason: "the pod is read live if the cache fails",
@@ -332,7 +337,7 @@ func TestBind_AllDisabled(t *testing.T) {
 	assert.Equal(t, framework.KindInvalid, kindOf(d.Err), "metadata that blocks updates of the pod is rejected")
 
 	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-2"))))
-	assert.True(t, d.PassThrough, "a pod that the API server lacks is gone")
+	require.ErrorIs(t, d.Err, ErrPodNotFound)
 }
 
 func TestBind_DryRun(t *testing.T) {

@@ -36,30 +36,35 @@ func guardTarget(b *corev1.Binding) *framework.Error {
 	return err
 }
 
-// guardPod checks that the Binding is meant for this very pod, in this version where
-// the Binding names one, and that the pod can still be bound. All of it is checked by the API server as well, but only
-// after the plugins would have had their side effects.
-func guardPod(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
-	object := framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
-	stale := func(format string, args ...any) *framework.Error {
-		err := framework.Stale(object, format, args...)
-		err.Plugin = framework.Binder
-		return err
+// unbindable returns whether the API server rejects the Binding because of the state of the pod. It has its own message.
+func unbindable(pod *corev1.Pod, b *corev1.Binding) bool {
+	return b.UID != "" && b.UID != pod.UID || pod.DeletionTimestamp != nil || pod.Spec.NodeName != "" || len(pod.Spec.SchedulingGates) > 0
+}
+
+// rejectedBy returns the decision on a Binding of an unbindable pod: the API server rejects it. The Binding is pinned to this pod,
+// because the pod may be replaced before the API server reads it, and no plugin has checked the new pod. A gate can be removed,
+// so a gated pod is pinned in this version. All other states are final.
+func rejectedBy(pod *corev1.Pod, b *corev1.Binding) Decision {
+	d := Decision{PassThrough: true}
+	if b.UID == "" {
+		d.UID = pod.UID
 	}
-	switch {
-	case b.UID != "" && b.UID != pod.UID:
-		return stale("has UID %s, but the Binding requires %s", pod.UID, short(string(b.UID))).
-			Advise("schedule the new pod")
-	case pod.DeletionTimestamp != nil:
-		return stale("terminating").Advise("discard the Binding")
-	case len(pod.Spec.SchedulingGates) > 0:
-		return stale("has the scheduling gate %q", pod.Spec.SchedulingGates[0].Name).
-			Advise("bind the pod after its scheduling gates are removed")
-	case b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
-		return stale("has resourceVersion %s, but the Binding requires %s", pod.ResourceVersion, short(b.ResourceVersion)).
-			Advise("schedule the changed pod")
+	if len(pod.Spec.SchedulingGates) > 0 {
+		d.ResourceVersion = pod.ResourceVersion
 	}
-	return nil
+	return d
+}
+
+// guardVersion checks that the pod has the version that the Binding names, if any. The API server checks it as well, but only after the
+// plugins would have had their side effects.
+func guardVersion(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
+	if b.ResourceVersion == "" || b.ResourceVersion == pod.ResourceVersion {
+		return nil
+	}
+	err := framework.Stale(framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
+		"has resourceVersion %s, but the Binding requires %s", pod.ResourceVersion, short(b.ResourceVersion)).Advise("schedule the changed pod")
+	err.Plugin = framework.Binder
+	return err
 }
 
 // Where what is wrong with the merged metadata is.

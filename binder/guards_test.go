@@ -35,58 +35,33 @@ func TestTargetsNode(t *testing.T) {
 	}
 }
 
-func TestGuardPod(t *testing.T) {
+// TestUnbindable: such a Binding passes to the API server, pinned so that it can bind no pod that Prebind has not checked.
+func TestUnbindable(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
 		pod     *corev1.Pod
 		binding []gen.BindingOption
-		want    framework.Kind
-		says    string
+		want    bool
+		pins    Decision
 	}{
-		"SameUID": {
-			reason:  "the Binding names this pod",
-			pod:     gen.Pod("web", gen.UID("1")),
-			binding: []gen.BindingOption{gen.UID("1")},
-		},
-		"NoUID": {
-			reason: "a Binding without a UID is pinned later",
-			pod:    gen.Pod("web", gen.UID("1")),
-		},
-		"OtherUID": {
-			reason:  "the pod was recreated under the same name",
-			pod:     gen.Pod("web", gen.UID("2")),
-			binding: []gen.BindingOption{gen.UID("1")},
-			want:    framework.KindStale,
-			says:    "schedule the new pod",
-		},
-		"Terminating": {
-			reason:  "a terminating pod is not bound",
-			pod:     gen.Pod("web", gen.UID("1"), gen.Terminating()),
-			binding: []gen.BindingOption{gen.UID("1")},
-			want:    framework.KindStale,
-			says:    "terminating",
-		},
-		"Gated": {
-			reason:  "the API server rejects the bind of a gated pod, but only after admission",
-			pod:     gen.Pod("web", gen.UID("1"), gen.Gate("example.com/quota")),
-			binding: []gen.BindingOption{gen.UID("1")},
-			want:    framework.KindStale,
-			says:    "example.com/quota",
-		},
+		"SameUID":   {reason: "the Binding names this pod", pod: gen.Pod("web", gen.UID("1")), binding: []gen.BindingOption{gen.UID("1")}},
+		"NoUID":     {reason: "a Binding without a UID is pinned later", pod: gen.Pod("web", gen.UID("1"))},
+		"OtherUID":  {reason: "the Binding has the UID of a deleted pod", pod: gen.Pod("web", gen.UID("2")), binding: []gen.BindingOption{gen.UID("1")}, want: true},
+		"Bound":     {reason: "another pod of the name can be created", pod: gen.Pod("web", gen.UID("1"), gen.BoundTo("node-b")), want: true, pins: Decision{UID: "1"}},
+		"Deleted":   {reason: "another pod of the name can be created", pod: gen.Pod("web", gen.UID("1"), gen.Terminating()), want: true, pins: Decision{UID: "1"}},
+		"Gated":     {reason: "the gate can be removed", pod: gen.Pod("web", gen.UID("1"), gen.Gate("g")), want: true, pins: Decision{UID: "1", ResourceVersion: "7"}},
+		"GatedUID":  {reason: "the gate can be removed from the named pod", pod: gen.Pod("web", gen.UID("1"), gen.Gate("g")), binding: []gen.BindingOption{gen.UID("1")}, want: true, pins: Decision{ResourceVersion: "7"}},
+		"GatedNext": {reason: "the client guesses the version without the gate", pod: gen.Pod("web", gen.UID("1"), gen.Gate("g")), binding: []gen.BindingOption{gen.AtVersion("8")}, want: true, pins: Decision{UID: "1", ResourceVersion: "7"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			err := guardPod(tc.pod, gen.Binding(tc.pod, "node-a", tc.binding...))
-			if tc.want == "" {
-				assert.Nil(t, err, tc.reason)
-				return
+			tc.pod.ResourceVersion = "7"
+			binding := gen.Binding(tc.pod, "node-a", tc.binding...)
+			assert.Equal(t, tc.want, unbindable(tc.pod, binding), tc.reason)
+			if tc.want {
+				tc.pins.PassThrough = true
+				assert.Equal(t, tc.pins, rejectedBy(tc.pod, binding), tc.reason)
 			}
-			require.NotNil(t, err, tc.reason)
-			assert.Equal(t, tc.want, err.Kind, tc.reason)
-			assert.Equal(t, "binder", err.Plugin)
-			assert.Equal(t, framework.Object{Kind: "Pod", Namespace: "default", Name: "web"}, err.Object)
-			assert.Contains(t, err.Error(), tc.says)
-			assert.NotEmpty(t, err.Advice)
 		})
 	}
 }

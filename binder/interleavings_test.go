@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/attempt"
@@ -295,10 +294,10 @@ func TestRound_AcceptedDuringTheRead(t *testing.T) {
 // TestEvents_StaleRejection: a stale rejection is reported on the pod.
 func TestEvents_StaleRejection(t *testing.T) {
 	s := newScene(t, newWriter("p", &journal{}))
-	gated := thePod.DeepCopy()
-	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}}
-	s.podIs(gated)
-	d := s.Bind(t.Context(), theRequest())
+	s.podIs(thePod)
+	r := theRequest()
+	r.Binding.ResourceVersion = "0"
+	d := s.Bind(t.Context(), r)
 	require.NotNil(t, d.Err)
 	assert.NotEmpty(t, s.events.all(), "every rejection is reported")
 }
@@ -317,14 +316,4 @@ func TestBudget_PluginThatNeverReturns(t *testing.T) {
 		}
 		assert.NotEqual(t, framework.KindWait, kindOf(d.Err), "20 minutes after the budget of 10: %v", d.Err)
 	})
-}
-
-// TestEvents_OtherPod: a Binding with another UID causes no event on the pod of that name.
-func TestEvents_OtherPod(t *testing.T) {
-	s := newScene(t, newWriter("p", &journal{}))
-	s.podIs(thePod)
-	d := s.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-0"))))
-	require.NotNil(t, d.Err)
-	assert.Equal(t, framework.KindStale, d.Err.Kind)
-	assert.Empty(t, s.events.all())
 }

@@ -76,7 +76,7 @@ func (c *call) refresh(ctx context.Context, bc *framework.BindContext) *framewor
 	if at := framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node); at != framework.Pending {
 		return framework.AsError(framework.Binder, framework.Stale(podObject(c.Pod), "%s", at).Advise("discard the Binding"))
 	}
-	if err := guardPod(pod, c.Binding); err != nil {
+	if err := guardVersion(pod, c.Binding); err != nil {
 		return err
 	}
 	node, err := c.liveNode(ctx, c.key.Node, runner.ReadDoubted)

@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,27 +22,30 @@ type reader struct {
 	recorder     Recorder
 }
 
-// pod returns the pod to be bound. It returns nil if the pod is gone or bound: the API server
-// then rejects the Binding itself. The pod comes with the error that is about it.
+// ErrPodNotFound is the cause of the denial of a Binding whose pod does not exist. If Prebind let it through, a pod that is created
+// a moment later would be bound unchecked.
+var ErrPodNotFound = errors.New("the pod does not exist")
+
+// pod returns the pod of the Binding. The pod comes with the error that is about it.
 func (r *reader) pod(ctx context.Context, request Request) (*corev1.Pod, *framework.Error) {
 	pod, reason := &corev1.Pod{}, runner.ReadMissing
 	if err := r.cached.Get(ctx, request.Pod, pod); err == nil {
-		if pod.Spec.NodeName == "" && guardPod(pod, request.Binding) == nil {
+		if !unbindable(pod, request.Binding) && guardVersion(pod, request.Binding) == nil {
 			return pod, nil
 		}
 		reason = runner.ReadDoubted
 	}
 	pod, err := r.livePod(ctx, request.Pod, reason)
-	if err != nil || pod == nil || pod.Spec.NodeName != "" {
+	switch {
+	case err != nil:
 		return nil, err
+	case pod == nil:
+		return nil, framework.AsError(framework.Binder, framework.Stale(podObject(request.Pod), "not found").Because(ErrPodNotFound).Advise("discard the Binding"))
+	case unbindable(pod, request.Binding):
+		return pod, nil
+	default:
+		return pod, guardVersion(pod, request.Binding)
 	}
-	stale := guardPod(pod, request.Binding)
-	if request.Binding.UID != "" && request.Binding.UID != pod.UID {
-		// The Binding is not about this pod, so the pod gets no event: otherwise anyone who can
-		// post a review could put events on any pod.
-		return nil, stale
-	}
-	return pod, stale
 }
 
 // livePod returns the pod from the API server, or nil if there is none.

@@ -52,6 +52,7 @@ type Field struct {
 var codes = map[int32]Kind{
 	http.StatusTooManyRequests:     Waiting,
 	http.StatusForbidden:           Refused,
+	http.StatusNotFound:            Stale,
 	http.StatusPreconditionFailed:  Stale,
 	http.StatusUnprocessableEntity: Invalid,
 	http.StatusInternalServerError: Internal,

@@ -109,7 +109,8 @@ func TestBind_ClientGo(t *testing.T) {
 		"Allowed":  {reason: "the pod is bound", server: &apiServer{code: http.StatusCreated, media: "application/json", body: []byte(`{"kind":"Status","apiVersion":"v1","status":"Success"}`)}, want: Bound, requests: 1},
 		"Waiting":  {reason: "client-go repeats the Binding ten times", server: denied("device-locked"), want: Repeat, delay: time.Second, requests: 11},
 		"Refused":  {reason: "the node has no free device", server: denied("device-taken"), want: Avoid, requests: 1},
-		"Stale":    {reason: "the decision was about an earlier pod", server: denied("stale-uid"), want: Forget, requests: 1},
+		"Stale":    {reason: "the decision was about an earlier version of the pod", server: denied("stale-version"), want: Forget, requests: 1},
+		"NotFound": {reason: "the pod is deleted", server: denied("stale-missing"), want: Forget, requests: 1},
 		"Invalid":  {reason: "the same Binding never succeeds", server: denied("device-invalid"), want: Report, requests: 1},
 		"Internal": {reason: "another call can succeed", server: denied("device-record-unreadable"), want: Reschedule, requests: 1},
 		"Throttled": {

@@ -32,7 +32,7 @@ const (
 	CauseField = metav1.CauseTypeFieldValueInvalid
 )
 
-// ReasonStale is the reason of a denial with code 412.
+// ReasonStale is the reason of a denial with code 412. A Stale answer with code 404 has the reason NotFound.
 const ReasonStale metav1.StatusReason = "PreconditionFailed"
 
 // Kind is the meaning of an answer. The values are also those of the audit annotation "decision".
@@ -48,7 +48,7 @@ const (
 	// Refused means not on this node now. Release the node and schedule the pod again, with backoff. Prefer other nodes, unless
 	// an unbound claim of the pod has the annotation volume.kubernetes.io/selected-node: then no other node is accepted.
 	Refused Kind = "refused"
-	// Stale means that the pod has changed. Drop the decision and schedule the pod from its new state. The watch can have
+	// Stale means that the pod has changed or does not exist. Drop the decision and schedule the pod from its new state. The watch can have
 	// reported the change before this answer.
 	Stale Kind = "stale"
 	// Invalid means that the Binding or the pod has an invalid annotation or label. The same Binding never succeeds. Schedule

@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -29,7 +30,7 @@ const (
 
 // codes are the codes and reasons of denials. client-go repeats a request after 429. kube-scheduler v1.37 and newer also
 // repeats a bind after InternalError, ServiceUnavailable and Conflict. Therefore Prebind does not answer 500 or 503 to a
-// Binding that must wait. Unlike the API server, it does not answer 409 to a stale Binding.
+// Binding that must wait.
 var codes = map[framework.Kind]struct {
 	code   int32
 	reason metav1.StatusReason
@@ -100,8 +101,11 @@ func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
 func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
 	err = framework.AsError(framework.Binder, err)
 	to, known := codes[err.Kind]
-	if !known {
+	switch {
+	case !known:
 		to = codes[framework.KindInternal]
+	case errors.Is(err, binder.ErrPodNotFound):
+		to.code, to.reason = http.StatusNotFound, metav1.StatusReasonNotFound
 	}
 	details := &metav1.StatusDetails{
 		RetryAfterSeconds: int32(retryAfter / time.Second),

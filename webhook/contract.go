@@ -11,7 +11,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // Name is the name of the webhook in the shipped configuration. The API server begins the message of every denial with it.
 const Name = "pods-binding.prebind.dev"
 
-// ReasonStale is the reason of a denial with code 412. The API does not define a reason for this code.
+// ReasonStale is the reason of a denial with code 412. The API does not define a reason for this code. A denial because the pod does
+// not exist has the code 404 and the reason NotFound.
 const ReasonStale metav1.StatusReason = "PreconditionFailed"
 
 // Types of the causes in the details of a denial. Every denial has one CausePlugin. The API serializes the type of a cause as

@@ -14,17 +14,21 @@ import (
 
 var escape = strings.NewReplacer("~", "~0", "/", "~1")
 
-// patchFor returns the smallest patch that adds the annotations, labels and UID of the decision. It omits keys that already
+// patchFor returns the smallest patch that adds the annotations, labels, UID and resourceVersion of the decision. It omits keys that already
 // have the same value. It is nil if there is nothing to add.
 func patchFor(b *bind, d binder.Decision) []byte {
 	var p patch
-	if !b.has.metadata && (d.UID != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
+	if !b.has.metadata && (d.UID != "" || d.ResourceVersion != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
 		p.add("/metadata")
 		p = append(p, "{}"...)
 	}
 	if d.UID != "" {
 		p.add("/metadata/uid")
 		p.text(string(d.UID))
+	}
+	if d.ResourceVersion != "" {
+		p.add("/metadata/resourceVersion")
+		p.text(d.ResourceVersion)
 	}
 	p.addMap("/metadata/annotations", b.has.annotations, b.request.Binding.Annotations, d.Annotations)
 	p.addMap("/metadata/labels", b.has.labels, b.request.Binding.Labels, d.Labels)

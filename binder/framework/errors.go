@@ -21,8 +21,8 @@ const (
 	KindWait Kind = "waiting"
 	// KindRefuse means not on this node. The scheduler chooses another node.
 	KindRefuse Kind = "refused"
-	// KindStale means that the decision is out of date: the pod has another UID or
-	// resourceVersion, is being deleted, or is bound. The scheduler drops it.
+	// KindStale means that the decision is out of date: the pod has another resourceVersion,
+	// does not exist, or changed during the bind. The scheduler drops it.
 	KindStale Kind = "stale"
 	// KindInvalid means that the Binding or an annotation is invalid.
 	KindInvalid Kind = "invalid"

@@ -114,9 +114,9 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 		code int32
 	}{
 		"not pending":        {options: []gen.PodOption{gen.BoundTo("node-2")}, change: func(*corev1.Pod) {}},
-		"another UID":        {change: func(pod *corev1.Pod) { pod.UID = uuid.NewUUID() }, code: http.StatusPreconditionFailed},
-		"of no pod":          {change: func(pod *corev1.Pod) { pod.Name = "none" }},
-		"of a pod elsewhere": {change: func(pod *corev1.Pod) { pod.Namespace = "kube-public" }},
+		"another UID":        {change: func(pod *corev1.Pod) { pod.UID = uuid.NewUUID() }},
+		"of no pod":          {change: func(pod *corev1.Pod) { pod.Name = "none" }, code: http.StatusNotFound},
+		"of a pod elsewhere": {change: func(pod *corev1.Pod) { pod.Namespace = "kube-public" }, code: http.StatusNotFound},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -44,7 +44,7 @@ func TestPlainClient(t *testing.T) {
 	assert.Empty(t, got.header.Get("Retry-After"))
 	b.assertDenied(got.status, metav1.StatusReasonForbidden, "volumebinding", "PersistentVolumeClaim "+b.ns+"/data")
 
-	got = b.postBinding(b.binding("node-1", gen.UID("0")), 30*time.Second)
+	got = b.postBinding(b.binding("node-1", gen.AtVersion("1")), 30*time.Second)
 	assert.Equal(t, http.StatusPreconditionFailed, got.code)
 	b.assertDenied(got.status, webhook.ReasonStale, "binder", "Pod "+b.ns+"/pod")
 

@@ -49,11 +49,12 @@ func TestRefusals(t *testing.T) {
 			decided: "refused",
 		},
 		"missing pod": {
-			reason:  "the API server's own answer is the right one",
+			reason:  "a pod that is created a moment later must not be bound unchecked",
 			prepare: func(*bench) {},
 			node:    "node-1",
 			is:      apierrors.IsNotFound,
-			decided: "passed-through",
+			says:    []string{"binder: Pod", "not found; discard the Binding"},
+			decided: "stale",
 		},
 		"empty target": {
 			reason:  "the API server's own answer is the right one",
@@ -71,13 +72,41 @@ func TestRefusals(t *testing.T) {
 			decided: "passed-through",
 		},
 		"UID of another pod": {
-			reason:  "the decision was about a pod that is gone",
+			reason:  "the API server's own answer is the right one",
 			prepare: func(b *bench) { b.pod(byHand) },
 			node:    "node-1",
 			options: []gen.BindingOption{gen.UID("0")},
-			is:      isStale,
-			says:    []string{"the Binding requires 0; schedule the new pod"},
-			decided: "stale",
+			is:      apierrors.IsConflict,
+			says:    []string{"Precondition failed: UID in precondition: 0"},
+			decided: "passed-through",
+		},
+		"gated pod": {
+			reason:  "the API server's own answer is the right one",
+			prepare: func(b *bench) { b.podWith(byHand, gen.Gate("example.com/quota")) },
+			node:    "node-1",
+			is:      apierrors.IsConflict,
+			says:    []string{"has non-empty .spec.schedulingGates"},
+			decided: "passed-through",
+		},
+		"gated pod, in a later version": {
+			reason:  "the API server must not bind it once its gate is removed",
+			prepare: func(b *bench) { b.podWith(byHand, gen.Gate("example.com/quota")) },
+			node:    "node-1",
+			options: []gen.BindingOption{gen.AtVersion("999999999")},
+			is:      apierrors.IsConflict,
+			says:    []string{"has non-empty .spec.schedulingGates"},
+			decided: "passed-through",
+		},
+		"terminating pod": {
+			reason: "the API server's own answer is the right one",
+			prepare: func(b *bench) {
+				b.podWith(byHand, keptByTest())
+				b.deletePod()
+			},
+			node:    "node-1",
+			is:      apierrors.IsConflict,
+			says:    []string{"is being deleted"},
+			decided: "passed-through",
 		},
 		"outdated resourceVersion": {
 			reason:  "the decision was about a pod that has changed",

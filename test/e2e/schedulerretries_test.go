@@ -71,7 +71,7 @@ func TestSchedulerRepeatsTransientErrors(t *testing.T) {
 			reason: "one call is sufficient", calls: []int{http.StatusCreated},
 		},
 		"stale": {
-			reason: "the Binding stays stale", options: []gen.BindingOption{gen.UID("0")},
+			reason: "the Binding stays stale", options: []gen.BindingOption{gen.AtVersion("1")},
 			is: isStale, calls: []int{http.StatusPreconditionFailed},
 		},
 		"already bound": {

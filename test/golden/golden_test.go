@@ -165,7 +165,10 @@ func TestGolden(t *testing.T) {
 		"resource-claims-failed":      {reason: "the driver cannot prepare the device", setup: setup{plugins: []on{claims}}},
 		"resource-claims-unmade":      {reason: "the claim of the template does not exist yet", setup: setup{plugins: []on{claims}}},
 		"require-not-on":              {reason: "a pod that requires a disabled plugin is not bound", setup: setup{plugins: []on{nodeState}}},
-		"stale-uid":                   {reason: "the Binding is for an earlier pod of the same name", setup: setup{plugins: []on{nodeState}}},
+		"passed-uid":                  {reason: "the API server rejects a Binding for an earlier pod of the same name", setup: setup{plugins: []on{nodeState}}},
+		"passed-gated":                {reason: "the API server rejects a Binding of a gated pod, pinned to this version", setup: setup{plugins: []on{nodeState}}},
+		"stale-version":               {reason: "the Binding is for an earlier version of the pod", setup: setup{plugins: []on{nodeState}}},
+		"stale-missing":               {reason: "a pod that is created a moment later must not be bound unchecked", setup: setup{plugins: []on{nodeState}}},
 		"everything-together-taken":   {reason: "a denial after mutators keeps their warnings", setup: setup{mutators: []on{places}, plugins: []on{nodeState, devices}}},
 	}
 	for name, tc := range cases {
