@@ -17,7 +17,7 @@ import (
 )
 
 // uidTime is the time in which the API server applies a new ValidatingAdmissionPolicy.
-const uidTime = 30 * time.Second
+const uidTime = time.Minute
 
 // checkUID checks that the Binding has the UID of the pod. Prebind adds a missing UID, so it cannot be observed later. The check
 // therefore uses a second namespace, which is exempt from Prebind, and a policy that rejects Bindings without a UID there.

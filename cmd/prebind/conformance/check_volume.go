@@ -140,10 +140,6 @@ func (s *session) checkVolume(ctx context.Context) (string, error) {
 	if err != nil && !errors.Is(err, errTime) {
 		return "", err
 	}
-	waited, err := s.waitSightings(ctx, pod)
-	if err != nil {
-		return "", err
-	}
 	if err = s.provision(ctx, claim, node); err != nil {
 		return "", err
 	}
@@ -154,6 +150,11 @@ func (s *session) checkVolume(ctx context.Context) (string, error) {
 	}
 	if now.Spec.NodeName != node {
 		return "", &violation{what: fmt.Sprintf("the volume is on node %s, but the pod was bound to %s", node, now.Spec.NodeName), advice: adviceStay}
+	}
+	// The event of the wait can be late, so it is read at the end.
+	waited, err := s.waitSightings(ctx, now)
+	if err != nil {
+		return "", err
 	}
 	who := "the scheduler waited for the volume itself"
 	if len(waited) > 0 {
@@ -192,7 +193,7 @@ func (s *session) checkRollback(ctx context.Context) (string, error) {
 		binding := bindingOf(pod, node, nil)
 		// The call ends with an error when the pod is deleted.
 		go func() { _ = s.client.CoreV1().Pods(s.ns).Bind(ctx, binding, metav1.CreateOptions{}) }()
-		err = s.until(ctx, provisionTime, func(ctx context.Context) (bool, error) { return s.deviceHeld(ctx, node, id) })
+		err = s.until(ctx, rollbackTime, func(ctx context.Context) (bool, error) { return s.deviceHeld(ctx, node, id) })
 	}
 	if errors.Is(err, errTime) {
 		return "", &violation{what: "Prebind holds no device while the bind waits for its volume", advice: "Check the log of Prebind. This is not a problem of the scheduler."}
