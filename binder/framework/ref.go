@@ -34,6 +34,11 @@ func AllOf(example client.Object, namespace string) Ref {
 	return Ref{kind: KindOf(example), namespace: namespace}
 }
 
+// AllOfList is AllOf with the type of the items of the list.
+func AllOfList(list client.ObjectList, namespace string) Ref {
+	return Ref{kind: KindOf(list), namespace: namespace}
+}
+
 // Object returns the reference for errors and messages.
 func (r Ref) Object() Object { return Object{Kind: r.kind, Namespace: r.namespace, Name: r.name} }
 

@@ -1,0 +1,105 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package loop
+
+import (
+	"time"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+// action is what a call does after a pass.
+type action int
+
+const (
+	// allow the bind: no plugin writes, waits or rejects.
+	allow action = iota
+	// write calls PreBind of plugins.
+	write
+	// reserve calls Reserve of plugins, and then allows the bind.
+	reserve
+	// wait for a change.
+	wait
+	// reject the bind, unless the cache can be behind.
+	reject
+	// repeat the pass at once.
+	repeat
+	// finish the call: with the error, or allowed without one.
+	finish
+)
+
+// step is what a call does next.
+type step struct {
+	do action
+	// plugins are the indexes of the plugins to write or to reserve.
+	plugins []int
+	// err is that of reject and finish.
+	err *framework.Error
+	// waits are what the call waits for, plugin whose first wait it is, and until when the next pass
+	// is due without a change. Zero means never.
+	waits  []framework.Wait
+	plugin string
+	until  time.Time
+	// over is closed when an earlier attempt is rolled back. It may be nil.
+	over <-chan struct{}
+}
+
+// rejection returns the first error of the results, or nil.
+func rejection(results []Result) *framework.Error {
+	for _, r := range results {
+		if r.Err != nil {
+			return r.Err
+		}
+	}
+	return nil
+}
+
+// decide returns the next step by the results of a pass. asked are the plugins whose PreBind was
+// called since the last change. decide is pure.
+//
+// A plugin that still has to write after its PreBind waits for the cache to show what it wrote. An
+// error of the kind Wait is a wait. Plugins with late writes have their turn when no other plugin writes
+// or waits.
+func decide(results []Result, asked map[string]bool) step {
+	var writes, late []int
+	s := step{do: wait}
+	waits := func(plugin string, w framework.Wait) {
+		if len(s.waits) == 0 {
+			s.plugin = plugin
+		}
+		s.waits = append(s.waits, w)
+		if !w.Until.IsZero() && (s.until.IsZero() || w.Until.Before(s.until)) {
+			s.until = w.Until
+		}
+	}
+	for i, r := range results {
+		name, v := r.Plugin.Name(), r.Verdict
+		switch {
+		case r.Err != nil && r.Err.Kind == oldframework.KindWait:
+			waits(name, framework.Wait{Object: r.Err.Object, For: r.Err.Message})
+		case r.Err != nil:
+			return step{do: reject, err: r.Err}
+		case v.Late && len(v.Writes) > 0:
+			late = append(late, i)
+		case len(v.Writes) > 0 && asked[name]:
+			waits(name, framework.Wait{For: "the cache to show what the plugin wrote"})
+		case len(v.Writes) > 0:
+			writes = append(writes, i)
+		}
+		if r.Err == nil && v.Wait != (framework.Wait{}) {
+			waits(name, v.Wait)
+		}
+	}
+	switch {
+	case len(writes) > 0:
+		return step{do: write, plugins: writes}
+	case len(s.waits) > 0:
+		return s
+	case len(late) > 0:
+		return step{do: reserve, plugins: late}
+	default:
+		return step{do: allow}
+	}
+}

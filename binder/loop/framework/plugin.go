@@ -1,0 +1,169 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package framework is the contract of PreBind plugins for package loop. It replaces
+// binder/framework when the plugins are ported; docs/design.md, "One call, one loop", describes
+// why. The parts of binder/framework that stay are used from there.
+//
+// A call decides on a bind in a loop. In each pass, the engine calls SetupBindContextExtension
+// and PreFlight of every plugin, and repeats the pass when an object changes that a plugin has
+// read. So a plugin needs no loop and no subscription of its own, sees what other plugins have
+// changed, and all plugins wait at the same time.
+package framework
+
+import (
+	"context"
+	"time"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Reader reads objects from the cache: the kinds that the plugin's Registration watches, pods
+// without a node, and nodes. It returns an error for other kinds. The objects are shared: do not
+// change them. A bind wakes up when an object changes that was read through it.
+type Reader = framework.Reader
+
+// Plugin takes part in the decision on a bind. One instance serves all binds concurrently.
+type Plugin interface {
+	// Name is the plugin's name in kebab-case, for flags, annotation keys, messages, and
+	// metrics. It never changes.
+	Name() string
+
+	// PreFlight decides: it returns the writes that PreBind has to make, the wait of the bind, and
+	// the annotations and devices of the pod. It is a pure function of the context and its extension. It runs once
+	// per pass, for dry runs too. The verdict of the last pass counts.
+	//
+	// An error rejects the bind. The cache can be behind, so the engine repeats the pass until
+	// the call is as old as Settle before it rejects.
+	PreFlight(bc *BindContext) (Verdict, error)
+}
+
+// BindContextExtender is a Plugin that reads objects for its PreFlight.
+type BindContextExtender interface {
+	// SetupBindContextExtension reads, from the cache, everything that PreFlight needs into the
+	// extension of the context (see Extend). It neither writes nor rejects: PreFlight handles
+	// missing objects. An error means that a read failed.
+	SetupBindContextExtension(ctx context.Context, cache Reader, bc *BindContext) error
+}
+
+// PreBinder is a Plugin that writes. For one pair of pod UID and node, a replica runs only one of
+// its methods at a time, but for PreFlight. Another replica can work on the same bind, so writes
+// must contain BindContext.Attempt.
+type PreBinder interface {
+	Plugin
+
+	// PreBind makes the next writes and returns; it never waits. The engine calls it when the
+	// verdict has Writes, and repeats the pass after it. While the cache does not show what
+	// PreBind wrote, PreFlight keeps asking for it; the engine then waits for a change before it
+	// calls PreBind again.
+	//
+	// It must be idempotent: after a crash, on another replica, and when a scheduler repeats the
+	// bind, it continues from the state in the API server. Every write is a compare-and-swap. An
+	// error of the kind Wait, such as a conflict, means that the cache is behind: the bind waits
+	// for a change. Every other error rejects the bind at once.
+	PreBind(ctx context.Context, bc *BindContext) error
+
+	// PreBindRollBack undoes the writes of PreBind for this attempt, and nothing else. The engine
+	// calls it for every plugin whose PreBind was started, in reverse order, and repeats it when
+	// it fails. PreBind can have stopped at any point, even before its first write.
+	// PreBindRollBack must be idempotent, and must not change later writes of another attempt.
+	// The engine has checked that the live pod is not bound to the node.
+	PreBindRollBack(ctx context.Context, bc *BindContext) error
+
+	// PostBind confirms the writes: the engine has observed that the pod is bound to the node. It
+	// is called for plugins whose PreBind was started, in order, and repeated through Marks if it
+	// fails or if the process ends first.
+	PostBind(ctx context.Context, bc *BindContext) error
+
+	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
+	// PostBind. One replica at a time calls it, every few seconds. For each mark whose replica is
+	// gone, the engine calls PostBind or PreBindRollBack with a recovered BindContext.
+	//
+	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and
+	// limit their number per object.
+	Marks(ctx context.Context) ([]Mark, error)
+}
+
+// Reserver is a Plugin that reserves something in the memory of this replica, such as a slot.
+type Reserver interface {
+	// Reserve is called when all other plugins are ready and the plugin's verdict is Late. The
+	// reservation must end by itself, because the engine does not report whether the pod is bound. It
+	// reads only the cache and is idempotent. False means that there was nothing to reserve any
+	// more: the bind waits for a change. It is not called for dry runs.
+	Reserve(bc *BindContext) bool
+}
+
+// Mark names the attempt that made a write.
+type Mark = framework.Mark
+
+// Tidier is a Plugin that keeps state for running pods.
+type Tidier = framework.Tidier
+
+// Starter is a Plugin with work of its own, such as reading objects that configure it.
+type Starter = framework.Starter
+
+// OnRequest is a Plugin that takes part only in binds that request it.
+type OnRequest = framework.OnRequest
+
+// Observer is a Plugin that reports what binds wait for. Its methods must not block.
+type Observer interface {
+	// BindWaits is called when a call begins to wait, and when what it waits for changes.
+	BindWaits(bc *BindContext, waits []Wait)
+	// BindEnded is called when a bind that waited is decided, or is not called any more.
+	BindEnded(bc *BindContext)
+}
+
+// Verdict is the decision of a plugin on a bind that it does not reject. The zero Verdict means
+// that the bind may proceed. The engine owns its maps and slices.
+type Verdict struct {
+	// Writes are the writes that PreBind has to make, each as a complete sentence. The answer to
+	// a dry run contains them. They require a PreBinder, or a Reserver if Late is set.
+	Writes []string
+	// Late means that the writes have to wait until all other plugins are ready. The engine then
+	// calls Reserve instead of PreBind.
+	Late bool
+	// Wait is what the bind waits for. The zero Wait means nothing.
+	Wait Wait
+	// Annotations and Labels are added to the Binding, and by the API server to the pod. An
+	// annotation without a slash gets the prefix <plugin>.prebind.dev/. Labels require Kubernetes
+	// 1.35 or later. An invalid key or value rejects the bind.
+	Annotations, Labels map[string]string
+	// Devices are what the pod gets. Mutators receive them.
+	Devices []Device
+	// Warnings are shown to the client that posted the Binding.
+	Warnings []string
+	// Findings are the results of single rules of the plugin. 'prebind explain' shows them.
+	Findings []Finding
+}
+
+// Wait is what a bind waits for.
+type Wait struct {
+	// Object has to change. It may be the zero Object.
+	Object Object
+	// For completes the sentence "waiting for …". It is not empty.
+	For string
+	// Until is when the pass is repeated even if nothing has changed. Set it for a state that ends
+	// with time. Zero means never.
+	Until time.Time
+}
+
+// String returns "Kind namespace/name: for".
+func (w Wait) String() string {
+	if object := w.Object.String(); object != "" {
+		return object + ": " + w.For
+	}
+	return w.For
+}
+
+// AtMost returns the wait with an end, or an error that rejects the bind if the end has come. The
+// time counts from the bind's first call that this replica received.
+func (bc *BindContext) AtMost(limit time.Duration, w Wait) (Wait, error) {
+	end := bc.Since.Add(limit)
+	if !bc.Now.Before(end) {
+		return Wait{}, framework.Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")
+	}
+	if w.Until.IsZero() || end.Before(w.Until) {
+		w.Until = end
+	}
+	return w, nil
+}

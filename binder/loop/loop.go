@@ -1,0 +1,456 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package loop decides on one call for one bind. It repeats one pass until the bind is ready,
+// rejected, or has to be posted again:
+//
+//	read and decide       SetupBindContextExtension and PreFlight of every plugin, from the cache
+//	somebody rejects?     if the call is as old as Settle: reject; otherwise wait for a change
+//	somebody writes?      PreBind of those plugins, once per change; then repeat
+//	somebody waits?       wait until something changes that was read, or the hold ends
+//	all ready             reserve, answer, and check once that the call has not ended
+//
+// All that outlives the call is in package work.
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/binder/loop/work"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+const (
+	// Settle is the age of a call before which it is not rejected by the cache. A watch is rarely
+	// later. If it is, the rejection can be false, and the scheduler tries again.
+	Settle = time.Second
+	// pace is the minimum time between two passes of a call.
+	pace = 20 * time.Millisecond
+	// readAgain is the pause after a write that failed for a reason that passes.
+	readAgain = 2 * time.Second
+	// minRetry and maxRetry limit Retry-After. drainRetry is that of a replica that shuts down.
+	minRetry, maxRetry, drainRetry = 2 * time.Second, 30 * time.Second, time.Second
+)
+
+// Loop decides on binds. All fields are required. It is safe for concurrent use.
+type Loop struct {
+	// CachedFor returns the cached reader of a plugin.
+	CachedFor func(plugin string) framework.Reader
+	// Changes reports changes of the objects that readers return.
+	Changes *oldframework.Hub
+	Work    *work.Set
+	// Replica identifies this process; see work.NewID.
+	Replica string
+	Tracker runner.Tracker
+	Clock   clock.WithDelayedExecution
+	// Jitter returns a random number from 0 to 1.
+	Jitter func() float64
+}
+
+// Bind is one call. All fields but DryRun are required.
+type Bind struct {
+	Key     work.Key
+	Pod     types.NamespacedName
+	Binding *corev1.Binding
+	User    authenticationv1.UserInfo
+	DryRun  bool
+	// First is the time of the first call for this bind that this replica received, and Budget the
+	// time that the bind has from then on.
+	First  time.Time
+	Budget time.Duration
+	// Plugins take part in the bind, in order.
+	Plugins []framework.Plugin
+	// Look returns the pod and the node from the cache, or why the call ends. It is called in each
+	// pass.
+	Look func(ctx context.Context) (*corev1.Pod, *corev1.Node, *framework.Error)
+	// Hold is called once, when the call has to wait. It returns a channel that receives when the
+	// call has waited for long enough, or false if the call must not wait at all.
+	Hold func(waits []framework.Wait) (over <-chan time.Time, ok bool)
+	// Draining is closed when the replica shuts down.
+	Draining <-chan struct{}
+	// Answer builds the answer that allows the bind, when all plugins are ready. The attempt is
+	// empty if no plugin has written. An error rejects the bind. It is not called for dry runs.
+	Answer func(ctx context.Context, ready Ready) *framework.Error
+}
+
+// Ready is a bind for which all plugins are ready.
+type Ready struct {
+	Pod     *corev1.Pod
+	Node    *corev1.Node
+	Results []Result
+	Attempt string
+}
+
+// Result is what one plugin decided in a pass: a verdict or an error.
+type Result struct {
+	Plugin  framework.Plugin
+	Verdict framework.Verdict
+	Err     *framework.Error
+	bc      *framework.BindContext
+}
+
+// Outcome is the end of a call.
+type Outcome struct {
+	// Err is nil if the bind is allowed. Its kind is KindWait if the client has to post the Binding
+	// again after RetryAfter.
+	Err        *framework.Error
+	RetryAfter time.Duration
+	// Results are those of the last pass, by plugin, in order.
+	Results []Result
+	// Attempt is that of the bind if a plugin has written for it.
+	Attempt string
+}
+
+// call is one call in progress.
+type call struct {
+	*Loop
+	Bind
+	began   time.Time
+	changes *oldframework.Subscription
+	// entry is the work that the call has joined, or nil. id is the attempt's ID.
+	entry *work.Entry
+	id    string
+	// asked are the plugins whose PreBind was called since the last change.
+	asked map[string]bool
+	// over is the end of the hold, after the call has asked for it.
+	over <-chan time.Time
+	// waited says that observers have received a wait.
+	waited bool
+}
+
+// Run decides on the call. It returns when the bind is allowed or rejected, when the hold ends, or
+// when the context ends; then it never allows.
+func (l *Loop) Run(ctx context.Context, b Bind) Outcome {
+	c := &call{Loop: l, Bind: b, began: l.Clock.Now(), asked: map[string]bool{}}
+	c.changes = l.Changes.Subscribe(
+		oldframework.RefTo(&corev1.Pod{}, b.Pod.Namespace, b.Pod.Name), oldframework.RefTo(&corev1.Node{}, "", b.Key.Node))
+	defer c.changes.Close()
+	o := c.run(ctx)
+	if o.Err != nil && o.Err.Kind == oldframework.KindWait {
+		o.RetryAfter = c.retryAfter()
+	}
+	if c.entry != nil {
+		if l.Work.HasWritten(c.entry) {
+			o.Attempt = c.id
+		}
+		if o.Err != nil && o.Err.Kind != oldframework.KindWait {
+			l.Work.Reject(c.entry)
+		}
+		l.Work.Leave(c.entry, o.RetryAfter)
+	}
+	c.observe(o.Results, nil, o.RetryAfter > 0)
+	return o
+}
+
+// run repeats the pass until there is an outcome.
+func (c *call) run(ctx context.Context) Outcome {
+	for {
+		pod, node, err := c.Look(ctx)
+		if err != nil {
+			return Outcome{Err: err}
+		}
+		results := c.pass(ctx, pod, node)
+		if c.DryRun {
+			return Outcome{Results: results, Err: rejection(results)}
+		}
+		next := decide(results, c.asked)
+		if next.do == write {
+			next = c.write(ctx, results, next)
+		}
+		if next.do == reserve {
+			next = c.reserve(results, next)
+		}
+		if next.do == allow {
+			next = c.allow(ctx, Ready{Pod: pod, Node: node, Results: results})
+		}
+		if ctx.Err() != nil { // The only check, after all that could allow the bind.
+			return Outcome{Err: c.unfinished(context.Cause(ctx)), Results: results}
+		}
+		switch next.do {
+		case finish:
+			return Outcome{Err: next.err, Results: results}
+		case repeat:
+			continue
+		case reject:
+			if c.Clock.Since(c.began) >= Settle {
+				return Outcome{Err: next.err, Results: results}
+			}
+			next.until = c.began.Add(Settle)
+		}
+		if err := c.wait(ctx, next, results); err != nil {
+			return Outcome{Err: err, Results: results}
+		}
+	}
+}
+
+// pass calls Setup and PreFlight of every plugin, in order.
+func (c *call) pass(ctx context.Context, pod *corev1.Pod, node *corev1.Node) []Result {
+	if c.entry == nil && !c.DryRun {
+		c.join(c.Work.Join(c.Key))
+	}
+	now := c.Clock.Now()
+	results := make([]Result, 0, len(c.Plugins))
+	for _, p := range c.Plugins {
+		bc := &framework.BindContext{
+			Pod: pod, Node: node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.First, DryRun: c.DryRun,
+			Written: c.entry != nil && c.Work.Written(c.entry, p.Name()),
+		}
+		r := Result{Plugin: p, bc: bc}
+		err := c.call(ctx, runner.StepPreFlight, p, func(ctx context.Context) (err error) {
+			if extender, ok := p.(framework.BindContextExtender); ok {
+				cache := subscribing{Reader: c.CachedFor(p.Name()), to: c.changes}
+				if err := extender.SetupBindContextExtension(ctx, cache, bc); err != nil {
+					return err
+				}
+			}
+			r.Verdict, err = p.PreFlight(bc)
+			return err
+		})
+		r.Err = oldframework.AsError(p.Name(), err)
+		results = append(results, r)
+	}
+	return results
+}
+
+// join makes the entry that of the call.
+func (c *call) join(e *work.Entry) {
+	c.entry = e
+	if e != nil {
+		c.id = e.ID()
+	} else if c.id == "" {
+		c.id = work.NewID(c.Replica)
+	}
+}
+
+// write calls PreBind of the plugins that have to write. It returns what to do next.
+func (c *call) write(ctx context.Context, results []Result, s step) step {
+	if c.entry == nil {
+		e, err := c.Work.Open(c.Key, c.Pod, c.id)
+		if err != nil {
+			return step{do: finish, err: c.lease(err)}
+		}
+		if c.join(e); e.ID() != results[0].bc.Attempt {
+			// Another call has begun to write. The contexts must have its attempt.
+			return step{do: repeat}
+		}
+	}
+	for _, i := range s.plugins {
+		r := results[i]
+		p, ok := r.Plugin.(framework.PreBinder)
+		if !ok {
+			return step{do: finish, err: oldframework.AsError(r.Plugin.Name(), errors.New("the plugin has writes, but no PreBind"))}
+		}
+		c.asked[p.Name()] = true
+		err := c.Work.Write(ctx, c.entry, p, r.bc, func() error {
+			return c.call(ctx, runner.StepPreBind, p, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
+		})
+		if next, ok := c.failed(p.Name(), err); ok {
+			return next
+		}
+	}
+	return step{do: repeat}
+}
+
+// failed returns what to do after the error of a write or of an allowance, if there is one.
+func (c *call) failed(plugin string, err error) (step, bool) {
+	var own *framework.Error
+	switch {
+	case err == nil:
+		return step{}, false
+	case errors.Is(err, work.Closing):
+		return step{do: wait, over: c.entry.Over(), waits: []framework.Wait{{Object: c.about(), For: "the rollback of an earlier attempt"}}}, true
+	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped):
+		return step{do: finish, err: c.lease(err)}, true
+	case errors.As(err, &own) && own.Kind == oldframework.KindWait:
+		// The cache is behind, or the API server is slow.
+		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.Clock.Now().Add(readAgain)}
+		return step{do: wait, waits: []framework.Wait{w}, until: w.Until}, true
+	default:
+		return step{do: finish, err: oldframework.AsError(plugin, err)}, true
+	}
+}
+
+// reserve calls Reserve of the plugins that come last.
+func (c *call) reserve(results []Result, s step) step {
+	for _, i := range s.plugins {
+		r := results[i]
+		p, ok := r.Plugin.(framework.Reserver)
+		if !ok {
+			return step{do: finish, err: oldframework.AsError(r.Plugin.Name(), errors.New("the plugin has late writes, but no Reserve"))}
+		}
+		if !p.Reserve(r.bc) {
+			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}
+		}
+	}
+	return step{do: allow}
+}
+
+// allow builds the answer, and records that the call is allowed.
+func (c *call) allow(ctx context.Context, ready Ready) step {
+	if c.entry != nil && c.Work.HasWritten(c.entry) {
+		ready.Attempt = c.id
+	}
+	if err := c.Answer(ctx, ready); err != nil {
+		return step{do: finish, err: err}
+	}
+	if ready.Attempt != "" {
+		if next, failed := c.failed(oldframework.Binder, c.Work.Allow(c.entry)); failed {
+			return next
+		}
+	}
+	return step{do: finish}
+}
+
+// wait waits until something changes that was read, until the step's time, or until the hold ends. It
+// returns an error if the call ends.
+func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Error {
+	now := c.Clock.Now()
+	end := c.First.Add(c.Budget)
+	if s.do == wait {
+		if !now.Before(end) {
+			return c.overBudget(s)
+		}
+		if c.over == nil {
+			over, ok := c.Hold(s.waits)
+			if !ok {
+				return c.waiting(s, now)
+			}
+			c.over = over
+		}
+		c.observe(results, s.waits, false)
+	}
+	until := end
+	if !s.until.IsZero() && s.until.Before(until) {
+		until = s.until
+	}
+	timer := c.Clock.NewTimer(max(until.Sub(now), pace))
+	defer timer.Stop()
+	select {
+	case <-c.changes.C():
+		clear(c.asked)
+	case <-timer.C():
+		clear(c.asked)
+	case <-s.over:
+		c.Work.Leave(c.entry, 0)
+		c.entry, c.id = nil, ""
+		clear(c.asked)
+	case <-c.over:
+		return c.waiting(s, c.Clock.Now())
+	case <-c.Draining:
+		return c.waiting(s, c.Clock.Now())
+	case <-ctx.Done():
+		return c.unfinished(context.Cause(ctx))
+	}
+	return c.rest(ctx, now)
+}
+
+// rest keeps the pace of passes.
+func (c *call) rest(ctx context.Context, last time.Time) *framework.Error {
+	left := pace - c.Clock.Since(last)
+	if left <= 0 {
+		return nil
+	}
+	timer := c.Clock.NewTimer(left)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return nil
+	case <-ctx.Done():
+		return c.unfinished(context.Cause(ctx))
+	}
+}
+
+// observe reports to observers what the bind waits for, or that it is decided.
+func (c *call) observe(results []Result, waits []framework.Wait, later bool) {
+	if len(waits) == 0 && (!c.waited || later) {
+		return
+	}
+	c.waited = true
+	for _, r := range results {
+		o, ok := r.Plugin.(framework.Observer)
+		switch {
+		case !ok:
+		case len(waits) > 0:
+			o.BindWaits(r.bc, waits)
+		default:
+			o.BindEnded(r.bc)
+		}
+	}
+}
+
+// retryAfter returns when the client should post the Binding again: after half of the time that the
+// bind has waited so far, within limits, spread by a quarter.
+func (c *call) retryAfter() time.Duration {
+	select {
+	case <-c.Draining:
+		// Another replica may have a seat.
+		return drainRetry
+	default:
+		return RetryAfter(c.Clock.Since(c.First), c.Jitter())
+	}
+}
+
+// RetryAfter returns half of the elapsed time, at least 2 s and at most 30 s, plus up to a quarter by
+// the jitter from 0 to 1, in whole seconds.
+func RetryAfter(elapsed time.Duration, jitter float64) time.Duration {
+	after := min(max(elapsed/2, minRetry), maxRetry)
+	after += time.Duration(jitter * float64(after) / 4)
+	return after.Round(time.Second)
+}
+
+// call makes one call of a plugin, contained and tracked.
+func (c *call) call(ctx context.Context, name string, p framework.Plugin, f func(ctx context.Context) error) error {
+	step := runner.Step{Name: name, Plugin: p.Name(), Pod: c.Pod, Node: c.Key.Node, Attempt: c.id}
+	ctx, done := c.Tracker.Step(ctx, step)
+	err := contained(ctx, func() error { return f(ctx) })
+	done(err)
+	return err
+}
+
+func (c *call) about() framework.Object {
+	return framework.Object{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name}
+}
+
+// waiting returns the answer to a call that could not wait any longer.
+func (c *call) waiting(s step, now time.Time) *framework.Error {
+	if len(s.waits) == 0 {
+		// The call may be rejected, but is not old enough to say so.
+		return oldframework.AsError(oldframework.Binder, oldframework.Wait(c.about(), "waiting for the cache").Advise("retry the Binding"))
+	}
+	first, more := s.waits[0], ""
+	if n := len(s.waits) - 1; n > 0 {
+		more = fmt.Sprintf(", and %d more", n)
+	}
+	err := oldframework.Wait(first.Object, "waiting for %s (%s)%s", first.For, now.Sub(c.First).Round(time.Second), more).Advise("retry the Binding")
+	err.Plugin = s.plugin
+	return oldframework.AsError(oldframework.Binder, err)
+}
+
+// overBudget returns the answer to a bind that has waited for too long.
+func (c *call) overBudget(s step) *framework.Error {
+	err := oldframework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.Budget, s.waits[0].For).
+		Advise("check the cause of the delay, or raise --prebind-timeout")
+	err.Plugin = s.plugin
+	return oldframework.AsError(oldframework.Binder, err)
+}
+
+// lease returns the answer of a replica on whose work no bind may rely.
+func (c *call) lease(cause error) *framework.Error {
+	return oldframework.AsError(oldframework.Binder, oldframework.Wait(c.about(), "%v", cause).Because(cause).Advise("retry the Binding"))
+}
+
+// unfinished returns the answer to a call that ended before the decision.
+func (c *call) unfinished(cause error) *framework.Error {
+	return oldframework.AsError(oldframework.Binder,
+		oldframework.Wait(c.about(), "the request ended before the decision").Because(cause).Advise("retry the Binding"))
+}

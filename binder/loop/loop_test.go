@@ -1,0 +1,618 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package loop
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/binder/loop/work"
+	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// world is a replica, a pod and a node. Its state is guarded by mu.
+type world struct {
+	*Loop
+	mu       sync.Mutex
+	pod      *corev1.Pod
+	facts    map[string]bool
+	log      []string
+	term     int64
+	held     bool
+	draining chan struct{}
+	hold     time.Duration
+	failing  int // RollBack fails that often.
+}
+
+const nodeName = "node-a"
+
+func newWorld() *world {
+	w := &world{
+		pod: gen.Pod("web"), facts: map[string]bool{}, held: true, draining: make(chan struct{}), hold: 8 * time.Second,
+	}
+	w.pod.UID = "u1"
+	hub := oldframework.NewHub()
+	set := work.NewSet(work.Options{
+		Runner: w, Replica: "r", Changes: hub, Clock: clock.RealClock{}, Ended: func(bound bool) { w.say("ended", bound) },
+		Term: func() (int64, bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.term, w.held
+		},
+	})
+	w.Loop = &Loop{
+		CachedFor: func(string) framework.Reader { return nil }, Changes: hub, Work: set, Replica: "r", Tracker: runner.Untracked{},
+		Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
+	}
+	return w
+}
+
+func (w *world) say(what string, more ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range more {
+		switch m := m.(type) {
+		case string:
+			what += " " + m
+		case bool:
+			what += map[bool]string{true: " yes", false: " no"}[m]
+		}
+	}
+	w.log = append(w.log, what)
+}
+
+func (w *world) said() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
+}
+
+func (w *world) is(fact string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.facts[fact]
+}
+
+// set changes a fact of the cache, and wakes binds.
+func (w *world) set(fact string) {
+	w.mu.Lock()
+	w.facts[fact] = true
+	w.mu.Unlock()
+	w.changed()
+}
+
+func (w *world) changed() {
+	w.Changes.Changed(oldframework.RefTo(&corev1.Pod{}, w.pod.Namespace, w.pod.Name))
+}
+
+// bound makes the pod bound to the node.
+func (w *world) bound(node string) {
+	w.mu.Lock()
+	w.pod = w.pod.DeepCopy()
+	w.pod.Spec.NodeName = node
+	w.mu.Unlock()
+	w.changed()
+}
+
+func (w *world) live() *corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pod
+}
+
+// StillPending implements work.Runner.
+func (w *world) StillPending(_ context.Context, _ types.NamespacedName, uid types.UID) bool {
+	return oldframework.WhereaboutsOf(w.live(), uid, "") == oldframework.Pending
+}
+
+// LivePod implements work.Runner.
+func (w *world) LivePod(context.Context, types.NamespacedName) (*corev1.Pod, error) {
+	return w.live(), nil
+}
+
+// PostBind implements work.Runner.
+func (w *world) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
+	return p.PostBind(ctx, bc)
+}
+
+// RollBack implements work.Runner.
+func (w *world) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
+	w.mu.Lock()
+	w.failing--
+	fails := w.failing >= 0
+	w.mu.Unlock()
+	if fails {
+		return errors.New("not now")
+	}
+	return p.PreBindRollBack(ctx, bc)
+}
+
+// bind is a call for the pod with the plugins.
+func (w *world) bind(node string, plugins ...framework.Plugin) Bind {
+	pod := w.live()
+	return Bind{
+		Key: work.Key{Pod: pod.UID, Node: node}, Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name},
+		Binding: &corev1.Binding{}, First: time.Now(), Budget: 10 * time.Minute, Plugins: plugins, Draining: w.draining,
+		Look: func(context.Context) (*corev1.Pod, *corev1.Node, *framework.Error) {
+			return w.live(), gen.Node(node), nil
+		},
+		Hold: func([]framework.Wait) (<-chan time.Time, bool) { return time.After(w.hold), w.hold > 0 },
+		Answer: func(_ context.Context, r Ready) *framework.Error {
+			w.say("answer", map[bool]string{true: "with attempt"}[r.Attempt != ""])
+			return nil
+		},
+	}
+}
+
+// plugin is a PreBinder that is made of functions.
+type plugin struct {
+	name    string
+	decide  func(bc *framework.BindContext) (framework.Verdict, error)
+	preBind func(bc *framework.BindContext) error
+	world   *world
+}
+
+func (p plugin) Name() string { return p.name }
+
+func (p plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) { return p.decide(bc) }
+
+func (p plugin) PreBind(_ context.Context, bc *framework.BindContext) error {
+	p.world.say(p.name, "PreBind")
+	return p.preBind(bc)
+}
+
+func (p plugin) PreBindRollBack(context.Context, *framework.BindContext) error {
+	p.world.say(p.name, "PreBindRollBack")
+	return nil
+}
+
+func (p plugin) PostBind(context.Context, *framework.BindContext) error {
+	p.world.say(p.name, "PostBind")
+	return nil
+}
+
+func (p plugin) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
+
+func (p plugin) Reserve(*framework.BindContext) bool {
+	p.world.say(p.name, "Reserve")
+	return true
+}
+
+// waiter waits for a fact.
+func (w *world) waiter(fact string) framework.Plugin {
+	return plugin{name: "wait-" + fact, world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+		if w.is(fact) {
+			return framework.Verdict{}, nil
+		}
+		return framework.Verdict{Wait: framework.Wait{For: fact}}, nil
+	}}
+}
+
+// writer writes a fact, which the cache shows at once.
+func (w *world) writer(fact string) framework.Plugin {
+	return plugin{
+		name: "write-" + fact, world: w,
+		decide: func(*framework.BindContext) (framework.Verdict, error) {
+			if w.is(fact) {
+				return framework.Verdict{}, nil
+			}
+			return framework.Verdict{Writes: []string{"writes " + fact}}, nil
+		},
+		preBind: func(*framework.BindContext) error {
+			w.set(fact)
+			return nil
+		},
+	}
+}
+
+// in runs the test in a bubble, and stops the replica at its end.
+func in(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		test(t, w)
+		require.NoError(t, w.Work.Stop(t.Context()))
+	})
+}
+
+func TestRun_NothingToDo(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		began := time.Now()
+		o := w.Run(t.Context(), w.bind(nodeName, framework.NewPlugin("quiet", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+			return framework.Verdict{}, nil
+		})))
+		require.Nil(t, o.Err)
+		assert.Equal(t, []string{"answer "}, w.said(), "a bind without writes has no attempt")
+		assert.Zero(t, time.Since(began))
+	})
+}
+
+// TestRun_WaitsOverlap: two plugins that wait for ten seconds each delay the bind by ten seconds.
+func TestRun_WaitsOverlap(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		w.hold = 25 * time.Second
+		time.AfterFunc(10*time.Second, func() { w.set("a") })
+		time.AfterFunc(10*time.Second, func() { w.set("b") })
+		began := time.Now()
+		o := w.Run(t.Context(), w.bind(nodeName, w.waiter("a"), w.waiter("b")))
+		require.Nil(t, o.Err)
+		assert.Less(t, time.Since(began), 11*time.Second)
+	})
+}
+
+// TestRun_SeesOtherPlugins: a plugin waits for something that another plugin chooses in PreBind.
+func TestRun_SeesOtherPlugins(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		driver := plugin{name: "driver", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			if w.is("volume") && !w.is("driver") {
+				return framework.Verdict{Wait: framework.Wait{For: "the driver of the volume"}}, nil
+			}
+			return framework.Verdict{}, nil
+		}}
+		time.AfterFunc(3*time.Second, func() { w.set("driver") })
+		began := time.Now()
+		o := w.Run(t.Context(), w.bind(nodeName, driver, w.writer("volume")))
+		require.Nil(t, o.Err)
+		assert.GreaterOrEqual(t, time.Since(began), 3*time.Second)
+		assert.Equal(t, []string{"write-volume PreBind", "answer with attempt"}, w.said())
+	})
+}
+
+func TestRun_RejectsWhenSettled(t *testing.T) {
+	rejecter := func(w *world) framework.Plugin {
+		return plugin{name: "strict", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			if w.is("fixed") {
+				return framework.Verdict{}, nil
+			}
+			return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "broken")
+		}}
+	}
+	t.Run("Stays", func(t *testing.T) {
+		in(t, func(t *testing.T, w *world) {
+			began := time.Now()
+			o := w.Run(t.Context(), w.bind(nodeName, rejecter(w)))
+			require.NotNil(t, o.Err)
+			assert.Equal(t, oldframework.KindRefuse, o.Err.Kind)
+			assert.Equal(t, Settle, time.Since(began), "the cache may be behind for that long")
+		})
+	})
+	t.Run("Passes", func(t *testing.T) {
+		in(t, func(t *testing.T, w *world) {
+			time.AfterFunc(Settle/2, func() { w.set("fixed") })
+			assert.Nil(t, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err)
+		})
+	})
+	t.Run("Within a seatless replica", func(t *testing.T) {
+		in(t, func(t *testing.T, w *world) {
+			w.hold = 0
+			assert.Equal(t, oldframework.KindRefuse, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err.Kind, "a rejection needs no seat")
+		})
+	})
+}
+
+// TestRun_WritesOncePerChange: while the cache does not show a write, it is not repeated.
+func TestRun_WritesOncePerChange(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		slow := plugin{
+			name: "slow", world: w,
+			decide: func(bc *framework.BindContext) (framework.Verdict, error) {
+				if w.is("shown") {
+					assert.True(t, bc.Written)
+					return framework.Verdict{}, nil
+				}
+				return framework.Verdict{Writes: []string{"writes"}}, nil
+			},
+			preBind: func(*framework.BindContext) error { return nil },
+		}
+		time.AfterFunc(time.Second, w.changed)
+		time.AfterFunc(2*time.Second, func() { w.set("shown") })
+		require.Nil(t, w.Run(t.Context(), w.bind(nodeName, slow)).Err)
+		assert.Equal(t, []string{"slow PreBind", "slow PreBind", "answer with attempt"}, w.said(), "once at first, and once after the change")
+	})
+}
+
+// TestRun_ConflictWaits: a conflict means that the cache is behind.
+func TestRun_ConflictWaits(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		p := plugin{
+			name: "p", world: w,
+			decide: func(*framework.BindContext) (framework.Verdict, error) {
+				if w.is("done") {
+					return framework.Verdict{}, nil
+				}
+				return framework.Verdict{Writes: []string{"writes"}}, nil
+			},
+			preBind: func(*framework.BindContext) error {
+				if w.is("current") {
+					w.set("done")
+					return nil
+				}
+				return oldframework.Wait(framework.Object{}, "conflict")
+			},
+		}
+		time.AfterFunc(500*time.Millisecond, func() { w.set("current") })
+		began := time.Now()
+		require.Nil(t, w.Run(t.Context(), w.bind(nodeName, p)).Err)
+		assert.Less(t, time.Since(began), time.Second, "the change wakes the bind")
+	})
+}
+
+// TestRun_LateReservesLast: no slot is held while another plugin waits.
+func TestRun_LateReservesLast(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		late := plugin{name: "late", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			return framework.Verdict{Writes: []string{"takes a slot"}, Late: true}, nil
+		}}
+		time.AfterFunc(time.Second, func() { w.say("ready"); w.set("a") })
+		require.Nil(t, w.Run(t.Context(), w.bind(nodeName, late, w.writer("b"), w.waiter("a"))).Err)
+		assert.Equal(t, []string{"write-b PreBind", "ready", "late Reserve", "answer with attempt"}, w.said())
+	})
+}
+
+// TestRun_EndedContextIsNeverAllowed: the client does not read the answer, whatever the plugins decided.
+func TestRun_EndedContextIsNeverAllowed(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		o := w.Run(ctx, w.bind(nodeName, w.writer("a")))
+		require.NotNil(t, o.Err)
+		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+	})
+	in(t, func(t *testing.T, w *world) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		began := time.Now()
+		o := w.Run(ctx, w.bind(nodeName, w.waiter("a")))
+		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+		assert.Equal(t, 3*time.Second, time.Since(began))
+	})
+}
+
+// TestRun_NextCallContinues: the hold ends, the client repeats the Binding, and the attempt is the same.
+func TestRun_NextCallContinues(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		first := w.Run(t.Context(), b)
+		require.NotNil(t, first.Err)
+		assert.Equal(t, "binder: waiting for a (8s); retry the Binding", oldframework.AsError("", withoutPlugin(first.Err)).Error())
+		assert.Equal(t, "wait-a", first.Err.Plugin)
+		assert.Equal(t, 4*time.Second, first.RetryAfter, "half of the elapsed time")
+		time.Sleep(first.RetryAfter)
+		w.set("a")
+		second := w.Run(t.Context(), b)
+		require.Nil(t, second.Err)
+		assert.Equal(t, first.Attempt, second.Attempt)
+		assert.NotEmpty(t, second.Attempt)
+		w.bound(nodeName)
+		synctest.Wait()
+		assert.Equal(t, []string{"write-w PreBind", "answer with attempt", "ended yes", "write-w PostBind"}, w.said())
+	})
+}
+
+func withoutPlugin(err *framework.Error) *framework.Error {
+	e := *err
+	e.Plugin = oldframework.Binder
+	return &e
+}
+
+func TestRun_RollsBack(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		// after is what happens after a call that wrote "w" and waited for "a".
+		after func(t *testing.T, w *world, b Bind)
+		// within is how long the rollback may take.
+		within time.Duration
+	}{
+		"NotCalled": {
+			reason: "the client does not repeat the Binding",
+			after:  func(*testing.T, *world, Bind) {}, within: work.AbandonAfter + 10*time.Second,
+		},
+		"OtherNode": {
+			reason: "the scheduler chooses another node, and a plugin writes for it",
+			after: func(t *testing.T, w *world, _ Bind) {
+				t.Helper()
+				w.hold = time.Millisecond
+				w.Run(t.Context(), w.bind("node-b", w.writer("other"), w.waiter("never")))
+			},
+			within: time.Second,
+		},
+		"Rejected": {
+			reason: "the next call is rejected",
+			after: func(t *testing.T, w *world, b Bind) {
+				t.Helper()
+				b.Plugins = append(b.Plugins, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+					return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
+				}})
+				w.Run(t.Context(), b)
+			},
+			within: 2 * time.Second,
+		},
+		"BudgetSpent": {
+			reason: "the bind has waited for too long",
+			after: func(t *testing.T, w *world, b Bind) {
+				t.Helper()
+				b.Budget = 10 * time.Second
+				o := w.Run(t.Context(), b)
+				assert.Equal(t, oldframework.KindRefuse, o.Err.Kind)
+				assert.Contains(t, o.Err.Error(), "timed out after 10s waiting for a")
+			},
+			within: 3 * time.Second,
+		},
+		"LeaseLost": {
+			reason: "another replica may have rolled back",
+			after: func(t *testing.T, w *world, b Bind) {
+				t.Helper()
+				w.mu.Lock()
+				w.term++
+				w.mu.Unlock()
+				w.set("a")
+				w.Run(t.Context(), b)
+			},
+			within: time.Second,
+		},
+		"PodGone": {
+			reason: "the pod is deleted",
+			after: func(_ *testing.T, w *world, _ Bind) {
+				w.mu.Lock()
+				w.pod = gen.Pod("web")
+				w.pod.UID = "u2"
+				w.mu.Unlock()
+				w.Changes.Changed(oldframework.RefTo(&corev1.Pod{}, w.live().Namespace, "web"))
+			},
+			within: time.Second,
+		},
+		"AllowedNotBound": {
+			reason: "the API server does not carry out the bind",
+			after: func(t *testing.T, w *world, b Bind) {
+				t.Helper()
+				w.set("a")
+				require.Nil(t, w.Run(t.Context(), b).Err)
+			},
+			within: oldframework.BindSettles + time.Second,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, w *world) {
+				w.failing = 2
+				b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+				require.NotNil(t, w.Run(t.Context(), b).Err)
+				began := time.Now()
+				tc.after(t, w, b)
+				for !slices.Contains(w.said(), "write-w PreBindRollBack") && time.Since(began) < time.Hour {
+					time.Sleep(100 * time.Millisecond)
+					synctest.Wait()
+				}
+				assert.LessOrEqual(t, time.Since(began), tc.within+time.Second, tc.reason)
+				assert.NotContains(t, w.said(), "write-w PostBind")
+			})
+		})
+	}
+}
+
+// TestRun_AllowedIsNotRolledBack: the API server can carry out an allowed bind until BindSettles, so a
+// rejected later call, or another node, ends nothing before.
+func TestRun_AllowedIsNotRolledBack(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		w.set("a")
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		require.Nil(t, w.Run(t.Context(), b).Err)
+		w.Run(t.Context(), w.bind("node-b", w.writer("other")))
+		b.Plugins = []framework.Plugin{plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
+		}}}
+		require.NotNil(t, w.Run(t.Context(), b).Err)
+		time.Sleep(oldframework.BindSettles - 5*time.Second)
+		w.bound(nodeName)
+		synctest.Wait()
+		assert.NotContains(t, w.said(), "write-w PreBindRollBack")
+		assert.Contains(t, w.said(), "write-w PostBind")
+	})
+}
+
+// TestRun_LeaseLostIsNotAllowed: other replicas roll back the work of a replica without a lease.
+func TestRun_LeaseLostIsNotAllowed(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		b := w.bind(nodeName, w.writer("w"))
+		b.Answer = func(context.Context, Ready) *framework.Error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.held = false
+			return nil
+		}
+		o := w.Run(t.Context(), b)
+		require.NotNil(t, o.Err)
+		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+	})
+}
+
+// TestRun_Drain: a replica that shuts down answers, and another one continues.
+func TestRun_Drain(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		time.AfterFunc(time.Second, func() { close(w.draining) })
+		o := w.Run(t.Context(), w.bind(nodeName, w.writer("w"), w.waiter("a")))
+		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+		assert.Equal(t, drainRetry, o.RetryAfter)
+		require.NoError(t, w.Work.Stop(t.Context()))
+		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the replica that continues takes the writes over")
+	})
+}
+
+// TestRun_PanicFailsOneBind: a bug in a plugin is an error of the bind.
+func TestRun_PanicFailsOneBind(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		o := w.Run(t.Context(), w.bind(nodeName, plugin{name: "p", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) { panic("boom") }}))
+		require.NotNil(t, o.Err)
+		assert.Equal(t, oldframework.KindInternal, o.Err.Kind)
+		assert.Contains(t, o.Err.Error(), "boom")
+	})
+}
+
+// TestRun_TwoUsers: two clients post the same Binding. Each call decides for itself, and the plugins
+// write under one attempt.
+func TestRun_TwoUsers(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		one, two := w.bind(nodeName, w.writer("w"), w.waiter("a")), w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		two.Plugins = append(two.Plugins, plugin{name: "who", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
+			if bc.User.Username == "mallory" {
+				return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "not you")
+			}
+			return framework.Verdict{}, nil
+		}})
+		two.User.Username = "mallory"
+		var outcomes [2]Outcome
+		var calls sync.WaitGroup
+		calls.Go(func() { outcomes[0] = w.Run(t.Context(), one) })
+		calls.Go(func() { outcomes[1] = w.Run(t.Context(), two) })
+		time.AfterFunc(3*time.Second, func() { w.set("a") })
+		calls.Wait()
+		assert.Nil(t, outcomes[0].Err)
+		require.NotNil(t, outcomes[1].Err)
+		assert.Equal(t, oldframework.KindRefuse, outcomes[1].Err.Kind)
+		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the rejection of one user does not end the bind of another")
+	})
+}
+
+func TestRun_DryRunWritesNothing(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		b.DryRun = true
+		o := w.Run(t.Context(), b)
+		require.Nil(t, o.Err)
+		assert.Empty(t, w.said())
+		require.Len(t, o.Results, 2)
+		assert.Equal(t, []string{"writes w"}, o.Results[0].Verdict.Writes)
+		assert.Equal(t, "a", o.Results[1].Verdict.Wait.For)
+	})
+}
+
+func TestRetryAfter(t *testing.T) {
+	cases := map[string]struct {
+		elapsed time.Duration
+		jitter  float64
+		want    time.Duration
+	}{
+		"First":  {want: minRetry},
+		"Half":   {elapsed: 20 * time.Second, want: 10 * time.Second},
+		"Spread": {elapsed: 40 * time.Second, jitter: 1, want: 25 * time.Second},
+		"Most":   {elapsed: time.Hour, want: maxRetry},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, RetryAfter(tc.elapsed, tc.jitter)) })
+	}
+}
