@@ -152,7 +152,9 @@ func TestIfPermitted(t *testing.T) {
 	optional := framework.Registration{
 		Name: "optional", Description: "d", On: true, IfPermitted: true,
 		Permissions: func(framework.Arguments) (framework.Permissions, error) { return framework.Shipped("plugins/device") },
-		New: func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return kept{name: "optional"}, nil },
+		New: func(framework.Handle, framework.Arguments) (framework.PreBinder, error) {
+			return kept{name: "optional"}, nil
+		},
 	}
 	for name, tc := range map[string]struct {
 		reason  string

@@ -181,6 +181,7 @@ func (c *call) run(ctx context.Context) Outcome {
 			return Outcome{Err: next.err, Results: results}
 		case repeat:
 			continue
+		case allow, write, reserve, wait: // write and reserve returned one of the others.
 		case reject:
 			if c.Clock.Since(c.began) >= Settle {
 				return Outcome{Err: next.err, Results: results}
@@ -235,7 +236,7 @@ func (c *call) join(e *work.Entry) {
 // write calls PreBind of the plugins that have to write. It returns what to do next.
 func (c *call) write(ctx context.Context, results []Result, s step) step {
 	if c.entry == nil {
-		e, err := c.Work.Open(c.Key, c.Pod, c.id)
+		e, err := c.Work.Open(ctx, c.Key, c.Pod, c.id)
 		if err != nil {
 			return step{do: finish, err: c.lease(err)}
 		}

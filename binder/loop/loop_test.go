@@ -230,6 +230,9 @@ func in(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
 func TestRun_NothingToDo(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		began := time.Now()
@@ -392,7 +395,7 @@ func TestRun_NextCallContinues(t *testing.T) {
 		assert.Equal(t, "binder: waiting for a (8s); retry the Binding", oldframework.AsError("", withoutPlugin(first.Err)).Error())
 		assert.Equal(t, "wait-a", first.Err.Plugin)
 		assert.Equal(t, 4*time.Second, first.RetryAfter, "half of the elapsed time")
-		time.Sleep(first.RetryAfter)
+		pass(first.RetryAfter)
 		w.set("a")
 		second := w.Run(t.Context(), b)
 		require.Nil(t, second.Err)
@@ -495,7 +498,7 @@ func TestRun_RollsBack(t *testing.T) {
 				began := time.Now()
 				tc.after(t, w, b)
 				for !slices.Contains(w.said(), "write-w PreBindRollBack") && time.Since(began) < time.Hour {
-					time.Sleep(100 * time.Millisecond)
+					pass(100 * time.Millisecond)
 					synctest.Wait()
 				}
 				assert.LessOrEqual(t, time.Since(began), tc.within+time.Second, tc.reason)
@@ -517,7 +520,7 @@ func TestRun_AllowedIsNotRolledBack(t *testing.T) {
 			return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
 		}}}
 		require.NotNil(t, w.Run(t.Context(), b).Err)
-		time.Sleep(oldframework.BindSettles - 5*time.Second)
+		pass(oldframework.BindSettles - 5*time.Second)
 		w.bound(nodeName)
 		synctest.Wait()
 		assert.NotContains(t, w.said(), "write-w PreBindRollBack")

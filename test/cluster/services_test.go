@@ -150,7 +150,7 @@ func newWebhook(t *testing.T, client kubernetes.Interface, namespace string, ca 
 			ObjectSelector:          &metav1.LabelSelector{MatchLabels: map[string]string{"hook": namespace}},
 			FailurePolicy:           ptr.To(admissionregistrationv1.Fail),
 			SideEffects:             ptr.To(admissionregistrationv1.SideEffectClassNone),
-			TimeoutSeconds:          ptr.To(int32(hookTimeout.Seconds())),
+			TimeoutSeconds:          new(int32(hookTimeout.Seconds())),
 			AdmissionReviewVersions: []string{"v1"},
 		}},
 	}, metav1.CreateOptions{})

@@ -170,7 +170,7 @@ func (s *Set) Join(key Key) *Entry {
 // Open returns the entry of the bind for a call, and makes one with the ID if there is none. The
 // call must Leave it. Open rolls back the work for the pod on other nodes, unless a call for it was
 // allowed. It returns an error if the replica does not hold its lease or is shutting down.
-func (s *Set) Open(key Key, pod types.NamespacedName, id string) (*Entry, error) {
+func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	term, held := s.o.Term()
@@ -187,7 +187,7 @@ func (s *Set) Open(key Key, pod types.NamespacedName, id string) (*Entry, error)
 	for _, other := range s.byPod[key.Pod] {
 		s.end(other, Superseded)
 	}
-	ctx, leave := context.WithCancel(context.Background())
+	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Entry{
 		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
 		writing: make(chan struct{}, 1), over: make(chan struct{}), poke: make(chan struct{}, 1),

@@ -40,7 +40,7 @@ func (r *Report) WriteText(out io.Writer) error {
 }
 
 // link returns the address of the rule.
-func (x Result) link() string { return guide + "#" + x.Section }
+func (r Result) link() string { return guide + "#" + r.Section }
 
 // rounded formats the duration of a check.
 func rounded(d time.Duration) string {
