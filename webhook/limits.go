@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -24,9 +23,15 @@ const (
 	// maxBodies is the maximum size of all bodies that are being read or decoded. Decoding can briefly need three times
 	// as much memory. Most reviews have 2 KiB.
 	maxBodies = 16 * maxBody
-	// maxConnections is the maximum number of open connections. With HTTP/1.1 this also limits concurrent calls. A
+	// maxConnections is the maximum number of accepted connections. With HTTP/1.1 this also limits concurrent calls. A
 	// connection needs about 60 KiB.
 	maxConnections = 1024
+	// maxArriving is the maximum number of accepted connections whose first review has not arrived. The work of a TLS handshake
+	// makes more of them slower together. A source has at most maxOfSource of them, so that another one does not wait.
+	maxArriving = 256
+	maxOfSource = 192
+	// maxWaiting is the maximum number of connections that wait to be accepted. One needs less than 1 KiB.
+	maxWaiting = 16384
 	// bodyTakes is the timeout for reading a body. It does not include the hold.
 	bodyTakes = 5 * time.Second
 	// writeTakes is the timeout of each write of an answer.
@@ -35,7 +40,7 @@ const (
 
 // Reasons for which Limits refuse a connection or body. They are values of the metric label "reason".
 const (
-	// RefusedConnection means that a connection was closed because too many were open.
+	// RefusedConnection means that an idle or slow connection was closed because others waited.
 	RefusedConnection = "connections"
 	// RefusedBody means that a body was not read because all bodies together were too large.
 	RefusedBody = "bodies"
@@ -58,18 +63,25 @@ type LimitOptions struct {
 }
 
 // Limits limit the memory that unauthenticated peers can make a server use. They limit the size of a body, the size of all
-// bodies that are read at the same time, the time for reading a body, and the number of connections. When a limit is
-// reached, the source address that uses most of the resource loses its oldest body or connection. Therefore, a peer cannot
-// block an API server that has another address.
+// bodies that are read at the same time, the time for reading a body, and the number of connections. When the bodies are
+// too large, the source address that uses most of the bytes loses its oldest body. When there are too many connections, new
+// ones wait, and those that are idle or slow are closed: the API server is a source too, and no limit closes a connection that
+// carries, or is about to carry, an ordinary review.
 //
 // Limits are an http.Handler middleware and a net.Listener wrapper for one server. They are safe for concurrent use.
 type Limits struct {
-	o                         LimitOptions
-	maxBodies, maxConnections int64
+	o                                        LimitOptions
+	maxBodies                                int64
+	maxConnections, maxArriving, maxOfSource int
+	// wake receives when a connection may have made room for another one.
+	wake chan struct{}
 
 	mu sync.Mutex
 	// connections contains the open connections by address and port of the peer.
 	connections map[string]*connection
+	// arriving contains the number of arriving connections by source. allArriving is their sum.
+	arriving    map[string]int
+	allArriving int
 	// bodies contains the bodies that are being read or decoded.
 	bodies map[*body]struct{}
 	bytes  int64
@@ -81,8 +93,9 @@ func NewLimits(o LimitOptions) (*Limits, error) {
 		return nil, errors.New("limits: Clock and Refused are required")
 	}
 	return &Limits{
-		o: o, maxBodies: maxBodies, maxConnections: maxConnections,
-		connections: map[string]*connection{}, bodies: map[*body]struct{}{},
+		o: o, maxBodies: maxBodies, maxConnections: maxConnections, maxArriving: maxArriving, maxOfSource: maxOfSource,
+		wake:        make(chan struct{}, 1),
+		connections: map[string]*connection{}, arriving: map[string]int{}, bodies: map[*body]struct{}{},
 	}, nil
 }
 
@@ -95,6 +108,7 @@ func (l *Limits) Handler(next http.Handler) http.Handler {
 			usage: usage{source: sourceOf(r.RemoteAddr), since: l.o.Clock.Now()},
 		}
 		b.deadline(b.since.Add(bodyTakes))
+		l.arrives(b)
 		defer l.answered(b)
 		r.Body = b
 		next.ServeHTTP(w, r)
@@ -178,8 +192,23 @@ func (l *Limits) arrived(b *body) {
 	defer l.mu.Unlock()
 	b.working = true
 	b.deadline(time.Time{})
+	l.enter(b, working)
+}
+
+// arrives records that the request of the body has begun.
+func (l *Limits) arrives(b *body) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.enter(b, arriving)
+}
+
+// enter changes the phase of the connection of the body. It must be called with mu held.
+func (l *Limits) enter(b *body, p phase) {
 	if c := l.connections[b.peer]; c != nil {
-		c.working = true
+		l.count(c, -1)
+		c.phase, c.since = p, l.o.Clock.Now()
+		l.count(c, 1)
+		l.signal()
 	}
 }
 
@@ -202,88 +231,5 @@ func (l *Limits) answered(b *body) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.forget(b)
-	if c := l.connections[b.peer]; c != nil {
-		c.working, c.since = false, l.o.Clock.Now()
-	}
-}
-
-// Listener returns a listener that limits the open connections. Use it below TLS, so that connections without a handshake
-// count.
-func (l *Limits) Listener(inner net.Listener) net.Listener {
-	return &listener{Listener: inner, limits: l}
-}
-
-type listener struct {
-	net.Listener
-	limits *Limits
-}
-
-// Accept implements net.Listener.
-func (l *listener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		c := &connection{Conn: conn, limits: l.limits, peer: conn.RemoteAddr().String()}
-		if l.limits.admit(c) {
-			return c, nil
-		}
-	}
-}
-
-// connection is a counted connection. Its usage is guarded by limits.mu.
-type connection struct {
-	net.Conn
-	usage
-
-	limits *Limits
-	peer   string
-}
-
-// Write implements net.Conn.
-func (c *connection) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(c.limits.o.Clock.Now().Add(writeTakes)); err != nil {
-		return 0, err
-	}
-	return c.Conn.Write(p)
-}
-
-// Close implements net.Conn.
-func (c *connection) Close() error {
-	c.limits.mu.Lock()
-	if c.limits.connections[c.peer] == c {
-		delete(c.limits.connections, c.peer)
-	}
-	c.limits.mu.Unlock()
-	return c.Conn.Close()
-}
-
-// admit counts a new connection and closes another one if there are too many. It returns false if it closed the new one.
-func (l *Limits) admit(c *connection) bool {
-	l.mu.Lock()
-	c.usage = usage{source: sourceOf(c.peer), weight: 1, since: l.o.Clock.Now()}
-	l.connections[c.peer] = c
-	var chosen *connection
-	if int64(len(l.connections)) > l.maxConnections {
-		chosen = victim(func(yield func(*connection, usage) bool) {
-			for _, other := range l.connections {
-				if !yield(other, other.usage) {
-					return
-				}
-			}
-		})
-	}
-	if chosen != nil && chosen.source == c.source && c.since.Sub(chosen.since) < bodyTakes {
-		// Replace only connections that are stuck. Otherwise the source could force a TLS handshake for every connection
-		// that it opens.
-		chosen = c
-	}
-	l.mu.Unlock()
-	if chosen == nil {
-		return true
-	}
-	l.o.Refused(RefusedConnection)
-	_ = chosen.Close() // An error has no remedy.
-	return chosen != c
+	l.enter(b, idle)
 }

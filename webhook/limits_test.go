@@ -127,11 +127,11 @@ func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan
 }
 
 // idle opens a connection and sends nothing. The channel receives the error that ends the connection.
-func (s *limited) idle(t *testing.T) <-chan error {
+func (s *limited) idle(t *testing.T, address string) <-chan error {
 	t.Helper()
 	s.port++
 	client, server := net.Pipe()
-	s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP("10.0.0.2"), Port: s.port}}
+	s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP(address), Port: s.port}}
 	t.Cleanup(func() { _ = client.Close() })
 	ended := make(chan error, 1)
 	go func() {
@@ -179,53 +179,76 @@ func TestLimits_SlowBodies(t *testing.T) {
 	})
 }
 
-// TestLimits_Connections checks that an address that uses all connections loses its oldest one, but not connections whose
-// requests Prebind processes.
+// TestLimits_Connections checks that new connections wait, that slow and idle ones make room for them, and that connections whose
+// requests Prebind processes stay open.
 func TestLimits_Connections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
 		s.limits.maxConnections = 3
 		held := s.call(t, "10.0.0.2", 4<<10, 0)
-		pass(time.Millisecond)
-		slow := s.call(t, "10.0.0.2", 4<<10, 1)
-		pass(time.Millisecond)
-		slower := s.call(t, "10.0.0.2", 4<<10, 1)
-		pass(time.Millisecond)
-		s.call(t, "10.0.0.1", 4<<10, 0)
-		answer := <-slow
-		assert.NotContains(t, answer, "HTTP/1.1 2", "the connection is closed")
-		for _, other := range []<-chan string{held, slower} {
+		slow := s.idle(t, "10.0.0.2")
+		pass(time.Second)
+		slower := s.idle(t, "10.0.0.2")
+		third := s.idle(t, "10.0.0.1")
+		pass(bodyTakes - 2*time.Second)
+		assert.Empty(t, s.refusals(), "no connection is slow yet, so the new one waits")
+		pass(2 * time.Second)
+		require.ErrorIs(t, <-slow, io.EOF)
+		for name, other := range map[string]<-chan error{"slower": slower, "third": third} {
 			select {
-			case answer := <-other:
-				t.Errorf("the connection should stay open: %.60q", answer)
+			case err := <-other:
+				t.Errorf("%s should stay open: %v", name, err)
 			default:
 			}
 		}
 		assert.Equal(t, []string{RefusedConnection}, s.refusals())
-		_, connections := s.used()
-		assert.Equal(t, 3, connections)
+		select {
+		case answer := <-held:
+			t.Errorf("the connection of a held call should stay open: %.60q", answer)
+		default:
+		}
 	})
 }
 
-// TestLimits_OwnConnections checks that the address with the most connections loses new ones until old ones are stuck.
-func TestLimits_OwnConnections(t *testing.T) {
+// TestLimits_Burst checks that many ordinary calls of one source wait for each other, and that none of them loses its
+// connection.
+func TestLimits_Burst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
-		s.limits.maxConnections = 2
-		first := s.idle(t)
-		second := s.idle(t)
-		pass(bodyTakes - time.Millisecond)
-		require.Error(t, <-s.idle(t), "the first two connections are not stuck yet")
-		pass(time.Millisecond)
-		s.idle(t)
-		select {
-		case err := <-first:
-			require.ErrorIs(t, err, io.EOF)
-		case err := <-second:
-			require.ErrorIs(t, err, io.EOF)
+		s.limits.maxConnections, s.limits.maxArriving, s.limits.maxOfSource = 20, 4, 3
+		close(s.hold)
+		var answers []<-chan string
+		for range 200 {
+			answers = append(answers, s.call(t, "10.0.0.1", 4<<10, 0))
+		}
+		for _, answer := range answers {
+			select {
+			case a := <-answer:
+				// An idle connection that makes room ends after its answer.
+				assert.True(t, strings.HasPrefix(a, "HTTP/1.1 200"), "%.60q", a)
+			case <-time.After(time.Second):
+				// The connection stays open after its answer.
+			}
 		}
 		_, connections := s.used()
-		assert.Equal(t, 2, connections)
+		assert.Equal(t, 20, connections)
+		assert.Len(t, s.refusals(), 180, "only answered connections are closed")
+	})
+}
+
+// TestLimits_OtherSources checks that a source with slow connections does not delay another one.
+func TestLimits_OtherSources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLimited(t)
+		s.limits.maxArriving, s.limits.maxOfSource = 4, 3
+		for range 10 {
+			s.idle(t, "10.0.0.2")
+		}
+		s.call(t, "10.0.0.1", 4<<10, 0)
+		s.limits.mu.Lock()
+		defer s.limits.mu.Unlock()
+		assert.Equal(t, map[string]int{"10.0.0.2": 3}, s.limits.arriving, "the call of the other source has arrived")
+		assert.Len(t, s.limits.connections, 4)
 	})
 }
 
