@@ -26,6 +26,12 @@ type Finding = framework.Finding
 // Error is an error that the client receives.
 type Error = framework.Error
 
+// Parameter is an annotation that a plugin reads, and Source says which objects may have it.
+type (
+	Parameter = framework.Parameter
+	Source    = framework.Source
+)
+
 // BindContext is the bind as a plugin sees it. The engine creates one for each plugin and pass.
 // It is not safe for concurrent use. Plugins change only the extension.
 type BindContext struct {
@@ -54,6 +60,20 @@ type BindContext struct {
 	Recovered bool
 
 	extension any
+}
+
+// Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding or, if the source includes
+// it, of the pod. The Binding's value wins. If neither has the annotation, the Value is empty and On
+// is the Binding.
+func (bc *BindContext) Parameter(plugin string, source Source, key string) Parameter {
+	all := framework.Parameters(plugin, source, bc.Binding, bc.Pod)
+	if p, ok := all[key]; ok {
+		return p
+	}
+	return Parameter{
+		Annotation: plugin + "." + framework.Domain + "/" + key,
+		On:         Object{Kind: "Binding", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
+	}
 }
 
 // Extend sets the extension of the context, for PreFlight and PreBind of the same pass.
