@@ -1,0 +1,180 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestate
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// The keys of the annotations, after node-state.prebind.dev/.
+const (
+	keyExpect     = "expect"
+	keyConditions = "expect-conditions"
+	keyWait       = "wait"
+)
+
+const (
+	// maxValue is the maximum length of an annotation, in bytes. It is checked first, to
+	// bound the cost of parsing.
+	maxValue = 4096
+	// maxEcho is the maximum length of a quoted value in a message, in bytes.
+	maxEcho = 200
+	// maxKeyEcho exceeds the length of every valid annotation key.
+	maxKeyEcho = 320
+	// maxShown is the maximum number of findings in a message.
+	maxShown = 5
+)
+
+// expectations are the parsed annotations of the Binding and the pod.
+type expectations struct {
+	labels     labels.Requirements
+	conditions []condition
+	// wait is how long to wait for the expectations and checks. 0 means no wait.
+	wait time.Duration
+}
+
+// condition is an expected status of a node condition. With not, every other status is
+// expected.
+type condition struct {
+	kind   corev1.NodeConditionType
+	not    bool
+	status corev1.ConditionStatus
+}
+
+// parse parses the parameters. Every error is a framework.KindInvalid that names the
+// annotations. An unknown key is an error, because it can be a typing error.
+func parse(parameters map[string]framework.Parameter, maxWait time.Duration) (expectations, error) {
+	var e expectations
+	if len(parameters) == 0 {
+		return e, nil
+	}
+	var wrong []problem
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if err := e.set(key, parameters[key].Value); err != nil {
+			wrong = append(wrong, problem{parameters[key], err})
+		}
+	}
+	if len(wrong) > 0 {
+		return expectations{}, invalid(wrong)
+	}
+	e.wait = min(e.wait, maxWait)
+	return e, nil
+}
+
+// set parses one parameter. Its error completes a sentence that begins with the annotation.
+func (e *expectations) set(key, value string) (err error) {
+	switch {
+	case len(value) > maxValue:
+		return fmt.Errorf("is longer than %d bytes", maxValue)
+	case strings.ContainsRune(value, 0):
+		// The parser of selectors ignores everything after it.
+		return errors.New("contains a NUL character")
+	}
+	switch key {
+	case keyExpect:
+		e.labels, err = labels.ParseToRequirements(value, field.WithPath(field.NewPath(keyExpect)))
+		if err != nil {
+			return fmt.Errorf("must be a label selector: %s", clip(err.Error(), maxEcho))
+		}
+	case keyConditions:
+		e.conditions, err = parseConditions(value)
+	case keyWait:
+		e.wait, err = time.ParseDuration(value)
+		if err != nil || e.wait <= 0 {
+			return fmt.Errorf("must be a positive duration such as 30s, got %q", clip(value, maxEcho))
+		}
+	default:
+		return fmt.Errorf("is unknown; known keys are %s, %s, and %s", keyExpect, keyConditions, keyWait)
+	}
+	return err
+}
+
+// parseConditions parses a list such as "GPUReady,DiskPressure!=True". The syntax is that of
+// equality-based label selectors. A type without a status expects the status True.
+func parseConditions(value string) ([]condition, error) {
+	if strings.TrimSpace(value) == "" {
+		return nil, nil
+	}
+	var all []condition
+	for item := range strings.SplitSeq(value, ",") {
+		c, err := parseCondition(item)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+func parseCondition(item string) (condition, error) {
+	c := condition{status: corev1.ConditionTrue}
+	kind, status, given := strings.Cut(item, "=")
+	if given {
+		if kind, c.not = strings.CutSuffix(kind, "!"); !c.not {
+			// As in label selectors, == means =.
+			status = strings.TrimPrefix(status, "=")
+		}
+		c.status = corev1.ConditionStatus(strings.TrimSpace(status))
+	}
+	c.kind = corev1.NodeConditionType(strings.TrimSpace(kind))
+	if wrong := content.IsLabelKey(string(c.kind)); len(wrong) > 0 {
+		return c, fmt.Errorf("must be a list of Type=Status: invalid type in %q", clip(item, maxEcho))
+	}
+	switch c.status {
+	case corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown:
+		return c, nil
+	default:
+		return c, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", clip(item, maxEcho))
+	}
+}
+
+// problem is an invalid parameter.
+type problem struct {
+	framework.Parameter
+	err error
+}
+
+// invalid returns one error for all problems.
+func invalid(wrong []problem) *framework.Error {
+	var messages []string
+	var fields []framework.Field
+	for _, w := range wrong[:min(len(wrong), maxShown)] {
+		w.Annotation = clip(w.Annotation, maxKeyEcho)
+		messages = append(messages, "annotation "+w.Annotation+" "+w.err.Error())
+		fields = append(fields, w.Field(w.err.Error()))
+	}
+	if more := len(wrong) - len(messages); more > 0 {
+		messages = append(messages, fmt.Sprintf("and %d more", more))
+	}
+	return framework.Invalid(wrong[0].On, strings.Join(messages, "; "), fields...).Advise("correct the annotation")
+}
+
+// clip makes a user's text safe for a message of one line: it replaces characters that are
+// not printable, and shortens the text to at most that many bytes and an ellipsis.
+func clip(text string, most int) string {
+	shown := strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text[:min(len(text), most)])
+	if len(text) <= most && len(shown) <= most {
+		return shown
+	}
+	// Replaced bytes have become longer, and the cut can be within a character.
+	return strings.TrimRight(strings.ToValidUTF8(shown[:min(len(shown), most)], ""), "\ufffd") + "…"
+}

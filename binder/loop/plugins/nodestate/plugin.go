@@ -1,0 +1,60 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodestate is the PreBind plugin that checks the state of the node. Between the
+// scheduler's decision and the bind, the node can be cordoned, tainted, relabelled, or
+// deleted. The API server does not check this.
+//
+// For every bind, the plugin repeats the checks of kube-scheduler's node filters, and checks
+// the expectations in annotations. It writes nothing. The decision is a pure function
+// (decide.go) of the node.
+package nodestate
+
+import (
+	"fmt"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+// Plugin checks nodes; see New. It is safe for concurrent use.
+type Plugin struct {
+	args   *Arguments
+	checks Checks
+}
+
+var _ framework.Plugin = (*Plugin)(nil)
+
+// New returns the plugin, or an error if the arguments are invalid.
+func New(_ oldframework.Handle, args *Arguments) (*Plugin, error) {
+	for _, p := range args.Validate() {
+		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
+	}
+	checks, err := ParseChecks(args.Checks)
+	return &Plugin{args: args, checks: checks}, err
+}
+
+// Name implements framework.Plugin.
+func (*Plugin) Name() string { return Name }
+
+// PreFlight rejects the bind if the node does not pass all checks, or waits for it if an annotation requests that.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	e, err := parse(oldframework.Parameters(Name, oldframework.ByBindingOrPod, bc.Binding, bc.Pod), p.args.MaxWait)
+	if err != nil {
+		return framework.Verdict{}, err
+	}
+	node := framework.Object{Kind: "Node", Name: bc.Node.Name}
+	f := judge(bc.Pod, bc.Node, e, p.checks)
+	final := f.final()
+	switch {
+	case f.none():
+		return framework.Verdict{}, nil
+	case final != nil:
+		return framework.Verdict{}, oldframework.Refuse(node, "%s", f).Because(final.cause).Advise("%s", final.final)
+	case e.wait == 0:
+		return framework.Verdict{}, oldframework.Refuse(node, "%s", f).
+			Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, oldframework.Domain, keyWait)
+	}
+	wait, err := bc.AtMost(e.wait, framework.Wait{Object: node, For: f.awaited()})
+	return framework.Verdict{Wait: wait}, err
+}

@@ -1,0 +1,169 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodestate
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestNew(t *testing.T) {
+	for name, args := range map[string]*Arguments{"MaxWait": {}, "Checks": {Checks: []string{"unknown"}, MaxWait: maxWait}} {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(oldframework.Handle{}, args)
+			assert.Error(t, err, "the arguments are invalid")
+		})
+	}
+}
+
+func TestPreFlight(t *testing.T) {
+	driver := annotation("expect", "driver=550")
+	wait := annotation("wait", "30s")
+	const advice = "; choose another node, or wait for this one with the annotation node-state.prebind.dev/wait"
+	cases := map[string]struct {
+		reason      string
+		pod         *corev1.Pod
+		node        *corev1.Node
+		annotations []gen.BindingOption
+		waited      time.Duration
+		want        oldframework.Kind
+		message     string
+		waits       string
+	}{
+		"Well":         {reason: "the node passes all checks"},
+		"WellExpected": {reason: "the node is as expected", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}},
+		"WellWait":     {reason: "a node that passes all checks needs no wait", annotations: []gen.BindingOption{wait}},
+		"Cordoned": {
+			reason: "the node was cordoned after the decision", node: theNode(cordoned), want: oldframework.KindRefuse,
+			message: "Node node-a: expected the node to be schedulable, but it is cordoned" + advice,
+		},
+		"Relabelled": {
+			reason: "the scheduler expected another value", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver}, want: oldframework.KindRefuse,
+			message: `Node node-a: expected the label driver to be "550", but it is "535"` + advice,
+		},
+		"Waits": {
+			reason: "the Binding requests a wait", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait},
+			waits: `the label driver to be "550" (it is "535")`,
+		},
+		"WaitsByPod": {
+			reason: "the pod requests a wait", pod: thePod(annotation("expect-conditions", "GPUReady"), wait),
+			waits: "the condition GPUReady to be True (it is not set)",
+		},
+		"WaitsForBase": {
+			reason: "the node can be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait},
+			waits: "the node to be schedulable (it is cordoned)",
+		},
+		"WaitsStill": {
+			reason: "the limit has not passed", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 29 * time.Second,
+			waits: "the node to be schedulable (it is cordoned)",
+		},
+		"WaitIsOver": {
+			reason: "the limit has passed", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 30 * time.Second, want: oldframework.KindRefuse,
+			message: "Node node-a: still waiting for the node to be schedulable (it is cordoned) after 30s; choose another node",
+		},
+		"Leaving": {
+			reason: "waiting cannot help", node: theNode(terminating), annotations: []gen.BindingOption{wait},
+			want: oldframework.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
+		},
+		"Unreadable": {reason: "waiting cannot help", pod: wanting(term(expression("a", gt, "x"))), annotations: []gen.BindingOption{wait}, want: oldframework.KindRefuse},
+		"Invalid":    {reason: "annotations are validated first", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: oldframework.KindInvalid},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod, node := tc.pod, tc.node
+			if pod == nil {
+				pod = thePod()
+			}
+			if node == nil {
+				node = theNode()
+			}
+			bc := contextFor(pod, node, tc.annotations...)
+			bc.Now = bc.Since.Add(tc.waited)
+			verdict, err := pluginWithAll(t).PreFlight(bc)
+			if tc.want != "" {
+				require.Error(t, err, tc.reason)
+				assert.True(t, oldframework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				if tc.message != "" {
+					assert.EqualError(t, err, tc.message, tc.reason)
+				}
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			var want framework.Verdict
+			if tc.waits != "" {
+				want.Wait = framework.Wait{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: tc.waits, Until: bc.Since.Add(30 * time.Second)}
+			}
+			assert.Equal(t, want, verdict, tc.reason)
+		})
+	}
+}
+
+func TestPreFlight_KeepsTheCause(t *testing.T) {
+	pod := wanting(term(expression("a", gt, "x")))
+	_, err := pluginWithAll(t).PreFlight(contextFor(pod, theNode()))
+	refused := oldframework.AsError(Name, err)
+	assert.Error(t, errors.Unwrap(refused), "the cause is the error of the affinity")
+	assert.Equal(t, "correct the pod", refused.Advice)
+}
+
+// Nearly every bind takes this path.
+func TestPreFlight_IsCheapForAGoodNode(t *testing.T) {
+	p := pluginWithAll(t)
+	bc := contextFor(typicalPod(), typicalNode())
+	allocs := testing.AllocsPerRun(100, func() {
+		if verdict, err := p.PreFlight(bc); verdict.Wait.For != "" || err != nil {
+			t.Errorf("got %v, %v", verdict, err)
+		}
+	})
+	assert.LessOrEqual(t, allocs, 2.0, "PreFlight allocates only the map of parameters")
+}
+
+// typicalPod has the default tolerations and annotations of other tools.
+func typicalPod() *corev1.Pod {
+	return thePod(
+		gen.Tolerates(notReady), gen.Tolerates(unreachable),
+		gen.Annotation("checksum/config", "0123456789abcdef"), gen.Annotation("prometheus.io/scrape", "true"),
+	)
+}
+
+func typicalNode() *corev1.Node {
+	return theNode(
+		reports("MemoryPressure", "False", ""), reports("DiskPressure", "False", ""), reports("PIDPressure", "False", ""),
+		label("zone", "z1"), label("node.kubernetes.io/instance-type", "m7.large"), taint("soft", "", preferNot),
+	)
+}
+
+func BenchmarkPreFlight(b *testing.B) {
+	selecting := typicalPod()
+	selecting.Spec.NodeSelector = map[string]string{"zone": "z1"}
+	cases := map[string]struct {
+		pod     *corev1.Pod
+		options []gen.BindingOption
+	}{
+		"Typical":      {pod: typicalPod()},
+		"NodeSelector": {pod: selecting},
+		"Expectations": {pod: typicalPod(), options: []gen.BindingOption{annotation("expect", "zone=z1,!maintenance"), annotation("expect-conditions", "DiskPressure!=True")}},
+	}
+	for name, tc := range cases {
+		b.Run(name, func(b *testing.B) {
+			p := pluginWithAll(b)
+			bc := contextFor(tc.pod, typicalNode(), tc.options...)
+			b.ReportAllocs()
+			for b.Loop() {
+				if verdict, err := p.PreFlight(bc); verdict.Wait.For != "" || err != nil {
+					b.Fatal(verdict, err)
+				}
+			}
+		})
+	}
+}
