@@ -222,7 +222,7 @@ func TestBadRequests(t *testing.T) {
 		code int
 		says string
 	}{
-		"a review of a missing pod": {body: review, code: http.StatusOK, says: `"allowed":true`},
+		"a review of a missing pod": {body: review, code: http.StatusOK, says: `"code":404`},
 		"nothing":                   {body: "", code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
 		"malformed":                 {body: "{]", code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
 		"truncated":                 {body: review[:len(review)/2], code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
