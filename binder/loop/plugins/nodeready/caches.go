@@ -1,0 +1,175 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeready
+
+import (
+	"unique"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
+)
+
+// nodeField is the field of pods and VolumeAttachments that names their node.
+const nodeField = "spec.nodeName"
+
+// caches returns the kinds of which the cache holds only a part. A cluster has one CSINode per node.
+func caches(namespace string) map[client.Object]cache.ByObject {
+	all := volumes.Caches(namespace)
+	all[&storagev1.CSINode{}] = cache.ByObject{Transform: packNode}
+	return all
+}
+
+// attachments selects all VolumeAttachments, by node. The API server does not know the field, so
+// only the cached reader can list them.
+var attachments = framework.Selection{
+	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Field: nodeField, Transform: packAttachment,
+	Value: func(o client.Object) string {
+		if a, ok := o.(*storagev1.VolumeAttachment); ok {
+			return a.Spec.NodeName
+		}
+		return ""
+	},
+}
+
+// daemonsOf selects the DaemonSets of the namespace.
+func daemonsOf(namespace string) framework.Selection {
+	return framework.Selection{
+		Name: Name + "/daemonsets/" + namespace, Example: &appsv1.DaemonSet{}, Namespace: namespace, Transform: trimDaemonSet,
+		Field: "metadata.namespace", Value: client.Object.GetNamespace,
+	}
+}
+
+// podsOf selects the pods on nodes.
+func podsOf(namespace string, selector labels.Selector) framework.Selection {
+	return framework.Selection{
+		Name: Name + "/agent/" + namespace + "/" + selector.String(), Example: &corev1.Pod{}, Namespace: namespace, Labels: selector,
+		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Field: nodeField, Transform: packAgent,
+		Value: func(o client.Object) string {
+			if pod, ok := o.(*corev1.Pod); ok {
+				return pod.Spec.NodeName
+			}
+			return ""
+		},
+	}
+}
+
+// trimDaemonSet keeps the fields that shouldRun reads, and the labels of the pods.
+func trimDaemonSet(o any) (any, error) {
+	ds, ok := o.(*appsv1.DaemonSet)
+	if !ok {
+		return o, nil
+	}
+	from := ds.Spec.Template
+	trimmed := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{
+		Namespace: ds.Namespace, Name: ds.Name, UID: ds.UID, ResourceVersion: ds.ResourceVersion, DeletionTimestamp: ds.DeletionTimestamp,
+	}}
+	trimmed.Spec.Template.Labels = from.Labels
+	trimmed.Spec.Template.Spec = corev1.PodSpec{
+		NodeName: from.Spec.NodeName, NodeSelector: from.Spec.NodeSelector, Tolerations: from.Spec.Tolerations, HostNetwork: from.Spec.HostNetwork,
+	}
+	if a := from.Spec.Affinity; a != nil {
+		trimmed.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: a.NodeAffinity}
+	}
+	return trimmed, nil
+}
+
+// packed is what the cache holds instead of an object. unpack keeps strings that many objects share as
+// unique.Handle.
+type packed struct {
+	namespace     unique.Handle[string]
+	name, version string
+	unpack        func(metav1.ObjectMeta) client.Object
+}
+
+var _ compact.Object = (*packed)(nil)
+
+func pack(o metav1.Object, unpack func(metav1.ObjectMeta) client.Object) *packed {
+	return &packed{namespace: unique.Make(o.GetNamespace()), name: o.GetName(), version: o.GetResourceVersion(), unpack: unpack}
+}
+
+// GetObjectMeta implements compact.Object.
+func (p *packed) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version}
+}
+
+// Unpack implements compact.Object.
+func (p *packed) Unpack() client.Object {
+	return p.unpack(metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version})
+}
+
+// packNode keeps the names and limits of the drivers, which nodes of the same kind share, the in-tree
+// plugins that were migrated to CSI, and the node that owns it.
+func packNode(o any) (any, error) {
+	node, ok := o.(*storagev1.CSINode)
+	if !ok {
+		return o, nil
+	}
+	var spec storagev1.CSINodeSpec
+	for _, d := range node.Spec.Drivers {
+		spec.Drivers = append(spec.Drivers, storagev1.CSINodeDriver{Name: d.Name, Allocatable: d.Allocatable})
+	}
+	encoded, err := spec.Marshal()
+	if err != nil {
+		return o, nil //nolint:nilerr // The unpacked form is correct, too.
+	}
+	drivers, migrated := unique.Make(string(encoded)), unique.Make(node.Annotations[corev1.MigratedPluginsAnnotationKey])
+	var owners []metav1.OwnerReference
+	for _, o := range node.OwnerReferences {
+		owners = append(owners, metav1.OwnerReference{Kind: o.Kind, UID: o.UID})
+	}
+	return pack(node, func(m metav1.ObjectMeta) client.Object {
+		m.Annotations, m.OwnerReferences = map[string]string{corev1.MigratedPluginsAnnotationKey: migrated.Value()}, owners
+		node := &storagev1.CSINode{ObjectMeta: m}
+		if node.Spec.Unmarshal([]byte(drivers.Value())) != nil {
+			return nil // It was encoded above.
+		}
+		return node
+	}), nil
+}
+
+// packAgent keeps the node, the owner and the readiness of a pod.
+func packAgent(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	var owner types.UID
+	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
+		owner = controller.UID
+	}
+	nodeName, ownerUID, ready := unique.Make(pod.Spec.NodeName), unique.Make(owner), isReady(pod)
+	return pack(pod, func(m metav1.ObjectMeta) client.Object {
+		m.OwnerReferences = []metav1.OwnerReference{{UID: ownerUID.Value(), Controller: new(true)}}
+		pod := &corev1.Pod{ObjectMeta: m, Spec: corev1.PodSpec{NodeName: nodeName.Value()}}
+		if ready {
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}
+		return pod
+	}), nil
+}
+
+// packAttachment keeps the driver, the node and the volume.
+func packAttachment(o any) (any, error) {
+	a, ok := o.(*storagev1.VolumeAttachment)
+	if !ok {
+		return o, nil
+	}
+	driver, nodeName, volume := unique.Make(a.Spec.Attacher), unique.Make(a.Spec.NodeName), a.Spec.Source.PersistentVolumeName
+	return pack(a, func(m metav1.ObjectMeta) client.Object {
+		return &storagev1.VolumeAttachment{ObjectMeta: m, Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driver.Value(), NodeName: nodeName.Value(), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: volume},
+		}}
+	}), nil
+}

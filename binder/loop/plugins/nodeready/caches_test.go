@@ -1,0 +1,91 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeready
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// The cache keeps what the checks read.
+func TestTransforms(t *testing.T) {
+	migrated := gen.CSINode("node-a", "kubernetes.io/gce-pd")
+	migrated.Spec.Drivers = []storagev1.CSINodeDriver{theDriver(25), {Name: "b"}}
+	cases := map[string]struct {
+		reason    string
+		object    client.Object
+		transform func(any) (any, error)
+		same      func(t *testing.T, got client.Object)
+	}{
+		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: packNode, same: func(t *testing.T, got client.Object) {
+			node, ok := got.(*storagev1.CSINode)
+			require.True(t, ok)
+			assert.Equal(t, int32(25), *limitOf(node, driverName))
+			assert.NotNil(t, registered(node, "b"))
+			assert.Nil(t, limitOf(node, "b"))
+			assert.Empty(t, node.Spec.Drivers[0].NodeID)
+			assert.Equal(t, "pd.csi.storage.gke.io", migratedDriver("kubernetes.io/gce-pd", node))
+		}},
+		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: packAgent, same: func(t *testing.T, got client.Object) {
+			pod, ok := got.(*corev1.Pod)
+			require.True(t, ok)
+			assert.Equal(t, "node-a", pod.Spec.NodeName)
+			assert.True(t, isReady(pod))
+			assert.True(t, metav1.IsControlledBy(pod, daemon("cni")))
+		}},
+		"AgentEnding": {reason: "a pod that is being deleted is not ready", object: agentOn("node-a", "cni", true, gen.Terminating()), transform: packAgent, same: func(t *testing.T, got client.Object) {
+			pod, ok := got.(*corev1.Pod)
+			require.True(t, ok)
+			assert.False(t, isReady(pod))
+		}},
+		"Attachment": {reason: "the volume and the driver are kept", object: attached("a", "node-a", "pv-1"), transform: packAttachment, same: func(t *testing.T, got client.Object) {
+			a, ok := got.(*storagev1.VolumeAttachment)
+			require.True(t, ok)
+			assert.Equal(t, attached("a", "node-a", "pv-1"), a)
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			packed, err := tc.transform(tc.object)
+			require.NoError(t, err)
+			again, err := tc.transform(packed)
+			require.NoError(t, err)
+			assert.Equal(t, packed, again, "an informer can transform an object twice")
+			assert.IsType(t, tc.object, compact.Unpack(packed))
+			accessor, ok := packed.(compact.Object)
+			require.True(t, ok)
+			meta := accessor.GetObjectMeta()
+			assert.Equal(t, []string{tc.object.GetNamespace(), tc.object.GetName()}, []string{meta.GetNamespace(), meta.GetName()})
+			tc.same(t, compact.Unpack(packed))
+		})
+	}
+}
+
+// A plugin without agents or volume checks watches nothing for them.
+func TestRegistration_FollowsTheArguments(t *testing.T) {
+	names := func(a *Arguments) []string {
+		var all []string
+		for _, s := range selections(a) {
+			require.NoError(t, s.Check())
+			all = append(all, s.Name)
+		}
+		return all
+	}
+	assert.Equal(t, []string{"node-ready/attachments"}, names(defaults()))
+	assert.Equal(t, []string{"node-ready/attachments", "node-ready/daemonsets/network", "node-ready/agent/network/app=cni"}, names(withAgent("")))
+	assert.Empty(t, names(only(withAgent(""), checkConditions)))
+	assert.Empty(t, watches(only(defaults(), checkConditions, checkAgents)))
+	assert.Len(t, watches(only(defaults(), checkLimits)), 5)
+	var _ framework.Arguments = defaults()
+}

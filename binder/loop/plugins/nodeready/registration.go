@@ -1,0 +1,45 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeready
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Name of the plugin.
+const Name = "node-ready"
+
+// watches returns the kinds that show the CSI driver of a volume, if a check needs them.
+func watches(a framework.Arguments) []client.Object {
+	args, err := framework.ArgumentsAs[*Arguments](a)
+	if err != nil || !args.has(checkDrivers) && !args.has(checkLimits) {
+		return nil
+	}
+	return []client.Object{
+		&storagev1.CSINode{}, &storagev1.CSIDriver{}, &storagev1.StorageClass{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{},
+	}
+}
+
+// selections returns what the checks of agents and of attach limits need.
+func selections(a framework.Arguments) []framework.Selection {
+	args, err := framework.ArgumentsAs[*Arguments](a)
+	if err != nil {
+		return nil
+	}
+	var all []framework.Selection
+	if args.has(checkLimits) {
+		all = append(all, attachments)
+	}
+	if args.has(checkAgents) {
+		parsed, _ := args.parse()
+		for _, agent := range parsed.agents {
+			all = append(all, agent.daemons, agent.pods)
+		}
+	}
+	return all
+}
