@@ -44,15 +44,17 @@ func TestAnnotationPolicy(t *testing.T) {
 func untilPolicy(t *testing.T, w *world) {
 	t.Helper()
 	b := newBench(t, w, nil)
+	b.pod(byHand)
 	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		pod := gen.Pod("pod", gen.InNamespace(b.ns))
+		pod := gen.Pod("forged", gen.InNamespace(b.ns))
 		pod.Annotations = map[string]string{"binder.prebind.dev/attempt": "mine"}
 		_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, dry)
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 		binding := b.binding("node-1")
 		binding.Annotations = map[string]string{"topology.prebind.dev/zone": "mine"}
-		// The pod does not exist, so no bind succeeds. The policy allows dry runs.
+		// The pod has another UID, so no bind succeeds. The policy allows dry runs.
+		binding.UID = "other"
 		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), binding, metav1.CreateOptions{})
 		assert.True(c, apierrors.IsForbidden(err), "%v", err)
 	}, patience, 100*time.Millisecond, "the policies should be in force")
@@ -184,6 +186,7 @@ func testPolicyBind(t *testing.T, w *world) {
 		})
 	}
 	b := newBench(t, w, nil)
+	b.pod(byHand)
 	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 	assert.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(b.podWith(byHand), "node-1"), dry), "a dry run writes nothing")
 }
