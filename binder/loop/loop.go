@@ -148,7 +148,7 @@ func (l *Loop) Run(ctx context.Context, b Bind) Outcome {
 		}
 		l.Work.Leave(c.entry, o.RetryAfter)
 	}
-	c.observe(o.Results, nil, o.RetryAfter > 0)
+	c.observe(ctx, o.Results, nil, o.RetryAfter > 0)
 	return o
 }
 
@@ -328,7 +328,7 @@ func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Er
 			}
 			c.over = over
 		}
-		c.observe(results, s.waits, false)
+		c.observe(ctx, results, s.waits, false)
 	}
 	until := end
 	if !s.until.IsZero() && s.until.Before(until) {
@@ -372,7 +372,7 @@ func (c *call) rest(ctx context.Context, last time.Time) *framework.Error {
 }
 
 // observe reports to observers what the bind waits for, or that it is decided.
-func (c *call) observe(results []Result, waits []framework.Wait, later bool) {
+func (c *call) observe(ctx context.Context, results []Result, waits []framework.Wait, later bool) {
 	if len(waits) == 0 && (!c.waited || later) {
 		return
 	}
@@ -382,9 +382,9 @@ func (c *call) observe(results []Result, waits []framework.Wait, later bool) {
 		switch {
 		case !ok:
 		case len(waits) > 0:
-			o.BindWaits(r.bc, waits)
+			o.BindWaits(ctx, r.bc, waits)
 		default:
-			o.BindEnded(r.bc)
+			o.BindEnded(ctx, r.bc)
 		}
 	}
 }

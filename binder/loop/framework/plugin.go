@@ -108,9 +108,9 @@ type OnRequest = framework.OnRequest
 // Observer is a Plugin that reports what binds wait for. Its methods must not block.
 type Observer interface {
 	// BindWaits is called when a call begins to wait, and when what it waits for changes.
-	BindWaits(bc *BindContext, waits []Wait)
-	// BindEnded is called when a bind that waited is decided, or is not called any more.
-	BindEnded(bc *BindContext)
+	BindWaits(ctx context.Context, bc *BindContext, waits []Wait)
+	// BindEnded is called when a bind that waited is decided. A bind that is not called any more ends without it.
+	BindEnded(ctx context.Context, bc *BindContext)
 }
 
 // Verdict is the decision of a plugin on a bind that it does not reject. The zero Verdict means

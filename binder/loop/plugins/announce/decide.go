@@ -1,0 +1,110 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package announce
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// managerPrefix begins the field manager of every write. The ID of the attempt follows. So
+// managedFields of the pod name the attempts that own the field, and attempts on several replicas
+// own it independently of each other: the API server removes the field with its last owner.
+const managerPrefix = "prebind-" + Name + "-"
+
+// maxMarks is the maximum number of marks on a pod. Each crash of a replica during one bind leaves
+// one.
+const maxMarks = 10
+
+func managerOf(attempt string) string { return managerPrefix + attempt }
+
+// isOurs returns whether the entry is one that a write of this plugin leaves. Users can write
+// managedFields through the pod, so a manager with the prefix alone proves nothing: an apply for an
+// entry of another operation or subresource has no effect, and one for an entry with more fields
+// removes these fields.
+func isOurs(entry *metav1.ManagedFieldsEntry) bool {
+	var fields map[string]any
+	return strings.HasPrefix(entry.Manager, managerPrefix) && entry.Operation == metav1.ManagedFieldsOperationApply &&
+		entry.Subresource == "status" && entry.FieldsV1 != nil &&
+		json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) == nil && reflect.DeepEqual(fields, onlyField)
+}
+
+// onlyField is the content of the FieldsV1 of our entries.
+var onlyField = map[string]any{"f:status": map[string]any{"f:nominatedNodeName": map[string]any{}}}
+
+// ownersOf returns the attempts that own nominatedNodeName, and whether another client owns it.
+func ownersOf(pod *corev1.Pod) (attempts []string, foreign bool) {
+	for i := range pod.ManagedFields {
+		entry := &pod.ManagedFields[i]
+		if isOurs(entry) {
+			attempts = append(attempts, strings.TrimPrefix(entry.Manager, managerPrefix))
+			continue
+		}
+		var owned struct {
+			Status struct {
+				NominatedNodeName *struct{} `json:"f:nominatedNodeName"`
+			} `json:"f:status"`
+		}
+		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &owned) != nil {
+			continue
+		}
+		foreign = foreign || owned.Status.NominatedNodeName != nil
+	}
+	return attempts, foreign
+}
+
+// isForged returns whether an entry of the attempt's manager is not one of this plugin. An apply would
+// remove the other fields of the entry.
+func isForged(pod *corev1.Pod, attempt string) bool {
+	return slices.ContainsFunc(pod.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
+		return entry.Manager == managerOf(attempt) && !isOurs(&entry)
+	})
+}
+
+// mayAnnounce returns whether an attempt to bind the pod with the UID to the node may set the
+// field: if it is empty, or if only earlier attempts of Prebind have set it, whose replicas ended.
+// The pod is the live one, or nil.
+func mayAnnounce(pod *corev1.Pod, uid types.UID, node string) bool {
+	if framework.WhereaboutsOf(pod, uid, node) != framework.Pending {
+		return false
+	}
+	if pod.Status.NominatedNodeName == "" {
+		return true
+	}
+	attempts, foreign := ownersOf(pod)
+	return len(attempts) > 0 && !foreign
+}
+
+// owns returns whether the field is set, and the attempt is one of its owners. last is set if it
+// is the only one. The pod is the live one, or nil.
+func owns(pod *corev1.Pod, uid types.UID, attempt string) (owns, last bool) {
+	if pod == nil || pod.UID != uid || pod.Status.NominatedNodeName == "" {
+		return false, false
+	}
+	attempts, foreign := ownersOf(pod)
+	owns = slices.Contains(attempts, attempt) && !isForged(pod, attempt)
+	return owns, owns && len(attempts) == 1 && !foreign
+}
+
+// marksOf returns the marks of a pod. A tenant who may patch a pod can change its managedFields, and
+// so the marks of this pod only.
+func marksOf(pod *corev1.Pod) []framework.Mark {
+	var marks []framework.Mark
+	attempts, _ := ownersOf(pod)
+	for _, attempt := range attempts[:min(len(attempts), maxMarks)] {
+		marks = append(marks, framework.Mark{
+			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, PodUID: pod.UID,
+			Node: pod.Status.NominatedNodeName, Attempt: attempt,
+		})
+	}
+	return marks
+}

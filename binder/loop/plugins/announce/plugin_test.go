@@ -1,0 +1,456 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package announce
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const moment = 2 * time.Second
+
+// scene is the plugin with an API server that applies on behalf of field managers, like the real one.
+type scene struct {
+	t      *testing.T
+	server client.WithWatch
+	client client.WithWatch
+	plugin *Plugin
+	// applies is the number of writes of the plugin. before is called before each of them.
+	applies int
+	before  func() error
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	s := &scene{t: t, before: func() error { return nil }}
+	s.server = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.Pod{}).WithReturnManagedFields().
+		WithObjects(gen.Pod("web", gen.UID("pod-1"))).Build()
+	s.client = interceptor.NewClient(s.server, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+			err := c.Get(ctx, key, o, options...)
+			if pod, ok := o.(*corev1.Pod); ok {
+				served(t, pod)
+			}
+			return err
+		},
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
+			s.applies++
+			if err := s.before(); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Apply(ctx, o, options...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, patch client.Patch, options ...client.SubResourcePatchOption) error {
+			s.applies++
+			if err := s.before(); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Patch(ctx, o, patch, options...)
+		},
+	})
+	s.restart()
+	return s
+}
+
+// restart replaces the plugin with that of another process.
+func (s *scene) restart() {
+	s.plugin = newPlugin(oldframework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}}, &Arguments{After: moment})
+}
+
+// served makes the entries of the plugin those of the API server: the fake one does not record the
+// subresource, and adds the spec to each apply.
+func served(t *testing.T, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	for i := range pod.ManagedFields {
+		entry, set := &pod.ManagedFields[i], map[string]any{}
+		if !strings.HasPrefix(entry.Manager, managerPrefix) {
+			continue
+		}
+		require.NoError(t, json.Unmarshal(entry.FieldsV1.GetRawBytes(), &set))
+		delete(set, "f:spec")
+		raw, err := json.Marshal(set)
+		require.NoError(t, err)
+		entry.Subresource, entry.FieldsV1 = "status", metav1.NewFieldsV1(string(raw))
+	}
+	return pod
+}
+
+// bind returns the context of an attempt to bind the pod.
+func bind(attempt, node string) *framework.BindContext {
+	pod := gen.Pod("web", gen.UID("pod-1"))
+	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
+}
+
+// recovered returns the context for the mark of the attempt r1-a.
+func recovered() *framework.BindContext {
+	bc := bind("r1-a", "node-a")
+	bc.Recovered = true
+	return bc
+}
+
+// wait reports a wait, and waits until its announcement is due.
+func (s *scene) wait(bc *framework.BindContext) {
+	s.t.Helper()
+	s.plugin.BindWaits(s.t.Context(), bc, nil)
+	s.pass(moment)
+}
+
+// pass lets the time pass.
+func (s *scene) pass(d time.Duration) {
+	s.t.Helper()
+	<-time.After(d)
+	synctest.Wait()
+}
+
+func (s *scene) pod() *corev1.Pod {
+	s.t.Helper()
+	pod := &corev1.Pod{}
+	require.NoError(s.t, s.server.Get(s.t.Context(), types.NamespacedName{Namespace: "default", Name: "web"}, pod))
+	return pod
+}
+
+func (s *scene) assertNominated(node, reason string) {
+	s.t.Helper()
+	assert.Equal(s.t, node, s.pod().Status.NominatedNodeName, reason)
+}
+
+// nominate sets the field as another client.
+func (s *scene) nominate(node string) {
+	s.t.Helper()
+	pod := s.pod()
+	pod.Status.NominatedNodeName = node
+	require.NoError(s.t, s.server.Status().Update(s.t.Context(), pod, client.FieldOwner("kube-scheduler")))
+}
+
+// end reports the end of a bind, and waits until the plugin is done.
+func (s *scene) end(bc *framework.BindContext) {
+	s.t.Helper()
+	s.plugin.BindEnded(s.t.Context(), bc)
+	synctest.Wait()
+}
+
+// rollBack withdraws the announcement of a mark.
+func (s *scene) rollBack(bc *framework.BindContext) {
+	s.t.Helper()
+	require.NoError(s.t, s.plugin.PreBindRollBack(s.t.Context(), bc))
+}
+
+// in runs the test with the fake clock of testing/synctest.
+func in(t *testing.T, f func(t *testing.T, s *scene)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		f(t, s)
+		s.pass(forget)
+		assert.Empty(t, s.plugin.running, "the plugin must forget the binds that have ended")
+	})
+}
+
+func TestBindWaits_AnnouncesAfterAMoment(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		s.plugin.BindWaits(t.Context(), bc, nil)
+		s.pass(moment - time.Nanosecond)
+		s.assertNominated("", "the bind may still be fast")
+		s.pass(time.Nanosecond)
+		s.assertNominated("node-a", "the bind waits")
+		s.wait(bind("r1-b", "node-a"))
+		assert.Equal(t, 1, s.applies, "the field is set once, also for the next call")
+		s.end(bc)
+		s.assertNominated("", "the bind has ended")
+		s.end(bc)
+		assert.Equal(t, 2, s.applies, "the end is idempotent")
+	})
+}
+
+func TestBindWaits_EndsWithoutCalls(t *testing.T) {
+	in(t, func(_ *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		s.wait(bc)
+		s.pass(forget - 2*moment)
+		s.wait(bc)
+		s.pass(forget - 2*moment)
+		s.assertNominated("node-a", "the client has called again")
+		s.pass(2 * moment)
+		s.assertNominated("", "the client does not call any more")
+	})
+}
+
+func TestBindWaits_AnotherNode(t *testing.T) {
+	in(t, func(_ *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		second := bind("r1-b", "node-b")
+		s.wait(second)
+		s.assertNominated("node-b", "the scheduler has chosen another node")
+		s.end(bind("r1-a", "node-a"))
+		s.assertNominated("node-b", "the end of the first bind does not end the second one")
+		s.end(second)
+		s.assertNominated("", "the second bind has ended")
+	})
+}
+
+func TestBindWaits_Pinned(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		bc.Binding.ResourceVersion = "7"
+		s.wait(bc)
+		assert.Zero(t, s.applies, "the API server would reject the Binding after a write to the pod")
+	})
+}
+
+// The end of a fast bind costs no request.
+func TestEnd_OfAFastBind(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.plugin.h.Live = nil // A read panics.
+		bc := bind("r1-a", "node-a")
+		s.plugin.BindWaits(t.Context(), bc, nil)
+		s.pass(moment / 2)
+		s.end(bc)
+		s.pass(moment)
+		assert.Zero(t, s.applies)
+	})
+}
+
+// The plugin never changes a value that another client has set.
+func TestPlugin_KeepsOtherValues(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason        string
+		before, after string
+		clears        bool
+		want          string
+	}{
+		"Before": {reason: "the scheduler has nominated a node already", before: "node-b", want: "node-b"},
+		"Same":   {reason: "the scheduler has nominated the same node", before: "node-a", want: "node-a"},
+		"After":  {reason: "the scheduler preempts pods on another node", after: "node-b", want: "node-b"},
+		"Clears": {reason: "the scheduler has cleared the field", clears: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				bc := bind("r1-a", "node-a")
+				if tc.before != "" {
+					s.nominate(tc.before)
+				}
+				s.wait(bc)
+				if tc.after != "" || tc.clears {
+					s.assertNominated("node-a", "the bind waits")
+					s.nominate(tc.after)
+				}
+				s.end(bc)
+				s.assertNominated(tc.want, tc.reason)
+			})
+		})
+	}
+}
+
+// A replica is killed, and another one continues the bind. The field goes with the last attempt.
+func TestPlugin_ContinuesAfterACrash(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.restart() // Another process.
+		second := bind("r2-b", "node-a")
+		s.wait(second)
+		attempts, foreign := ownersOf(served(t, s.pod()))
+		assert.Equal(t, []string{"r1-a", "r2-b"}, attempts)
+		assert.False(t, foreign)
+
+		s.rollBack(recovered())
+		s.assertNominated("node-a", "the second attempt still waits")
+		s.end(second)
+		s.assertNominated("", "the second attempt has ended")
+	})
+	in(t, func(_ *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.restart()
+		other := bind("r2-b", "node-b")
+		s.wait(other)
+		s.assertNominated("node-b", "the scheduler has chosen another node")
+		s.rollBack(recovered())
+		s.assertNominated("node-b", "the first attempt no longer owns the field")
+		s.end(other)
+		s.assertNominated("", "the second attempt has ended")
+	})
+	in(t, func(_ *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.restart()
+		s.rollBack(recovered())
+		s.assertNominated("", "no replica continues the bind")
+	})
+}
+
+// The pod changes between the read and the write.
+func TestAnnounce_Conflicts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason  string
+		change  func(s *scene)
+		changes int
+		want    string
+	}{
+		"Once":      {reason: "the second try succeeds", changes: 1, want: "node-a", change: func(s *scene) { s.touch() }},
+		"Always":    {reason: "the plugin does not try forever", changes: 100, change: func(s *scene) { s.touch() }},
+		"Nominated": {reason: "another client was faster", changes: 1, want: "node-b", change: func(s *scene) { s.nominate("node-b") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				s.before = func() error {
+					if tc.changes > 0 {
+						tc.changes--
+						tc.change(s)
+					}
+					return nil
+				}
+				bc := bind("r1-a", "node-a")
+				s.wait(bc)
+				s.assertNominated(tc.want, tc.reason)
+				assert.LessOrEqual(t, s.applies, maxTries)
+				s.before = func() error { return nil }
+				s.end(bc)
+			})
+		})
+	}
+}
+
+// A user forges an entry of the attempt's manager. No write removes the other fields of the entry, and
+// no event reports a change. The fake API server does not let a user write managedFields, so the user
+// writes as the manager.
+func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
+	as := client.FieldOwner(managerOf("r1-a"))
+	apply := func(s *scene, status *corev1ac.PodStatusApplyConfiguration) {
+		pod := corev1ac.Pod("web", "default").WithStatus(status.WithPhase(corev1.PodPending))
+		require.NoError(s.t, s.server.Status().Apply(s.t.Context(), pod, as, client.ForceOwnership))
+	}
+	more := func(s *scene) { apply(s, corev1ac.PodStatus().WithNominatedNodeName("node-a")) }
+	for name, tc := range map[string]struct {
+		reason                string
+		before, after, racing func(s *scene)
+	}{
+		"Before": {reason: "the announcement would remove the phase", before: func(s *scene) { apply(s, corev1ac.PodStatus()) }},
+		"After":  {reason: "the rollback would remove the phase", after: more},
+		"Racing": {reason: "the entry changes between the read and the write of the rollback", racing: more},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, s *scene) {
+				if tc.before != nil {
+					tc.before(s)
+				}
+				bc := bind("r1-a", "node-a")
+				s.wait(bc)
+				if tc.after != nil {
+					tc.after(s)
+				}
+				if tc.racing != nil {
+					s.before = func() error { tc.racing(s); return nil }
+				}
+				s.end(bc)
+				_ = s.plugin.PreBindRollBack(t.Context(), bc) // It may give up after some conflicts.
+				assert.Equal(t, corev1.PodPending, s.pod().Status.Phase, tc.reason)
+			})
+		})
+	}
+}
+
+// touch changes the pod.
+func (s *scene) touch() {
+	pod := s.pod()
+	pod.Labels = map[string]string{"changed": pod.ResourceVersion}
+	require.NoError(s.t, s.server.Update(s.t.Context(), pod))
+}
+
+// An error of the API server neither fails nor delays the bind.
+func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.before = func() error {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods/status"}, "web", errors.New("no permission"))
+		}
+		first, second := bind("r1-a", "node-a"), bind("r1-b", "node-b")
+		s.wait(first)
+		s.wait(second)
+		assert.Len(t, s.plugin.logged, 1, "each cause is logged once")
+		s.end(second)
+	})
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		s.wait(bc)
+		s.before = func() error { return apierrors.NewTooManyRequests("later", 1) }
+		s.end(bc)
+		require.Error(t, s.plugin.PreBindRollBack(t.Context(), recovered()), "the sweeper retries")
+		s.before = func() error { return nil }
+		s.rollBack(recovered())
+		s.assertNominated("", "the sweeper clears the field")
+	})
+}
+
+func TestEnd_WaitsForTheWrite(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		release := make(chan struct{})
+		s.before = func() error {
+			if s.applies == 1 {
+				<-release
+			}
+			return nil
+		}
+		bc := bind("r1-a", "node-a")
+		s.wait(bc)
+		s.end(bc)
+		assert.Equal(t, 1, s.applies, "the write is in progress")
+		close(release)
+		synctest.Wait()
+		s.assertNominated("", "the write that was in progress is undone")
+	})
+}
+
+// A running announcement is no mark: the sweeper of this replica would withdraw it.
+func TestMarks(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.plugin.h.Cached = everything{t: t, Reader: s.client}
+		marks, err := s.plugin.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Empty(t, marks)
+		s.restart()
+		s.plugin.h.Cached = everything{t: t, Reader: s.client}
+		marks, err = s.plugin.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, marks, 1)
+	})
+}
+
+// everything ignores selectors, which the fake client does not support.
+type everything struct {
+	client.Reader
+	t *testing.T
+}
+
+func (e everything) List(ctx context.Context, into client.ObjectList, _ ...client.ListOption) error {
+	err := e.Reader.List(ctx, into)
+	if pods, ok := into.(*corev1.PodList); ok {
+		for i := range pods.Items {
+			served(e.t, &pods.Items[i])
+		}
+	}
+	return err
+}

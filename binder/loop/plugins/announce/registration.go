@@ -1,0 +1,74 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package announce is the plugin that publishes the node of a bind that waits, in the field
+// status.nominatedNodeName of the pod.
+package announce
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Name of the plugin.
+const Name = "announce"
+
+// Arguments of the plugin.
+type Arguments struct {
+	// After is how long a bind waits before the plugin publishes its node.
+	After time.Duration `yaml:"after"`
+}
+
+// AddFlags implements framework.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&a.After, "announce-after", a.After,
+		"Time for which a bind waits before the plugin announce sets status.nominatedNodeName of the pod.")
+}
+
+// Validate implements framework.Arguments.
+func (a *Arguments) Validate() []framework.Problem { return framework.Positive("after", a.After) }
+
+// nominated contains the pending pods that have a nominatedNodeName, in a reduced form. The cache of
+// pending pods lacks managedFields, which name the attempt that set the field.
+var nominated = framework.Selection{
+	Name:    Name + "/nominated",
+	Example: &corev1.Pod{},
+	Fields: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", ""), fields.OneTermNotEqualSelector("status.nominatedNodeName", "")),
+	Field:     "spec.nodeName",
+	Value:     nodeNameOf,
+	Transform: trim,
+}
+
+func nodeNameOf(o client.Object) string {
+	if pod, ok := o.(*corev1.Pod); ok {
+		return pod.Spec.NodeName
+	}
+	return ""
+}
+
+// trim keeps what Marks reads.
+func trim(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	kept := &corev1.Pod{Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{NominatedNodeName: pod.Status.NominatedNodeName}}
+	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
+	for _, m := range marksOf(pod) {
+		kept.ManagedFields = append(kept.ManagedFields, metav1.ManagedFieldsEntry{
+			Manager: managerOf(m.Attempt), Operation: metav1.ManagedFieldsOperationApply, Subresource: "status", FieldsV1: ownsField,
+		})
+	}
+	return kept, nil
+}
+
+// ownsField is shared by all pods of the cache, because a tenant can write long entries.
+var ownsField = metav1.NewFieldsV1(`{"f:status":{"f:nominatedNodeName":{}}}`)
