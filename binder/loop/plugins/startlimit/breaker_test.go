@@ -1,0 +1,206 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package startlimit
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+)
+
+var three = limits{refusals: 3, window: time.Minute, open: 5 * time.Minute}
+
+// The times are seconds since the first refusal.
+func TestBreaker(t *testing.T) {
+	cases := map[string]struct {
+		reason   string
+		limits   limits
+		refusals []int
+		at       int
+		want     phase
+	}{
+		"None":         {reason: "the node refused no pods", limits: three, want: closed},
+		"Few":          {reason: "two refusals can be chance", limits: three, refusals: []int{0, 1}, at: 2, want: closed},
+		"Opens":        {reason: "the third refusal opens it", limits: three, refusals: []int{0, 30, 60}, at: 60, want: open},
+		"Slow":         {reason: "the refusals are not within the window", limits: three, refusals: []int{0, 30, 61}, at: 61, want: closed},
+		"SlowThenFast": {reason: "the last three are within the window", limits: three, refusals: []int{0, 50, 70, 100}, at: 100, want: open},
+		"StillOpen":    {reason: "the time is not over", limits: three, refusals: []int{0, 0, 0}, at: 299, want: open},
+		"Tries":        {reason: "one pod tries the node", limits: three, refusals: []int{0, 0, 0}, at: 300, want: trying},
+		"Closes":       {reason: "no pod was refused during the window", limits: three, refusals: []int{0, 0, 0}, at: 360, want: closed},
+		"OpensAgain":   {reason: "the pod that tried the node was refused", limits: three, refusals: []int{0, 0, 0, 310}, at: 311, want: open},
+		"TriesAgain":   {reason: "the second try is after the second time", limits: three, refusals: []int{0, 0, 0, 310}, at: 610, want: trying},
+		"Extends":      {reason: "pods that were bound before are refused later", limits: three, refusals: []int{0, 0, 0, 100}, at: 350, want: open},
+		"StartsAgain":  {reason: "earlier refusals do not count after the window", limits: three, refusals: []int{0, 0, 0, 370, 371}, at: 372, want: closed},
+		"Off":          {reason: "the breaker is disabled", limits: limits{window: time.Minute, open: time.Minute}, refusals: []int{0, 0, 0}, at: 1, want: closed},
+		"One":          {reason: "the first refusal opens it", limits: limits{refusals: 1, window: time.Minute, open: time.Minute}, refusals: []int{0}, at: 1, want: open},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			began := time.Unix(1000, 0)
+			after := func(seconds int) time.Time { return began.Add(time.Duration(seconds) * time.Second) }
+			var all, stepwise history
+			for _, r := range tc.refusals {
+				all.times = append(all.times, after(r))
+				stepwise.times = append(stepwise.times, after(r))
+				stepwise = tc.limits.replay(stepwise)
+			}
+			all = tc.limits.replay(all)
+			assert.Equal(t, tc.want, tc.limits.phase(all, after(tc.at)), tc.reason)
+			assert.Equal(t, tc.want, tc.limits.phase(stepwise, after(tc.at)), "it does not matter when the refusals are replayed")
+			assert.Equal(t, all, tc.limits.replay(all), "a second replay changes nothing")
+		})
+	}
+}
+
+func newTestBreakers(l limits) (*breakers, *events.FakeRecorder) {
+	b, recorder := newBreakers(), events.NewFakeRecorder(100)
+	b.apply(l, clock.RealClock{}, recorder)
+	return b, recorder
+}
+
+func phaseOf(b *breakers, namespace, node string) phase {
+	p, _ := b.at(namespace, node, clock.RealClock{}.Now())
+	return p
+}
+
+func TestBreakers_AreSeparate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, recorder := newTestBreakers(three)
+		for range 3 {
+			b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		}
+		assert.Equal(t, open, phaseOf(b, "default", nodeA))
+		assert.Equal(t, closed, phaseOf(b, "other", nodeA), "a tenant does not decide about pods of another tenant")
+		assert.Equal(t, closed, phaseOf(b, "default", "node-b"), "another node has refused nothing")
+		assert.InDelta(t, 1, testutil.ToFloat64(b.openings), 0)
+		assert.Equal(t, "Warning NodeRefusesPods start-limit: the kubelet refused pods of the namespace default, most recently with the reason OutOfcpu; "+
+			"Prebind binds no pods of this namespace to the node for 5m0s", <-recorder.Events)
+
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		assert.Empty(t, recorder.Events, "the breaker is open already")
+		<-time.After(5 * time.Minute)
+		assert.Equal(t, trying, phaseOf(b, "default", nodeA))
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		assert.Len(t, recorder.Events, 1, "the breaker opens again")
+		<-time.After(6 * time.Minute)
+		assert.Equal(t, closed, phaseOf(b, "default", nodeA))
+		assert.Empty(t, b.of, "a breaker that is closed uses no memory")
+	})
+}
+
+// After a restart, the refused pods that exist are reported in any order.
+func TestBreakers_AreRebuilt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, recorder := newTestBreakers(three)
+		now := time.Now()
+		handler := b.handler()
+		for i, seconds := range []int{20, 400, 30, 25} {
+			packed, _ := packRefused(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-time.Duration(seconds)*time.Second))))
+			handler.OnAdd(packed, true)
+		}
+		assert.Equal(t, open, phaseOf(b, "default", nodeA))
+		_, until := b.at("default", nodeA, now)
+		assert.Equal(t, now.Add(5*time.Minute-20*time.Second), until)
+		assert.Empty(t, recorder.Events, "the event was recorded before the restart")
+	})
+}
+
+// The clock of the node can be ahead.
+func TestBreakers_DoNotTrustTheNodesClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newTestBreakers(limits{refusals: 1, window: time.Minute, open: time.Minute})
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now().Add(time.Hour))), true)
+		assert.Equal(t, open, phaseOf(b, "default", nodeA))
+		<-time.After(2 * time.Minute)
+		assert.Equal(t, closed, phaseOf(b, "default", nodeA))
+	})
+}
+
+func TestBreakers_AreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBreakers()
+		b.apply(limits{refusals: 1, window: time.Minute, open: time.Minute}, clock.RealClock{}, nil)
+		b.refused(bound("a", inNamespace("other"), refusedFor("OutOfcpu", time.Now())), false)
+		for i := range maxNodes + 10 {
+			pod := bound("a", refusedFor("OutOfcpu", time.Now()))
+			pod.Spec.NodeName = strconv.Itoa(i)
+			b.refused(pod, false)
+			<-time.After(time.Millisecond)
+		}
+		assert.Len(t, b.of["default"], maxNodes)
+		assert.Equal(t, open, phaseOf(b, "default", "0"))
+		assert.Equal(t, closed, phaseOf(b, "default", strconv.Itoa(maxNodes)), "the refusal is ignored")
+		assert.Equal(t, open, phaseOf(b, "other", nodeA), "the limit is that of a namespace")
+
+		<-time.After(time.Minute)
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		assert.Equal(t, trying, phaseOf(b, "default", "0"))
+		<-time.After(time.Minute)
+		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		assert.Equal(t, open, phaseOf(b, "default", nodeA), "breakers that are closed make room")
+
+		idle, _ := newTestBreakers(limits{})
+		for range 1000 {
+			idle.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
+		}
+		assert.LessOrEqual(t, len(idle.of["default"][nodeA].times), maxTimes)
+	})
+}
+
+// A CI system creates a namespace for each run, and binds no more pods to the node.
+func TestBreakers_AreSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newTestBreakers(three)
+		refuse := func(namespace string) {
+			b.refused(bound("a", inNamespace(namespace), refusedFor("OutOfcpu", time.Now())), false)
+		}
+		for range 3 {
+			refuse("open")
+		}
+		refuse("closed")
+		<-time.After(time.Minute + time.Second)
+		refuse("another")
+		assert.ElementsMatch(t, []string{"open", "another"}, slices.Collect(maps.Keys(b.of)), "the refusal does not count after the window")
+		<-time.After(5*time.Minute + time.Second)
+		refuse("last")
+		assert.Equal(t, []string{"last"}, slices.Collect(maps.Keys(b.of)), "the breaker is closed again")
+	})
+}
+
+// After an interruption of the watch, the informer reports pods that are not new as new ones.
+func TestBreakers_OldRefusalsAreNotNew(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		ago    []time.Duration
+		want   phase
+	}{
+		"Apart":    {reason: "the refusals are not within the window", ago: []time.Duration{5 * time.Minute, 10 * time.Minute, 20 * time.Minute}, want: closed},
+		"Over":     {reason: "the breaker would be closed again", ago: []time.Duration{7 * time.Minute, 7 * time.Minute, 7 * time.Minute}, want: closed},
+		"Together": {reason: "the breaker opens at the time of the refusals", ago: []time.Duration{2 * time.Minute, 2 * time.Minute, 2 * time.Minute}, want: open},
+		"Recent":   {reason: "the clock of the node can be behind a little", ago: []time.Duration{0, 30 * time.Second, time.Minute}, want: open},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, _ := newTestBreakers(three)
+				for _, ago := range tc.ago {
+					b.refused(bound("a", refusedFor("OutOfcpu", time.Now().Add(-ago))), false)
+				}
+				assert.Equal(t, tc.want, phaseOf(b, "default", nodeA), tc.reason)
+				if name == "Together" {
+					_, until := b.at("default", nodeA, time.Now())
+					assert.Equal(t, time.Now().Add(3*time.Minute), until, tc.reason)
+				}
+			})
+		})
+	}
+}

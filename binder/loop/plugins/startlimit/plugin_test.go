@@ -1,0 +1,264 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package startlimit
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/plugintest"
+)
+
+func TestArguments(t *testing.T) {
+	cases := map[string]struct {
+		change func(a *Arguments)
+		want   string
+	}{
+		"Limit":        {change: func(a *Arguments) { a.Limit = 0 }, want: "limit"},
+		"Wait":         {change: func(a *Arguments) { a.Wait = 0 }, want: "wait"},
+		"StartTimeout": {change: func(a *Arguments) { a.StartTimeout = -1 }, want: "startTimeout"},
+		"Refusals":     {change: func(a *Arguments) { a.BreakerRefusals = maxRefusals + 1 }, want: "breakerRefusals"},
+		"Window":       {change: func(a *Arguments) { a.BreakerWindow = 0 }, want: "breakerWindow"},
+		"Open":         {change: func(a *Arguments) { a.BreakerOpen = 0 }, want: "breakerOpen"},
+	}
+	assert.Empty(t, Defaults().Validate(), "the defaults are valid")
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			a := Defaults()
+			tc.change(a)
+			problems := a.Validate()
+			require.Len(t, problems, 1)
+			assert.Equal(t, tc.want, problems[0].Field)
+		})
+	}
+}
+
+// pods returns n pods that start.
+func pods(n int, changes ...func(*corev1.Pod)) []client.Object {
+	var all []client.Object
+	for i := range n {
+		all = append(all, bound(fmt.Sprintf("starting-%d", i), changes...))
+	}
+	return all
+}
+
+func TestPreFlight(t *testing.T) {
+	refusals := func(n int, ago time.Duration) []client.Object {
+		var all []client.Object
+		for i := range n {
+			all = append(all, bound(fmt.Sprintf("refused-%d", i), refusedFor("OutOfcpu", time.Now().Add(-ago))))
+		}
+		return all
+	}
+	critical := func(bc *framework.BindContext) { bc.Pod.Spec.PriorityClassName = "system-node-critical" }
+	cases := map[string]struct {
+		reason  string
+		objects func() []client.Object
+		change  func(bc *framework.BindContext)
+		late    bool
+		waits   string
+		want    string
+	}{
+		"Empty": {reason: "the pod needs a slot", objects: func() []client.Object { return nil }, late: true},
+		"Free":  {reason: "the pod needs the last slot", objects: func() []client.Object { return pods(1) }, late: true},
+		"Full":  {reason: "the bind will wait", objects: func() []client.Object { return pods(2) }, waits: "pods on the node to start (limit 2)"},
+		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods(2), refusals(3, 0)...) }, change: critical},
+		"Refusing": {
+			reason: "the node refuses pods", objects: func() []client.Object { return refusals(3, 0) },
+			want: "Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:00Z; " +
+				"choose another node, and check the events of the node",
+		},
+		"Trying": {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusals(3, 5*time.Minute) }, late: true},
+		"Tried": {
+			reason: "another pod tries the node", objects: func() []client.Object { return append(refusals(3, 5*time.Minute), pods(1)...) },
+			want: "Node node-a: the kubelet refused pods of the namespace default, and another one tries the node now; choose another node",
+		},
+		"TriedByOther": {
+			reason:  "pods of another namespace do not matter",
+			objects: func() []client.Object { return append(refusals(3, 5*time.Minute), pods(1, inNamespace("other"))...) },
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, small(2), tc.objects()...)
+				bc := w.Context(thePod("web"), gen.Node(nodeA))
+				if tc.change != nil {
+					tc.change(bc)
+				}
+				verdict, err := w.PreFlight(t.Context(), bc)
+				if tc.want != "" {
+					require.EqualError(t, err, tc.want, tc.reason)
+					assert.True(t, oldframework.IsKind(err, oldframework.KindRefuse))
+					return
+				}
+				require.NoError(t, err, tc.reason)
+				assert.Equal(t, tc.late, verdict.Late, tc.reason)
+				assert.Equal(t, tc.waits, verdict.Wait.For, tc.reason)
+			})
+		})
+	}
+}
+
+func assertWaits(t *testing.T, reason string, all ...*plugintest.Running) {
+	t.Helper()
+	for _, r := range all {
+		ended, err := r.Ended()
+		require.False(t, ended, "%s: %v", reason, err)
+	}
+}
+
+func assertTaken(t *testing.T, reason string, all ...*plugintest.Running) {
+	t.Helper()
+	for _, r := range all {
+		ended, err := r.Ended()
+		require.True(t, ended, reason)
+		require.NoError(t, err, reason)
+	}
+}
+
+func TestPost_WaitsForSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(2), bound("old"))
+		assertTaken(t, "one slot is free", w.start(t.Context(), "first"))
+		two := w.start(t.Context(), "second")
+		assertWaits(t, "the reservation of the first bind counts", two)
+		assert.Equal(t, 1, w.plugin.slots.count())
+		w.Put(bound("first"))
+		assertWaits(t, "the first pod counts once, as a pod or as a reservation", two)
+		assert.Zero(t, w.plugin.slots.count(), "the cache contains the pod")
+
+		three := w.start(t.Context(), "third")
+		w.Put(bound("first", inPhase(corev1.PodRunning)))
+		pace()
+		var ended int
+		for _, r := range []*plugintest.Running{two, three} {
+			if over, err := r.Ended(); over {
+				require.NoError(t, err)
+				ended++
+			}
+		}
+		assert.Equal(t, 1, ended, "there was one slot")
+		w.Remove(bound("old"))
+		pace()
+		assert.Equal(t, 2, w.plugin.slots.count(), "both have a slot")
+		<-time.After(observeTime)
+		synctest.Wait()
+		assert.Empty(t, w.plugin.slots.nodes, "an idle node uses no memory")
+	})
+}
+
+// pace lets a call make its next pass.
+func pace() {
+	<-time.After(50 * time.Millisecond)
+	synctest.Wait()
+}
+
+func TestPost_Ends(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		args   func(a *Arguments)
+		// act happens 10 s after the start of the wait, and the wait ends after the time.
+		act   func(w *world)
+		after time.Duration
+		want  string
+	}{
+		"Rejected": {
+			reason: "the scheduler should choose another node", after: 30 * time.Second,
+			want: "start-limit: Node node-a: still waiting for pods on the node to start (limit 1) after 30s; choose another node",
+		},
+		"Opens": {
+			reason: "the node refuses pods", act: func(w *world) {
+				for i := range 3 {
+					w.Put(bound(fmt.Sprint(i), refusedFor("OutOfcpu", time.Now())))
+				}
+				w.Put(bound("old", inPhase(corev1.PodRunning)))
+			}, after: 10*time.Second + 50*time.Millisecond,
+			want: "start-limit: Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:10Z; " +
+				"choose another node, and check the events of the node",
+		},
+		"TimedOut": {reason: "the other pod did not start in time", after: 20 * time.Second, args: func(a *Arguments) { a.StartTimeout = 20 * time.Second }},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				args := small(1)
+				if tc.args != nil {
+					tc.args(args)
+				}
+				// The clock of the API server is behind, which must not matter.
+				w := newWorld(t, args, boundSince("old", time.Now().Add(-time.Hour)))
+				running := w.start(t.Context(), "web")
+				assertWaits(t, tc.reason, running)
+				began := time.Now()
+				<-time.After(10 * time.Second)
+				if tc.act != nil {
+					tc.act(w)
+				}
+				<-time.After(tc.after - time.Since(began) - time.Nanosecond)
+				if tc.after > 11*time.Second {
+					assertWaits(t, tc.reason, running)
+				}
+				<-time.After(time.Nanosecond)
+				if tc.want == "" {
+					assertTaken(t, tc.reason, running)
+					return
+				}
+				ended, err := running.Ended()
+				require.True(t, ended, tc.reason)
+				require.EqualError(t, err, tc.want)
+				assert.True(t, oldframework.IsKind(err, oldframework.KindRefuse), tc.reason)
+			})
+		})
+	}
+}
+
+// The cache shows the pod only after its bind, or never.
+func TestReservation_Ends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		args := small(1)
+		args.Wait = time.Minute
+		w := newWorld(t, args)
+		assertTaken(t, "a slot is free", w.start(t.Context(), "web"))
+		next := w.start(t.Context(), "next")
+		<-time.After(30 * time.Second)
+		assertTaken(t, "the bind is repeated", w.start(t.Context(), "web"))
+		<-time.After(observeTime - 30*time.Second - time.Nanosecond)
+		assertWaits(t, "the watch may be behind", next)
+		<-time.After(time.Nanosecond)
+		assertTaken(t, "the pod has left the phase Pending unnoticed, or its bind never succeeds", next)
+	})
+}
+
+// During a try, a second pod of the namespace does not get a slot.
+func TestPost_TriesOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ago := time.Now().Add(-5 * time.Minute)
+		w := newWorld(t, small(5), bound("a", refusedFor("OutOfcpu", ago)), bound("b", refusedFor("OutOfcpu", ago)), bound("c", refusedFor("OutOfcpu", ago)))
+		assertTaken(t, "one pod tries the node", w.start(t.Context(), "first"))
+		rejected := func(reason string) {
+			second := w.start(t.Context(), "second")
+			<-time.After(loop.Settle)
+			_, err := second.Ended()
+			require.ErrorContains(t, err, "another one tries the node now", reason)
+		}
+		rejected("the first bind has a slot")
+		assertTaken(t, "another namespace has its own breaker", w.start(t.Context(), "third", gen.InNamespace("other")))
+		w.Put(bound("first"))
+		rejected("the pod starts")
+		w.Put(bound("first", inPhase(corev1.PodRunning)))
+		assertTaken(t, "the pod has started", w.start(t.Context(), "second"))
+	})
+}

@@ -1,0 +1,126 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package startlimit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestIsExempt(t *testing.T) {
+	class := func(name string) *corev1.Pod {
+		pod := gen.Pod("a")
+		pod.Spec.PriorityClassName = name
+		return pod
+	}
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		want   bool
+	}{
+		"Plain":      {reason: "the pod needs a slot", pod: gen.Pod("a")},
+		"ReplicaSet": {reason: "its scheduler can choose another node", pod: gen.Pod("a", gen.OwnedBy("ReplicaSet", "web", "1"))},
+		"DaemonSet":  {reason: "the pod belongs to this node", pod: gen.Pod("a", gen.OwnedBy("DaemonSet", "agent", "1")), want: true},
+		"Static":     {reason: "the kubelet does not wait", pod: gen.Pod("a", gen.OwnedBy("Node", nodeA, "1")), want: true},
+		"Mirror":     {reason: "the kubelet does not wait", pod: gen.Pod("a", gen.Annotation(corev1.MirrorPodAnnotationKey, "hash")), want: true},
+		"Node":       {reason: "the node does not work without the pod", pod: class("system-node-critical"), want: true},
+		"Cluster":    {reason: "the cluster does not work without the pod", pod: class("system-cluster-critical"), want: true},
+		"High":       {reason: "another class does not matter", pod: class("high")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, isExempt(tc.pod), tc.reason) })
+	}
+}
+
+func TestIsStarting(t *testing.T) {
+	deleted := func(pod *corev1.Pod) { gen.Terminating()(&pod.ObjectMeta) }
+	agent := func(pod *corev1.Pod) { gen.OwnedBy("DaemonSet", "agent", "1")(&pod.ObjectMeta) }
+	init := func(pod *corev1.Pod) {
+		waitsFor("ImagePullBackOff")(pod)
+		pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses = pod.Status.ContainerStatuses, nil
+	}
+	cases := map[string]struct {
+		reason string
+		change func(*corev1.Pod)
+		want   bool
+	}{
+		"Pending":  {reason: "the pod starts", change: func(*corev1.Pod) {}, want: true},
+		"Running":  {reason: "the pod has started", change: inPhase(corev1.PodRunning)},
+		"Failed":   {reason: "the pod does not start", change: inPhase(corev1.PodFailed)},
+		"Deleted":  {reason: "the kubelet does not start it", change: deleted},
+		"Agent":    {reason: "the pod needs no slot", change: agent},
+		"Creating": {reason: "the kubelet prepares the container", change: waitsFor("ContainerCreating"), want: true},
+		"Pulling":  {reason: "the kubelet pulls the image again", change: waitsFor("ErrImagePull"), want: true},
+		"BackOff":  {reason: "the image does not exist", change: waitsFor("ImagePullBackOff")},
+		"Init":     {reason: "the image of an init container does not exist", change: init},
+		"NoConfig": {reason: "a ConfigMap does not exist", change: waitsFor("CreateContainerConfigError")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, isStarting(bound("a", tc.change)), tc.reason) })
+	}
+}
+
+func TestIsRefusal(t *testing.T) {
+	for reason, want := range map[string]bool{
+		"UnexpectedAdmissionError": true, "OutOfcpu": true, "OutOfpods": true, "OutOfnvidia.com/gpu": true, "NodeAffinity": true,
+		"TopologyAffinityError": true, "NodeShutdown": true, "VolumeAttachmentLimitExceeded": true,
+		"": false, "Evicted": false, "SysctlForbidden": false, "Terminated": false, "DeadlineExceeded": false, "Preempting": false,
+	} {
+		assert.Equal(t, want, isRefusal(reason), reason)
+	}
+}
+
+func TestPack(t *testing.T) {
+	now := time.Unix(1000, 0)
+	created := boundSince("a", now)
+	created.Status.Conditions, created.CreationTimestamp.Time = nil, now
+	critical := boundSince("a", now, refusedFor("OutOfcpu", now))
+	critical.Spec.PriorityClassName = "system-node-critical"
+	cases := map[string]struct {
+		reason    string
+		transform func(any) (any, error)
+		pod       *corev1.Pod
+		want      bool
+	}{
+		"Starting": {reason: "the pod counts", transform: packStarting, pod: boundSince("a", now), want: true},
+		"Unbound":  {reason: "a pod that was created with a node has no condition yet", transform: packStarting, pod: created, want: true},
+		"Stuck":    {reason: "the pod does not count", transform: packStarting, pod: boundSince("a", now, waitsFor("ImagePullBackOff"))},
+		"Refused":  {reason: "the kubelet refused the pod", transform: packRefused, pod: boundSince("a", now, refusedFor("OutOfcpu", now)), want: true},
+		"Crashed":  {reason: "the pod ran", transform: packRefused, pod: boundSince("a", now, refusedFor("Error", now))},
+		"Exempt":   {reason: "the circuit breaker does not apply to the pod", transform: packRefused, pod: critical},
+		"NoTime": {reason: "the time of creation is not after the refusal", transform: packRefused, pod: func() *corev1.Pod {
+			p := created.DeepCopy()
+			p.Status.Phase, p.Status.Reason = corev1.PodFailed, "OutOfcpu"
+			return p
+		}(), want: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			packed, err := tc.transform(tc.pod)
+			require.NoError(t, err)
+			again, err := tc.transform(packed)
+			require.NoError(t, err)
+			assert.Equal(t, packed, again, "an informer can transform an object twice")
+			got, ok := compact.Unpack(packed).(*corev1.Pod)
+			require.Equal(t, tc.want, ok, tc.reason)
+			if !ok {
+				return
+			}
+			assert.Equal(t, tc.pod.Name, got.Name)
+			assert.Equal(t, tc.pod.UID, got.UID)
+			assert.Equal(t, nodeA, nodeOf(got))
+			assert.Equal(t, tc.pod.Status.Phase, got.Status.Phase)
+			assert.Equal(t, tc.pod.Status.Reason, got.Status.Reason)
+			assert.True(t, now.Equal(boundAt(got)), "the time is kept")
+			assert.True(t, now.Equal(got.Status.StartTime.Time), "the time is kept")
+		})
+	}
+}

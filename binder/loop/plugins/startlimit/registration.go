@@ -1,0 +1,72 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package startlimit
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Name of the plugin.
+const Name = "start-limit"
+
+const (
+	maxLimit    = 1000
+	maxRefusals = 20
+)
+
+// Arguments of the plugin.
+type Arguments struct {
+	// Limit is the number of pods that may start on a node at the same time. Several replicas together
+	// can exceed it; see rules.share.
+	Limit int `yaml:"limit"`
+	// Wait is how long a bind waits for a slot before it is rejected.
+	Wait time.Duration `yaml:"wait"`
+	// StartTimeout is the time after the bind from which a pod no longer counts.
+	StartTimeout time.Duration `yaml:"startTimeout"`
+	// BreakerRefusals within BreakerWindow open the circuit breaker of a node and a namespace for
+	// BreakerOpen. 0 means no circuit breaker.
+	BreakerRefusals int           `yaml:"breakerRefusals"`
+	BreakerWindow   time.Duration `yaml:"breakerWindow"`
+	BreakerOpen     time.Duration `yaml:"breakerOpen"`
+}
+
+// Defaults returns the default arguments. The caller owns them.
+func Defaults() *Arguments {
+	return &Arguments{
+		Limit: 10, Wait: 2 * time.Minute, StartTimeout: 5 * time.Minute,
+		BreakerRefusals: 3, BreakerWindow: time.Minute, BreakerOpen: 5 * time.Minute,
+	}
+}
+
+// AddFlags implements framework.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.IntVar(&a.Limit, "start-limit-limit", a.Limit,
+		"Maximum number of pods that start on a node at the same time: bound, but not running yet. R replicas together can exceed it by R-1 pods, and by more if they observe each other's binds late.")
+	fs.DurationVar(&a.Wait, "start-limit-wait", a.Wait,
+		"Maximum time that a bind waits for a slot on its node. After that, Prebind rejects it, so that the scheduler chooses another node. The wait counts towards --prebind-timeout.")
+	fs.DurationVar(&a.StartTimeout, "start-limit-start-timeout", a.StartTimeout,
+		"Time after the bind from which a pod that still does not run no longer counts.")
+	fs.IntVar(&a.BreakerRefusals, "start-limit-breaker-refusals", a.BreakerRefusals,
+		"Number of pods of a namespace that a kubelet must refuse within --start-limit-breaker-window before Prebind rejects the node for this namespace. 0 disables the circuit breaker.")
+	fs.DurationVar(&a.BreakerWindow, "start-limit-breaker-window", a.BreakerWindow,
+		"Time within which the refusals count. Also the time for which one pod at a time tries a node that was rejected.")
+	fs.DurationVar(&a.BreakerOpen, "start-limit-breaker-open", a.BreakerOpen,
+		"Time for which Prebind rejects a node after the last refusal.")
+}
+
+// LongestWait returns the wait that budgets.maxPrebindTimeout limits, and the wait's field.
+func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "wait", a.Wait }
+
+// Validate implements framework.Arguments.
+func (a *Arguments) Validate() []framework.Problem {
+	problems := append(framework.Between("limit", a.Limit, 1, maxLimit), framework.Positive("wait", a.Wait)...)
+	problems = append(problems, framework.Positive("startTimeout", a.StartTimeout)...)
+	problems = append(problems, framework.Between("breakerRefusals", a.BreakerRefusals, 0, maxRefusals)...)
+	problems = append(problems, framework.Positive("breakerWindow", a.BreakerWindow)...)
+	return append(problems, framework.Positive("breakerOpen", a.BreakerOpen)...)
+}

@@ -1,0 +1,245 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package startlimit
+
+import (
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder/compact"
+)
+
+// rules decide who gets a slot.
+type rules struct {
+	limit   int
+	timeout time.Duration
+	// replicas is the number of live replicas, or 0 if it is not known.
+	replicas int
+}
+
+// share returns how many slots a replica may have reserved on a node on which it has observed so many pods that
+// start. The replicas share the free slots, but each may reserve one.
+//
+// All replicas together exceed the limit by at most (replicas-1)*share(0). Each replica observes a prefix of the same
+// history. Compare the last reservation of each replica, and choose the one with the longest prefix. Its pods and
+// reservations are within the limit. They include all pods that start now, except the pods that another replica
+// had reserved and not observed at its own last reservation. These are at most the share of that replica.
+//
+// If all replicas have observed the same pods, they exceed the limit by at most replicas-1, because shares of more than
+// one slot are together within the free slots.
+func (r rules) share(observed int) int {
+	if r.replicas == 0 {
+		return 1
+	}
+	return max(1, (r.limit-observed)/r.replicas)
+}
+
+// fits returns whether the node has a slot for another bind of this replica.
+func (r rules) fits(s sight) bool {
+	return s.observed+s.reserved < r.limit && s.reserved < r.share(s.observed)
+}
+
+// sight is the state of a node for one bind.
+type sight struct {
+	// observed and reserved are the numbers of pods that start, and of reservations, without those of the pod itself.
+	observed, reserved int
+	// own means that the pod has a slot. busy means that another pod of its namespace has one.
+	own, busy bool
+	// next is when the first of them no longer counts, or the zero time.
+	next time.Time
+}
+
+// slot is a slot of a node in use: by a pod that starts, or by a bind.
+type slot struct {
+	namespace string
+	// since is when this replica first observed the pod, or when the bind reserved the slot. The time of the bind
+	// in the pod is not used, because the clock of the API server can differ.
+	since time.Time
+	// number identifies the reservation of a bind. It is 0 for a pod.
+	number uint64
+}
+
+// ends returns when the slot no longer counts.
+func (s slot) ends(r rules) time.Time {
+	if s.number > 0 {
+		return s.since.Add(observeTime)
+	}
+	return s.since.Add(r.timeout)
+}
+
+// slots are the slots in use on all nodes. It is safe for concurrent use.
+type slots struct {
+	mu    sync.Mutex
+	clock clock.WithDelayedExecution
+	// nodes contains the slots by node and pod.
+	nodes map[string]map[types.UID]slot
+	// taken is the number of the last reservation.
+	taken uint64
+	// changed is called after a change that can end a wait for the node.
+	changed func(node string)
+	// replicas returns the number of live replicas, or 0 if it is not known.
+	replicas func() int
+}
+
+func newSlots() *slots {
+	return &slots{
+		clock: clock.RealClock{}, nodes: map[string]map[types.UID]slot{}, changed: func(string) {}, replicas: func() int { return 0 },
+	}
+}
+
+// connect sets the clock, the function that is called after a change that can end a wait, and the one that
+// returns the number of live replicas.
+func (s *slots) connect(c clock.WithDelayedExecution, changed func(node string), replicas func() int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clock, s.changed, s.replicas = c, changed, replicas
+}
+
+// sharers returns the number of live replicas, or 0 if it is not known.
+func (s *slots) sharers() int {
+	s.mu.Lock()
+	replicas := s.replicas
+	s.mu.Unlock()
+	return replicas()
+}
+
+// sight returns the state of the node for the pod.
+func (s *slots) sight(node, namespace string, uid types.UID, r rules, now time.Time) sight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.look(node, namespace, uid, r, now)
+}
+
+// look must be called with mu held.
+func (s *slots) look(node, namespace string, uid types.UID, r rules, now time.Time) sight {
+	var all sight
+	for id, other := range s.nodes[node] {
+		end := other.ends(r)
+		switch {
+		case !end.After(now):
+			continue
+		case id == uid:
+			all.own = true
+			continue
+		case other.number > 0:
+			all.reserved++
+		default:
+			all.observed++
+		}
+		all.busy = all.busy || other.namespace == namespace
+		if all.next.IsZero() || end.Before(all.next) {
+			all.next = end
+		}
+	}
+	return all
+}
+
+// reserve reserves a slot for the pod if there is one, and returns whether it has one. If alone is set, there is none while another
+// pod of the namespace has one. The reservation ends when the cache contains the pod, or after observeTime.
+func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	seen := s.look(node, namespace, uid, r, now)
+	if seen.own {
+		// The time does not change, so that a bind that never succeeds does not keep its slot.
+		return true
+	}
+	if !r.fits(seen) || alone && seen.busy {
+		return false
+	}
+	s.taken++
+	number := s.taken
+	s.put(node, uid, slot{namespace: namespace, since: now, number: number})
+	s.clock.AfterFunc(observeTime, func() {
+		s.remove(node, uid, func(old slot) bool { return old.number == number })
+	})
+	return true
+}
+
+// put must be called with mu held.
+func (s *slots) put(node string, uid types.UID, in slot) {
+	if s.nodes[node] == nil {
+		s.nodes[node] = map[types.UID]slot{}
+	}
+	s.nodes[node][uid] = in
+}
+
+// remove removes the slot of the pod if it is the one.
+func (s *slots) remove(node string, uid types.UID, isOne func(slot) bool) {
+	s.mu.Lock()
+	old, ok := s.nodes[node][uid]
+	if ok = ok && isOne(old); ok {
+		if delete(s.nodes[node], uid); len(s.nodes[node]) == 0 {
+			delete(s.nodes, node)
+		}
+	}
+	changed := s.changed
+	s.mu.Unlock()
+	if ok {
+		changed(node)
+	}
+}
+
+// observed records a pod that starts. Its reservation ends.
+func (s *slots) observed(pod *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.nodes[pod.Spec.NodeName][pod.UID]; !ok || old.number > 0 {
+		s.put(pod.Spec.NodeName, pod.UID, slot{namespace: pod.Namespace, since: s.clock.Now()})
+	}
+}
+
+// ended records that a pod no longer starts.
+func (s *slots) ended(pod *corev1.Pod) {
+	s.remove(pod.Spec.NodeName, pod.UID, func(old slot) bool { return old.number == 0 })
+}
+
+// handler returns a handler for an informer of pods that start.
+func (s *slots) handler() toolscache.ResourceEventHandler {
+	podOf := func(o any) *corev1.Pod {
+		pod, _ := compact.Unpack(o).(*corev1.Pod)
+		return pod
+	}
+	add := func(o any) {
+		if pod := podOf(o); pod != nil {
+			s.observed(pod)
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: add,
+		UpdateFunc: func(before, after any) {
+			was, is := podOf(before), podOf(after)
+			if was != nil && (is == nil || is.UID != was.UID) {
+				s.ended(was)
+			}
+			add(after)
+		},
+		DeleteFunc: func(o any) {
+			if pod := podOf(o); pod != nil {
+				s.ended(pod)
+			}
+		},
+	}
+}
+
+// count returns the number of reservations on all nodes.
+func (s *slots) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := 0
+	for _, of := range s.nodes {
+		for _, one := range of {
+			if one.number > 0 {
+				count++
+			}
+		}
+	}
+	return count
+}

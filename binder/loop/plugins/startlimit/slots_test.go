@@ -1,0 +1,92 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package startlimit
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestShare(t *testing.T) {
+	cases := map[string]struct {
+		reason                    string
+		limit, replicas, observed int
+		want                      int
+	}{
+		"One":         {reason: "no other replica takes slots", limit: 5, replicas: 1, observed: 2, want: 3},
+		"Two":         {reason: "each replica gets half of the slots", limit: 10, replicas: 2, want: 5},
+		"Remainder":   {reason: "the shares do not exceed the free slots", limit: 5, replicas: 2, want: 2},
+		"Fewer":       {reason: "the replicas share only the free slots", limit: 10, replicas: 2, observed: 6, want: 2},
+		"Last":        {reason: "a replica may take the last slot", limit: 10, replicas: 2, observed: 9, want: 1},
+		"Full":        {reason: "the limit itself decides", limit: 10, replicas: 2, observed: 12, want: 1},
+		"ManyReplica": {reason: "each replica can bind pods", limit: 2, replicas: 5, want: 1},
+		"Unknown":     {reason: "there may be any number of replicas", limit: 10, want: 1},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			r := rules{limit: tc.limit, replicas: tc.replicas}
+			assert.Equal(t, tc.want, r.share(tc.observed), tc.reason)
+		})
+	}
+}
+
+func TestReserve_SharesFreeSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(4))
+		replicas := 0
+		w.plugin.h.Replicas = func() int { return replicas }
+		reserve := func(name string) bool {
+			bc := w.Context(thePod(name), gen.Node(nodeA))
+			return w.plugin.Reserve(bc)
+		}
+		assert.True(t, reserve("a"))
+		assert.False(t, reserve("b"), "the number of replicas is not known")
+		replicas = 2
+		assert.True(t, reserve("b"))
+		assert.False(t, reserve("c"), "two slots are those of the other replica")
+		assert.True(t, reserve("b"), "the bind is repeated")
+		w.Put(bound("a"))
+		assert.False(t, reserve("c"), "the replicas share three slots, and this one has reserved a slot")
+		w.Put(bound("b"))
+		assert.True(t, reserve("c"), "the replica has observed its pods")
+		assert.False(t, reserve("d"), "one slot is that of the other replica")
+		w.Put(bound("c"))
+		assert.True(t, reserve("d"), "the other replica has not used its slot")
+		w.Put(bound("d"))
+		replicas = 1
+		assert.False(t, reserve("e"), "the node is full")
+	})
+}
+
+// The handler follows all changes of a pod that an informer reports.
+func TestHandler(t *testing.T) {
+	s := newSlots()
+	h := s.handler()
+	changes := 0
+	s.changed = func(string) { changes++ }
+	packed := func(pod *corev1.Pod) any {
+		p, _ := packStarting(pod)
+		return p
+	}
+	starts, stuck, replaced := packed(bound("a")), packed(bound("a", waitsFor("ImagePullBackOff"))), packed(bound("b"))
+	h.OnAdd(starts, true)
+	assert.Len(t, s.nodes[nodeA], 1)
+	h.OnUpdate(starts, stuck)
+	assert.Empty(t, s.nodes, "a pod that is stuck does not count")
+	h.OnUpdate(stuck, starts)
+	assert.Len(t, s.nodes[nodeA], 1)
+	h.OnUpdate(starts, replaced)
+	assert.Contains(t, s.nodes[nodeA], types.UID("b"), "another pod has the name")
+	assert.Len(t, s.nodes[nodeA], 1)
+	h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: replaced})
+	assert.Empty(t, s.nodes)
+	assert.Equal(t, 3, changes, "each end can end a wait")
+}
