@@ -71,9 +71,9 @@ func TestPreFlight(t *testing.T) {
 		waits   string
 		want    string
 	}{
-		"Empty": {reason: "the pod needs a slot", objects: func() []client.Object { return nil }, late: true},
-		"Free":  {reason: "the pod needs the last slot", objects: func() []client.Object { return pods(1) }, late: true},
-		"Full":  {reason: "the bind will wait", objects: func() []client.Object { return pods(2) }, waits: "pods on the node to start (limit 2)"},
+		"Empty":    {reason: "the pod needs a slot", objects: func() []client.Object { return nil }, late: true},
+		"Free":     {reason: "the pod needs the last slot", objects: func() []client.Object { return pods(1) }, late: true},
+		"Full":     {reason: "the bind will wait", objects: func() []client.Object { return pods(2) }, waits: "pods on the node to start (limit 2)"},
 		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods(2), refusals(3, 0)...) }, change: critical},
 		"Refusing": {
 			reason: "the node refuses pods", objects: func() []client.Object { return refusals(3, 0) },
@@ -86,7 +86,7 @@ func TestPreFlight(t *testing.T) {
 			want: "Node node-a: the kubelet refused pods of the namespace default, and another one tries the node now; choose another node",
 		},
 		"TriedByOther": {
-			reason:  "pods of another namespace do not matter",
+			reason: "pods of another namespace do not matter", late: true,
 			objects: func() []client.Object { return append(refusals(3, 5*time.Minute), pods(1, inNamespace("other"))...) },
 		},
 	}
