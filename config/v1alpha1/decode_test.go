@@ -232,7 +232,7 @@ func TestSchema(t *testing.T) {
 	assert.Equal(t, APIVersion, got.Properties.APIVersion.Const)
 	assert.Equal(t, []string{"Enforce", "Audit", "Off"}, got.Properties.Mode.Enum)
 	hold := got.Properties.Budgets.Properties.Hold
-	assert.Equal(t, "string 28s", hold.Type+" "+hold.Default)
+	assert.Equal(t, "string 25s", hold.Type+" "+hold.Default)
 	assert.Contains(t, hold.Description, "Maximum time a webhook call is held")
 	for _, d := range []string{"90s", "1h30m", "1.5s", "0"} {
 		assert.Regexp(t, hold.Pattern, d)

@@ -88,7 +88,7 @@ func Default(r Registered) *PrebindConfiguration {
 		APIVersion: APIVersion, Kind: Kind,
 		Mode: ModeEnforce, Mutators: []string{"*"}, PreBindPlugins: []string{"*"},
 		Budgets: Budgets{
-			Hold: 28 * time.Second, MaxHolds: 32, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
+			Hold: 25 * time.Second, MaxHolds: 32, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
 		},
 		registered: r,
 	}

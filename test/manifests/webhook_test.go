@@ -69,7 +69,7 @@ func TestWebhookConfiguration(t *testing.T) {
 			want:   new(admissionregistrationv1.Equivalent),
 		},
 		"Timeout": {
-			reason: "longer than the hold of 28 s, and under the 34 s that all webhooks share",
+			reason: "longer than the hold of 25 s, and under the 34 s that all webhooks share",
 			got:    webhook.TimeoutSeconds,
 			want:   new(int32(30)),
 		},
