@@ -233,7 +233,7 @@ func (p *Plugin) clear(ctx context.Context, bc *framework.BindContext, resourceV
 	return p.h.Status.Status().Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(managerOf(bc.Attempt)))
 }
 
-// Marks implements framework.PreBinder. Announcements of this process that have not ended are no marks.
+// Marks implements framework.PreBinder. It omits announcements of this process that have not ended.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var pods corev1.PodList
 	if err := p.h.Cached.List(ctx, &pods, nominated.Where("")); err != nil {

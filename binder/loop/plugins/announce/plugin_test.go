@@ -423,7 +423,7 @@ func TestEnd_WaitsForTheWrite(t *testing.T) {
 	})
 }
 
-// A running announcement is no mark: the sweeper of this replica would withdraw it.
+// Marks omits a running announcement: the sweeper of this replica would withdraw it.
 func TestMarks(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
