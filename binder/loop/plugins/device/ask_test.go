@@ -1,0 +1,230 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+func TestParseShare(t *testing.T) {
+	const millionth = share(1)
+	cases := map[string]struct {
+		reason, text string
+		want         share
+	}{
+		"Whole":          {reason: "1 is a whole device", text: "1", want: whole},
+		"WholeWithZeros": {reason: "zeros at the end have no effect", text: "1.000000", want: whole},
+		"Half":           {reason: "0.5 is half of a device", text: "0.5", want: whole / 2},
+		"HalfWithZeros":  {reason: "zeros at the end have no effect", text: "0.500000", want: whole / 2},
+		"Smallest":       {reason: "one millionth is the smallest share", text: "0.000001", want: millionth},
+		"Third":          {reason: "a share can have six digits", text: "0.333333", want: 333333},
+		"TooFine":        {reason: "rounded shares would not add up", text: "0.3333333"},
+		"Nothing":        {reason: "a share of 0 holds nothing", text: "0"},
+		"NothingFine":    {reason: "a share of 0 holds nothing", text: "0.000000"},
+		"OverOne":        {reason: "a share cannot exceed the device", text: "1.000001"},
+		"Two":            {reason: "a share cannot exceed the device", text: "2"},
+		"NoInteger":      {reason: "the number has another form", text: ".5"},
+		"NoFraction":     {reason: "the number has another form", text: "1."},
+		"Exponent":       {reason: "the number has another form", text: "5e-1"},
+		"Comma":          {reason: "a comma separates devices", text: "0,5"},
+		"Sign":           {reason: "a share has no sign", text: "+1"},
+		"Negative":       {reason: "a share has no sign", text: "-0.5"},
+		"SignInFraction": {reason: "a share has no sign", text: "0.-5"},
+		"LeadingZero":    {reason: "the end of a PCI address is not a share", text: "00.0"},
+		"Hexadecimal":    {reason: "a share contains only digits and a point", text: "0x1"},
+		"Underscore":     {reason: "a share contains only digits and a point", text: "0.0_1"},
+		"Fraction":       {reason: "a share contains only digits and a point", text: "1/2"},
+		"Percent":        {reason: "a share contains only digits and a point", text: "50%"},
+		"Space":          {reason: "a share contains only digits and a point", text: "0.5 "},
+		"OtherDigits":    {reason: "digits of other scripts look alike", text: "0.٥"},
+		"Infinity":       {reason: "the value is not a number", text: "Inf"},
+		"Empty":          {reason: "the value is not a number", text: ""},
+		"Point":          {reason: "the value is not a number", text: "."},
+		"TwoPoints":      {reason: "the value is not a number", text: "0.5.5"},
+		"Long":           {reason: "the value is not a number", text: "0." + strings.Repeat("0", 1<<20)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, ok := parseShare(tc.text)
+			assert.Equal(t, tc.want > 0, ok, tc.reason)
+			if ok {
+				assert.Equal(t, tc.want, got, tc.reason)
+			}
+		})
+	}
+}
+
+func TestShare_RoundTrips(t *testing.T) {
+	for s := share(1); s <= whole; s++ {
+		if got, ok := parseShare(s.String()); !ok || got != s {
+			t.Fatalf("%d is encoded as %s and decoded as %d", s, s, got)
+		}
+	}
+}
+
+func TestParseIDs(t *testing.T) {
+	long := strings.Repeat("x", maxID)
+	cases := map[string]struct {
+		reason, value string
+		want          map[string]share
+		wrong         string
+	}{
+		"One":            {reason: "an ID without a share stands for the whole device", value: "GPU-1", want: map[string]share{"GPU-1": whole}},
+		"Two":            {reason: "spaces around an ID are ignored", value: " GPU-1 ,\tGPU-2\n", want: map[string]share{"GPU-1": whole, "GPU-2": whole}},
+		"Share":          {reason: "a share follows the colon", value: "GPU-1:0.5,GPU-2", want: map[string]share{"GPU-1": whole / 2, "GPU-2": whole}},
+		"PCI":            {reason: "an ID with colons requires a share", value: "0000:3b:00.0:1", want: map[string]share{"0000:3b:00.0": whole}},
+		"PCIShare":       {reason: "the share follows the last colon", value: "0000:3b:00.0:0.25", want: map[string]share{"0000:3b:00.0": whole / 4}},
+		"PCIWithout":     {reason: "a missing share must not select another device", value: "0000:3b:00.0", wrong: "0000:3b:00.0:1"},
+		"MIG":            {reason: "drivers use slashes in IDs", value: "MIG-GPU-8f6d/3/0", want: map[string]share{"MIG-GPU-8f6d/3/0": whole}},
+		"Unicode":        {reason: "IDs that look alike must not be two devices", value: "GPU-１", wrong: "printable ASCII"},
+		"Control":        {reason: "terminals print IDs", value: "GPU-\x1b[31m", wrong: "printable ASCII"},
+		"NUL":            {reason: "terminals print IDs", value: "GPU\x00", wrong: "printable ASCII"},
+		"NotUTF8":        {reason: "a record is JSON", value: "GPU-\xff", wrong: "printable ASCII"},
+		"SpaceInside":    {reason: "the comma between two IDs is missing", value: "GPU-1 GPU-2", wrong: "without spaces"},
+		"Longest":        {reason: "the ID has the maximum length", value: long, want: map[string]share{long: whole}},
+		"TooLong":        {reason: "the ID exceeds the maximum length", value: long + "x", wrong: "1 to 253"},
+		"Twice":          {reason: "the share would be ambiguous", value: "GPU-1:0.5,GPU-1:0.5", wrong: "listed twice"},
+		"TwiceMixed":     {reason: "the share would be ambiguous", value: "GPU-1,GPU-1:0.5", wrong: "listed twice"},
+		"Empty":          {reason: "the list is empty", value: "", wrong: "invalid device ID"},
+		"Blank":          {reason: "the list is empty", value: "  ", wrong: "invalid device ID"},
+		"TrailingComma":  {reason: "an ID may be missing", value: "GPU-1,", wrong: "invalid device ID"},
+		"TwoCommas":      {reason: "an ID may be missing", value: "GPU-1,,GPU-2", wrong: "invalid device ID"},
+		"ShareOfNothing": {reason: "the ID is missing", value: ":0.5", wrong: "invalid device ID"},
+		"ShareZero":      {reason: "a share of 0 holds nothing", value: "GPU-1:0", wrong: "greater than 0 and at most 1"},
+		"ShareTwo":       {reason: "a share cannot exceed the device", value: "GPU-1:2", wrong: "greater than 0 and at most 1"},
+		"ShareMissing":   {reason: "the share is missing", value: "GPU-1:", wrong: "greater than 0 and at most 1"},
+		"ShareSpace":     {reason: "a share begins at its colon", value: "GPU-1: 0.5", wrong: "greater than 0 and at most 1"},
+		"SpaceShare":     {reason: "an ID ends at its colon", value: "GPU-1 :0.5", wrong: "without spaces"},
+		"CommaForPoint":  {reason: "a comma separates IDs and is not a decimal point", value: "GPU-1:0,5", wrong: "greater than 0 and at most 1"},
+		"True":           {reason: "a misspelled node-lock key must not be ignored", value: "true", wrong: lockKey},
+		"False":          {reason: "a misspelled node-lock key must not be ignored", value: "GPU-1,false", wrong: lockKey},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseIDs(tc.value)
+			if tc.wrong != "" {
+				require.ErrorContains(t, err, tc.wrong, tc.reason)
+				assert.Less(t, len(err.Error()), 600)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}
+
+// on returns the parameters of annotations on an object of the kind.
+func on(kind string, values map[string]string) map[string]oldframework.Parameter {
+	parameters := map[string]oldframework.Parameter{}
+	for key, value := range values {
+		parameters[key] = oldframework.Parameter{Annotation: "device." + oldframework.Domain + "/" + key, Value: value, On: oldframework.Object{Kind: kind, Namespace: "default", Name: "web"}}
+	}
+	return parameters
+}
+
+func TestParse(t *testing.T) {
+	var tooMany []string
+	for i := range maxDevices + 1 {
+		tooMany = append(tooMany, strconv.Itoa(i))
+	}
+	many := tooMany[:maxDevices]
+	cases := map[string]struct {
+		reason string
+		values map[string]string
+		want   ask
+		// wrong lists the invalid keys in order.
+		wrong []string
+		says  string
+	}{
+		"Nothing": {reason: "annotations are optional", want: ask{devices: devices{}}},
+		"Lock":    {reason: "the lock needs no devices", values: map[string]string{lockKey: "true"}, want: ask{devices: devices{}, lock: true}},
+		"NoLock":  {reason: "the lock can be switched off explicitly", values: map[string]string{lockKey: "false"}, want: ask{devices: devices{}}},
+		"BadLock": {reason: "the lock is a boolean", values: map[string]string{lockKey: "yes"}, wrong: []string{lockKey}, says: "must be true or false"},
+		"Two resources": {
+			reason: "each key is a resource", values: map[string]string{"gpu": "GPU-1:0.5", "fpga": "GPU-1", lockKey: "true"},
+			want: ask{lock: true, devices: devices{"gpu": {"GPU-1": whole / 2}, "fpga": {"GPU-1": whole}}},
+		},
+		"NoKey":   {reason: "a record requires a resource name", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "needs a resource name"},
+		"TwoBad":  {reason: "the message lists all invalid annotations", values: map[string]string{"a": "", "b": "GPU-1", "c": "x:y"}, wrong: []string{"a", "c"}},
+		"Many":    {reason: "the bind has the maximum number of devices", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
+		"TooMany": {reason: "the bind exceeds the maximum number of devices", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
+		"TooManyTogether": {
+			reason: "the limit counts all keys except node-lock", values: map[string]string{"a": "x", "n": strings.Join(many, ","), lockKey: "true", "z": "y"},
+			wrong: []string{"n", "z"}, says: "more than 256 devices",
+		},
+		"TooLong": {reason: "a value that is too long is not parsed", values: map[string]string{"gpu": strings.Repeat("a,", 128<<10)}, wrong: []string{"gpu"}, says: "exceed 4096 bytes"},
+		"TooLongTogether": {
+			reason: "the limit counts all keys together", values: map[string]string{"a": strings.Repeat("a", 200), "b": strings.Repeat(strings.Repeat("b", 99)+",", 39) + "b", "lock": "x"},
+			wrong: []string{"b", "lock"}, says: "exceed 4096 bytes",
+		},
+		"LongLock": {reason: "the message shortens long values", values: map[string]string{lockKey: strings.Repeat("true", 64<<10)}, wrong: []string{lockKey}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := parse(on("Binding", tc.values))
+			if tc.wrong == nil {
+				require.NoError(t, err, tc.reason)
+				assert.Equal(t, tc.want, got, tc.reason)
+				return
+			}
+			var invalid *oldframework.Error
+			require.ErrorAs(t, err, &invalid)
+			assert.Equal(t, oldframework.KindInvalid, invalid.Kind)
+			assert.Equal(t, "Binding", invalid.Object.Kind)
+			assert.Contains(t, err.Error(), tc.says, tc.reason)
+			assert.Less(t, len(err.Error()), 3000)
+			var paths []string
+			for _, f := range invalid.Fields {
+				paths = append(paths, f.Path)
+			}
+			var want []string
+			for _, key := range tc.wrong {
+				want = append(want, "metadata.annotations[device."+oldframework.Domain+"/"+key+"]")
+				assert.Contains(t, err.Error(), "device."+oldframework.Domain+"/"+key)
+			}
+			assert.Equal(t, want, paths, tc.reason)
+		})
+	}
+}
+
+func wholes(ids []string) map[string]share {
+	all := map[string]share{}
+	for _, id := range ids {
+		all[id] = whole
+	}
+	return all
+}
+
+func TestParse_BoundsTheMessage(t *testing.T) {
+	values := map[string]string{}
+	for i := range 3000 {
+		values[fmt.Sprintf("key-%04d", i)] = "?:?"
+	}
+	_, err := parse(on("Pod", values))
+	var invalid *oldframework.Error
+	require.ErrorAs(t, err, &invalid)
+	assert.Contains(t, err.Error(), "2997 more annotations are invalid")
+	assert.Less(t, len(err.Error()), 2000)
+	assert.Len(t, invalid.Fields, 16)
+}
+
+func TestListAndString(t *testing.T) {
+	a := ask{devices: devices{"gpu": {"GPU-2": whole, "GPU-1": whole / 2}, "fpga": {"F": whole}}}
+	assert.Equal(t, []framework.Device{{Request: "fpga", Name: "F"}, {Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "gpu", Name: "GPU-2"}}, a.list())
+	assert.Equal(t, "F (fpga), 0.5 of GPU-1 (gpu), GPU-2 (gpu)", a.devices.String())
+	var ids []string
+	for i := range 256 {
+		ids = append(ids, strconv.Itoa(i))
+	}
+	assert.True(t, strings.HasSuffix(devices{"gpu": wholes(ids)}.String(), ", and 248 more"), "the text stays short")
+}

@@ -1,0 +1,380 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	namespace = "prebind-system"
+	// gpu and lockIt are annotation keys.
+	gpu    = "device.prebind.dev/gpu"
+	fpga   = "device.prebind.dev/fpga"
+	lockIt = "device.prebind.dev/node-lock"
+)
+
+// server is an API server that all replicas share.
+type server struct {
+	*fakeapi.Connection
+	t   *testing.T
+	api *fakeapi.Server
+
+	mu   sync.Mutex
+	hubs []*oldframework.Hub
+	// writes counts the writes of records that took effect.
+	writes int
+}
+
+func newServer(t *testing.T, objects ...client.Object) *server {
+	t.Helper()
+	s := &server{t: t, api: fakeapi.New(objects...)}
+	require.NoError(t, SetupIndexes(t.Context(), s.api))
+	s.api.OnChange(s.changed)
+	s.Connection = s.api.Connect()
+	return s
+}
+
+// changed notifies the hubs of replicas whose cache is the server.
+func (s *server) changed(o client.Object, _ bool) {
+	if _, record := o.(*corev1.ConfigMap); !record {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writes++
+	for _, hub := range s.hubs {
+		hub.Changed(oldframework.RefTo(o, o.GetNamespace(), o.GetName()))
+	}
+}
+
+// bind binds a pod, as the API server does for an allowed Binding.
+func (s *server) bind(bc *framework.BindContext) {
+	s.t.Helper()
+	s.change(bc.Pod, func(pod *corev1.Pod) {
+		pod.Spec.NodeName = bc.Node.Name
+		for key, value := range bc.Binding.Annotations {
+			metav1.SetMetaDataAnnotation(&pod.ObjectMeta, key, value)
+		}
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, "binder.prebind.dev/attempt", bc.Attempt)
+	})
+}
+
+func (s *server) finish(pod *corev1.Pod) {
+	s.t.Helper()
+	s.change(pod, func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })
+}
+
+func (s *server) change(pod *corev1.Pod, do func(pod *corev1.Pod)) {
+	fakeapi.Change(s.api, pod, "", do)
+}
+
+func (s *server) delete(pod *corev1.Pod) {
+	s.t.Helper()
+	require.NoError(s.t, s.Delete(s.t.Context(), pod))
+}
+
+// record returns the record of the node from the API server, or nil.
+func (s *server) record(node string) *record {
+	s.t.Helper()
+	object := s.object(node)
+	if object == nil {
+		return nil
+	}
+	rec, err := decodeObject(node, object)
+	require.NoError(s.t, err)
+	return rec
+}
+
+func (s *server) object(node string) *corev1.ConfigMap {
+	s.t.Helper()
+	object := &corev1.ConfigMap{}
+	err := s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: recordName(node)}, object)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	require.NoError(s.t, err)
+	return object
+}
+
+func (s *server) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writes
+}
+
+// line is the connection of a replica to the server. before can reject a request, and after
+// can drop its response.
+type line struct {
+	*server
+	before, after func(verb string, o any) error
+}
+
+func (l *line) call(verb string, o any, do func() error) error {
+	if l.before != nil {
+		if err := l.before(verb, o); err != nil {
+			return err
+		}
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if l.after != nil {
+		return l.after(verb, o)
+	}
+	return nil
+}
+
+func (l *line) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	return l.call("get", o, func() error { return l.server.Get(ctx, key, o, options...) })
+}
+
+func (l *line) List(ctx context.Context, o client.ObjectList, options ...client.ListOption) error {
+	return l.call("list", o, func() error { return l.server.List(ctx, o, options...) })
+}
+
+func (l *line) Create(ctx context.Context, o client.Object, options ...client.CreateOption) error {
+	return l.call("create", o, func() error { return l.server.Create(ctx, o, options...) })
+}
+
+func (l *line) Update(ctx context.Context, o client.Object, options ...client.UpdateOption) error {
+	return l.call("update", o, func() error { return l.server.Update(ctx, o, options...) })
+}
+
+func (l *line) Delete(ctx context.Context, o client.Object, options ...client.DeleteOption) error {
+	return l.call("delete", o, func() error { return l.server.Delete(ctx, o, options...) })
+}
+
+// lagging is a cache of the records as of its last sync.
+type lagging struct {
+	*server
+	hub  *oldframework.Hub
+	seen map[string]*corev1.ConfigMap
+}
+
+func newLagging(s *server) *lagging {
+	return &lagging{server: s, hub: oldframework.NewHub(), seen: map[string]*corev1.ConfigMap{}}
+}
+
+// sync updates the cache, and notifies waiting binds.
+func (l *lagging) sync(ctx context.Context) error {
+	err := l.load(ctx)
+	for name := range l.seen {
+		l.hub.Changed(oldframework.RefTo(&corev1.ConfigMap{}, namespace, name))
+	}
+	return err
+}
+
+func (l *lagging) load(ctx context.Context) error {
+	var all corev1.ConfigMapList
+	if err := l.server.List(ctx, &all); err != nil {
+		return err
+	}
+	l.seen = map[string]*corev1.ConfigMap{}
+	for i := range all.Items {
+		l.seen[all.Items[i].Name] = &all.Items[i]
+	}
+	return nil
+}
+
+// Get returns the cached object itself, like a cache without copies.
+func (l *lagging) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	into, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("the cache holds no %T", o)
+	}
+	object, ok := l.seen[key.Name]
+	if !ok {
+		return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
+	}
+	*into = *object
+	return nil
+}
+
+func (l *lagging) List(_ context.Context, o client.ObjectList, options ...client.ListOption) error {
+	into, ok := o.(*corev1.ConfigMapList)
+	if !ok {
+		return fmt.Errorf("the cache holds no %T", o)
+	}
+	byIndex := (&client.ListOptions{}).ApplyOptions(options).FieldSelector != nil
+	for _, name := range slices.Sorted(maps.Keys(l.seen)) {
+		if object := l.seen[name]; !byIndex || unconfirmed(object) != nil {
+			into.Items = append(into.Items, *object)
+		}
+	}
+	return nil
+}
+
+// timeout is the lock timeout in tests.
+const timeout = 2 * time.Minute
+
+type option func(*oldframework.Handle, *Arguments)
+
+func withLocks(_ *oldframework.Handle, a *Arguments) { a.NodeLocks = true }
+
+// replicaOf returns a plugin whose cache is the server.
+func replicaOf(s *server, options ...option) *Plugin {
+	s.t.Helper()
+	hub := oldframework.NewHub()
+	s.mu.Lock()
+	s.hubs = append(s.hubs, hub)
+	s.mu.Unlock()
+	return pluginOn(s, s, &line{server: s}, hub, options...)
+}
+
+func pluginOn(s *server, cached client.Reader, l *line, hub *oldframework.Hub, options ...option) *Plugin {
+	s.t.Helper()
+	h := oldframework.Handle{Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{}, Namespace: namespace}
+	args := &Arguments{NodeLockTimeout: timeout}
+	for _, set := range options {
+		set(&h, args)
+	}
+	p, err := New(h, args)
+	require.NoError(s.t, err)
+	return p
+}
+
+// podNamed returns a pod. Its UID is equal to its name.
+func podNamed(name string, options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name))}, options...)...)
+}
+
+// bindOf returns the context of an attempt to bind the pod to node-a, with annotations of
+// the Binding.
+func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
+}
+
+// only is a reader with one record.
+type only struct {
+	client.Reader
+	object *corev1.ConfigMap
+}
+
+func (o only) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	object, ok := into.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("there is no %T", into)
+	}
+	*object = *o.object
+	return nil
+}
+
+// decodeObject decodes the record of the node.
+func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
+	p, err := New(oldframework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: timeout})
+	if err != nil {
+		return nil, err
+	}
+	v, err := p.records.Get(context.Background(), only{object: object}, node)
+	if err != nil {
+		return nil, err
+	}
+	return v.Record, nil
+}
+
+// preFlight runs Setup and PreFlight as the engine does.
+func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (framework.Verdict, error) {
+	bc.Now = p.h.Clock.Now()
+	if err := p.SetupBindContextExtension(ctx, p.h.Cached, bc); err != nil {
+		return framework.Verdict{}, err
+	}
+	return p.PreFlight(bc)
+}
+
+// isReady returns whether the bind may proceed.
+func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For == "" }
+
+// confirm returns an error unless the bind may proceed.
+func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	v, err := preFlight(ctx, p, bc)
+	if err == nil && !isReady(v) {
+		err = oldframework.Wait(nodeObject(bc), "not prepared")
+	}
+	return err
+}
+
+// prepare runs PreFlight and PreBind once, as the engine does.
+func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	v, err := preFlight(ctx, p, bc)
+	switch {
+	case err != nil:
+		return err
+	case v.Wait.For != "":
+		return oldframework.Wait(v.Wait.Object, "%s", v.Wait.For)
+	case len(v.Writes) > 0:
+		return p.PreBind(ctx, bc)
+	default:
+		return nil
+	}
+}
+
+// await prepares the bind as the engine does, and waits while PreFlight does.
+func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	changes := p.h.Changes.Subscribe(p.records.Ref(bc.Node.Name))
+	defer changes.Close()
+	for {
+		v, err := preFlight(ctx, p, bc)
+		if err == nil && isReady(v) {
+			return nil
+		}
+		until := time.Hour
+		if err == nil && len(v.Writes) > 0 {
+			if err = p.PreBind(ctx, bc); err == nil {
+				continue
+			}
+		} else if err == nil && !v.Wait.Until.IsZero() {
+			until = v.Wait.Until.Sub(bc.Now)
+		}
+		if err != nil && !oldframework.IsKind(err, oldframework.KindWait) {
+			return err
+		}
+		select {
+		case <-changes.C():
+		case <-time.After(until):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// held returns the grants on node-a by pod.
+func held(s *server) map[string]string {
+	s.t.Helper()
+	all := map[string]string{}
+	rec := s.record("node-a")
+	if rec == nil {
+		return all
+	}
+	for uid, e := range rec.Entries {
+		text := ""
+		for _, g := range e.Grants {
+			text += fmt.Sprintf("[%s: %s]", g.Attempt, g.Devices)
+		}
+		if e.Bound {
+			text += " bound"
+		}
+		all[string(uid)] = text
+	}
+	return all
+}

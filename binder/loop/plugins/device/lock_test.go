@@ -1,0 +1,238 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/utils/clock"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// lockCase has two pods in two replicas: attempt a of pod one holds the lock of node-a, and
+// attempt b of pod two waits for it.
+type lockCase struct {
+	*testing.T
+	s        *server
+	one, two *Plugin
+	a, b     *framework.BindContext
+	// result receives the result of PreBind for pod two.
+	result chan error
+}
+
+// lockTest runs f in a bubble while pod two waits for the lock.
+func lockTest(t *testing.T, f func(c *lockCase)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		first, second := podNamed("one"), podNamed("two")
+		s := newServer(t, first, second)
+		c := &lockCase{
+			T: t, s: s, one: replicaOf(s), two: replicaOf(s), result: make(chan error, 1),
+			a: bindOf(first, "a", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")),
+			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
+		}
+		require.NoError(t, prepare(t.Context(), c.one, c.a))
+		verdict, err := preFlight(t.Context(), c.two, c.b)
+		require.NoError(t, err)
+		assert.Equal(t, framework.Wait{
+			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node", Until: time.Now().Add(timeout),
+		}, verdict.Wait, "the wait ends when the lock expires")
+		go func() { c.result <- await(t.Context(), c.two, c.b) }()
+		c.waits()
+		f(c)
+	})
+}
+
+func (c *lockCase) waits() {
+	c.Helper()
+	synctest.Wait()
+	require.Empty(c, c.result, "pod two waits")
+	assert.Equal(c, "one", string(c.s.record("node-a").Lock.UID))
+	assert.NotContains(c, held(c.s), "two", "a waiting pod holds no devices")
+}
+
+// goesOn checks that pod two gets the lock without a delay.
+func (c *lockCase) goesOn() {
+	c.Helper()
+	synctest.Wait()
+	require.Len(c, c.result, 1, "pod two must get the lock")
+	require.NoError(c, <-c.result)
+	require.NoError(c, confirm(c.Context(), c.two, c.b))
+	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
+}
+
+// pass advances the clock of the bubble.
+func pass(d time.Duration) { <-time.After(d) }
+
+func TestLock_IsReleasedByRollBack(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.goesOn()
+	})
+}
+
+func TestLock_IsReleasedByPostBind(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		c.s.bind(c.a)
+		c.waits()
+		require.NoError(c, c.one.PostBind(c.Context(), c.a))
+		c.goesOn()
+		assert.Equal(c, "[a: GPU-1 (gpu)] bound", held(c.s)["one"])
+	})
+}
+
+func TestLock_IsReleasedByTheLastAttempt(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		again := bindOf(c.a.Pod, "c", gen.Annotation(lockIt, "true"))
+		require.NoError(c, prepare(c.Context(), c.two, again), "attempts at the same bind share the lock")
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.waits()
+		require.NoError(c, c.two.PreBindRollBack(c.Context(), recovered(again)))
+		c.goesOn()
+	})
+}
+
+func TestLock_Expires(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		began := time.Now()
+		require.NoError(c, <-c.result)
+		assert.InDelta(c, timeout, time.Since(began), float64(time.Second))
+		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
+		assert.Contains(c, held(c.s), "one", "the devices do not expire")
+
+		require.Error(c, confirm(c.Context(), c.one, c.a), "the first bind has lost the lock")
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "only a holder can release the lock")
+	})
+}
+
+// wrong is a clock with an offset.
+type wrong struct {
+	clock.RealClock
+	by time.Duration
+}
+
+func (w wrong) Now() time.Time { return time.Now().Add(w.by) }
+
+func (w wrong) Since(t time.Time) time.Duration { return w.Now().Sub(t) }
+
+func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
+	for name, by := range map[string]time.Duration{"HolderBehind": -time.Hour, "HolderAhead": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				first, second := podNamed("one"), podNamed("two")
+				s := newServer(t, first, second)
+				one, two := replicaOf(s), replicaOf(s)
+				one.h.Clock = wrong{by: by}
+				a, b := bindOf(first, "a", gen.Annotation(lockIt, "true")), bindOf(second, "b", gen.Annotation(lockIt, "true"))
+				require.NoError(t, prepare(t.Context(), one, a))
+				result := make(chan error, 1)
+				go func() { result <- await(t.Context(), two, b) }()
+				pass(timeout - time.Second)
+				synctest.Wait()
+				require.Empty(t, result, "pod two waits")
+				assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
+				pass(3 * time.Second)
+				synctest.Wait()
+				require.Len(t, result, 1, "pod two must get the lock")
+				require.NoError(t, <-result)
+				assert.Equal(t, "two", string(s.record("node-a").Lock.UID))
+			})
+		})
+	}
+}
+
+func TestSights_ForgetOldNodes(t *testing.T) {
+	s := sights{of: map[string]sight{}}
+	locked := func(node string) *record { return &record{Node: node, Lock: &lock{UID: "p", Expires: noon}} }
+	assert.Equal(t, noon, s.since(locked("a"), noon, time.Hour))
+	assert.Equal(t, noon, s.since(locked("a"), noon.Add(time.Minute), time.Hour), "the lock is unchanged")
+	s.since(locked("b"), noon.Add(time.Hour), time.Hour)
+	assert.Len(t, s.of, 2)
+	s.since(locked("c"), noon.Add(time.Hour+1), time.Hour)
+	assert.Len(t, s.of, 2)
+	assert.NotContains(t, s.of, "a")
+	s.since(&record{Node: "b"}, noon.Add(time.Hour+1), time.Hour)
+	assert.NotContains(t, s.of, "b", "the node is unlocked")
+}
+
+// A lock that ends before the API server must have decided on the bind counts as expired.
+// The repeated call renews it.
+func TestLock_LastsForTheWholeBind(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		pass(timeout - oldframework.BindSettles - time.Second)
+		require.NoError(c, confirm(c.Context(), c.one, c.a), "the lock lasts long enough")
+
+		pass(3 * time.Second)
+		require.Error(c, confirm(c.Context(), c.one, c.a), "the lock ends too early")
+		require.NoError(c, prepare(c.Context(), c.one, c.a))
+		c.waits()
+		pass(timeout - 2*time.Second)
+		c.waits()
+		pass(3 * time.Second)
+		synctest.Wait()
+		require.Len(c, c.result, 1, "pod two waits until the renewed lock expires")
+	})
+}
+
+// A conflict cannot end by waiting for the lock.
+func TestLock_ConflictComesFirst(t *testing.T) {
+	lockTest(t, func(c *lockCase) {
+		third := podNamed("three")
+		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
+		assert.True(c, oldframework.IsKind(err, oldframework.KindRefuse), "%v", err)
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		c.goesOn()
+	})
+}
+
+func TestLock_ByArgument(t *testing.T) {
+	s := newServer(t, podNamed("one"), podNamed("two"))
+	p := replicaOf(s, withLocks)
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
+	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
+	require.NoError(t, confirm(t.Context(), p, bindOf(podNamed("two"), "b")), "the pod requests no devices")
+}
+
+func TestLock_ManyBindsInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pods = 12
+		s := newServer(t)
+		replicas := []*Plugin{replicaOf(s, withLocks), replicaOf(s, withLocks)}
+		results := make(chan error, pods)
+		for i := range pods {
+			pod := podNamed(string(rune('a' + i)))
+			require.NoError(t, s.Create(t.Context(), pod))
+			go func() {
+				p, bc := replicas[i%2], bindOf(pod, pod.Name, gen.Annotation(gpu, "GPU-"+pod.Name))
+				if err := await(t.Context(), p, bc); err != nil {
+					results <- err
+					return
+				}
+				if rec := s.record("node-a"); rec.Lock == nil || rec.Lock.UID != pod.UID {
+					results <- errors.New("another bind has the lock")
+					return
+				}
+				pass(time.Second)
+				s.bind(bc)
+				results <- p.PostBind(t.Context(), bc)
+			}()
+		}
+		began := time.Now()
+		for range pods {
+			require.NoError(t, <-results)
+		}
+		assert.Equal(t, pods*time.Second, time.Since(began), "each bind takes one second, one after the other")
+		assert.Len(t, held(s), pods)
+		assert.Nil(t, s.record("node-a").Lock)
+	})
+}

@@ -1,0 +1,105 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestLostRecord_IsRestoredFromPods(t *testing.T) {
+	running := podNamed("running", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1:0.7"), gen.Annotation("binder.prebind.dev/attempt", "x"))
+	ended := phased(corev1.PodSucceeded)
+	gen.Annotation(gpu, "GPU-2")(&ended.ObjectMeta)
+	objects := []client.Object{
+		running, ended, podNamed("me"),
+		podNamed("elsewhere", gen.BoundTo("node-b"), gen.Annotation(gpu, "GPU-2")),
+		podNamed("pending", gen.Annotation(gpu, "GPU-2")),
+		podNamed("none", gen.BoundTo("node-a")),
+		podNamed("locker", gen.BoundTo("node-a"), gen.Annotation(lockIt, "true")),
+		podNamed("long", gen.BoundTo("node-a"), gen.Annotation(fpga, "F"), gen.Annotation("binder.prebind.dev/attempt", string(make([]byte, 1<<16)))),
+	}
+	s := newServer(t, objects...)
+	p := replicaOf(s)
+	_, err := preFlight(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	require.NoError(t, err, "PreFlight first uses the cache")
+	err = p.PreBind(t.Context(), bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	assert.ErrorContains(t, err, "is held by pod default/running (0.7): requested 1, free 0.3")
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1:0.3,GPU-2"))))
+	assert.Equal(t, map[string]string{
+		"running": "[x: 0.7 of GPU-1 (gpu)] bound", "long": "[: F (fpga)] bound", "me": "[b: 0.3 of GPU-1 (gpu), GPU-2 (gpu)]",
+	}, held(s))
+	assert.Less(t, len(s.object("node-a").Data["long"]), 1000, "a value that is too long for an attempt is dropped")
+}
+
+// A tenant can add annotations to a running pod. If the record is then lost, the pod blocks
+// the devices that it names, but it takes none from their holders.
+func TestLostRecord_ForgedAnnotationsFreeNothing(t *testing.T) {
+	s := newServer(t, podNamed("me"),
+		podNamed("holder", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1")),
+		podNamed("forger", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1,GPU-2")))
+	p := replicaOf(s)
+	err := prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1")))
+	require.ErrorContains(t, err, "pod default/holder")
+	err = prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-2")))
+	require.ErrorContains(t, err, "pod default/forger")
+	s.delete(podNamed("forger"))
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-2"))))
+	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1"))))
+}
+
+// The next pass notices the loss. A bind that was already allowed gets its grant back when it is
+// confirmed.
+func TestLostRecord_DuringABind(t *testing.T) {
+	web, other := podNamed("web"), podNamed("other")
+	s := newServer(t, web, other)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
+	verdict, err := preFlight(t.Context(), p, bc)
+	require.NoError(t, err)
+	assert.NotEmpty(t, verdict.Writes, "the bind is granted the devices again")
+
+	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
+	s.bind(bc)
+	require.NoError(t, p.PostBind(t.Context(), bc))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
+}
+
+// Nothing is granted, written or forgotten. Other nodes are not affected.
+func TestUnreadableRecord_StopsItsNode(t *testing.T) {
+	web := podNamed("web")
+	bad := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: recordValue}},
+		Data:       map[string]string{nodeField: "node-a", "p": "GPU-1"},
+	}
+	s := newServer(t, web, bad)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	elsewhere := bindOf(web, "b", gen.Annotation(gpu, "GPU-1"))
+	elsewhere.Node = gen.Node("node-b")
+	require.NoError(t, prepare(t.Context(), p, elsewhere))
+	writes := s.count()
+
+	_, preFlight := preFlight(t.Context(), p, bc)
+	marks, marksErr := p.Marks(t.Context())
+	assert.Len(t, marks, 1, "Marks lists the marks of other records")
+	for name, err := range map[string]error{
+		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc),
+		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
+	} {
+		assert.ErrorContains(t, err, `"p"`, name)
+		assert.ErrorContains(t, err, "prebind-devices-node-a")
+	}
+	assert.Equal(t, writes, s.count())
+}

@@ -1,0 +1,231 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package device is the PreBind plugin that grants each device of a node to one pod at a
+// time, across all schedulers. The scheduler or the user selects the devices in annotations
+// of the Binding or the pod. The plugin grants them, or rejects the bind and names the
+// holder.
+//
+// All grants of a node are in one record of the ledger, so that replicas and schedulers
+// cannot grant a device twice. Decisions are pure functions of the record and the
+// annotations (record.go, ask.go). reads.go reads their input.
+//
+// A grant belongs to an attempt until the pod is bound, and then to the pod until the pod is
+// gone or finished. The plugin always checks that with the API server. No grant expires.
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+// Plugin grants devices. It is safe for concurrent use.
+type Plugin struct {
+	h       oldframework.Handle
+	args    *Arguments
+	records *ledger.Store[string, *record]
+	sights  sights
+}
+
+var (
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+	_ framework.OnRequest           = (*Plugin)(nil)
+	_ framework.Tidier              = (*Plugin)(nil)
+)
+
+// New returns the plugin, or an error if the arguments are invalid. It starts nothing. The
+// cache of the handle needs the indexes of SetupIndexes.
+func New(h oldframework.Handle, args *Arguments) (*Plugin, error) {
+	for _, p := range args.Validate() {
+		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
+	}
+	return &Plugin{
+		h: h, args: args, sights: sights{of: map[string]sight{}},
+		records: ledger.Open(h, ledger.Kind[string, *record]{
+			Component: recordValue, Name: recordName, Decode: decode, Cached: true,
+			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
+		}),
+	}, nil
+}
+
+// Name implements framework.Plugin.
+func (*Plugin) Name() string { return Name }
+
+// RequestedBy implements framework.OnRequest: schedulers annotate the Binding, users annotate
+// the pod.
+func (*Plugin) RequestedBy() oldframework.Source { return oldframework.ByBindingOrPod }
+
+// seen is what PreFlight needs: the record of the node, and how long another bind can keep its lock at most.
+type seen struct {
+	record *record
+	left   time.Duration
+}
+
+// SetupBindContextExtension reads the record of the node, if the bind requests anything.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
+	a, err := p.ask(bc)
+	if err != nil || a.nothing() {
+		return nil //nolint:nilerr // PreFlight returns the error.
+	}
+	s := seen{record: newRecord(bc.Node.Name)}
+	found, err := p.records.Get(ctx, cache, bc.Node.Name)
+	if err != nil {
+		return err
+	}
+	if found != nil {
+		s.record = found.Record
+	}
+	s.left = p.locked(s.record, bc.Pod.UID, bc.Now)
+	framework.Extend(bc, s)
+	return nil
+}
+
+// PreFlight rejects a bind that requests invalid devices, and waits while another bind holds the node lock. A bind that requests
+// devices of other pods goes on to PreBind, because these pods may be gone, and the cache contains only pending pods.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	a, err := p.ask(bc)
+	if err != nil || a.nothing() {
+		return framework.Verdict{}, err
+	}
+	s, err := framework.Extension[seen](bc)
+	if err != nil {
+		return framework.Verdict{}, err
+	}
+	v := framework.Verdict{Devices: a.list(), Annotations: pinned(bc)}
+	if s.record.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
+		return v, nil
+	}
+	if bc.DryRun {
+		if err := refuseConflicts(s.record, bc, a); err != nil {
+			return v, err
+		}
+	}
+	if a.lock && s.left > 0 {
+		v.Wait = framework.Wait{Object: nodeObject(bc), For: lockOf(s.record.Lock), Until: bc.Now.Add(s.left)}
+		return v, nil
+	}
+	if len(a.devices) > 0 {
+		v.Writes = append(v.Writes, fmt.Sprintf("grant %s of Node %s to the pod", a.devices, bc.Node.Name))
+	}
+	if a.lock {
+		v.Writes = append(v.Writes, fmt.Sprintf("lock Node %s for the bind", bc.Node.Name))
+	}
+	return v, nil
+}
+
+// pinned returns the pod's own requests, for the Binding. The bound pod then lists its grant even
+// if its annotations are edited during the bind.
+func pinned(bc *framework.BindContext) map[string]string {
+	var own map[string]string
+	for key, parameter := range oldframework.Parameters(Name, oldframework.ByBindingOrPod, bc.Binding, bc.Pod) {
+		if parameter.On.Kind == "Pod" {
+			if own == nil {
+				own = map[string]string{}
+			}
+			own[key] = parameter.Value
+		}
+	}
+	return own
+}
+
+// errUnsure makes the caller repeat the call with data from the API server.
+var errUnsure = errors.New("the cache can be behind the API server")
+
+// PreBind grants the devices and takes the node lock, if requested, in one write.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	a, err := p.ask(bc)
+	if err != nil {
+		return err
+	}
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		now := p.h.Clock.Now()
+		if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(now)) {
+			return false, nil
+		}
+		if rec.isBound(bc.Pod.UID) {
+			return false, oldframework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
+		}
+		if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
+			return false, err
+		}
+		if err := refuseConflicts(rec, bc, a); err != nil {
+			return false, err
+		}
+		if a.lock {
+			if p.locked(rec, bc.Pod.UID, now) > 0 {
+				if !live {
+					return false, errUnsure
+				}
+				return false, oldframework.Wait(nodeObject(bc), "%s", lockOf(rec.Lock))
+			}
+			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout))
+		}
+		rec.grant(bc.Pod, bc.Attempt, a.devices)
+		return true, nil
+	})
+}
+
+// locked returns how long another pod can keep the node lock at most, or 0 if it does not have it. A pod loses the lock when its
+// bind ends.
+func (p *Plugin) locked(rec *record, uid types.UID, now time.Time) time.Duration {
+	if !rec.lockedByOther(uid) {
+		return 0
+	}
+	return max(0, p.args.NodeLockTimeout-now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout)))
+}
+
+// lasting returns the time until which a lock must last for a bind that is allowed now.
+func (p *Plugin) lasting(now time.Time) time.Time {
+	return now.Add(min(oldframework.BindSettles, p.args.NodeLockTimeout/2))
+}
+
+// PreBindRollBack removes the grant and the lock of this attempt.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		released, unlocked := rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
+		if !released && !unlocked && !live {
+			// The cache can be behind a write of another replica, or behind a write whose
+			// response was lost.
+			return false, errUnsure
+		}
+		return released || unlocked, nil
+	})
+}
+
+// ask returns the requests of the bind.
+func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
+	a, err := parse(oldframework.Parameters(Name, oldframework.ByBindingOrPod, bc.Binding, bc.Pod))
+	if err != nil {
+		return ask{}, err
+	}
+	a.lock = a.lock || p.args.NodeLocks && len(a.devices) > 0
+	return a, nil
+}
+
+// refuseConflicts returns an error if other pods hold requested devices.
+func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
+	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
+		return oldframework.Refuse(nodeObject(bc), "%s", describe(held)).Advise("choose other devices or another node")
+	}
+	return nil
+}
+
+func lockOf(l *lock) string { return fmt.Sprintf("the lock that pod %s holds on the node", l.Pod) }
+
+func podObject(bc *framework.BindContext) framework.Object {
+	return oldframework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name).Object()
+}
+
+func nodeObject(bc *framework.BindContext) framework.Object {
+	return oldframework.RefTo(&corev1.Node{}, "", bc.Node.Name).Object()
+}

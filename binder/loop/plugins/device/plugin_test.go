@@ -1,0 +1,428 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestNew(t *testing.T) {
+	p, err := New(oldframework.Handle{}, &Arguments{NodeLockTimeout: timeout})
+	require.NoError(t, err)
+	assert.Equal(t, "device", p.Name())
+	assert.Equal(t, oldframework.ByBindingOrPod, p.RequestedBy())
+	_, err = New(oldframework.Handle{}, &Arguments{})
+	assert.ErrorContains(t, err, "nodeLockTimeout")
+	for _, by := range Caches(namespace) {
+		assert.Equal(t, "app.kubernetes.io/component=prebind-device-record", by.Namespaces[namespace].LabelSelector.String())
+	}
+}
+
+// A grant, from the bind to the end of its pod.
+func TestGrant_FollowsThePod(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
+
+	verdict, err := preFlight(t.Context(), p, bc)
+	require.NoError(t, err)
+	assert.Equal(t, framework.Verdict{
+		Devices: []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}},
+		Writes:  []string{"grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node node-a to the pod"},
+	}, verdict)
+	assert.Zero(t, s.count(), "PreFlight writes nothing")
+
+	require.NoError(t, p.PreBind(t.Context(), bc))
+	require.NoError(t, p.PreBind(t.Context(), bc), "PreBind is idempotent")
+	require.NoError(t, confirm(t.Context(), p, bc))
+	assert.Equal(t, 1, s.count())
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
+	object := s.object("node-a")
+	assert.Equal(t, map[string]string{ledger.Label: recordValue, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
+	marks, err := p.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)
+
+	require.NoError(t, confirm(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))), "a repeated call is already prepared")
+
+	s.bind(bc)
+	require.NoError(t, p.PostBind(t.Context(), bc))
+	require.NoError(t, p.PostBind(t.Context(), bc))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)] bound"}, held(s))
+	marks, err = p.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, marks)
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
+	assert.Len(t, held(s), 1, "the grant belongs to the bound pod")
+
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Len(t, held(s), 1, "the pod is running")
+	s.finish(web)
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Empty(t, held(s))
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Nil(t, s.record("node-a"), "Tidy deletes an empty record")
+}
+
+func TestGrant_MergesPodAndBinding(t *testing.T) {
+	web := podNamed("web", gen.Annotation(gpu, "GPU-1"), gen.Annotation(fpga, "F"))
+	s := newServer(t, web)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-2"))
+	p := replicaOf(s)
+	require.NoError(t, prepare(t.Context(), p, bc))
+	assert.Equal(t, map[string]string{"web": "[a: F (fpga), GPU-2 (gpu)]"}, held(s), "the value of the Binding takes precedence")
+	verdict, err := preFlight(t.Context(), p, bc)
+	require.NoError(t, err)
+	assert.Equal(t, map[string]string{"fpga": "F"}, verdict.Annotations, "the bound pod lists its grant even if its annotations are edited during the bind")
+}
+
+// binder.prebind.dev/require can require the plugin for a bind without device annotations.
+func TestBind_WithoutDevices(t *testing.T) {
+	web := podNamed("web", gen.Annotation(lockIt, "false"))
+	s := newServer(t, web)
+	p := replicaOf(s, withLocks)
+	bc := bindOf(web, "a")
+	require.NoError(t, confirm(t.Context(), p, bc))
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Zero(t, s.count())
+}
+
+func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {
+	web := podNamed("web", gen.Annotation(fpga, "0000:3b:00.0"))
+	s := newServer(t, web)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
+	_, preFlight := preFlight(t.Context(), p, bc)
+	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc)} {
+		assert.True(t, oldframework.IsKind(err, oldframework.KindInvalid), name)
+		assert.ErrorContains(t, err, gpu)
+		assert.ErrorContains(t, err, fpga)
+	}
+	assert.Zero(t, s.count())
+}
+
+func TestConflict_EndsWithTheHolder(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		// then ends or continues the bind of the holder.
+		then func(s *server, p *Plugin, holder *framework.BindContext)
+		want string
+	}{
+		"InProgress": {reason: "the bind can still succeed", want: "device GPU-1 (gpu) is held by pod default/holder (bind in progress)"},
+		"BoundNotConfirmed": {
+			reason: "PostBind may not have run yet", want: "is held by pod default/holder",
+			then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.bind(bc) },
+		},
+		"Bound": {
+			reason: "the pod is running", want: "is held by pod default/holder",
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
+				s.bind(bc)
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+			},
+		},
+		"Ending": {
+			reason: "the containers of a terminating pod may still run", want: "is held by pod default/holder",
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
+				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
+				s.bind(bc)
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+				s.delete(bc.Pod)
+			},
+		},
+		"RolledBack": {
+			reason: "the roll-back released the devices",
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
+				require.NoError(s.t, p.PreBindRollBack(s.t.Context(), bc))
+			},
+		},
+		"Finished": {
+			reason: "a finished pod uses no devices",
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
+				s.bind(bc)
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+				s.finish(bc.Pod)
+			},
+		},
+		"Deleted": {reason: "the pod is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
+		"DeletedAfterBound": {reason: "the pod is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
+			s.bind(bc)
+			require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+			s.delete(bc.Pod)
+		}},
+		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
+			s.change(bc.Pod, func(pod *corev1.Pod) { pod.Spec.NodeName = "node-b" })
+		}},
+		"Recreated":         {reason: "the new pod has no grant", then: recreate},
+		"RecreatedAndBound": {reason: "a grant belongs to a UID and not to a name", then: func(s *server, p *Plugin, bc *framework.BindContext) { recreate(s, p, bc); s.bind(bc) }},
+	}
+	for name, tc := range cases {
+		for _, behind := range []string{"", "Behind"} {
+			t.Run(name+behind, func(t *testing.T) {
+				holder, me := podNamed("holder"), podNamed("me")
+				s := newServer(t, holder, me)
+				one, two := replicaOf(s), replicaOf(s)
+				if behind != "" {
+					// The cache of the other replica is always empty.
+					cached := newLagging(s)
+					two = pluginOn(s, cached, &line{server: s}, cached.hub)
+				}
+				theirs := bindOf(holder, "a", gen.Annotation(gpu, "GPU-1"))
+				require.NoError(t, prepare(t.Context(), one, theirs))
+				if tc.then != nil {
+					tc.then(s, one, theirs)
+				}
+				writes := s.count()
+				err := prepare(t.Context(), two, bindOf(me, "b", gen.Annotation(gpu, "GPU-1")))
+				if tc.want == "" {
+					require.NoError(t, err, tc.reason)
+					assert.Equal(t, map[string]string{"me": "[b: GPU-1 (gpu)]"}, held(s))
+					return
+				}
+				assert.True(t, oldframework.IsKind(err, oldframework.KindRefuse), "%v", err)
+				assert.ErrorContains(t, err, tc.want, tc.reason)
+				assert.ErrorContains(t, err, "Node node-a")
+				assert.Equal(t, writes, s.count(), "PreFlight writes nothing")
+			})
+		}
+	}
+}
+
+func recreate(s *server, _ *Plugin, bc *framework.BindContext) {
+	s.delete(bc.Pod)
+	require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
+}
+
+func TestGrant_Shares(t *testing.T) {
+	s := newServer(t)
+	p := replicaOf(s)
+	for _, name := range []string{"a", "b", "c"} {
+		require.NoError(t, s.Create(t.Context(), podNamed(name)))
+	}
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("a"), "1", gen.Annotation(gpu, "GPU-1:0.5"))))
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("b"), "2", gen.Annotation(gpu, "GPU-1:0.3"))))
+	err := prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.3")))
+	assert.ErrorContains(t, err, "pod default/a (0.5, bind in progress) and pod default/b (0.3, bind in progress): requested 0.3, free 0.2")
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.2"))))
+}
+
+func TestGrant_AllDevicesOrNone(t *testing.T) {
+	s := newServer(t, podNamed("a"), podNamed("b"))
+	p := replicaOf(s)
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("a"), "1", gen.Annotation(gpu, "GPU-1"))))
+	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("b"), "2", gen.Annotation(gpu, "GPU-1,GPU-2"))))
+	assert.Len(t, held(s), 1)
+}
+
+// Two replicas work on the bind of one pod.
+func TestTwoAttempts_AtOneBind(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		then   func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext)
+		want   map[string]string
+	}{
+		"OneRolledBack": {
+			reason: "a roll-back keeps the grant of the other attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
+			then: func(t *testing.T, _ *server, one, _ *Plugin, a, _ *framework.BindContext) {
+				require.NoError(t, one.PreBindRollBack(t.Context(), a))
+			},
+		},
+		"RolledBackByOther": {
+			reason: "the sweep rolls back the attempt of a dead replica", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
+			then: func(t *testing.T, _ *server, _, two *Plugin, a, _ *framework.BindContext) {
+				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)))
+				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)), "PreBindRollBack is idempotent")
+			},
+		},
+		"BothRolledBack": {
+			reason: "both attempts are rolled back", want: map[string]string{},
+			then: func(t *testing.T, _ *server, one, two *Plugin, a, b *framework.BindContext) {
+				require.NoError(t, one.PreBindRollBack(t.Context(), a))
+				require.NoError(t, two.PreBindRollBack(t.Context(), b))
+			},
+		},
+		"BoundByOne": {
+			reason: "the annotations of the bound pod name the attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
+			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
+				s.bind(b)
+				require.NoError(t, one.PostBind(t.Context(), a))
+				require.NoError(t, two.PostBind(t.Context(), recovered(b)))
+			},
+		},
+		"BoundAndLateRollBack": {
+			reason: "a confirmed grant has no mark", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
+			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
+				s.bind(b)
+				require.NoError(t, two.PostBind(t.Context(), b))
+				require.NoError(t, one.PreBindRollBack(t.Context(), a))
+				require.NoError(t, two.PreBindRollBack(t.Context(), b))
+			},
+		},
+		"Gone": {
+			reason: "any replica can remove the grants of a deleted pod", want: map[string]string{},
+			then: func(t *testing.T, s *server, one, _ *Plugin, a, _ *framework.BindContext) {
+				s.bind(a)
+				s.delete(a.Pod)
+				require.NoError(t, one.PostBind(t.Context(), a))
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			web := podNamed("web")
+			s := newServer(t, web)
+			one, two := replicaOf(s), replicaOf(s)
+			a, b := bindOf(web, "a", gen.Annotation(gpu, "GPU-1")), bindOf(web, "b", gen.Annotation(gpu, "GPU-1"))
+			require.NoError(t, prepare(t.Context(), one, a))
+			require.NoError(t, prepare(t.Context(), two, b))
+			tc.then(t, s, one, two, a, b)
+			assert.Equal(t, tc.want, held(s), tc.reason)
+		})
+	}
+}
+
+// recovered returns the context of an attempt that is known only by its mark.
+func recovered(bc *framework.BindContext) *framework.BindContext {
+	pod := gen.Pod(bc.Pod.Name, gen.UID(bc.Pod.UID))
+	return &framework.BindContext{Pod: pod, Node: gen.Node(bc.Node.Name), Binding: gen.Binding(pod, bc.Node.Name), Attempt: bc.Attempt, Recovered: true}
+}
+
+// The scheduler requests other devices in a repeated call. Until the pod is bound, it can
+// use either.
+func TestGrant_OfOtherDevicesInALaterRound(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web, podNamed("other"))
+	p := replicaOf(s)
+	first, second := bindOf(web, "a", gen.Annotation(gpu, "GPU-1")), bindOf(web, "a", gen.Annotation(gpu, "GPU-2"))
+	require.NoError(t, prepare(t.Context(), p, first))
+	require.NoError(t, prepare(t.Context(), p, second))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)][a: GPU-2 (gpu)]"}, held(s))
+	err := prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1")))
+	assert.True(t, oldframework.IsKind(err, oldframework.KindRefuse))
+
+	s.bind(second)
+	require.NoError(t, p.PostBind(t.Context(), first))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-2 (gpu)] bound"}, held(s), "the pod keeps the devices that it was bound with")
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1"))))
+}
+
+// A replica still works on a bind that has succeeded. A grant that it adds would belong to
+// the pod as long as the pod runs.
+func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	s.bind(bc)
+	require.NoError(t, p.PostBind(t.Context(), bc))
+	cached := newLagging(s)
+	late := pluginOn(s, cached, &line{server: s}, cached.hub)
+	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
+	assert.True(t, oldframework.IsKind(err, oldframework.KindStale), "%v", err)
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
+}
+
+var errDown = apierrors.NewServiceUnavailable("down")
+
+// Each request fails, before or after it took effect. The client must retry, and a roll-back
+// must undo everything.
+func TestAPIServerFails_AtEachRequest(t *testing.T) {
+	for _, tc := range []struct{ lost, first bool }{{false, true}, {true, true}, {false, false}, {true, false}} {
+		for failing := range 6 {
+			web := podNamed("web")
+			s := newServer(t, web)
+			cached := newLagging(s)
+			if !tc.first {
+				before := bindOf(podNamed("before"), "x", gen.Annotation(gpu, "GPU-9"))
+				require.NoError(t, prepare(t.Context(), replicaOf(s), before))
+				require.NoError(t, cached.sync(t.Context()))
+			}
+			calls := 0
+			fail := func(string, any) error {
+				if calls++; calls == failing+1 {
+					return errDown
+				}
+				return nil
+			}
+			l := &line{server: s}
+			if tc.lost {
+				l.after = fail
+			} else {
+				l.before = fail
+			}
+			p := pluginOn(s, cached, l, cached.hub)
+			bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
+			err := prepare(t.Context(), p, bc)
+			if err != nil {
+				assert.True(t, oldframework.IsKind(err, oldframework.KindWait), "call %d: %v", failing, err)
+				assert.ErrorIs(t, err, errDown)
+			}
+			for range 2 {
+				if err := p.PreBindRollBack(t.Context(), bc); err == nil {
+					break
+				}
+			}
+			assert.NotContains(t, held(s), "web", "call %d, %+v", failing, tc)
+			if rec := s.record("node-a"); rec != nil {
+				assert.Nil(t, rec.Lock)
+			}
+		}
+	}
+}
+
+func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	require.Error(t, p.PostBind(t.Context(), bc))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark remains")
+	assert.NotNil(t, s.record("node-a").Lock)
+}
+
+// The sweep, not Tidy, ends grants of attempts.
+func TestTidy_KeepsGrantsInUse(t *testing.T) {
+	gone, web := podNamed("gone"), podNamed("web")
+	s := newServer(t, gone, web)
+	p := replicaOf(s)
+	require.NoError(t, prepare(t.Context(), p, bindOf(gone, "a", gen.Annotation(gpu, "GPU-1"))))
+	require.NoError(t, prepare(t.Context(), p, bindOf(web, "b", gen.Annotation(gpu, "GPU-2"))))
+	s.delete(gone)
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Len(t, held(s), 2)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	errEnough := errors.New("enough")
+	cancel(errEnough)
+	assert.ErrorIs(t, p.Tidy(ctx), errEnough)
+}
+
+// The record in the cache is empty, and the record in the API server is not.
+func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web)
+	cached := newLagging(s)
+	p := pluginOn(s, cached, &line{server: s}, cached.hub)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
+	require.NoError(t, cached.sync(t.Context()))
+	require.NoError(t, prepare(t.Context(), replicaOf(s), bc))
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Len(t, held(s), 1)
+}

@@ -1,0 +1,104 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+	loopframework "github.com/prebind/prebind/binder/loop/framework"
+)
+
+// maxAttempt is the maximum length of an attempt in a record, in bytes. Attempts of the
+// engine are shorter. Tenants can write annotations of any length.
+const maxAttempt = 128
+
+// restore returns the record of a node whose ConfigMap does not exist: the first record, or
+// one that was lost. It contains the grants of running pods, according to their annotations.
+// A tenant can edit those: an added annotation only blocks devices, but the device of a
+// removed annotation is free (docs/device.md).
+func restore(ctx context.Context, live framework.Reader, node string) (*record, error) {
+	rec := newRecord(node)
+	pods := &corev1.PodList{}
+	if err := listRunning(ctx, live, pods, node); err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if g := grantOf(pod); whereaboutsOf(pod, pod.UID, node) == framework.BoundHere {
+			rec.bind(pod, g)
+		}
+	}
+	return rec, nil
+}
+
+// runningOn returns the pods on the node that are not finished, from the API server.
+func runningOn(ctx context.Context, live framework.Reader, node string) (sets.Set[types.UID], error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	if err := listRunning(ctx, live, list, node); err != nil {
+		return nil, err
+	}
+	uids := sets.New[types.UID]()
+	for i := range list.Items {
+		uids.Insert(list.Items[i].UID)
+	}
+	return uids, nil
+}
+
+func listRunning(ctx context.Context, live framework.Reader, into client.ObjectList, node string) error {
+	err := live.List(ctx, into, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", node),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
+	)})
+	if err != nil {
+		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
+	}
+	return nil
+}
+
+// dropGone removes holders of requested devices whose pods are gone.
+func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *loopframework.BindContext, a ask) error {
+	for _, h := range holdersOf(rec.conflicts(bc.Pod.UID, a.devices)) {
+		at, err := look(ctx, live, bc.Node.Name, h.pod, h.uid)
+		if err != nil {
+			return err
+		}
+		if at != framework.Pending && at != framework.BoundHere {
+			rec.drop(h.uid)
+		}
+	}
+	return nil
+}
+
+// look returns the whereabouts of the pod of an entry or a lock.
+func look(ctx context.Context, live framework.Reader, node string, name ledger.ObjectName, uid types.UID) (framework.Whereabouts, error) {
+	pod, err := framework.Get(ctx, live, &corev1.Pod{}, name.Namespace, name.Name)
+	if err != nil {
+		return "", err
+	}
+	return whereaboutsOf(pod, uid, node), nil
+}
+
+// grantOf returns the grant of a bound pod, according to its annotations.
+func grantOf(pod *corev1.Pod) grant {
+	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, &corev1.Binding{}, pod))
+	if err != nil {
+		a.devices = nil
+	}
+	attempt := pod.Annotations[framework.AttemptAnnotation]
+	if len(attempt) > maxAttempt {
+		attempt = ""
+	}
+	return grant{Attempt: attempt, Devices: a.devices}
+}

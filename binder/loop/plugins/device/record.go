@@ -1,0 +1,326 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+)
+
+// The other keys of a record are UIDs of pods.
+const (
+	nodeField = "node"
+	lockField = "node-lock"
+)
+
+// record contains the grants of one node.
+type record struct {
+	Node string
+	// Entries contains the grants by the UID of the pod.
+	Entries map[types.UID]*entry
+	// Lock is nil if no bind holds the node lock.
+	Lock *lock
+}
+
+func newRecord(node string) *record { return &record{Node: node, Entries: map[types.UID]*entry{}} }
+
+// entry contains the grants of one pod.
+type entry struct {
+	Pod ledger.ObjectName `json:"pod"`
+	// Bound reports that the pod was seen bound to the node. The grant then belongs to the
+	// pod until the pod is gone or finished. Before, it belongs to the attempts.
+	Bound bool `json:"bound,omitempty"`
+	// Grants contains the grants of all attempts at the bind: two replicas can work on it,
+	// and a later Binding can request other devices for the same attempt. All of them count
+	// until the pod is bound.
+	Grants []grant `json:"grants"`
+}
+
+type grant struct {
+	Attempt string  `json:"attempt"`
+	Devices devices `json:"devices"`
+}
+
+// lock is the node lock. The attempts at the bind of one pod hold it together.
+type lock struct {
+	Pod      ledger.ObjectName `json:"pod"`
+	UID      types.UID         `json:"uid"`
+	Attempts []string          `json:"attempts"`
+	// Expires is when the lock ends for its holder, by the clock of the replica that took
+	// it. Other replicas take the lock when they have not seen it change for the timeout;
+	// see sights.
+	Expires time.Time `json:"expires"`
+}
+
+func nameOf(pod *corev1.Pod) ledger.ObjectName {
+	return ledger.ObjectName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+func (r *record) empty() bool { return len(r.Entries) == 0 && r.Lock == nil }
+
+// held returns the share of a device that the pod can be using: the largest one in its
+// grants.
+func (e *entry) held(key, id string) share {
+	var most share
+	for _, g := range e.Grants {
+		most = max(most, g.Devices[key][id])
+	}
+	return most
+}
+
+// conflict is a device with less free capacity than the bind requests.
+type conflict struct {
+	key, id     string
+	asked, free share
+	holders     []holder
+}
+
+// holder is a pod that holds a device or a share of it.
+type holder struct {
+	uid   types.UID
+	pod   ledger.ObjectName
+	share share
+	bound bool
+}
+
+// conflicts returns the devices that cannot be granted because other pods hold them, in
+// order.
+func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
+	var found []conflict
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		for _, id := range slices.Sorted(maps.Keys(wanted[key])) {
+			c := conflict{key: key, id: id, asked: wanted[key][id], free: whole}
+			for other, e := range r.Entries {
+				if s := e.held(key, id); other != uid && s > 0 {
+					c.free -= s
+					c.holders = append(c.holders, holder{uid: other, pod: e.Pod, share: s, bound: e.Bound})
+				}
+			}
+			if c.asked > c.free {
+				slices.SortFunc(c.holders, func(a, b holder) int {
+					return strings.Compare(a.pod.String()+string(a.uid), b.pod.String()+string(b.uid))
+				})
+				found = append(found, c)
+			}
+		}
+	}
+	return found
+}
+
+// holdersOf returns the holders of all conflicts, each once, in order.
+func holdersOf(conflicts []conflict) []holder {
+	var all []holder
+	for _, c := range conflicts {
+		for _, h := range c.holders {
+			if !slices.ContainsFunc(all, func(o holder) bool { return o.uid == h.uid }) {
+				all = append(all, h)
+			}
+		}
+	}
+	return all
+}
+
+// describe returns one line that lists the devices and their holders.
+func describe(conflicts []conflict) string {
+	const most = 4
+	var parts []string
+	for _, c := range conflicts[:min(most, len(conflicts))] {
+		var who []string
+		for _, h := range c.holders[:min(most, len(c.holders))] {
+			var details []string
+			if h.share != whole {
+				details = append(details, h.share.String())
+			}
+			if !h.bound {
+				details = append(details, "bind in progress")
+			}
+			text := "pod " + h.pod.String()
+			if len(details) > 0 {
+				text += " (" + strings.Join(details, ", ") + ")"
+			}
+			who = append(who, text)
+		}
+		if more := len(c.holders) - len(who); more > 0 {
+			who = append(who, fmt.Sprintf("%d more pods", more))
+		}
+		text := fmt.Sprintf("device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
+		if c.asked != whole || c.free > 0 {
+			text += fmt.Sprintf(": requested %s, free %s", c.asked, max(c.free, 0))
+		}
+		parts = append(parts, text)
+	}
+	if more := len(conflicts) - len(parts); more > 0 {
+		parts = append(parts, fmt.Sprintf("%d more devices are held", more))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// prepared reports whether the attempt has exactly the requested grant, and the lock until
+// the given time.
+func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time) bool {
+	return r.granted(uid, attempt, a) &&
+		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
+}
+
+// granted reports whether the attempt has a grant of exactly the requested devices.
+func (r *record) granted(uid types.UID, attempt string, a ask) bool {
+	e := r.Entries[uid]
+	return len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
+		return g.Attempt == attempt && g.Devices.equal(a.devices)
+	})
+}
+
+// lockedByOther reports whether another pod holds the node lock.
+func (r *record) lockedByOther(uid types.UID) bool { return r.Lock != nil && r.Lock.UID != uid }
+
+// isBound reports whether the pod was seen bound to the node.
+func (r *record) isBound(uid types.UID) bool {
+	e := r.Entries[uid]
+	return e != nil && e.Bound
+}
+
+// grant adds a grant. The caller must check for conflicts first.
+func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
+	if len(d) == 0 {
+		return
+	}
+	e := r.Entries[pod.UID]
+	if e == nil {
+		e = &entry{Pod: nameOf(pod)}
+		r.Entries[pod.UID] = e
+	}
+	if !slices.ContainsFunc(e.Grants, func(g grant) bool { return g.Attempt == attempt && g.Devices.equal(d) }) {
+		e.Grants = append(e.Grants, grant{Attempt: attempt, Devices: d})
+	}
+}
+
+// release removes the grants of the attempt, unless the pod is bound: then they belong to
+// the pod. It reports whether there were any.
+func (r *record) release(uid types.UID, attempt string) bool {
+	e := r.Entries[uid]
+	if e == nil || e.Bound {
+		return false
+	}
+	had := len(e.Grants)
+	e.Grants = slices.DeleteFunc(e.Grants, func(g grant) bool { return g.Attempt == attempt })
+	released := len(e.Grants) < had
+	if len(e.Grants) == 0 {
+		delete(r.Entries, uid)
+	}
+	return released
+}
+
+// drop removes the grants of the pod and its lock. It reports whether there were any.
+func (r *record) drop(uid types.UID) bool {
+	_, had := r.Entries[uid]
+	delete(r.Entries, uid)
+	return r.unlock(uid, "") || had
+}
+
+// bind gives the pod the grant that it was bound with. The annotations of the bound pod name
+// the attempt, and select one grant if the attempt has several. If they match no grant, bind
+// keeps all of them. It restores a missing entry. It reports whether it changed the record.
+func (r *record) bind(pod *corev1.Pod, says grant) bool {
+	e := r.Entries[pod.UID]
+	if e == nil {
+		if len(says.Devices) == 0 {
+			return false
+		}
+		r.Entries[pod.UID] = &entry{Pod: nameOf(pod), Bound: true, Grants: []grant{says}}
+		return true
+	}
+	if e.Bound {
+		return false
+	}
+	e.Bound = true
+	keep := func(which func(g grant) bool) {
+		if slices.ContainsFunc(e.Grants, which) {
+			e.Grants = slices.DeleteFunc(e.Grants, func(g grant) bool { return !which(g) })
+		}
+	}
+	keep(func(g grant) bool { return g.Attempt == says.Attempt })
+	keep(func(g grant) bool { return g.Devices.equal(says.Devices) })
+	return true
+}
+
+// take adds the attempt to the holders of the node lock. The caller must check that the lock
+// is free or belongs to the pod.
+func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
+	if r.Lock == nil || r.Lock.UID != pod.UID {
+		r.Lock = &lock{Pod: nameOf(pod), UID: pod.UID}
+	}
+	if !slices.Contains(r.Lock.Attempts, attempt) {
+		r.Lock.Attempts = append(r.Lock.Attempts, attempt)
+	}
+	// Round up, so that the lock never ends before the requested time.
+	r.Lock.Expires = expires.UTC().Add(time.Second - 1).Truncate(time.Second)
+}
+
+// unlock removes the attempt, or all attempts for "", from the holders of the pod's lock. It
+// reports whether there were any.
+func (r *record) unlock(uid types.UID, attempt string) bool {
+	if r.Lock == nil || r.Lock.UID != uid {
+		return false
+	}
+	had := len(r.Lock.Attempts)
+	r.Lock.Attempts = slices.DeleteFunc(r.Lock.Attempts, func(a string) bool { return attempt == "" || a == attempt })
+	released := len(r.Lock.Attempts) < had
+	if len(r.Lock.Attempts) == 0 {
+		r.Lock = nil
+	}
+	return released
+}
+
+// marks returns the attempts whose grants and locks are not confirmed.
+func (r *record) marks() []framework.Mark {
+	var marks []framework.Mark
+	add := func(pod ledger.ObjectName, uid types.UID, attempt string) {
+		m := framework.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt}
+		if !slices.Contains(marks, m) {
+			marks = append(marks, m)
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(r.Entries)) {
+		if e := r.Entries[uid]; !e.Bound {
+			for _, g := range e.Grants {
+				add(e.Pod, uid, g.Attempt)
+			}
+		}
+	}
+	if r.Lock != nil {
+		for _, attempt := range r.Lock.Attempts {
+			add(r.Lock.Pod, r.Lock.UID, attempt)
+		}
+	}
+	return marks
+}
+
+func (r *record) boundPods() sets.Set[types.UID] {
+	bound := sets.New[types.UID]()
+	for uid, e := range r.Entries {
+		if e.Bound {
+			bound.Insert(uid)
+		}
+	}
+	return bound
+}
+
+// whereaboutsOf is framework.WhereaboutsOf, except that a finished pod is gone: it uses no
+// devices any more.
+func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) framework.Whereabouts {
+	if pod != nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed) {
+		return framework.Gone
+	}
+	return framework.WhereaboutsOf(pod, uid, node)
+}

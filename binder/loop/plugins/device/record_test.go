@@ -1,0 +1,373 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// one, two and half are the requests of attempts in these tests.
+var (
+	one  = devices{"gpu": {"GPU-1": whole}}
+	two  = devices{"gpu": {"GPU-2": whole}}
+	half = devices{"gpu": {"GPU-1": whole / 2}}
+)
+
+// of returns a record with these entries.
+func of(entries map[types.UID]*entry) *record {
+	for uid, e := range entries {
+		e.Pod = ledger.ObjectName{Namespace: "default", Name: string(uid)}
+	}
+	return &record{Node: "node-a", Entries: entries}
+}
+
+func grants(all ...grant) *entry { return &entry{Grants: all} }
+
+func boundBy(all ...grant) *entry { return &entry{Grants: all, Bound: true} }
+
+// clone encodes the record and decodes it again.
+func clone(t *testing.T, r *record) *record {
+	t.Helper()
+	data, err := r.Encode()
+	require.NoError(t, err)
+	c, err := decodeObject(r.Node, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(r.Node)}, Data: data})
+	require.NoError(t, err)
+	return c
+}
+
+func TestConflicts(t *testing.T) {
+	third := devices{"gpu": {"GPU-1": 333333}}
+	cases := map[string]struct {
+		reason  string
+		entries map[types.UID]*entry
+		asked   devices
+		want    string
+	}{
+		"Free":        {reason: "the record is empty", asked: one},
+		"Own":         {reason: "the pod itself holds the device", entries: map[types.UID]*entry{"me": boundBy(grant{"a", one})}, asked: one},
+		"OtherDevice": {reason: "the pod holds another device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", two})}, asked: one},
+		"OtherKey":    {reason: "the device belongs to another resource", entries: map[types.UID]*entry{"p": boundBy(grant{"a", devices{"fpga": {"GPU-1": whole}}})}, asked: one},
+		"Bound": {
+			reason: "a bound pod holds the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one})}, asked: one,
+			want: "device GPU-1 (gpu) is held by pod default/p",
+		},
+		"UnderWay": {
+			reason: "an attempt holds the device", entries: map[types.UID]*entry{"p": grants(grant{"a", one})}, asked: one,
+			want: "device GPU-1 (gpu) is held by pod default/p (bind in progress)",
+		},
+		"Halves":     {reason: "two halves fit on one device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: half},
+		"Thirds":     {reason: "three shares of 0.333333 fit on one device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third})}, asked: third},
+		"FourThirds": {reason: "a fourth share exceeds the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): requested 0.333333, free 0.000001"},
+		"WholeOfHalf": {
+			reason: "half of the device is free", entries: map[types.UID]*entry{"p": boundBy(grant{"a", half})}, asked: one,
+			want: "device GPU-1 (gpu) is held by pod default/p (0.5): requested 1, free 0.5",
+		},
+		"Attempts": {
+			reason: "the grants of two attempts for one pod are not added up", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", half})}, asked: half,
+		},
+		"MostOfAttempts": {
+			reason: "the largest grant of the pod counts", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", one})}, asked: half,
+			want: "device GPU-1 (gpu) is held by pod default/p (bind in progress): requested 0.5, free 0",
+		},
+		"Overcommitted": {
+			reason: "pods that were bound without Prebind can hold more than the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one}), "q": boundBy(grant{"b", one})}, asked: half,
+			want: "device GPU-1 (gpu) is held by pod default/p and pod default/q: requested 0.5, free 0",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, describe(of(tc.entries).conflicts("me", tc.asked)), tc.reason)
+		})
+	}
+}
+
+func TestDescribe_BoundsTheMessage(t *testing.T) {
+	entries, asked := map[types.UID]*entry{}, devices{"gpu": {}}
+	for i := range 200 {
+		id := strings.Repeat("x", 200) + fmt.Sprintf("%03d", i)
+		asked["gpu"][id] = whole
+		entries[types.UID(strings.Repeat("p", 200)+fmt.Sprintf("%03d", i))] = boundBy(grant{"a", asked})
+	}
+	r := of(entries)
+	text := describe(r.conflicts("me", asked))
+	assert.Less(t, len(text), 6000)
+	assert.Contains(t, text, "and 196 more", "the message limits the number of pods")
+	assert.Contains(t, text, "196 more devices are held")
+	assert.Len(t, holdersOf(r.conflicts("me", asked)), 200, "holdersOf lists each pod once")
+}
+
+func TestGrantAndRelease(t *testing.T) {
+	pod := podNamed("p")
+	cases := map[string]struct {
+		reason string
+		entry  *entry
+		do     func(r *record) bool
+		want   *entry
+		did    bool
+	}{
+		"First":        {reason: "the first grant creates the entry", do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
+		"Again":        {reason: "a repeated grant has no effect", entry: grants(grant{"a", one}), do: granting(pod, "a", one), want: grants(grant{"a", one}), did: true},
+		"OtherDevices": {reason: "a later Binding can request other devices", entry: grants(grant{"a", one}), do: granting(pod, "a", two), want: grants(grant{"a", one}, grant{"a", two}), did: true},
+		"OtherAttempt": {reason: "each attempt has its own grant", entry: grants(grant{"a", one}), do: granting(pod, "b", one), want: grants(grant{"a", one}, grant{"b", one}), did: true},
+		"NoDevices":    {reason: "a bind that requests only the lock has no grant", do: granting(pod, "a", devices{}), did: true},
+
+		"Release":           {reason: "the release of the last grant removes the entry", entry: grants(grant{"a", one}, grant{"a", two}), do: releasing, did: true},
+		"ReleaseOneOfTwo":   {reason: "another attempt keeps its grant", entry: grants(grant{"a", one}, grant{"b", one}), do: releasing, want: grants(grant{"b", one}), did: true},
+		"ReleaseOther":      {reason: "the attempt has no grant", entry: grants(grant{"b", one}), do: releasing, want: grants(grant{"b", one})},
+		"ReleaseBound":      {reason: "the grant belongs to the bound pod", entry: boundBy(grant{"a", one}), do: releasing, want: boundBy(grant{"a", one})},
+		"ReleaseNothing":    {reason: "the pod has no entry", do: releasing},
+		"Drop":              {reason: "drop removes all grants of the pod", entry: boundBy(grant{"a", one}, grant{"b", one}), do: func(r *record) bool { return r.drop("p") }, did: true},
+		"DropNothing":       {reason: "the pod has no entry", do: func(r *record) bool { return r.drop("p") }},
+		"Bind":              {reason: "the pod keeps the grant that it was bound with", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "b", two), want: boundBy(grant{"b", two}), did: true},
+		"BindSecondRound":   {reason: "the pod keeps the devices in its annotations", entry: grants(grant{"a", one}, grant{"a", two}), do: binding(pod, "a", two), want: boundBy(grant{"a", two}), did: true},
+		"BindSameDevices":   {reason: "another attempt has a grant of the same devices", entry: grants(grant{"a", one}, grant{"b", one}), do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
+		"BindUnknown":       {reason: "the pod keeps all grants if its annotations match none", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", half), want: boundBy(grant{"a", one}, grant{"b", two}), did: true},
+		"BindUnknownOfTwo":  {reason: "the pod keeps all grants of the attempt if the devices match none", entry: grants(grant{"a", one}, grant{"a", two}, grant{"b", one}), do: binding(pod, "a", half), want: boundBy(grant{"a", one}, grant{"a", two}), did: true},
+		"BindOtherAttempt":  {reason: "the attempt has no grant, and the devices match another one", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", two), want: boundBy(grant{"b", two}), did: true},
+		"BindAgain":         {reason: "the pod already has its grant", entry: boundBy(grant{"a", one}), do: binding(pod, "b", two), want: boundBy(grant{"a", one})},
+		"BindLost":          {reason: "the record was lost, and bind restores the entry", do: binding(pod, "a", one), want: boundBy(grant{"a", one}), did: true},
+		"BindLostNoDevices": {reason: "the annotations of the pod list no devices", do: binding(pod, "a", nil)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			other := boundBy(grant{"a", two})
+			r := of(map[types.UID]*entry{"other": other})
+			if tc.entry != nil {
+				tc.entry.Pod = nameOf(pod)
+				r.Entries["p"] = tc.entry
+			}
+			if tc.want != nil {
+				tc.want.Pod = nameOf(pod)
+			}
+			assert.Equal(t, tc.did, tc.do(r), tc.reason)
+			assert.Equal(t, tc.want, r.Entries["p"], tc.reason)
+			assert.Equal(t, boundBy(grant{"a", two}).Grants, r.Entries["other"].Grants, "the entries of other pods do not change")
+		})
+	}
+}
+
+func granting(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
+	return func(r *record) bool { r.grant(pod, attempt, d); return true }
+}
+
+func releasing(r *record) bool { return r.release("p", "a") }
+
+func binding(pod *corev1.Pod, attempt string, d devices) func(*record) bool {
+	return func(r *record) bool { return r.bind(pod, grant{Attempt: attempt, Devices: d}) }
+}
+
+func TestLock(t *testing.T) {
+	p, q := podNamed("p"), podNamed("q")
+	r := of(map[types.UID]*entry{})
+	assert.False(t, r.unlock("p", "a"), "the record has no lock")
+	r.take(p, "a", noon.Add(time.Millisecond))
+	assert.Equal(t, noon.Add(time.Second), r.Lock.Expires, "the expiry is rounded up to full seconds")
+	r.take(p, "b", noon.Add(time.Minute))
+	r.take(p, "a", noon.Add(time.Hour))
+	assert.Equal(t, &lock{Pod: nameOf(p), UID: "p", Attempts: []string{"a", "b"}, Expires: noon.Add(time.Hour)}, r.Lock, "the lock lists each attempt once, and the latest expiry counts")
+
+	asks := ask{lock: true}
+	assert.True(t, r.prepared("p", "a", asks, noon.Add(time.Hour)))
+	assert.False(t, r.prepared("p", "a", asks, noon.Add(time.Hour+1)), "the lock expires earlier")
+	assert.False(t, r.prepared("p", "c", asks, noon), "another attempt holds the lock")
+	assert.False(t, r.prepared("q", "a", asks, noon), "another pod holds the lock")
+
+	assert.False(t, r.unlock("q", "a"), "another pod holds the lock")
+	assert.False(t, r.unlock("p", "c"), "other attempts hold the lock")
+	assert.True(t, r.unlock("p", "a"))
+	assert.Equal(t, []string{"b"}, r.Lock.Attempts, "the other attempt still holds the lock")
+	r.take(q, "x", noon)
+	assert.Equal(t, []string{"x"}, r.Lock.Attempts, "the new holder replaces the attempts of the expired lock")
+	assert.False(t, r.unlock("p", "b"), "the previous holder cannot release the lock")
+	assert.True(t, r.unlock("q", ""), "unlock releases all attempts of the pod")
+	assert.True(t, r.empty())
+
+	r.take(p, "a", noon)
+	assert.True(t, r.drop("p"), "drop also removes the lock of the pod")
+	assert.Nil(t, r.Lock)
+}
+
+func TestPrepared(t *testing.T) {
+	r := of(map[types.UID]*entry{"p": grants(grant{"a", one}, grant{"b", devices{"gpu": {"GPU-1": whole, "GPU-2": whole}}})})
+	assert.True(t, r.prepared("p", "a", ask{devices: one}, noon))
+	assert.False(t, r.prepared("p", "a", ask{devices: half}, noon), "the grant has another share")
+	assert.False(t, r.prepared("p", "b", ask{devices: one}, noon), "the grant has more devices")
+	assert.False(t, r.prepared("q", "a", ask{devices: one}, noon), "the grant belongs to another pod")
+	assert.False(t, r.prepared("p", "a", ask{devices: one, lock: true}, noon), "the pod does not hold the lock")
+	assert.True(t, r.prepared("q", "x", ask{}, noon), "a bind without requests is always prepared")
+}
+
+func TestMarks(t *testing.T) {
+	r := of(map[types.UID]*entry{
+		"q": grants(grant{"b", one}),
+		"p": grants(grant{"a", one}, grant{"a", two}, grant{"c", one}),
+		"r": boundBy(grant{"d", one}),
+	})
+	r.take(podNamed("q"), "b", noon)
+	r.take(podNamed("q"), "e", noon)
+	mark := func(pod, attempt string) framework.Mark {
+		return framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: pod}, PodUID: types.UID(pod), Node: "node-a", Attempt: attempt}
+	}
+	assert.Equal(t, []framework.Mark{mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")}, r.marks(), "marks lists each attempt once, in order, without grants of bound pods")
+}
+
+func TestWhereaboutsOf(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		want   oldframework.Whereabouts
+	}{
+		"None":         {reason: "the pod was deleted", want: oldframework.Gone},
+		"Another":      {reason: "another pod has the same name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: oldframework.Replaced},
+		"Pending":      {reason: "the pod can still be bound", pod: podNamed("p"), want: oldframework.Pending},
+		"Terminating":  {reason: "the API server no longer binds the pod", pod: podNamed("p", gen.Terminating()), want: oldframework.Gone},
+		"Bound":        {reason: "the pod is bound to the node", pod: podNamed("p", gen.BoundTo("node-a")), want: oldframework.BoundHere},
+		"Ending":       {reason: "the containers of the pod may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: oldframework.BoundHere},
+		"Elsewhere":    {reason: "the pod is bound to another node", pod: podNamed("p", gen.BoundTo("node-b")), want: oldframework.BoundElsewhere},
+		"Running":      {reason: "the pod is running", pod: phased(corev1.PodRunning), want: oldframework.BoundHere},
+		"Unknown":      {reason: "the pod may still run", pod: phased(corev1.PodUnknown), want: oldframework.BoundHere},
+		"Succeeded":    {reason: "a finished pod never runs again", pod: phased(corev1.PodSucceeded), want: oldframework.Gone},
+		"Failed":       {reason: "a finished pod never runs again", pod: phased(corev1.PodFailed), want: oldframework.Gone},
+		"NeverStarted": {reason: "the pod failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: oldframework.Gone},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, whereaboutsOf(tc.pod, "p", "node-a"), tc.reason) })
+	}
+}
+
+func phased(phase corev1.PodPhase) *corev1.Pod {
+	pod := podNamed("p", gen.BoundTo("node-a"))
+	pod.Status.Phase = phase
+	return pod
+}
+
+func TestRecordName(t *testing.T) {
+	label := strings.Repeat("x", 61)
+	long := strings.Join([]string{label, label, label, label}, ".")
+	names := []string{
+		"node-a", "a", long, long + "y", strings.Repeat("x", 253), strings.Repeat("x", 252) + "y",
+		// These names are truncated at a dot or a hyphen.
+		strings.Repeat("x", 219) + "." + strings.Repeat("y", 33), strings.Repeat("x", 219) + "-" + strings.Repeat("y", 33),
+		strings.Repeat("x", 218) + "--" + strings.Repeat("y", 33), strings.Repeat("a.", 126) + "a",
+	}
+	seen := map[string]bool{}
+	for _, node := range names {
+		require.Empty(t, validation.IsDNS1123Subdomain(node))
+		name := recordName(node)
+		assert.Empty(t, validation.IsDNS1123Subdomain(name), "the record of %s is named %s", node, name)
+		assert.False(t, seen[name], "two nodes have the same record: %s", name)
+		seen[name] = true
+	}
+	assert.Equal(t, "prebind-devices-node-a", recordName("node-a"))
+}
+
+func TestDecode(t *testing.T) {
+	const pod = `"pod":"default/p"`
+	const devs = `"devices":{"gpu":{"GPU-1":"1"}}`
+	cases := map[string]struct {
+		reason, key, text string
+		want              string
+	}{
+		"Entry":            {reason: "Encode writes this form", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"a",` + devs + `}]}`},
+		"ByHand":           {reason: "an operator can change spaces and order", key: "p", text: "{ \"grants\": [\n{" + devs + `, "attempt":"a"}], ` + pod + " }\n"},
+		"NoAttempt":        {reason: "a restored grant of a bound pod can have no attempt", key: "p", text: `{` + pod + `,"bound":true,"grants":[{"attempt":"",` + devs + `}]}`},
+		"TwoDevices":       {reason: "device IDs are case-sensitive", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","gpu-1":"1"}}}]}`},
+		"Lock":             {reason: "Encode writes this form", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`},
+		"NotJSON":          {reason: "the entry has no content", key: "p", text: `GPU-1`, want: "invalid character"},
+		"Empty":            {reason: "the entry has no content", key: "p", text: ``, want: "EOF"},
+		"Null":             {reason: "the entry has no content", key: "p", text: `null`, want: "required"},
+		"CutOff":           {reason: "the value is incomplete", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs, want: "unexpected EOF"},
+		"Behind":           {reason: "text after the value would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}]}{}`, want: "after the value"},
+		"Unknown":          {reason: "a later version wrote it", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"since":1}`, want: `unknown field "since"`},
+		"UnknownLong":      {reason: "the message shortens long values", key: "p", text: `{"` + strings.Repeat("x", 1<<16) + `":1}`, want: "unknown field"},
+		"GrantsTwice":      {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"grants":[{"attempt":"b",` + devs + `}]}`, want: "duplicate key"},
+		"GrantsTwiceUpper": {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"Grants":[{"attempt":"b",` + devs + `}]}`, want: "duplicate key"},
+		"DevicesTwice":     {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `,"DEVICES":{"gpu":{"GPU-2":"1"}}}]}`, want: "duplicate key"},
+		"DeviceTwice":      {reason: "one share would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-1":"0.5"}}}]}`, want: "duplicate key"},
+		"DeviceEscaped":    {reason: "an escaped ID is the same device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-\u0031":"0.5"}}}]}`, want: "duplicate key"},
+		"NoPod":            {reason: "the holder is unknown", key: "p", text: `{"grants":[{"attempt":"a",` + devs + `}]}`, want: "required"},
+		"BadPod":           {reason: "the name cannot be looked up", key: "p", text: `{"pod":"default/a/b","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"BadNamespace":     {reason: "the name cannot be looked up", key: "p", text: `{"pod":"/p","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"LongPod":          {reason: "no pod has such a name", key: "p", text: `{"pod":"default/` + strings.Repeat("p", 300) + `","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
+		"NoGrants":         {reason: "an entry must hold a device", key: "p", text: `{` + pod + `}`, want: "required"},
+		"EmptyGrants":      {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[]}`, want: "required"},
+		"NullGrant":        {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[null]}`, want: "required"},
+		"NoAttemptPending": {reason: "a pending grant without an attempt would never end", key: "p", text: `{` + pod + `,"grants":[{` + devs + `}]}`, want: "required"},
+		"NoDevices":        {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a"}]}`, want: "required"},
+		"NullIDs":          {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":null}}]}`, want: "requires a name and devices"},
+		"NullShare":        {reason: "the share is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":null}}}]}`, want: "requires a name and a share"},
+		"NumberShare":      {reason: "shares are strings", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":0.5}}}]}`, want: "cannot unmarshal"},
+		"BadShare":         {reason: "the share is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"half"}}}]}`, want: "invalid share"},
+		"NoID":             {reason: "the device is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"":"1"}}}]}`, want: "requires a name"},
+		"NoKey":            {reason: "the device is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"":{"GPU-1":"1"}}}]}`, want: "requires a name"},
+		"LockNoUID":        {reason: "the holder is unknown", key: lockField, text: `{` + pod + `,"attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`, want: "required"},
+		"LockNoAttempts":   {reason: "the holder is unknown", key: lockField, text: `{` + pod + `,"uid":"p","attempts":[],"expires":"2026-01-01T12:00:00Z"}`, want: "required"},
+		"LockNoEnd":        {reason: "a lock without an end expires immediately", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"]}`, want: "required"},
+		"LockBadEnd":       {reason: "the end is unknown", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"tomorrow"}`, want: "parsing time"},
+		"NoNode":           {reason: "the node is unknown", key: nodeField, text: "", want: "must be in ConfigMap"},
+		"OtherNode":        {reason: "the ConfigMap is a copy of another node's record", key: nodeField, text: "node-b", want: "must be in ConfigMap"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}}
+			object.Data[tc.key] = tc.text
+			rec, err := decodeObject("node-a", object)
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+				assert.Equal(t, rec.Entries, clone(t, rec).Entries, "Encode and decode lose nothing")
+				assert.Equal(t, rec.Lock, clone(t, rec).Lock)
+				return
+			}
+			require.ErrorContains(t, err, tc.want, tc.reason)
+			assert.True(t, oldframework.IsKind(err, oldframework.KindInternal))
+			assert.Contains(t, err.Error(), namespace+"/"+object.Name)
+			assert.Contains(t, err.Error(), tc.key, "the message names the key")
+			assert.Less(t, len(err.Error()), 1000)
+		})
+	}
+	_, err := decodeObject("node-a", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}, BinaryData: map[string][]byte{"p": nil}})
+	assert.ErrorContains(t, err, "binaryData", "a client can write text as binary data")
+}
+
+func TestRecord_RoundTrips(t *testing.T) {
+	r := of(map[types.UID]*entry{
+		"p": grants(grant{"r1-a", devices{"gpu": {"GPU-1": 333333, "0000:3b:00.0": whole}, "fpga.example.com": {"<&>": 1}}}, grant{"r2-b", one}),
+		"q": boundBy(grant{"", two}),
+	})
+	r.take(podNamed("p"), "r1-a", noon)
+	assert.Equal(t, r, clone(t, r))
+	data, err := r.Encode()
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"pod":"default/q","bound":true,"grants":[{"attempt":"","devices":{"gpu":{"GPU-2":"1"}}}]}`, data["q"])
+	assert.Contains(t, data["p"], `"<&>":"0.000001"`, "operators read the text, so it is not escaped")
+}
+
+// Two node names can have the same record name only if one of them was chosen for that.
+func TestRecord_OfAnotherNodeIsAnError(t *testing.T) {
+	long := strings.Repeat("x", 253)
+	cutOff := strings.TrimPrefix(recordName(long), recordPrefix)
+	require.Equal(t, recordName(long), recordName(cutOff))
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName(long)}, Data: map[string]string{nodeField: long}}
+	_, err := decodeObject(long, object)
+	require.NoError(t, err)
+	_, err = decodeObject(cutOff, object)
+	assert.ErrorContains(t, err, "same ConfigMap name")
+}
