@@ -1,0 +1,129 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package volumebinding is the PreBind plugin that binds a pod's PersistentVolumeClaims
+// before the pod is bound. It does the work of Filter and PreBind of kube-scheduler's
+// VolumeBinding for every scheduler. If the scheduler has already done that work, the plugin does
+// nothing.
+//
+// SetupBindContextExtension reads a snapshot (read.go), and pure functions decide on it
+// (plan.go, claims.go, provision.go, target.go). PreBind writes (write.go). The bind then waits until
+// all claims are bound.
+//
+// The plugin never undoes a write to a claim or a volume. A provisioner can be creating the volume,
+// and without selected-node or claimRef the volume would be leaked. The next attempt continues from
+// the state in the API server. Only the reservations of ReadWriteOncePod claims are released
+// (exclusive.go).
+package volumebinding
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/binder/volumes"
+)
+
+// Name of the plugin.
+const Name = "volumebinding"
+
+// Plugin binds volumes; see New. It is safe for concurrent use.
+type Plugin struct {
+	h       oldframework.Handle
+	free    *FreeVolumes
+	records *ledger.Store[types.UID, *record]
+}
+
+var (
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+)
+
+// New returns the plugin. The cache of the handle has the indexes of SetupIndexes. free
+// follows its PersistentVolumes, and New makes it wake the handle's Changes. It
+// starts nothing.
+func New(h oldframework.Handle, free *FreeVolumes) *Plugin {
+	free.wake(h.Changes)
+	return &Plugin{h: h, free: free, records: openRecords(h)}
+}
+
+// Name implements framework.Plugin.
+func (*Plugin) Name() string { return Name }
+
+// decision is the extension of the context. The engine keeps the context of the last PreBind until the
+// pod is bound, so it contains the few objects of the plan instead of the snapshot.
+type decision struct {
+	plan plan
+	err  error
+}
+
+// SetupBindContextExtension reads the pod's claims and everything that their binding
+// depends on, and plans the binding.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
+	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
+		return nil
+	}
+	s, err := p.read(ctx, cache, bc)
+	if err != nil {
+		return err
+	}
+	var d decision
+	d.plan, d.err = findPodVolumes(s)
+	framework.Extend(bc, d)
+	// The index of free volumes reads none of them through the cache, so their changes would not
+	// wake the bind.
+	for _, name := range d.plan.watched() {
+		if _, err := oldframework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PreFlight returns the writes and the wait for the pod's claims. It rejects the same binds as Filter of
+// kube-scheduler's VolumeBinding.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
+		return framework.Verdict{}, nil
+	}
+	d, err := framework.Extension[decision](bc)
+	if err == nil {
+		err = d.err
+	}
+	if err != nil {
+		return framework.Verdict{}, err
+	}
+	return d.plan.verdict(bc), nil
+}
+
+// PreBind reserves the ReadWriteOncePod claims, sets the claimRef of each matched volume, and then
+// selected-node of each claim that has to be provisioned.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	d, err := framework.Extension[decision](bc)
+	if err == nil {
+		err = d.err
+	}
+	if err == nil {
+		err = p.reserve(ctx, bc, d.plan.exclusive)
+	}
+	if err != nil {
+		return err
+	}
+	return p.write(ctx, bc, d.plan)
+}
+
+// PreBindRollBack releases the attempt's reservations of ReadWriteOncePod claims. It leaves claims and
+// volumes as they are; see the package's comment.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+	return p.release(ctx, bc, func(attempt string) bool { return attempt == bc.Attempt })
+}
+
+// PostBind releases the reservations of the pod: from now on, a list of pods shows which pod uses the
+// ReadWriteOncePod claims.
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
+	return p.release(ctx, bc, func(string) bool { return true })
+}

@@ -1,0 +1,122 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/storage/volume"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+// checkProvision checks that a volume can be provisioned for the claim on the node. It follows
+// checkVolumeProvisions of kube-scheduler's VolumeBinding.
+func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
+	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
+	switch {
+	case class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner:
+		return oldframework.Refuse(object(claim), "no volume of StorageClass %s fits on node %s, and the class does not provision volumes", class.Name, s.node.Name).
+			Advise("choose a node with a matching volume, or create one")
+	case !admitsTopology(class.AllowedTopologies, s.node.Labels):
+		return oldframework.Refuse(object(claim), "the allowedTopologies of StorageClass %s exclude node %s", class.Name, s.node.Name).
+			Advise("choose a node in the allowed topologies")
+	}
+	if selected(claim) {
+		// The volume is being provisioned on this node and may have used the capacity. If the
+		// capacity is insufficient, the provisioner removes selected-node.
+		return nil
+	}
+	return s.checkCapacity(claim, class)
+}
+
+// checkCapacity checks that the driver of the class published enough capacity for the claim on
+// the node. Like hasEnoughCapacity of kube-scheduler's VolumeBinding, it checks each claim
+// alone, because several objects can describe the same pool.
+func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+	size, ok := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	if !ok || !publishesCapacity(s.drivers[class.Provisioner]) {
+		return nil
+	}
+	reachable := false
+	for _, c := range s.capacities[class.Name] {
+		if !reachableFrom(c, s.node.Labels) {
+			continue
+		}
+		reachable = true
+		if limit := volumeLimit(c); limit != nil && limit.Value() >= size.Value() {
+			return nil
+		}
+	}
+	if !reachable {
+		return oldframework.Refuse(object(claim), "CSI driver %s reports no storage of StorageClass %s for node %s", class.Provisioner, class.Name, s.node.Name).
+			Advise("choose a node with storage; see the CSIStorageCapacity objects")
+	}
+	return oldframework.Refuse(object(claim), "CSI driver %s reports less than %s of storage in StorageClass %s for node %s", class.Provisioner, &size, class.Name, s.node.Name).
+		Advise("choose a node with more storage; see the CSIStorageCapacity objects")
+}
+
+// pending returns the wait for a matching volume that is not available yet, or zero. Claims with
+// selected-node are not matched.
+func (s snapshot) pending(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) framework.Wait {
+	if selected(claim) {
+		return framework.Wait{}
+	}
+	pv, err := s.smallest(claim, taken, true)
+	if err != nil || pv == nil {
+		return framework.Wait{}
+	}
+	return framework.Wait{Object: object(pv), For: "the PersistentVolume controller to make the volume available for " + describe(claim)}
+}
+
+// publishesCapacity returns whether the CSI driver publishes its capacity for scheduling.
+func publishesCapacity(driver *storagev1.CSIDriver) bool {
+	return driver != nil && driver.Spec.StorageCapacity != nil && *driver.Spec.StorageCapacity
+}
+
+// volumeLimit returns the maximum size of a volume. Nil means that no volume fits.
+func volumeLimit(c *storagev1.CSIStorageCapacity) *resource.Quantity {
+	if c.MaximumVolumeSize != nil {
+		return c.MaximumVolumeSize
+	}
+	return c.Capacity
+}
+
+// reachableFrom returns whether a node with these labels can use the capacity. Without a
+// topology, no node can.
+func reachableFrom(c *storagev1.CSIStorageCapacity, nodeLabels map[string]string) bool {
+	if c.NodeTopology == nil {
+		return false
+	}
+	selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
+	return err == nil && selector.Matches(labels.Set(nodeLabels))
+}
+
+// admitsTopology returns whether the allowedTopologies admit a node with these labels. One term
+// must match, and a term matches if the node has one of the values of each of its keys. No
+// terms admit every node; a term without expressions admits none. No public Kubernetes library
+// contains MatchTopologySelectorTerms.
+func admitsTopology(terms []corev1.TopologySelectorTerm, nodeLabels map[string]string) bool {
+	if len(terms) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(terms, func(term corev1.TopologySelectorTerm) bool {
+		if len(term.MatchLabelExpressions) == 0 {
+			return false
+		}
+		for _, expression := range term.MatchLabelExpressions {
+			value, ok := nodeLabels[expression.Key]
+			if !ok || !slices.Contains(expression.Values, value) {
+				return false
+			}
+		}
+		return true
+	})
+}
