@@ -21,7 +21,7 @@ import (
 // reading reads a snapshot.
 type reading struct {
 	snapshot
-	*Plugin
+	p *Plugin
 	// cache subscribes the bind to all that it reads. The plugin lists volumes and capacities through the
 	// cache of its handle, which does not: the changes of all other volumes would wake the bind.
 	cache framework.Reader
@@ -29,16 +29,14 @@ type reading struct {
 
 // read reads the objects that the decision needs.
 func (p *Plugin) read(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (snapshot, error) {
-	r := reading{snapshot: newSnapshot(bc.Pod, bc.Node), Plugin: p, cache: cache}
+	r := reading{snapshot: newSnapshot(bc.Pod, bc.Node), p: p, cache: cache}
 	for _, ref := range volumes.ClaimsOf(r.pod) {
 		if err := r.readClaim(ctx, ref); err != nil {
 			return r.snapshot, err
 		}
 	}
 	var err error
-	if r.migratable() {
-		r.csiNode, err = oldframework.Get(ctx, cache, &storagev1.CSINode{}, "", r.node.Name)
-	}
+	r.csiNode, err = oldframework.Get(ctx, cache, &storagev1.CSINode{}, "", r.node.Name)
 	return r.snapshot, err
 }
 
@@ -51,7 +49,7 @@ func (r *reading) readClaim(ctx context.Context, ref volumes.ClaimRef) error {
 	}
 	r.claims[ref.Name] = claim
 	if ref.IsExclusive(claim) {
-		if r.snapshot.records[ref.Name], err = r.Plugin.records.Get(ctx, r.cache, claim.UID); err != nil {
+		if r.records[ref.Name], err = r.p.records.Get(ctx, r.cache, claim.UID); err != nil {
 			return err
 		}
 	}
@@ -63,26 +61,6 @@ func (r *reading) readClaim(ctx context.Context, ref volumes.ClaimRef) error {
 		return err
 	}
 	return r.readChoices(ctx, claim)
-}
-
-// migratable returns whether the decision depends on the node's CSINode.
-func (s snapshot) migratable() bool {
-	for _, pv := range s.volumes {
-		if volumes.IsMigratable(pv) {
-			return true
-		}
-	}
-	for _, some := range s.reserved {
-		if slices.ContainsFunc(some, volumes.IsMigratable) {
-			return true
-		}
-	}
-	for _, some := range s.free {
-		if slices.ContainsFunc(some, func(on shelf) bool { return on.migratable }) {
-			return true
-		}
-	}
-	return false
 }
 
 // readChoices reads the class of an unbound claim, and the volumes that the claim could use. A claim
@@ -102,10 +80,10 @@ func (r *reading) readChoices(ctx context.Context, claim *corev1.PersistentVolum
 		return err
 	}
 	r.classes[name] = class
-	if _, done := r.snapshot.free[name]; done || selected(claim) {
+	if _, done := r.free[name]; done || selected(claim) {
 		return nil
 	}
-	r.snapshot.free[name] = r.Plugin.free.of(name, r.node.Labels[corev1.LabelHostname])
+	r.free[name] = r.p.free.of(name, r.node.Labels[corev1.LabelHostname])
 	return r.readCapacity(ctx, class)
 }
 
@@ -114,7 +92,7 @@ func (r *reading) readChoices(ctx context.Context, claim *corev1.PersistentVolum
 func (r *reading) readReserved(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	var list corev1.PersistentVolumeList
 	bucket := client.MatchingFields{claimRefIndex: claimBucket(claim.Namespace, claim.Name)}
-	if err := r.h.Cached.List(ctx, &list, bucket, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.p.h.Cached.List(ctx, &list, bucket, client.UnsafeDisableDeepCopy); err != nil {
 		return oldframework.FromAPI(oldframework.Object{Kind: "PersistentVolume"}, "listing volumes", err)
 	}
 	for i := range list.Items {
@@ -138,7 +116,7 @@ func (r *reading) readCapacity(ctx context.Context, class *storagev1.StorageClas
 		return nil
 	}
 	var list storagev1.CSIStorageCapacityList
-	if err := r.h.Cached.List(ctx, &list, client.MatchingFields{capacityIndex: class.Name}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.p.h.Cached.List(ctx, &list, client.MatchingFields{capacityIndex: class.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return oldframework.FromAPI(oldframework.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
 	}
 	for i := range list.Items {
