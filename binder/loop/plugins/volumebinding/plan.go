@@ -193,7 +193,7 @@ func findPodVolumes(s snapshot) (plan, error) {
 func (s snapshot) match(unbound []*corev1.PersistentVolumeClaim, p *plan) error {
 	var toMatch []*corev1.PersistentVolumeClaim
 	for _, claim := range unbound {
-		if selected(claim) {
+		if begun(claim) {
 			p.dynamic = append(p.dynamic, claim)
 		} else {
 			toMatch = append(toMatch, claim)
@@ -225,8 +225,8 @@ func (s snapshot) match(unbound []*corev1.PersistentVolumeClaim, p *plan) error 
 	return nil
 }
 
-// selected returns whether a node was selected for the provisioning of the claim's volume.
-func selected(claim *corev1.PersistentVolumeClaim) bool {
+// begun returns whether a node was selected for the provisioning of the claim's volume.
+func begun(claim *corev1.PersistentVolumeClaim) bool {
 	return metav1.HasAnnotation(claim.ObjectMeta, volume.AnnSelectedNode)
 }
 

@@ -29,7 +29,7 @@ func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
 		return oldframework.Refuse(object(claim), "the allowedTopologies of StorageClass %s exclude node %s", class.Name, s.node.Name).
 			Advise("choose a node in the allowed topologies")
 	}
-	if selected(claim) {
+	if begun(claim) {
 		// The volume is being provisioned on this node and may have used the capacity. If the
 		// capacity is insufficient, the provisioner removes selected-node.
 		return nil
@@ -66,7 +66,7 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 // pending returns the wait for a matching volume that is not available yet, or zero. Claims with
 // selected-node are not matched.
 func (s snapshot) pending(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) framework.Wait {
-	if selected(claim) {
+	if begun(claim) {
 		return framework.Wait{}
 	}
 	pv, err := s.smallest(claim, taken, true)

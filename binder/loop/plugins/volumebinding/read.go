@@ -66,7 +66,7 @@ func (r *reading) readClaim(ctx context.Context, ref volumes.ClaimRef) error {
 // readChoices reads the class of an unbound claim, and the volumes that the claim could use. A claim
 // with selected-node needs only the class.
 func (r *reading) readChoices(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if !selected(claim) {
+	if !begun(claim) {
 		if err := r.readReserved(ctx, claim); err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (r *reading) readChoices(ctx context.Context, claim *corev1.PersistentVolum
 		return err
 	}
 	r.classes[name] = class
-	if _, done := r.free[name]; done || selected(claim) {
+	if _, done := r.free[name]; done || begun(claim) {
 		return nil
 	}
 	r.free[name] = r.p.free.of(name, r.node.Labels[corev1.LabelHostname])

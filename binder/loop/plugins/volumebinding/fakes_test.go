@@ -1,0 +1,357 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/compact"
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/binder/loop/work"
+	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// world is an API server with a cache that follows it. The cache holds the objects after the
+// transforms.
+type world struct {
+	*fakeapi.Connection
+	server, cache *fakeapi.Server
+	cached        framework.Reader
+	hub           *oldframework.Hub
+	free          *FreeVolumes
+
+	mu sync.Mutex
+	// patches contains all patch requests, except for the checks, which are dry runs. applied is the
+	// number of those that succeeded.
+	patches []patched
+	applied int
+	checks  []string
+	// podLists is the number of list requests for pods.
+	podLists int
+	// fail, if set, can return an error for a request that writes the object with the name, or
+	// that lists pods.
+	fail func(name string) error
+	// late contains the changes that the cache lacks, if it is lagging.
+	lagging bool
+	late    []func()
+}
+
+// patched is a patch request.
+type patched struct{ kind, name, body string }
+
+func newWorld(objects ...client.Object) *world {
+	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: oldframework.NewHub(), free: NewFreeVolumes()}
+	_ = SetupIndexes(context.Background(), w.cache)
+	w.server.PageSize(2)
+	w.server.OnChange(w.changed)
+	w.Connection, w.cached = w.server.Connect(), packing{w.cache.Connect()}
+	w.Before = w.before
+	for _, o := range objects {
+		w.put(o)
+	}
+	return w
+}
+
+// changed updates the cache, the hub, and the index of free volumes.
+func (w *world) changed(o client.Object, deleted bool) {
+	apply := func() {
+		_, volume := o.(*corev1.PersistentVolume)
+		if deleted {
+			w.cache.Remove(o)
+		} else {
+			w.cache.Put(o)
+		}
+		w.hub.Changed(oldframework.RefTo(o, o.GetNamespace(), o.GetName()))
+		switch {
+		case deleted && volume:
+			w.free.OnDelete(o)
+		case volume:
+			w.free.OnUpdate(nil, o)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.lagging {
+		w.late = append(w.late, apply)
+		return
+	}
+	apply()
+}
+
+// lag stops the cache, and catchUp makes it follow again.
+func (w *world) lag() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lagging = true
+}
+
+func (w *world) catchUp() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lagging = false
+	for _, apply := range w.late {
+		apply()
+	}
+	w.late = nil
+}
+
+// before counts a call, and returns the error that the test has set.
+func (w *world) before(call fakeapi.Call) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	name := call.Key.Name
+	switch {
+	case call.Verb == "get":
+		return nil
+	case call.Kind == "PodList":
+		if w.podLists++; call.List.Limit == 0 {
+			return errors.New("lists of pods must be limited to pages")
+		}
+		name = "pods"
+	}
+	if w.fail != nil {
+		return w.fail(name)
+	}
+	return nil
+}
+
+// writer is a writer to the world. It can patch claims and volumes, and write ConfigMaps.
+type writer struct {
+	client.Writer
+	w *world
+}
+
+func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+	body, err := patch.Data(o)
+	if err != nil {
+		return err
+	}
+	dry := len((&client.PatchOptions{}).ApplyOptions(options).DryRun) > 0
+	w.w.mu.Lock()
+	if dry {
+		w.w.checks = append(w.w.checks, o.GetName())
+	} else {
+		w.w.patches = append(w.w.patches, patched{kind: fakeapi.Kind(o), name: o.GetName(), body: string(body)})
+	}
+	w.w.mu.Unlock()
+	// The fake API server does not know dry runs. A check has no changes.
+	err = w.w.Patch(ctx, o, patch, options...)
+	if err == nil && !dry {
+		w.w.mu.Lock()
+		w.w.applied++
+		w.w.mu.Unlock()
+	}
+	return err
+}
+
+// packing is a reader of a cache.
+type packing struct{ client.Reader }
+
+func (p packing) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if err := p.Reader.Get(ctx, key, into, options...); err != nil {
+		return err
+	}
+	found, err := packed(into.DeepCopyObject())
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: fakeapi.Kind(into)}, key.Name)
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
+	return nil
+}
+
+func (p packing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	if err := p.Reader.List(ctx, into, options...); err != nil {
+		return err
+	}
+	all, err := meta.ExtractList(into)
+	if err != nil {
+		return err
+	}
+	var seen []runtime.Object
+	for _, o := range all {
+		if found, err := packed(o); err != nil {
+			return err
+		} else if found != nil {
+			seen = append(seen, found)
+		}
+	}
+	return meta.SetList(into, seen)
+}
+
+// packed returns the object as a reader of the cache gets it, or nil if the cache hides it.
+func packed(o runtime.Object) (runtime.Object, error) {
+	for kind, by := range volumes.Caches("") {
+		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
+			continue
+		}
+		out, err := by.Transform(o)
+		if err != nil {
+			return nil, err
+		}
+		if small, ok := out.(compact.Object); ok {
+			if unpacked := small.Unpack(); unpacked != nil {
+				return unpacked, nil
+			}
+			return nil, nil
+		}
+	}
+	return o, nil
+}
+
+// put stores an object and remove deletes it, as another client.
+func (w *world) put(o client.Object)    { w.server.Put(o) }
+func (w *world) remove(o client.Object) { w.server.Remove(o) }
+
+// pluginIn returns a plugin with the world as its API server.
+func pluginIn(w *world) *Plugin {
+	return New(oldframework.Handle{
+		Cached: w.cached, Live: w, Writer: writer{Writer: w.Connection, w: w}, Changes: w.hub, Clock: clock.RealClock{}, Namespace: "prebind-system",
+	}, w.free)
+}
+
+// pass runs Setup and PreFlight like the engine.
+func (p *Plugin) pass(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
+	if err := p.SetupBindContextExtension(ctx, p.h.Cached, bc); err != nil {
+		return framework.Verdict{}, err
+	}
+	return p.PreFlight(bc)
+}
+
+// planned returns the plan of the last pass.
+func planned(t *testing.T, bc *framework.BindContext) plan {
+	t.Helper()
+	d, err := framework.Extension[decision](bc)
+	require.NoError(t, err)
+	return d.plan
+}
+
+// replica is a replica of Prebind with the plugin.
+type replica struct {
+	*world
+	*loop.Loop
+	plugin *Plugin
+}
+
+// hold is how long a call is held.
+const hold = 8 * time.Second
+
+func newReplica(t *testing.T, w *world, name string) *replica {
+	t.Helper()
+	r := &replica{world: w, plugin: pluginIn(w)}
+	set := work.NewSet(work.Options{
+		Runner: r, Replica: name, Changes: w.hub, Clock: clock.RealClock{}, Ended: func(bool) {}, Term: func() (int64, bool) { return 1, true },
+	})
+	t.Cleanup(func() { require.NoError(t, set.Stop(context.Background())) })
+	r.Loop = &loop.Loop{
+		CachedFor: func(string) framework.Reader { return w.cached }, Changes: w.hub, Work: set, Replica: name, Tracker: runner.Untracked{},
+		Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
+	}
+	return r
+}
+
+// bind posts a Binding once. It returns when the call is decided, or has been held for long enough.
+func (r *replica) bind(ctx context.Context, pod *corev1.Pod, node string) loop.Outcome {
+	return r.Run(ctx, loop.Bind{
+		Key: work.Key{Pod: pod.UID, Node: node}, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node),
+		First: time.Now(), Budget: 10 * time.Minute, Plugins: []framework.Plugin{r.plugin},
+		Look: func(ctx context.Context) (*corev1.Pod, *corev1.Node, *framework.Error) {
+			seen, err := oldframework.Get(ctx, r.cached, &corev1.Pod{}, pod.Namespace, pod.Name)
+			if at := oldframework.WhereaboutsOf(seen, pod.UID, node); err != nil || at != oldframework.Pending {
+				return nil, nil, oldframework.Stale(framework.Object{}, "the pod is %s: %v", at, err)
+			}
+			to, err := oldframework.Get(ctx, r.cached, &corev1.Node{}, "", node)
+			return seen, to, oldframework.AsError("", err)
+		},
+		Hold:   func([]framework.Wait) (<-chan time.Time, bool) { return time.After(hold), true },
+		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
+	})
+}
+
+// start binds in the background.
+func (r *replica) start(t *testing.T, pod *corev1.Pod, node string) <-chan loop.Outcome {
+	t.Helper()
+	outcome := make(chan loop.Outcome, 1)
+	go func() { outcome <- r.bind(t.Context(), pod, node) }()
+	return outcome
+}
+
+// bound makes the pod bound, as the API server does after an allowed call.
+func (w *world) bound(pod *corev1.Pod, node string) {
+	fakeapi.Change(w.server, pod, "scheduler", func(p *corev1.Pod) { p.Spec.NodeName = node })
+}
+
+// StillPending implements work.Runner.
+func (w *world) StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
+	pod, err := oldframework.Get(ctx, w.cached, &corev1.Pod{}, name.Namespace, name.Name)
+	return err == nil && oldframework.WhereaboutsOf(pod, uid, "") == oldframework.Pending
+}
+
+// LivePod implements work.Runner.
+func (w *world) LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
+	return oldframework.Get(ctx, w, &corev1.Pod{}, name.Namespace, name.Name)
+}
+
+// PostBind implements work.Runner.
+func (w *world) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
+	return p.PostBind(ctx, bc)
+}
+
+// RollBack implements work.Runner.
+func (w *world) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
+	return p.PreBindRollBack(ctx, bc)
+}
+
+// Most tests use these objects: the pod web uses the claim data of the class local, and node-a is
+// in zone z1.
+func thePod(options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod("web", append([]gen.PodOption{gen.UID("pod-1"), gen.UsesClaim("data")}, options...)...)
+}
+
+func theNode(options ...gen.NodeOption) *corev1.Node {
+	return gen.Node("node-a", append([]gen.NodeOption{gen.Zone("z1")}, options...)...)
+}
+
+func theClaim(options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+	return claimNamed("data", options...)
+}
+
+func claimNamed(name string, options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+	return gen.Claim(name, append([]gen.ClaimOption{gen.UID(types.UID("claim-" + name)), gen.Version("10"), gen.OfClass("local")}, options...)...)
+}
+
+func volumeNamed(name string, options ...gen.VolumeOption) *corev1.PersistentVolume {
+	return gen.Volume(name, append([]gen.VolumeOption{gen.UID(types.UID("volume-" + name)), gen.Version("20"), gen.VolumeOfClass("local")}, options...)...)
+}
+
+func contextFor(pod *corev1.Pod) *framework.BindContext {
+	return onNode(pod, theNode())
+}
+
+// onNode returns the context of a bind of the pod to the node.
+func onNode(pod *corev1.Pod, node *corev1.Node) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name), Attempt: "r-1"}
+}

@@ -1,0 +1,175 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// among returns the volume that FindMatchingVolume finds for the claim among all volumes. The
+// index must find the same volume.
+func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) string {
+	t.Helper()
+	var here []*corev1.PersistentVolume
+	for _, pv := range all {
+		if onNode, err := s.onNode(pv); err == nil && pv.Spec.ClaimRef == nil {
+			here = append(here, onNode)
+		}
+	}
+	slices.SortFunc(here, func(a, b *corev1.PersistentVolume) int { return strings.Compare(a.Name, b.Name) })
+	found, err := volume.FindMatchingVolume(claim, here, s.node, taken, true, true)
+	require.NoError(t, err)
+	if found == nil {
+		return ""
+	}
+	return found.Name
+}
+
+// The test changes random worlds. In each state, the index finds the volume that
+// FindMatchingVolume finds among all volumes.
+func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
+	found := 0
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The seed makes the test repeatable.
+		free, all := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
+		for range 120 {
+			pv := randomVolume(random)
+			switch old := all[pv.Name]; {
+			case old == nil:
+				all[pv.Name] = pv
+				free.OnAdd(pv, random.IntN(2) == 0)
+			case random.IntN(4) == 0:
+				delete(all, pv.Name)
+				free.OnDelete(pick[any](random, old, cache.DeletedFinalStateUnknown{Key: pv.Name, Obj: old}))
+			default:
+				all[pv.Name] = pv
+				free.OnUpdate(old, pv)
+			}
+		}
+		for range 20 {
+			zone := fmt.Sprintf("z%d", random.IntN(2))
+			node := gen.Node(fmt.Sprintf("node-%d", random.IntN(3)), gen.Zone(zone), gen.Label(gceZone, zone))
+			if random.IntN(5) == 0 {
+				delete(node.Labels, corev1.LabelHostname)
+			}
+			s := newSnapshot(thePod(), node)
+			s.csiNode = pick(random, nil, gen.CSINode(node.Name, gcePlugin))
+			claim := randomClaim(random)
+			class := volume.GetPersistentVolumeClaimClass(claim)
+			s.free[class] = free.of(class, node.Labels[corev1.LabelHostname])
+			taken := map[string]*corev1.PersistentVolume{}
+			for range 4 {
+				want := s.among(t, all, claim, taken)
+				got, err := s.smallest(claim, taken, false)
+				require.NoError(t, err)
+				if want == "" {
+					require.Nil(t, got, "seed %d", seed)
+					break
+				}
+				require.NotNil(t, got, "seed %d: %s", seed, want)
+				require.Equal(t, want, got.Name, "seed %d", seed)
+				require.Same(t, all[want], got, "the index returns the volume, not its translation")
+				taken[want] = got
+				found++
+			}
+		}
+		for _, pv := range all {
+			free.OnDelete(pv)
+		}
+		assert.Empty(t, free.byName)
+		assert.Empty(t, free.shelves, "the index keeps nothing of deleted volumes")
+	}
+	assert.Greater(t, found, 1000, "enough worlds have volumes that fit")
+}
+
+func pick[T any](random *rand.Rand, some ...T) T { return some[random.IntN(len(some))] }
+
+func randomVolume(random *rand.Rand) *corev1.PersistentVolume {
+	nothing := gen.Label("nothing", "special")
+	options := []gen.VolumeOption{
+		gen.VolumeOfClass(pick(random, "local", "local", "other")),
+		gen.Capacity(pick(random, "1Gi", "1024Mi", "2Gi", "3Gi", "3Gi", "10Gi")),
+		pick[gen.VolumeOption](random, nothing, nothing, gen.OnNode("node-0"), gen.OnNode("node-1"), gen.OnNodesWith(corev1.LabelTopologyZone, "z1"),
+			gen.OnNodesWith(corev1.LabelHostname, "node-0", "node-1")),
+		pick[gen.VolumeOption](random, nothing, nothing, gen.VolumeAccessModes(corev1.ReadWriteOnce, corev1.ReadOnlyMany), gen.VolumeAccessModes(corev1.ReadWriteMany)),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeBlockMode()),
+		pick[gen.VolumeOption](random, nothing, gen.Label("disk", "ssd"), gen.Label("disk", "hdd")),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, gen.VolumeAttributesClass("fast")),
+		pick[gen.VolumeOption](random, nothing, nothing, nothing, nothing, gen.VolumePhase(corev1.VolumeReleased), gen.VolumePhase(corev1.VolumePending), gen.Terminating(), gen.ClaimRef(claimNamed("logs"))),
+	}
+	if random.IntN(3) == 0 {
+		options = append(options, gen.VolumeSource(gceSource), gen.Label(corev1.LabelFailureDomainBetaZone, pick(random, "z0", "z1", "a__b__")))
+	}
+	return volumeNamed(fmt.Sprintf("pv-%d", random.IntN(60)), options...)
+}
+
+func randomClaim(random *rand.Rand) *corev1.PersistentVolumeClaim {
+	nothing := gen.Label("nothing", "special")
+	return theClaim(
+		gen.Requests(pick(random, "1Mi", "1Gi", "2Gi", "2500Mi", "20Gi")),
+		pick[gen.ClaimOption](random, nothing, nothing, gen.AccessModes(corev1.ReadOnlyMany), gen.AccessModes(corev1.ReadWriteOncePod)),
+		pick[gen.ClaimOption](random, nothing, nothing, nothing, gen.BlockMode()),
+		pick[gen.ClaimOption](random, nothing, nothing, gen.Selects("disk", "ssd")),
+		pick[gen.ClaimOption](random, nothing, nothing, nothing, gen.AttributesClass("fast")),
+	)
+}
+
+func TestFreeVolumes_OmitsVolumesOfOtherNodes(t *testing.T) {
+	free := NewFreeVolumes()
+	for i := range 100 {
+		free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.OnNode(fmt.Sprintf("node-%d", i%10))), true)
+	}
+	free.OnAdd(volumeNamed("net"), true)
+	count := func(host string) (n int) {
+		for _, on := range free.of("local", host) {
+			n += on.volumes.Len()
+		}
+		return n
+	}
+	assert.Equal(t, 11, count("node-3"))
+	assert.Equal(t, 1, count("node-30"))
+	assert.Equal(t, 1, count(""), "a node without the label")
+
+	before := free.of("local", "node-3")
+	free.OnDelete(volumeNamed("pv-3"))
+	assert.Equal(t, 10, count("node-3"))
+	n := 0
+	for _, on := range before {
+		n += on.volumes.Len()
+	}
+	assert.Equal(t, 11, n, "the result is a snapshot")
+}
+
+// The cache holds a bound volume as another type.
+func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
+	free := NewFreeVolumes()
+	pv := volumeNamed("pv")
+	free.OnAdd(pv, true)
+	require.Len(t, free.of("local", ""), 1)
+	bound := pv.DeepCopy()
+	bound.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim-1"}
+	bound.Status.Phase = corev1.VolumeBound
+	packed, err := volumes.PackVolume(bound)
+	require.NoError(t, err)
+	require.NotEqual(t, bound, packed)
+	free.OnUpdate(pv, packed)
+	assert.Empty(t, free.of("local", ""))
+	free.OnUpdate(packed, pv)
+	assert.Len(t, free.of("local", ""), 1, "a released volume is free again")
+	free.OnDelete(packed)
+	assert.Empty(t, free.of("local", ""))
+}

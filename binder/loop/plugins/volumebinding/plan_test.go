@@ -1,0 +1,299 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// snap returns a snapshot with the objects. If they do not include a pod or a node, it uses the
+// pod web and node-a in zone z1.
+func snap(objects ...client.Object) snapshot {
+	s := newSnapshot(thePod(), theNode())
+	free := NewFreeVolumes()
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *corev1.Pod:
+			s.pod = o
+		case *corev1.PersistentVolumeClaim:
+			s.claims[o.Name] = o
+		case *corev1.PersistentVolume:
+			s.volumes[o.Name] = o
+			free.OnAdd(o, false)
+			if ref := o.Spec.ClaimRef; ref != nil {
+				s.reserved[ref.Name] = append(s.reserved[ref.Name], o)
+			}
+		case *storagev1.StorageClass:
+			s.classes[o.Name] = o
+		case *corev1.Node:
+			s.node = o
+		case *storagev1.CSINode:
+			s.csiNode = o
+		case *storagev1.CSIDriver:
+			s.drivers[o.Name] = o
+		case *storagev1.CSIStorageCapacity:
+			s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
+		}
+	}
+	for class := range s.classes {
+		s.free[class] = free.of(class, s.node.Labels[corev1.LabelHostname])
+	}
+	return s
+}
+
+var (
+	// local provisions volumes, static does not, and eager binds without a pod.
+	local  = gen.StorageClass("local", "csi.example.com")
+	static = gen.StorageClass("static", volume.NotSupportedProvisioner)
+	eager  = gen.StorageClass("eager", "csi.example.com", gen.Immediate())
+)
+
+// decideCase is a snapshot and the expected decision.
+type decideCase struct {
+	reason  string
+	objects []client.Object
+	// static is claim=volume, in order; dynamic is claims, in order.
+	static, dynamic []string
+	// want is the kind of the error, about its object, and says a part of it. Without want, the plan waits
+	// for the object if about is set.
+	want        oldframework.Kind
+	about, says string
+}
+
+func (tc decideCase) check(t *testing.T) {
+	t.Helper()
+	pl, err := findPodVolumes(snap(tc.objects...))
+	if tc.want != "" {
+		require.Error(t, err, tc.reason)
+		assert.True(t, oldframework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+		told := oldframework.AsError(Name, err)
+		assert.Equal(t, tc.about, told.Object.String())
+		assert.Contains(t, told.Error(), tc.says)
+		if tc.want == oldframework.KindRefuse {
+			assert.NotEmpty(t, told.Advice, "every rejection has advice")
+		}
+		return
+	}
+	require.NoError(t, err, tc.reason)
+	assert.Equal(t, tc.about, pl.wait.Object.String(), tc.reason)
+	assert.Contains(t, pl.wait.For, tc.says)
+	if tc.about != "" {
+		assert.Empty(t, pl.verdict(contextFor(thePod())).Writes, "the wait comes before all writes")
+		return
+	}
+	var static, dynamic []string
+	for _, m := range pl.static {
+		static = append(static, m.claim.Name+"="+m.volume.Name)
+	}
+	for _, claim := range pl.dynamic {
+		dynamic = append(dynamic, claim.Name)
+	}
+	assert.Equal(t, tc.static, static, tc.reason)
+	assert.Equal(t, tc.dynamic, dynamic, tc.reason)
+}
+
+func TestDecideOnVolumes(t *testing.T) {
+	twoClaims := thePod(gen.UsesClaim("logs"))
+	ofStatic := gen.OfClass("static")
+	inStatic := gen.VolumeOfClass("static")
+	cases := map[string]decideCase{
+		"Static": {
+			reason:  "an existing volume takes precedence over provisioning",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.OnNode("node-a"))},
+			static:  []string{"data=pv"},
+		},
+		"StaticPreBoundVolume": {
+			reason: "the volume that names the claim takes precedence over a smaller one",
+			objects: []client.Object{
+				theClaim(), local, volumeNamed("small"), volumeNamed("own", gen.Capacity("9Gi"), gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeBound)),
+			},
+			static: []string{"data=own"},
+		},
+		"StaticReservedElsewhere": {
+			reason: "the controller will bind the claim to the volume that names it", want: oldframework.KindRefuse,
+			objects: []client.Object{theClaim(), local, volumeNamed("own", gen.ClaimRef(theClaim()), gen.OnNode("node-b")), volumeNamed("free")},
+			about:   "PersistentVolume own", says: "excludes node node-a",
+		},
+		"StaticReservedOfAnotherClass": {
+			reason:  "the PersistentVolume controller ignores the class of a volume that names the claim",
+			objects: []client.Object{theClaim(), local, volumeNamed("own", inStatic, gen.ClaimRef(theClaim()))},
+			static:  []string{"data=own"},
+		},
+		"StaticReservedTooSmall": {
+			reason:  "a volume that names the claim but does not fit is ignored",
+			objects: []client.Object{theClaim(gen.Requests("2Gi")), local, volumeNamed("own", gen.ClaimRef(theClaim())), volumeNamed("fits", gen.Capacity("2Gi"))},
+			static:  []string{"data=fits"},
+		},
+		"StaticReservedForEarlierClaim": {
+			reason:  "the claimRef is compared by UID",
+			objects: []client.Object{theClaim(), local, volumeNamed("old", gen.ClaimRef(theClaim(gen.UID("claim-0")))), volumeNamed("pv")},
+			static:  []string{"data=pv"},
+		},
+		"StaticEqual": {
+			reason:  "the first of equal volumes is chosen, so that all binds choose the same volume",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv1"), volumeNamed("pv2"), volumeNamed("pv3")},
+			static:  []string{"data=pv1"},
+		},
+		"StaticVolumeMode": {
+			reason:  "the volume mode must match",
+			objects: []client.Object{theClaim(gen.BlockMode()), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeBlockMode())},
+			static:  []string{"data=pv2"},
+		},
+		"StaticAccessModes": {
+			reason: "the volume must have all modes of the claim",
+			objects: []client.Object{
+				theClaim(gen.AccessModes(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), local,
+				volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeAccessModes(corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce)),
+			},
+			static: []string{"data=pv2"},
+		},
+		"StaticSelector": {
+			reason:  "the claim selects volumes by labels",
+			objects: []client.Object{theClaim(gen.Selects("disk", "ssd")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.Label("disk", "ssd"))},
+			static:  []string{"data=pv2"},
+		},
+		"StaticAttributesClass": {
+			reason: "the VolumeAttributesClasses must be the same",
+			objects: []client.Object{
+				theClaim(gen.AttributesClass("fast")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeAttributesClass("slow")),
+				volumeNamed("pv3", gen.VolumeAttributesClass("fast")),
+			},
+			static: []string{"data=pv3"},
+		},
+		"StaticAttributesClassOfVolumeOnly": {
+			reason:  "the volume has a VolumeAttributesClass and the claim does not",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumeAttributesClass("fast"))},
+			dynamic: []string{"data"},
+		},
+		"StaticSmallestVolume": {
+			reason: "the smallest volume that fits is chosen",
+			objects: []client.Object{
+				theClaim(gen.Requests("2Gi")), local,
+				volumeNamed("large", gen.Capacity("5Gi")), volumeNamed("fits", gen.Capacity("3Gi")), volumeNamed("small", gen.Capacity("1Gi")),
+			},
+			static: []string{"data=fits"},
+		},
+		"StaticUnusable": {
+			reason: "volumes that are in use, on another node, not available, being deleted or of another class do not fit", want: oldframework.KindRefuse,
+			objects: []client.Object{
+				theClaim(ofStatic), static,
+				volumeNamed("taken", inStatic, gen.ClaimRef(claimNamed("logs"))),
+				volumeNamed("elsewhere", inStatic, gen.OnNode("node-b")),
+				volumeNamed("released", inStatic, gen.VolumePhase(corev1.VolumeReleased)),
+				volumeNamed("going", inStatic, gen.Terminating()),
+				volumeNamed("other"),
+			},
+			about: "PersistentVolumeClaim default/data", says: "static",
+		},
+		"StaticPending": {
+			reason:  "the volume was just created",
+			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
+			about:   "PersistentVolume pv", says: "make the volume available",
+		},
+		"StaticPendingElsewhere": {
+			reason: "the pending volume does not fit the node", want: oldframework.KindRefuse,
+			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
+			about:   "PersistentVolumeClaim default/data", says: "static",
+		},
+		"StaticPendingAndAnother": {
+			reason:  "a larger volume is available",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase("")), volumeNamed("large", gen.Capacity("9Gi"))},
+			static:  []string{"data=large"},
+		},
+		"DynamicInsteadOfPending": {
+			reason:  "a new volume can be provisioned instead",
+			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase(corev1.VolumePending))},
+			dynamic: []string{"data"},
+		},
+		"StaticTwoCompete": {
+			reason: "the smaller claim is matched first, and no volume is matched twice",
+			objects: []client.Object{
+				twoClaims, local, theClaim(gen.Requests("2Gi")), claimNamed("logs", gen.Requests("1Gi")),
+				volumeNamed("pv2", gen.Capacity("2Gi")), volumeNamed("pv1", gen.Capacity("1Gi")),
+			},
+			static: []string{"logs=pv1", "data=pv2"},
+		},
+		"StaticAndDynamic": {
+			reason: "one volume exists for two claims, and the other volume is provisioned",
+			objects: []client.Object{
+				twoClaims, local, theClaim(), claimNamed("logs"), volumeNamed("pv"),
+			},
+			static: []string{"data=pv"}, dynamic: []string{"logs"},
+		},
+		"StaticOneTooFew": {
+			reason: "one volume exists for two claims, and the class does not provision volumes", want: oldframework.KindRefuse,
+			objects: []client.Object{
+				twoClaims, static, theClaim(ofStatic), claimNamed("logs", ofStatic), volumeNamed("pv", inStatic),
+			},
+			about: "PersistentVolumeClaim default/logs", says: "node-a",
+		},
+		"BadSelector": {
+			reason: "the selector of the claim is invalid", want: oldframework.KindRefuse,
+			objects: []client.Object{local, volumeNamed("pv"), func() *corev1.PersistentVolumeClaim {
+				claim := theClaim()
+				claim.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "?"}}}
+				return claim
+			}()},
+			about: "PersistentVolumeClaim default/data", says: "correct the claim",
+		},
+		"Dynamic": {
+			reason:  "a volume is provisioned if none exists",
+			objects: []client.Object{theClaim(), local}, dynamic: []string{"data"},
+		},
+		"DynamicNoProvisioner": {
+			reason: "the class does not provision volumes", want: oldframework.KindRefuse,
+			objects: []client.Object{theClaim(ofStatic), static},
+			about:   "PersistentVolumeClaim default/data", says: "node-a",
+		},
+		"DynamicEmptyProvisioner": {
+			reason: "the class does not provision volumes", want: oldframework.KindRefuse,
+			objects: []client.Object{theClaim(), gen.StorageClass("local", "")},
+			about:   "PersistentVolumeClaim default/data", says: "does not provision",
+		},
+		"TopologyAllowed": {
+			reason:  "the node is in an allowed zone",
+			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi", gen.AllowedTopology(corev1.LabelTopologyZone, "z0", "z1"))},
+			dynamic: []string{"data"},
+		},
+		"TopologyExcluded": {
+			reason: "the class does not provision volumes in the zone of the node", want: oldframework.KindRefuse,
+			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi", gen.AllowedTopology(corev1.LabelTopologyZone, "z2"))},
+			about:   "PersistentVolumeClaim default/data", says: "allowedTopologies",
+		},
+		"SelectedThisNode": {
+			reason:  "the volume is being provisioned, so no other volume is matched",
+			objects: []client.Object{theClaim(gen.SelectedNode("node-a")), local, volumeNamed("pv")},
+			dynamic: []string{"data"},
+		},
+		"SelectedOtherNode": {
+			reason: "the volume is being provisioned on another node", want: oldframework.KindRefuse,
+			objects: []client.Object{theClaim(gen.SelectedNode("node-b")), local, volumeNamed("pv")},
+			about:   "PersistentVolumeClaim default/data", says: "node-b",
+		},
+		"SameClaimTwice": {
+			reason:  "a claim in two volumes of the pod is one claim",
+			objects: []client.Object{thePod(gen.UsesClaim("data")), theClaim(), local, volumeNamed("pv"), volumeNamed("pv2")},
+			static:  []string{"data=pv"},
+		},
+		"FirstProblemWins": {
+			reason: "the claims are checked in the pod's order", want: oldframework.KindRefuse,
+			objects: []client.Object{twoClaims, claimNamed("logs", gen.Terminating()), local},
+			about:   "PersistentVolumeClaim default/data", says: "does not exist",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, tc.check)
+	}
+}

@@ -1,0 +1,131 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestCheckCapacity(t *testing.T) {
+	driver := gen.CSIDriver("csi.example.com", true)
+	here := gen.ReachableWith(corev1.LabelTopologyZone, "z1")
+	elsewhere := gen.ReachableWith(corev1.LabelTopologyZone, "z2")
+	cases := map[string]struct {
+		reason  string
+		objects []client.Object
+		want    oldframework.Kind
+		says    string
+	}{
+		"NotADriver":    {reason: "the provisioner publishes nothing", objects: []client.Object{theClaim()}},
+		"OtherDriver":   {reason: "another driver's setting does not apply", objects: []client.Object{theClaim(), gen.CSIDriver("other", true)}},
+		"NotPublishing": {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), gen.CSIDriver("csi.example.com", false)}},
+		"NotSaid":       {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), &storagev1.CSIDriver{ObjectMeta: driver.ObjectMeta}}},
+		"NoRequest": {reason: "the claim requests no storage", objects: []client.Object{driver, func() client.Object {
+			claim := theClaim()
+			claim.Spec.Resources.Requests = nil
+			return claim
+		}()}},
+		"Enough": {
+			reason: "the capacity equals the request", objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("1Gi"))},
+		},
+		"EnoughInOneOfTwo": {
+			reason: "one pool is enough",
+			objects: []client.Object{
+				theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("1Mi")), gen.CSIStorageCapacity("d", "local", here, gen.Amount("1Gi")),
+			},
+		},
+		"NotInOneVolume": {
+			reason: "the maximum volume size takes precedence over the amount", want: oldframework.KindRefuse, says: "less than 1Gi",
+			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("9Gi"), gen.LargestVolume("1023Mi"))},
+		},
+		"LargestVolumeAlone": {
+			reason:  "the amount need not be known",
+			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.LargestVolume("1Gi"))},
+		},
+		"TwoHalves": {
+			reason: "a volume is in one pool", want: oldframework.KindRefuse, says: "less than 1Gi",
+			objects: []client.Object{
+				theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("512Mi")), gen.CSIStorageCapacity("d", "local", here, gen.Amount("512Mi")),
+			},
+		},
+		"Elsewhere": {
+			reason: "the capacity is not reachable from the node", want: oldframework.KindRefuse, says: "no storage of StorageClass local for node node-a",
+			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", elsewhere, gen.Amount("9Gi"))},
+		},
+		"NoTopology": {
+			reason: "no node can reach the capacity", want: oldframework.KindRefuse, says: "reports no storage",
+			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.Unreachable(), gen.Amount("9Gi"))},
+		},
+		"OtherClass": {
+			reason: "the capacity is of another class", want: oldframework.KindRefuse, says: "reports no storage",
+			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "other", here, gen.Amount("9Gi"))},
+		},
+		"Unknown": {
+			reason: "a missing amount means no capacity", want: oldframework.KindRefuse, says: "less than 1Gi",
+			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here)},
+		},
+		"Begun": {
+			reason:  "the volume being provisioned may have used the capacity",
+			objects: []client.Object{theClaim(gen.SelectedNode("node-a")), driver},
+		},
+		"Static": {
+			reason:  "an existing volume needs no capacity",
+			objects: []client.Object{theClaim(), driver, volumeNamed("pv")},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := findPodVolumes(snap(append(tc.objects, local)...))
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			assert.True(t, oldframework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, "PersistentVolumeClaim default/data", oldframework.AsError(Name, err).Object.String())
+			assert.ErrorContains(t, err, tc.says)
+		})
+	}
+}
+
+func TestAdmitsTopology(t *testing.T) {
+	one := func(key string, values ...string) corev1.TopologySelectorLabelRequirement {
+		return corev1.TopologySelectorLabelRequirement{Key: key, Values: values}
+	}
+	term := func(expressions ...corev1.TopologySelectorLabelRequirement) corev1.TopologySelectorTerm {
+		return corev1.TopologySelectorTerm{MatchLabelExpressions: expressions}
+	}
+	node := map[string]string{"zone": "z1", "rack": "r1", "empty": ""}
+	cases := map[string]struct {
+		reason string
+		terms  []corev1.TopologySelectorTerm
+		want   bool
+	}{
+		"None":          {reason: "no terms admit every node", want: true},
+		"EmptyTerm":     {reason: "a term without expressions admits none", terms: []corev1.TopologySelectorTerm{term()}},
+		"Match":         {reason: "the label has one of the values", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0", "z1"))}, want: true},
+		"NoMatch":       {reason: "the label has another value", terms: []corev1.TopologySelectorTerm{term(one("zone", "z0"))}},
+		"NoLabel":       {reason: "the node lacks the label", terms: []corev1.TopologySelectorTerm{term(one("row", "1"))}},
+		"NoLabelEmpty":  {reason: "a missing label is not an empty one", terms: []corev1.TopologySelectorTerm{term(one("row", ""))}},
+		"EmptyLabel":    {reason: "an empty label matches an empty value", terms: []corev1.TopologySelectorTerm{term(one("empty", ""))}, want: true},
+		"AllKeys":       {reason: "every key of a term must match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r1"))}, want: true},
+		"NotAllKeys":    {reason: "every key of a term must match", terms: []corev1.TopologySelectorTerm{term(one("zone", "z1"), one("rack", "r2"))}},
+		"SecondTerm":    {reason: "one term is enough", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r1"))}, want: true},
+		"EmptyThenGood": {reason: "an empty term does not affect the others", terms: []corev1.TopologySelectorTerm{term(), term(one("zone", "z1"))}, want: true},
+		"NoTermMatches": {reason: "no term matches", terms: []corev1.TopologySelectorTerm{term(one("zone", "z2")), term(one("rack", "r2"))}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, admitsTopology(tc.terms, node), tc.reason)
+		})
+	}
+}

@@ -1,0 +1,105 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	gcePlugin = "kubernetes.io/gce-pd"
+	gceZone   = "topology.gke.io/zone"
+)
+
+// gceDisk returns a volume of an in-tree plugin. Its labels contain the zone, as in old clusters.
+func gceDisk(zone string, options ...gen.VolumeOption) *corev1.PersistentVolume {
+	return volumeNamed("disk", append([]gen.VolumeOption{
+		gen.Label(corev1.LabelFailureDomainBetaZone, zone),
+		gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}),
+	}, options...)...)
+}
+
+func TestCheckAffinity(t *testing.T) {
+	migrated := gen.CSINode("node-a", "kubernetes.io/aws-ebs", gcePlugin)
+	inZone := func(zone string) *corev1.Node { return theNode(gen.Label(gceZone, zone)) }
+	cases := map[string]struct {
+		reason  string
+		volume  *corev1.PersistentVolume
+		node    *corev1.Node
+		csiNode *storagev1.CSINode
+		want    oldframework.Kind
+		says    string
+	}{
+		"NoAffinity": {reason: "a volume without node affinity can be used on every node", volume: volumeNamed("pv"), node: theNode()},
+		"Admitted":   {reason: "the node has the label", volume: volumeNamed("pv", gen.OnNode("node-a")), node: theNode()},
+		"Excluded": {
+			reason: "the node does not have the label", want: oldframework.KindRefuse, says: "node-a",
+			volume: volumeNamed("pv", gen.OnNode("node-b")), node: theNode(),
+		},
+		"MigratedSameZone": {reason: "the affinity comes from the translation", volume: gceDisk("z1"), node: inZone("z1"), csiNode: migrated},
+		"MigratedOtherZone": {
+			reason: "the affinity comes from the translation", want: oldframework.KindRefuse, says: "excludes",
+			volume: gceDisk("z1"), node: inZone("z2"), csiNode: migrated,
+		},
+		"MigratedNodeWithoutLabel": {
+			reason: "the driver does not run on the node", want: oldframework.KindRefuse, says: "excludes",
+			volume: gceDisk("z1"), node: theNode(), csiNode: migrated,
+		},
+		"MigratedOldAffinity": {
+			reason: "the affinity of the in-tree plugin is translated to the labels of the driver",
+			volume: gceDisk("z1", gen.OnNodesWith(corev1.LabelTopologyZone, "z1")), node: gen.Node("node-a", gen.Label(gceZone, "z1")), csiNode: migrated,
+		},
+		"NotMigrated":     {reason: "the node still runs the in-tree plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "")},
+		"OtherMigrated":   {reason: "the node has migrated another plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "kubernetes.io/gce-pd2")},
+		"NoCSINode":       {reason: "without a CSINode, the plugin counts as not migrated", volume: gceDisk("z1"), node: inZone("z2")},
+		"NoAnnotation":    {reason: "without the annotation, the plugin counts as not migrated", volume: gceDisk("z1"), node: inZone("z2"), csiNode: &storagev1.CSINode{}},
+		"CSIIsAsItIs":     {reason: "a CSI volume needs no translation", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
+		"NeverTranslated": {reason: "kube-scheduler does not translate this plugin", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{AzureFile: &corev1.AzureFilePersistentVolumeSource{}})), node: theNode(), csiNode: gen.CSINode("node-a", "kubernetes.io/azure-file")},
+		"Untranslatable": {
+			reason: "the driver does not support zones of two regions", want: oldframework.KindRefuse, says: "cannot translate",
+			volume: gceDisk("us-east1-a__europe-west1-b"), node: inZone("z1"), csiNode: migrated,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			before := tc.volume.DeepCopy()
+			err := target{node: tc.node, csiNode: tc.csiNode}.checkAffinity(tc.volume)
+			assert.Equal(t, before, tc.volume, "the volume does not change, because a cache can share it")
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			assert.True(t, oldframework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.Equal(t, "PersistentVolume "+tc.volume.Name, oldframework.AsError(Name, err).Object.String())
+			assert.ErrorContains(t, err, tc.says)
+		})
+	}
+}
+
+// A volume is matched with its translation for the node. Otherwise a claim could be bound to a
+// volume that cannot be used on the node.
+func TestFindPodVolumes_MatchesMigratedVolumes(t *testing.T) {
+	migrated := gen.CSINode("node-a", gcePlugin)
+	node := theNode(gen.Label(gceZone, "z1"))
+	inTree := gceDisk("z2", gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
+	inTree.Spec.NodeAffinity = nil
+	pl, err := findPodVolumes(snap(theClaim(), local, node, migrated, inTree))
+	require.NoError(t, err)
+	assert.Empty(t, pl.static, "the volume is in another zone")
+	assert.Len(t, pl.dynamic, 1)
+
+	disk := gceDisk("z1")
+	pl, err = findPodVolumes(snap(theClaim(), local, node, migrated, disk))
+	require.NoError(t, err)
+	require.Len(t, pl.static, 1)
+	assert.Same(t, disk, pl.static[0].volume, "PreBind writes the volume, not its translation")
+}
