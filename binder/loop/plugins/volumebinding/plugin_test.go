@@ -1,0 +1,205 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestPreFlight(t *testing.T) {
+	ours := gen.ClaimRef(theClaim())
+	here := gen.SelectedNode("node-a")
+	twoClaims := thePod(gen.UsesClaim("logs"))
+	provisioning := "PersistentVolumeClaim default/data: provisioning on node-a"
+	binding := "PersistentVolumeClaim default/data: the PersistentVolume controller to bind it to PersistentVolume pv"
+	writesNode := []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"}
+	cases := map[string]struct {
+		reason  string
+		objects []client.Object
+		pod     *corev1.Pod
+		writes  []string
+		wait    string
+		// want is the kind of the error, about its object, and says a part of it.
+		want        oldframework.Kind
+		about, says string
+	}{
+		"NoClaims": {reason: "a pod without claims has nothing to bind", pod: gen.Pod("web", gen.EmptyDir("tmp"))},
+		"Bound":    {reason: "all claims are bound", objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", ours)}},
+		"Dynamic":  {reason: "the volume has to be provisioned", objects: []client.Object{theClaim()}, writes: writesNode, wait: provisioning},
+		"DynamicWritten": {
+			reason: "the provisioner is working", objects: []client.Object{theClaim(here, gen.Annotation(volume.AnnStorageProvisioner, "csi.example.com"))},
+			wait: provisioning + " by csi.example.com",
+		},
+		"DynamicVolumeCreated": {
+			reason: "the claim does not name its volume yet", objects: []client.Object{theClaim(here), volumeNamed("pv", ours)}, wait: provisioning,
+		},
+		"DynamicBound": {
+			reason:  "the volume is provisioned, bound, and usable on the node",
+			objects: []client.Object{theClaim(here, gen.BoundToVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-a"))},
+		},
+		"DynamicVolumeNotSeen": {
+			reason: "the watch event of the volume has not arrived yet", objects: []client.Object{theClaim(here, gen.BoundToVolume("pv"))},
+			wait: "PersistentVolumeClaim default/data: its PersistentVolume pv",
+		},
+		"DynamicElsewhere": {
+			reason: "the provisioned volume cannot be used on the node", want: refuse, about: "PersistentVolume pv", says: "excludes node",
+			objects: []client.Object{theClaim(here, gen.BoundToVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
+		},
+		"DynamicLost": {
+			reason: "the provisioned volume was deleted", want: refuse, about: "PersistentVolumeClaim default/data", says: "lost",
+			objects: []client.Object{theClaim(here, gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost))},
+		},
+		"SelectedNodeChanged": {
+			reason: "another client changed selected-node", want: refuse, about: "PersistentVolumeClaim default/data", says: "node-b",
+			objects: []client.Object{theClaim(gen.SelectedNode("node-b"))},
+		},
+		"Static": {
+			reason: "a free volume fits", objects: []client.Object{theClaim(), volumeNamed("pv")}, wait: binding,
+			writes: []string{"volumebinding would set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
+		},
+		"StaticWithoutUID": {
+			reason: "a user has reserved the volume by name", objects: []client.Object{theClaim(), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))))}, wait: binding,
+			writes: []string{"volumebinding would set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
+		},
+		"StaticWritten": {
+			reason: "the PersistentVolume controller has not bound the claim yet", objects: []client.Object{theClaim(), volumeNamed("pv", ours)}, wait: binding,
+		},
+		"StaticNamed": {
+			reason:  "the claim names the volume, but the controller has not finished",
+			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours)}, wait: binding,
+		},
+		"StaticNamedElsewhere": {
+			reason: "the node affinity of the volume has changed", want: refuse, about: "PersistentVolume pv", says: "excludes node",
+			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
+		},
+		"StaticBoundToAnother": {
+			reason:  "another pod with the claim chose another volume",
+			objects: []client.Object{theClaim(gen.BoundToVolume("other")), volumeNamed("pv", ours), volumeNamed("other", ours)},
+		},
+		"OneOfTwoIsFinal": {
+			reason: "a final state of one claim ends the wait for another", want: refuse, about: "PersistentVolumeClaim default/logs", says: "being deleted",
+			pod: twoClaims, objects: []client.Object{theClaim(here), claimNamed("logs", gen.Terminating())},
+		},
+		"OneOfTwoIsBound": {
+			reason: "all claims have to be bound", pod: twoClaims, wait: provisioning,
+			objects: []client.Object{theClaim(here), claimNamed("logs", gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},
+		},
+		"ProvisionerIsNoDriver": {
+			reason: "the name of the provisioner is not a valid driver name", want: refuse, about: "PersistentVolumeClaim default/data", says: "static",
+			objects: []client.Object{theClaim(gen.OfClass("static")), static},
+		},
+		"ImpossibleClass": {
+			reason: "the API server does not validate the class of the beta annotation", want: refuse, about: "PersistentVolumeClaim default/data", says: "a/b",
+			objects: []client.Object{theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := tc.pod
+			if pod == nil {
+				pod = thePod()
+			}
+			w := newWorld(append(tc.objects, local)...)
+			verdict, err := pluginIn(w).pass(t.Context(), contextFor(pod))
+			assert.Empty(t, w.server.Writes(), "PreFlight never writes")
+			assert.Zero(t, w.server.Reads(), "the decision is based on the cache")
+			if tc.want != "" {
+				assert.True(t, oldframework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				told := oldframework.AsError(Name, err)
+				assert.Equal(t, tc.about, told.Object.String())
+				assert.Contains(t, told.Error(), tc.says)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.writes, verdict.Writes, tc.reason)
+			assert.Equal(t, tc.wait, verdict.Wait.String(), tc.reason)
+		})
+	}
+}
+
+// TestPreFlight_InTreeVolumes: the CSINode shows that the disk is in another zone.
+func TestPreFlight_InTreeVolumes(t *testing.T) {
+	node := theNode(gen.Label(gceZone, "z2"))
+	w := newWorld(theClaim(gen.BoundToVolume("disk")), gceDisk("z1", gen.ClaimRef(theClaim())))
+	_, err := pluginIn(w).pass(t.Context(), onNode(thePod(), node))
+	require.NoError(t, err, "a node without CSINode has migrated nothing")
+	w.put(gen.CSINode("node-a", gcePlugin))
+	_, err = pluginIn(w).pass(t.Context(), onNode(thePod(), node))
+	assert.True(t, oldframework.IsKind(err, refuse), "%v", err)
+}
+
+// failing is a reader that fails.
+type failing struct{ err error }
+
+func (f failing) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return f.err
+}
+
+func (f failing) List(context.Context, client.ObjectList, ...client.ListOption) error { return f.err }
+
+func TestSetup_Fails(t *testing.T) {
+	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), failing{errors.New("boom")}, contextFor(thePod()))
+	assert.True(t, oldframework.IsKind(err, oldframework.KindInternal), "%v", err)
+	assert.Equal(t, "PersistentVolumeClaim default/data", oldframework.AsError(Name, err).Object.String())
+
+	_, err = pluginIn(newWorld()).PreFlight(contextFor(thePod()))
+	require.Error(t, err, "PreFlight needs the extension")
+	assert.Error(t, pluginIn(newWorld()).PreBind(t.Context(), contextFor(thePod())))
+}
+
+// watching records what is read.
+type watching struct {
+	framework.Reader
+	volumes []string
+	lists   int
+}
+
+func (r *watching) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if _, ok := into.(*corev1.PersistentVolume); ok {
+		r.volumes = append(r.volumes, key.Name)
+	}
+	return r.Reader.Get(ctx, key, into, options...)
+}
+
+func (r *watching) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	r.lists++
+	return r.Reader.List(ctx, into, options...)
+}
+
+// TestSetup_WakesByItsVolumesOnly: a change of another volume must not wake the bind, because many binds can
+// wait while many volumes change.
+func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
+	inStatic := gen.VolumeOfClass("static")
+	cases := map[string]struct {
+		objects []client.Object
+		want    []string
+	}{
+		"Chosen":   {objects: []client.Object{theClaim(), volumeNamed("pv"), volumeNamed("pv2")}, want: []string{"pv"}},
+		"Reserved": {objects: []client.Object{theClaim(), volumeNamed("pv", gen.ClaimRef(theClaim()))}, want: []string{"pv"}},
+		"Bound":    {objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv2")}, want: []string{"pv"}},
+		"Pending":  {objects: []client.Object{theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(""))}, want: []string{"pv"}},
+		"None":     {objects: []client.Object{theClaim(), volumeNamed("pv", inStatic)}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(append(tc.objects, local)...)
+			reader := &watching{Reader: w.cached}
+			require.NoError(t, pluginIn(w).SetupBindContextExtension(t.Context(), reader, contextFor(thePod())))
+			assert.Equal(t, tc.want, reader.volumes)
+			assert.Zero(t, reader.lists)
+		})
+	}
+}
