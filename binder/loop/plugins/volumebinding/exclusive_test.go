@@ -1,0 +1,254 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// forOnePod returns the bound ReadWriteOncePod claim data.
+func forOnePod(options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
+	return theClaim(append([]gen.ClaimOption{gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv")}, options...)...)
+}
+
+// sharer returns a pod with the claim data.
+func sharer(name string, options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
+}
+
+func ended(pod *corev1.Pod, phase corev1.PodPhase) *corev1.Pod {
+	pod.Status.Phase = phase
+	return pod
+}
+
+// onePod returns a world with a bound ReadWriteOncePod claim.
+func onePod(more ...client.Object) *world {
+	return newWorld(append(more, theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))...)
+}
+
+// records returns the ConfigMaps of the ledger.
+func (w *world) records() []*corev1.ConfigMap { return fakeapi.All(w.server, &corev1.ConfigMap{}) }
+
+func TestExclusive(t *testing.T) {
+	on := gen.BoundTo("node-b")
+	cases := map[string]struct {
+		reason string
+		claim  *corev1.PersistentVolumeClaim
+		others []client.Object
+		says   string
+		// free means that the bind writes nothing and lists no pods.
+		free bool
+	}{
+		"NotExclusive": {reason: "a claim with another access mode needs no list of pods", claim: theClaim(gen.BoundToVolume("pv")), others: []client.Object{sharer("a", on)}, free: true},
+		"Unused":       {reason: "no other pod uses the claim", claim: forOnePod()},
+		"Used":         {reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{sharer("a", on)}, says: "pod a on node node-b"},
+		"UsedOnManyPages": {
+			reason: "the plugin reads all pages of the list", claim: forOnePod(), says: "pod e on",
+			others: []client.Object{gen.Pod("a", on), gen.Pod("b", on), gen.Pod("c", on), gen.Pod("d", on), sharer("e", on)},
+		},
+		"UsedByTerminating": {reason: "a terminating pod still uses the claim", claim: forOnePod(), others: []client.Object{sharer("a", on, gen.Terminating())}, says: "pod a"},
+		"Succeeded":         {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(sharer("a", on), corev1.PodSucceeded)}},
+		"Failed":            {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(sharer("a", on), corev1.PodFailed)}},
+		"Pending":           {reason: "a pod without a node does not use the claim", claim: forOnePod(), others: []client.Object{sharer("a")}},
+		"OtherNamespace":    {reason: "the pod uses a claim in another namespace", claim: forOnePod(), others: []client.Object{sharer("a", on, gen.InNamespace("other"))}},
+		"Itself":            {reason: "the list contains the pod itself", claim: forOnePod(), others: []client.Object{sharer("web-1", on, gen.UID("pod-1"))}},
+		"OtherClaim":        {reason: "the pod uses another claim", claim: forOnePod(), others: []client.Object{gen.Pod("a", on, gen.UsesClaim("logs"))}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := onePod(tc.others...)
+			w.put(tc.claim)
+			p, bc := pluginIn(w), contextFor(thePod())
+			verdict, err := p.pass(t.Context(), bc)
+			require.NoError(t, err)
+			if tc.free {
+				assert.Empty(t, verdict.Writes, tc.reason)
+				return
+			}
+			assert.Equal(t, []string{"volumebinding would reserve the ReadWriteOncePod claim default/data"}, verdict.Writes)
+			assert.Zero(t, verdict.Wait)
+			assert.Empty(t, w.records(), "PreFlight reserves nothing")
+			err = p.PreBind(t.Context(), bc)
+			assert.Len(t, w.records(), 1, "the reservation is older than the list")
+			if tc.says != "" {
+				assert.True(t, oldframework.IsKind(err, refuse), "%s: %v", tc.reason, err)
+				assert.Equal(t, "PersistentVolumeClaim default/data", oldframework.AsError(Name, err).Object.String())
+				assert.ErrorContains(t, err, tc.says)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			bc.Written = true
+			verdict, err = p.pass(t.Context(), bc)
+			require.NoError(t, err)
+			assert.Zero(t, verdict, "the claim is reserved")
+		})
+	}
+}
+
+// A generic ephemeral claim belongs to its pod.
+func TestExclusive_EphemeralClaim(t *testing.T) {
+	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
+	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
+	verdict, err := pluginIn(newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))).pass(t.Context(), contextFor(pod))
+	require.NoError(t, err)
+	assert.Zero(t, verdict)
+}
+
+// TestExclusive_ChecksUsersOfAnOldReservation: the list of pods must have succeeded after the
+// reservation, by the same attempt.
+func TestExclusive_ChecksUsersOfAnOldReservation(t *testing.T) {
+	w := onePod(sharer("a", gen.BoundTo("node-b")))
+	p, bc := pluginIn(w), contextFor(thePod())
+	_, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	w.fail = func(name string) error {
+		if name == "pods" {
+			return apierrors.NewServiceUnavailable("restarting")
+		}
+		return nil
+	}
+	err = p.PreBind(t.Context(), bc)
+	assert.True(t, oldframework.IsKind(err, oldframework.KindWait), "%v", err)
+	w.fail = nil
+	verdict, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	assert.NotEmpty(t, verdict.Writes)
+	err = p.PreBind(t.Context(), bc)
+	assert.True(t, oldframework.IsKind(err, refuse), "%v", err)
+	assert.Len(t, w.records(), 1)
+}
+
+// TestExclusive_TwoReplicas: two pods with one claim are bound by two replicas at once. The cache of the second
+// one does not show the reservation of the first one at first.
+func TestExclusive_TwoReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two := sharer("one"), sharer("two")
+		w := onePod(one, two)
+		first, second := newReplica(t, w, "first"), newReplica(t, w, "second")
+		w.lag()
+		winner, other := first.start(t, one, "node-a"), second.start(t, two, "node-a")
+		synctest.Wait()
+		require.Len(t, w.records(), 1)
+		r, err := decodeRecord(w.records()[0].Data)
+		require.NoError(t, err)
+		if r.UID == two.UID {
+			one, two, winner, other, second = two, one, other, winner, first
+		}
+		w.catchUp()
+		require.Nil(t, (<-winner).Err)
+		synctest.Wait()
+		require.Empty(t, other, "the other pod waits for the bind")
+		w.bound(one, "node-a")
+		o := <-other
+		require.NotNil(t, o.Err)
+		assert.Equal(t, refuse, o.Err.Kind)
+		assert.Contains(t, o.Err.Error(), "pod "+one.Name+" on node node-a uses the ReadWriteOncePod claim")
+		synctest.Wait()
+		assert.Empty(t, w.records(), "PostBind and the rollback release the claim")
+
+		w.remove(one)
+		require.Nil(t, second.bind(t.Context(), two, "node-a").Err, "the claim is free")
+	})
+}
+
+// TestExclusive_WaitText: the other pod is named, and nothing is written.
+func TestExclusive_WaitText(t *testing.T) {
+	w := onePod()
+	p := pluginIn(w)
+	first, second := contextFor(sharer("first")), contextFor(sharer("second"))
+	_, err := p.pass(t.Context(), first)
+	require.NoError(t, err)
+	require.NoError(t, p.PreBind(t.Context(), first))
+	verdict, err := p.pass(t.Context(), second)
+	require.NoError(t, err)
+	assert.Empty(t, verdict.Writes)
+	assert.Equal(t, "PersistentVolumeClaim default/data: the bind of pod default/first, which uses the ReadWriteOncePod claim", verdict.Wait.String())
+}
+
+// TestExclusive_Release: attempts at the bind of one pod share the reservation, and each releases its own part.
+func TestExclusive_Release(t *testing.T) {
+	w := onePod()
+	p := pluginIn(w)
+	attempt := func(id, node string) *framework.BindContext {
+		bc := contextFor(sharer("one"))
+		bc.Attempt, bc.Node = id, gen.Node(node)
+		_, err := p.pass(t.Context(), bc)
+		require.NoError(t, err)
+		require.NoError(t, p.PreBind(t.Context(), bc))
+		return bc
+	}
+	first, second := attempt("r-1", "node-a"), attempt("s-1", "node-b")
+	marks, err := p.Marks(t.Context())
+	require.NoError(t, err)
+	pod := types.NamespacedName{Namespace: "default", Name: "one"}
+	assert.Equal(t, []framework.Mark{
+		{Pod: pod, PodUID: "one", Node: "node-a", Attempt: "r-1"}, {Pod: pod, PodUID: "one", Node: "node-b", Attempt: "s-1"},
+	}, marks)
+
+	stranger := contextFor(sharer("two"))
+	_, err = p.pass(t.Context(), stranger)
+	require.NoError(t, err)
+	require.NoError(t, p.PreBindRollBack(t.Context(), stranger))
+	require.NoError(t, p.PreBindRollBack(t.Context(), first))
+	require.NoError(t, p.PreBindRollBack(t.Context(), first), "the rollback is idempotent")
+	marks, err = p.Marks(t.Context())
+	require.NoError(t, err)
+	require.Len(t, marks, 1, "the other attempt keeps its part")
+
+	recovered := &framework.BindContext{Pod: second.Pod, Node: second.Node, Attempt: "gone-1", Recovered: true}
+	require.NoError(t, p.PreBindRollBack(t.Context(), recovered))
+	assert.Len(t, w.records(), 1, "the rollback of another attempt releases nothing")
+	require.NoError(t, p.PostBind(t.Context(), recovered))
+	assert.Empty(t, w.records(), "a bound pod needs no reservation, whichever attempt has bound it")
+}
+
+// TestExclusive_ReleaseFails: the engine repeats the rollback.
+func TestExclusive_ReleaseFails(t *testing.T) {
+	w := onePod()
+	p, bc := pluginIn(w), contextFor(thePod())
+	_, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	require.NoError(t, p.PreBind(t.Context(), bc))
+	w.fail = func(string) error { return apierrors.NewServiceUnavailable("restarting") }
+	require.Error(t, p.PreBindRollBack(t.Context(), bc))
+	w.fail = nil
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
+	assert.Empty(t, w.records())
+}
+
+func TestRecord_Unreadable(t *testing.T) {
+	good, err := (&record{claim: "c", holder: holder{UID: "u", Attempts: map[string]string{"r-1": "n"}}}).Encode()
+	require.NoError(t, err)
+	_, err = decodeRecord(good)
+	require.Error(t, err, "the pod is required")
+	cases := map[string]map[string]string{
+		"Empty":      {},
+		"NoAttempts": {claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{}}`},
+		"NoUID":      {claimField: "c", holderField: `{"pod":"a/b","attempts":{"r-1":"n"}}`},
+		"NoClaim":    {holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`, "more": ""},
+		"More":       {claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`, "more": ""},
+		"NoJSON":     {claimField: "c", holderField: `{`},
+	}
+	for name, data := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := decodeRecord(data)
+			assert.Error(t, err)
+		})
+	}
+	_, err = decodeRecord(map[string]string{claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`})
+	require.NoError(t, err)
+}
