@@ -46,16 +46,6 @@ type step struct {
 	over <-chan struct{}
 }
 
-// rejection returns the first error of the results, or nil.
-func rejection(results []Result) *framework.Error {
-	for _, r := range results {
-		if r.Err != nil {
-			return r.Err
-		}
-	}
-	return nil
-}
-
 // decide returns the next step by the results of a pass. asked are the plugins whose PreBind was
 // called since the last change. decide is pure.
 //

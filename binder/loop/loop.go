@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/calls"
 	"github.com/prebind/prebind/binder/loop/framework"
 	"github.com/prebind/prebind/binder/loop/work"
 	"github.com/prebind/prebind/binder/runner"
@@ -38,8 +39,8 @@ const (
 	pace = 20 * time.Millisecond
 	// readAgain is the pause after a write that failed for a reason that passes.
 	readAgain = 2 * time.Second
-	// minRetry and maxRetry limit Retry-After. drainRetry is that of a replica that shuts down.
-	minRetry, maxRetry, drainRetry = 2 * time.Second, 30 * time.Second, time.Second
+	// minRetry and maxRetry limit Retry-After of a call that got no seat. atOnce is that of any other.
+	minRetry, maxRetry, atOnce = 2 * time.Second, 30 * time.Second, time.Second
 )
 
 // Loop decides on binds. All fields are required. It is safe for concurrent use.
@@ -64,18 +65,17 @@ type Bind struct {
 	Binding *corev1.Binding
 	User    authenticationv1.UserInfo
 	DryRun  bool
-	// First is the time of the first call for this bind that this replica received, and Budget the
-	// time that the bind has from then on.
-	First  time.Time
-	Budget time.Duration
-	// Plugins take part in the bind, in order.
-	Plugins []framework.Plugin
-	// Look returns the pod and the node from the cache, or why the call ends. It is called in each
-	// pass.
-	Look func(ctx context.Context) (*corev1.Pod, *corev1.Node, *framework.Error)
+	// First is the time of the first call for this bind that this replica received.
+	First time.Time
+	// Look returns what the engine reads in each pass, or why the call ends. A rejection counts like that of
+	// a plugin.
+	Look func(ctx context.Context) (View, *framework.Error)
 	// Hold is called once, when the call has to wait. It returns a channel that receives when the
 	// call has waited for long enough, or false if the call must not wait at all.
-	Hold func(waits []framework.Wait) (over <-chan time.Time, ok bool)
+	Hold func() (over <-chan time.Time, ok bool)
+	// Waits is called when the call begins to wait, and when what it waits for can have changed, with what the client would
+	// receive. It must not block.
+	Waits func(*framework.Error)
 	// Draining is closed when the replica shuts down.
 	Draining <-chan struct{}
 	// Answer builds the answer that allows the bind, when all plugins are ready. The attempt is
@@ -83,10 +83,20 @@ type Bind struct {
 	Answer func(ctx context.Context, ready Ready) *framework.Error
 }
 
+// View is what the engine reads of a bind.
+type View struct {
+	// Pod and Node are those of BindContext.
+	Pod  *corev1.Pod
+	Node *corev1.Node
+	// Plugins take part in the bind, in order.
+	Plugins []framework.Plugin
+	// Budget is the time that the bind has from its first call on.
+	Budget time.Duration
+}
+
 // Ready is a bind for which all plugins are ready.
 type Ready struct {
-	Pod     *corev1.Pod
-	Node    *corev1.Node
+	View
 	Results []Result
 	Attempt string
 }
@@ -122,8 +132,11 @@ type call struct {
 	id    string
 	// asked are the plugins whose PreBind was called since the last change.
 	asked map[string]bool
-	// over is the end of the hold, after the call has asked for it.
+	// budget is that of the last view.
+	budget time.Duration
+	// over is the end of the hold, after the call has asked for it. held says that the hold has ended.
 	over <-chan time.Time
+	held bool
 	// waited says that observers have received a wait.
 	waited bool
 }
@@ -155,15 +168,20 @@ func (l *Loop) Run(ctx context.Context, b Bind) Outcome {
 // run repeats the pass until there is an outcome.
 func (c *call) run(ctx context.Context) Outcome {
 	for {
-		pod, node, err := c.Look(ctx)
-		if err != nil {
-			return Outcome{Err: err}
+		view, err := c.Look(ctx)
+		var results []Result
+		next := step{do: finish, err: err}
+		switch {
+		case err == nil:
+			c.budget = view.Budget
+			results = c.pass(ctx, view)
+			next = decide(results, c.asked)
+		case err.Kind == oldframework.KindRefuse || err.Kind == oldframework.KindInvalid:
+			next.do = reject
 		}
-		results := c.pass(ctx, pod, node)
 		if c.DryRun {
-			return Outcome{Results: results, Err: rejection(results)}
+			return Outcome{Results: results, Err: next.err}
 		}
-		next := decide(results, c.asked)
 		if next.do == write {
 			next = c.write(ctx, results, next)
 		}
@@ -171,7 +189,7 @@ func (c *call) run(ctx context.Context) Outcome {
 			next = c.reserve(results, next)
 		}
 		if next.do == allow {
-			next = c.allow(ctx, Ready{Pod: pod, Node: node, Results: results})
+			next = c.allow(ctx, Ready{View: view, Results: results})
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			return Outcome{Err: c.unfinished(context.Cause(ctx)), Results: results}
@@ -195,15 +213,15 @@ func (c *call) run(ctx context.Context) Outcome {
 }
 
 // pass calls Setup and PreFlight of every plugin, in order.
-func (c *call) pass(ctx context.Context, pod *corev1.Pod, node *corev1.Node) []Result {
+func (c *call) pass(ctx context.Context, view View) []Result {
 	if c.entry == nil && !c.DryRun {
 		c.join(c.Work.Join(c.Key))
 	}
 	now := c.Clock.Now()
-	results := make([]Result, 0, len(c.Plugins))
-	for _, p := range c.Plugins {
+	results := make([]Result, 0, len(view.Plugins))
+	for _, p := range view.Plugins {
 		bc := &framework.BindContext{
-			Pod: pod, Node: node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.First, DryRun: c.DryRun,
+			Pod: view.Pod, Node: view.Node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.First, DryRun: c.DryRun,
 			Written: c.entry != nil && c.Work.Written(c.entry, p.Name()),
 		}
 		r := Result{Plugin: p, bc: bc}
@@ -316,23 +334,24 @@ func (c *call) allow(ctx context.Context, ready Ready) step {
 // returns an error if the call ends.
 func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Error {
 	now := c.Clock.Now()
-	end := c.First.Add(c.Budget)
+	until := s.until
 	if s.do == wait {
+		end := c.First.Add(c.budget)
 		if !now.Before(end) {
 			return c.overBudget(s)
 		}
 		if c.over == nil {
-			over, ok := c.Hold(s.waits)
+			over, ok := c.Hold()
 			if !ok {
 				return c.waiting(s, now)
 			}
 			c.over = over
 		}
+		c.Waits(c.waiting(s, now))
 		c.observe(ctx, results, s.waits, false)
-	}
-	until := end
-	if !s.until.IsZero() && s.until.Before(until) {
-		until = s.until
+		if until.IsZero() || end.Before(until) {
+			until = end
+		}
 	}
 	timer := c.Clock.NewTimer(max(until.Sub(now), pace))
 	defer timer.Stop()
@@ -346,6 +365,7 @@ func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Er
 		c.entry, c.id = nil, ""
 		clear(c.asked)
 	case <-c.over:
+		c.held = true
 		return c.waiting(s, c.Clock.Now())
 	case <-c.Draining:
 		return c.waiting(s, c.Clock.Now())
@@ -389,16 +409,19 @@ func (c *call) observe(ctx context.Context, results []Result, waits []framework.
 	}
 }
 
-// retryAfter returns when the client should post the Binding again: after half of the time that the
-// bind has waited so far, within limits, spread by a quarter.
+// retryAfter returns when the client should post the Binding again: at once if it probably gets a seat again, and otherwise after half
+// of the time that the bind has waited so far, within limits, spread by a quarter.
 func (c *call) retryAfter() time.Duration {
 	select {
 	case <-c.Draining:
 		// Another replica may have a seat.
-		return drainRetry
+		return atOnce
 	default:
-		return RetryAfter(c.Clock.Since(c.First), c.Jitter())
 	}
+	if c.held {
+		return atOnce
+	}
+	return RetryAfter(c.Clock.Since(c.First), c.Jitter())
 }
 
 // RetryAfter returns half of the elapsed time, at least 2 s and at most 30 s, plus up to a quarter by
@@ -412,10 +435,7 @@ func RetryAfter(elapsed time.Duration, jitter float64) time.Duration {
 // call makes one call of a plugin, contained and tracked.
 func (c *call) call(ctx context.Context, name string, p framework.Plugin, f func(ctx context.Context) error) error {
 	step := runner.Step{Name: name, Plugin: p.Name(), Pod: c.Pod, Node: c.Key.Node, Attempt: c.id}
-	ctx, done := c.Tracker.Step(ctx, step)
-	err := contained(ctx, func() error { return f(ctx) })
-	done(err)
-	return err
+	return calls.Call(ctx, c.Tracker, step, f)
 }
 
 func (c *call) about() framework.Object {
@@ -439,7 +459,7 @@ func (c *call) waiting(s step, now time.Time) *framework.Error {
 
 // overBudget returns the answer to a bind that has waited for too long.
 func (c *call) overBudget(s step) *framework.Error {
-	err := oldframework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.Budget, s.waits[0].For).
+	err := oldframework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.budget, s.waits[0].For).
 		Advise("check the cause of the delay, or raise --prebind-timeout")
 	err.Plugin = s.plugin
 	return oldframework.AsError(oldframework.Binder, err)

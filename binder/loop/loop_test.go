@@ -147,15 +147,21 @@ func (w *world) bind(node string, plugins ...framework.Plugin) Bind {
 	pod := w.live()
 	return Bind{
 		Key: work.Key{Pod: pod.UID, Node: node}, Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name},
-		Binding: &corev1.Binding{}, First: time.Now(), Budget: 10 * time.Minute, Plugins: plugins, Draining: w.draining,
-		Look: func(context.Context) (*corev1.Pod, *corev1.Node, *framework.Error) {
-			return w.live(), gen.Node(node), nil
-		},
-		Hold: func([]framework.Wait) (<-chan time.Time, bool) { return time.After(w.hold), w.hold > 0 },
+		Binding: &corev1.Binding{}, First: time.Now(), Draining: w.draining,
+		Look:  looking(w, node, 10*time.Minute, plugins...),
+		Hold:  func() (<-chan time.Time, bool) { return time.After(w.hold), w.hold > 0 },
+		Waits: func(*framework.Error) {},
 		Answer: func(_ context.Context, r Ready) *framework.Error {
 			w.say("answer", map[bool]string{true: "with attempt"}[r.Attempt != ""])
 			return nil
 		},
+	}
+}
+
+// looking returns a Look.
+func looking(w *world, node string, budget time.Duration, plugins ...framework.Plugin) func(context.Context) (View, *framework.Error) {
+	return func(context.Context) (View, *framework.Error) {
+		return View{Pod: w.live(), Node: gen.Node(node), Plugins: plugins, Budget: budget}, nil
 	}
 }
 
@@ -394,7 +400,7 @@ func TestRun_NextCallContinues(t *testing.T) {
 		require.NotNil(t, first.Err)
 		assert.Equal(t, "binder: waiting for a (8s); retry the Binding", oldframework.AsError("", withoutPlugin(first.Err)).Error())
 		assert.Equal(t, "wait-a", first.Err.Plugin)
-		assert.Equal(t, 4*time.Second, first.RetryAfter, "half of the elapsed time")
+		assert.Equal(t, time.Second, first.RetryAfter, "the next call is probably held again")
 		pass(first.RetryAfter)
 		w.set("a")
 		second := w.Run(t.Context(), b)
@@ -438,7 +444,7 @@ func TestRun_RollsBack(t *testing.T) {
 			reason: "the next call is rejected",
 			after: func(t *testing.T, w *world, b Bind) {
 				t.Helper()
-				b.Plugins = append(b.Plugins, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+				b.Look = looking(w, nodeName, time.Hour, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 					return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
 				}})
 				w.Run(t.Context(), b)
@@ -449,7 +455,7 @@ func TestRun_RollsBack(t *testing.T) {
 			reason: "the bind has waited for too long",
 			after: func(t *testing.T, w *world, b Bind) {
 				t.Helper()
-				b.Budget = 10 * time.Second
+				b.Look = looking(w, nodeName, 10*time.Second, w.waiter("a"))
 				o := w.Run(t.Context(), b)
 				assert.Equal(t, oldframework.KindRefuse, o.Err.Kind)
 				assert.Contains(t, o.Err.Error(), "timed out after 10s waiting for a")
@@ -516,9 +522,9 @@ func TestRun_AllowedIsNotRolledBack(t *testing.T) {
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
 		require.Nil(t, w.Run(t.Context(), b).Err)
 		w.Run(t.Context(), w.bind("node-b", w.writer("other")))
-		b.Plugins = []framework.Plugin{plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+		b.Look = looking(w, nodeName, time.Hour, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 			return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
-		}}}
+		}})
 		require.NotNil(t, w.Run(t.Context(), b).Err)
 		pass(oldframework.BindSettles - 5*time.Second)
 		w.bound(nodeName)
@@ -550,7 +556,7 @@ func TestRun_Drain(t *testing.T) {
 		time.AfterFunc(time.Second, func() { close(w.draining) })
 		o := w.Run(t.Context(), w.bind(nodeName, w.writer("w"), w.waiter("a")))
 		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
-		assert.Equal(t, drainRetry, o.RetryAfter)
+		assert.Equal(t, atOnce, o.RetryAfter)
 		require.NoError(t, w.Work.Stop(t.Context()))
 		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the replica that continues takes the writes over")
 	})
@@ -570,8 +576,8 @@ func TestRun_PanicFailsOneBind(t *testing.T) {
 // write under one attempt.
 func TestRun_TwoUsers(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
-		one, two := w.bind(nodeName, w.writer("w"), w.waiter("a")), w.bind(nodeName, w.writer("w"), w.waiter("a"))
-		two.Plugins = append(two.Plugins, plugin{name: "who", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
+		one, two := w.bind(nodeName, w.writer("w"), w.waiter("a")), w.bind(nodeName)
+		two.Look = looking(w, nodeName, time.Hour, w.writer("w"), w.waiter("a"), plugin{name: "who", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
 			if bc.User.Username == "mallory" {
 				return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "not you")
 			}

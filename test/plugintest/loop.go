@@ -112,20 +112,20 @@ func (c *Looped) Post(ctx context.Context, pod *corev1.Pod, node string, options
 		c.first[key] = c.Loop.Clock.Now()
 	}
 	return c.Loop.Run(ctx, loop.Bind{
-		Key: key, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node, options...), First: c.first[key], Budget: c.Budget,
-		Plugins: []loopframework.Plugin{c.Plugin}, Draining: make(chan struct{}),
-		Look: func(ctx context.Context) (*corev1.Pod, *corev1.Node, *framework.Error) {
+		Key: key, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node, options...), First: c.first[key],
+		Draining: make(chan struct{}), Waits: func(*framework.Error) {},
+		Look: func(ctx context.Context) (loop.View, *framework.Error) {
 			nowPod, err := framework.Get(ctx, c.Handle.Cached, &corev1.Pod{}, pod.Namespace, pod.Name)
 			if nowPod == nil {
-				return nil, nil, framework.AsError(framework.Binder, framework.Stale(framework.Object{}, "no pod: %v", err))
+				return loop.View{}, framework.AsError(framework.Binder, framework.Stale(framework.Object{}, "no pod: %v", err))
 			}
 			nowNode, err := framework.Get(ctx, c.Handle.Cached, &corev1.Node{}, "", node)
 			if nowNode == nil {
-				return nil, nil, framework.AsError(framework.Binder, framework.Refuse(framework.Object{}, "no node: %v", err))
+				return loop.View{}, framework.AsError(framework.Binder, framework.Refuse(framework.Object{}, "no node: %v", err))
 			}
-			return nowPod, nowNode, nil
+			return loop.View{Pod: nowPod, Node: nowNode, Plugins: []loopframework.Plugin{c.Plugin}, Budget: c.Budget}, nil
 		},
-		Hold:   func([]loopframework.Wait) (<-chan time.Time, bool) { return time.After(c.Hold), c.Hold > 0 },
+		Hold:   func() (<-chan time.Time, bool) { return time.After(c.Hold), c.Hold > 0 },
 		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
 	})
 }

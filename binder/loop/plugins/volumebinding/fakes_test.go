@@ -277,16 +277,16 @@ func newReplica(t *testing.T, w *world, name string) *replica {
 func (r *replica) bind(ctx context.Context, pod *corev1.Pod, node string) loop.Outcome {
 	return r.Run(ctx, loop.Bind{
 		Key: work.Key{Pod: pod.UID, Node: node}, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node),
-		First: time.Now(), Budget: 10 * time.Minute, Plugins: []framework.Plugin{r.plugin},
-		Look: func(ctx context.Context) (*corev1.Pod, *corev1.Node, *framework.Error) {
+		First: time.Now(), Waits: func(*framework.Error) {},
+		Look: func(ctx context.Context) (loop.View, *framework.Error) {
 			seen, err := oldframework.Get(ctx, r.cached, &corev1.Pod{}, pod.Namespace, pod.Name)
 			if at := oldframework.WhereaboutsOf(seen, pod.UID, node); err != nil || at != oldframework.Pending {
-				return nil, nil, oldframework.Stale(framework.Object{}, "the pod is %s: %v", at, err)
+				return loop.View{}, oldframework.Stale(framework.Object{}, "the pod is %s: %v", at, err)
 			}
 			to, err := oldframework.Get(ctx, r.cached, &corev1.Node{}, "", node)
-			return seen, to, oldframework.AsError("", err)
+			return loop.View{Pod: seen, Node: to, Plugins: []framework.Plugin{r.plugin}, Budget: 10 * time.Minute}, oldframework.AsError("", err)
 		},
-		Hold:   func([]framework.Wait) (<-chan time.Time, bool) { return time.After(hold), true },
+		Hold:   func() (<-chan time.Time, bool) { return time.After(hold), true },
 		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
 	})
 }

@@ -1,0 +1,267 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package recovery
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestActionFor(t *testing.T) {
+	pod := func(options ...gen.PodOption) *corev1.Pod {
+		return gen.Pod(thePod.Name, append([]gen.PodOption{gen.UID(thePod.UID)}, options...)...)
+	}
+	tests := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		lives  bool
+		known  time.Duration
+		want   action
+	}{
+		"Lives":               {reason: "the replica follows its own binds", pod: pod(), lives: true, known: time.Hour, want: actionKeep},
+		"LivesAndGone":        {reason: "the replica rolls it back itself", lives: true, known: time.Hour, want: actionKeep},
+		"Gone":                {reason: "no pod uses the writes", want: actionRollBack},
+		"Recreated":           {reason: "another pod has the name", pod: gen.Pod(thePod.Name, gen.UID("other"), gen.BoundTo("node-a")), want: actionRollBack},
+		"Bound":               {reason: "the pod uses the writes", pod: pod(gen.BoundTo("node-a")), want: actionCommit},
+		"BoundAndTerminating": {reason: "the pod uses the writes until it is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: actionCommit},
+		"BoundElsewhere":      {reason: "the pod is on another node", pod: pod(gen.BoundTo("node-b")), want: actionRollBack},
+		"Terminating":         {reason: "a terminating pod will not be bound", pod: pod(gen.Terminating()), want: actionRollBack},
+		"Pending":             {reason: "a call may reach another replica", pod: pod(), known: Grace, want: actionKeep},
+		"PendingTooLong":      {reason: "none came", pod: pod(), known: Grace + 1, want: actionRollBack},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, actionFor(markOf("gone-1"), tc.pod, tc.lives, tc.known), tc.reason)
+		})
+	}
+}
+
+// tidier is a marker with a Tidy.
+type tidier struct {
+	*marker
+	calls *journal
+	err   error
+}
+
+func (p *tidier) Tidy(context.Context) error {
+	p.calls.add("tidy")
+	return p.err
+}
+
+// TestTidy_EveryTwoMinutes: one replica calls Tidy regularly, even if the sweep fails.
+func TestTidy_EveryTwoMinutes(t *testing.T) {
+	tests := map[string]struct {
+		reason string
+		living Replicas
+		took   time.Duration
+		err    error
+		want   int
+	}{
+		"AtOnce":     {reason: "a new leader calls Tidy at once", living: livingReplicas{}, took: time.Second, want: 1},
+		"NotOften":   {reason: "Tidy reads from the API server, so calls are rare", living: livingReplicas{}, took: tidyEvery - time.Second, want: 1},
+		"Again":      {reason: "Tidy is called again", living: livingReplicas{}, took: tidyEvery + sweepEvery, want: 2},
+		"AfterError": {reason: "a failure is retried", living: livingReplicas{}, took: tidyEvery + sweepEvery, err: errScripted, want: 2},
+		"OwnSweep":   {reason: "only the leader calls Tidy", took: time.Hour},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := &journal{}
+				p := &tidier{marker: &marker{writer: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
+				s := newScene(p)
+				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
+				defer cancel()
+				s.sweeper(tc.living).Run(ctx)
+				assert.Len(t, calls.all(), tc.want, tc.reason)
+			})
+		})
+	}
+}
+
+// sweeping runs a sweeper for the time and records the calls of the plugin.
+func sweeping(t *testing.T, m *marker, living Replicas, pod *corev1.Pod, d time.Duration) {
+	s := newScene(m)
+	s.podIs(pod)
+	ctx, cancel := context.WithTimeout(quiet(t), d)
+	defer cancel()
+	s.sweeper(living).Run(ctx)
+}
+
+func TestSweep_Settles(t *testing.T) {
+	bound := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a"))
+	tests := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		living livingReplicas
+		marks  []framework.Mark
+		err    error
+		took   time.Duration
+		want   string
+	}{
+		"OfALivingReplica": {reason: "a live replica settles its own marks", living: livingReplicas{"b": true}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
+		"OfThisReplica":    {reason: "this replica never settles its own marks as leader", marks: []framework.Mark{markOf("here-1")}, took: time.Hour},
+		"Gone":             {reason: "the pod does not use the writes", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
+		"Bound":            {reason: "the pod uses the writes", pod: bound, marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
+		"Pending":          {reason: "a call may reach another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace},
+		"PendingTooLong":   {reason: "no call arrived in time", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace + sweepEvery + time.Second, want: "p PreBindRollBack"},
+		"OthersWithError":  {reason: "listed marks are settled", marks: []framework.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := &journal{}
+				m := &marker{writer: newWriter(calls), marks: tc.marks, err: tc.err}
+				sweeping(t, m, tc.living, tc.pod, tc.took)
+				if tc.want == "" {
+					assert.Empty(t, calls.all(), tc.reason)
+					return
+				}
+				assert.Equal(t, []string{tc.want}, calls.all(), tc.reason)
+			})
+		})
+	}
+}
+
+// TestSweep_RecoversTheContext: a recovered context has exactly the fields of the mark.
+func TestSweep_RecoversTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got *framework.BindContext
+		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
+		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
+			got = bc
+			return nil
+		}
+		sweeping(t, m, livingReplicas{}, nil, time.Second)
+		require.NotNil(t, got)
+		assert.True(t, got.Recovered)
+		assert.Equal(t, "b-1", got.Attempt)
+		assert.Equal(t, thePod.UID, got.Pod.UID)
+		assert.Equal(t, "node-a", got.Node.Name)
+	})
+}
+
+// TestSweep_Repeats: a mark stays while its pod cannot be read, and a failed rollback is repeated.
+func TestSweep_Repeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
+		tries := 0
+		m.rollBack = func(context.Context, *framework.BindContext) error {
+			if tries++; tries == 1 {
+				return errScripted
+			}
+			calls.add("undone")
+			m.marks = nil
+			return nil
+		}
+		s := newScene(m)
+		s.podIs(nil)
+		s.live.set(nil, errors.New("connection refused"))
+		ctx, cancel := context.WithCancel(quiet(t))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.sweeper(livingReplicas{}).Run(ctx)
+		}()
+		pass(time.Minute)
+		assert.Zero(t, tries)
+		s.live.set(nil, nil)
+		pass(time.Minute)
+		cancel()
+		<-done
+		assert.Equal(t, 2, tries)
+		assert.Equal(t, []string{"undone"}, calls.all())
+	})
+}
+
+// TestGrace_BeginsWithTheEndOfTheReplica: the grace does not begin when the mark is first listed.
+func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
+		living := &switchable{ids: map[string]bool{"b": true}}
+		s := newScene(m)
+		s.podIs(thePod)
+		ctx, cancel := context.WithCancel(quiet(t))
+		done := make(chan struct{})
+		go func() { defer close(done); s.sweeper(living).Run(ctx) }()
+		pass(2 * time.Minute) // the replica waits, allows the bind, and ends
+		living.mu.Lock()
+		delete(living.ids, "b")
+		living.mu.Unlock()
+		pass(20 * time.Second)
+		assert.Empty(t, calls.all(), "the API server may still execute the bind, or another replica may receive the call")
+		cancel()
+		<-done
+	})
+}
+
+// A plugin whose Marks panics.
+type panicking struct{ *writer }
+
+func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
+
+func TestMarks_Panics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(panicking{newWriter(&journal{})})
+		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
+		defer cancel()
+		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).Run(ctx) })
+	})
+}
+
+// stream has one mark at a time, and listing its marks always fails.
+type stream struct {
+	*writer
+	n int
+}
+
+func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
+	m.n++
+	return []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
+}
+
+func TestOrphans_ArePruned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(&stream{writer: newWriter(&journal{})})
+		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
+		defer cancel()
+		sw := s.sweeper(livingReplicas{})
+		sw.Run(ctx)
+		assert.Less(t, len(sw.orphans), 10)
+	})
+}
+
+func TestObserver_Swept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
+		tries := 0
+		m.rollBack = func(context.Context, *framework.BindContext) error {
+			if tries++; tries == 1 {
+				return errScripted
+			}
+			return nil
+		}
+		s := newScene(m)
+		w := &watcher{}
+		s.o.Observer = w
+		s.podIs(nil)
+		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
+		defer cancel()
+		s.sweeper(livingReplicas{}).Run(ctx)
+		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
+	})
+}
