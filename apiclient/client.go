@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package apiclient provides the clients for the API server, with a time limit for every
-// request. It also follows the state of the API server: whether it answers, which permissions it
-// grants, and which users it exempts from concurrency limits.
+// request. It also follows the state of the API server: whether it answers, and which users it exempts
+// from concurrency limits.
 package apiclient
 
 import (

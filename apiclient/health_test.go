@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,66 +87,5 @@ func TestHealth_CanceledRequest(t *testing.T) {
 		send(ctx, t, h, answer{err: context.Canceled})
 		<-time.After(time.Hour)
 		assert.NoError(t, h.Problem())
-	})
-}
-
-// TestHealth_Permissions checks that the first check follows an answer with status Forbidden, and
-// that checks are repeated at the intervals until everything is granted.
-func TestHealth_Permissions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := NewHealth(clock.RealClock{})
-		var mu sync.Mutex
-		checks, missing := 0, error(nil)
-		// set sets the missing permission and resets the number of checks.
-		set := func(err error) {
-			mu.Lock()
-			defer mu.Unlock()
-			checks, missing = 0, err
-		}
-		checked := func() int {
-			mu.Lock()
-			defer mu.Unlock()
-			return checks
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		defer synctest.Wait()
-		defer cancel()
-		go h.Watch(ctx, func(context.Context) error {
-			mu.Lock()
-			defer mu.Unlock()
-			checks++
-			return missing
-		})
-		after := func(d time.Duration) error {
-			<-time.After(d)
-			synctest.Wait()
-			return h.Problem()
-		}
-		require.NoError(t, after(time.Hour))
-		assert.Zero(t, checked(), "there is no check without a Forbidden answer")
-
-		for range 1000 {
-			send(t.Context(), t, h, answer{code: 403})
-		}
-		require.NoError(t, after(checkEvery-time.Second))
-		assert.Equal(t, 1, checked(), "a quota that rejects many requests causes few checks")
-		require.NoError(t, after(time.Hour))
-
-		denied := errors.New("may not list nodes")
-		set(denied)
-		send(t.Context(), t, h, answer{code: 403})
-		require.NoError(t, after(deniedAfter), "a new configuration may not have arrived yet")
-		require.ErrorIs(t, after(time.Second), denied)
-		assert.InDelta(t, deniedAfter/checkAgain, checked(), 2)
-
-		set(denied)
-		send(t.Context(), t, h, answer{err: errRefused})
-		require.ErrorContains(t, after(time.Minute), "does not answer", "a missing answer is reported before a missing permission")
-		assert.Zero(t, checked(), "the API server would not answer a check")
-		send(t.Context(), t, h, answer{code: 200})
-		require.ErrorIs(t, h.Problem(), denied, "the last result is kept")
-
-		set(nil)
-		require.NoError(t, after(checkAgain), "the permission is granted again")
 	})
 }

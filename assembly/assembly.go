@@ -12,11 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/claimed"
@@ -30,8 +30,6 @@ import (
 type Options struct {
 	Manager  *Manager
 	Registry *Registry
-	// Client checks permissions.
-	Client   kubernetes.Interface
 	Recorder *telemetry.Recorder
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
@@ -67,17 +65,13 @@ func New(o Options) *Assembly {
 	return &Assembly{Changes: framework.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
 }
 
-// Settings returns the settings of the engine. It checks Prebind's permissions first. Call it once, before the
-// manager runs. WaitFor must then wait for the caches, and for plugins that implement framework.Starter.
+// Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the caches, and for plugins that implement framework.Starter.
 func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
-	if err := a.CheckPermissions(ctx, c); err != nil {
-		return binder.Settings{}, err
-	}
 	out := binder.Settings{
 		Mode: c.Mode, Hold: c.Budgets.Hold, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, a.o.Manager.views[""], &corev1.Pod{}, &corev1.Node{})
+	err := a.watch(ctx, a.o.Manager.views[""], core, &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
@@ -92,8 +86,11 @@ func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.o.Manager.views[plugin] }
 
 // watch adds the kinds to the cache, so that Changes reports their changes.
-func (a *Assembly) watch(ctx context.Context, v *view, examples ...client.Object) error {
+func (a *Assembly) watch(ctx context.Context, v *view, by user, examples ...client.Object) error {
 	for _, example := range examples {
+		if err := a.usedBy(example, by); err != nil {
+			return err
+		}
 		kind := framework.KindOf(example)
 		in := watched{kind: kind, cache: v.of(example)}
 		if a.watched[in] {
@@ -112,6 +109,20 @@ func (a *Assembly) watch(ctx context.Context, v *view, examples ...client.Object
 	return nil
 }
 
+// usedBy sets the user of the kind that errors of its watch name.
+func (a *Assembly) usedBy(example client.Object, by user) error {
+	kind, err := apiutil.GVKForObject(example, a.o.Manager.GetScheme())
+	if err != nil {
+		return err
+	}
+	mapping, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return fmt.Errorf("watching %s objects: %w", kind.Kind, err)
+	}
+	a.o.Manager.forbidden.usedBy(mapping.Resource.GroupResource(), by)
+	return nil
+}
+
 // mutators returns the chain of the mutators that are on, and the source of the devices that
 // they need, if any.
 func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutators.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
@@ -120,17 +131,19 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		return nil, nil, err
 	}
 	var list []mutators.Mutator
-	claims := false
+	var claims *mutators.Registration
 	for _, e := range entries {
 		m, err := e.New(c.Arguments.Of(e.Name))
 		if err != nil {
 			return nil, nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
 		list = append(list, a.o.Recorder.Mutator(m))
-		claims = claims || e.Claims
+		if e.Claims {
+			claims = &e
+		}
 	}
 	chain, err := mutators.NewChain(mutators.Options{Mutators: list, Required: c.RequiredMutators})
-	if err != nil || !claims {
+	if err != nil || claims == nil {
 		return chain, nil, err
 	}
 	switch missing, err := a.missing(claimed.Kind); {
@@ -141,7 +154,7 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		return chain, nil, nil
 	}
 	v := a.o.Manager.views[""]
-	err = a.watch(ctx, v, claimed.Watches()...)
+	err = a.watch(ctx, v, userMutator(claims.Name), claimed.Watches()...)
 	return chain, claimed.New(v, a.o.Manager.GetAPIReader()).Devices, err
 }
 
@@ -153,12 +166,12 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 	}
 	var list []framework.PreBinder
 	for _, e := range entries {
-		lacks, detail, err := a.unavailable(ctx, e, c)
+		missing, err := a.missing(e.Requires...)
 		if err != nil {
 			return nil, err
 		}
-		if lacks != "" {
-			klog.InfoS("Skipped a PreBind plugin: "+lacks, "plugin", e.Name, "reason", detail)
+		if missing != "" {
+			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
 			continue
 		}
 		p, err := a.plugin(ctx, e, c.Arguments.Of(e.Name))
@@ -168,22 +181,6 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 		list = append(list, p)
 	}
 	return list, nil
-}
-
-// unavailable returns the reason why a plugin that is on is omitted, with its detail, or "".
-func (a *Assembly) unavailable(ctx context.Context, e framework.Registration, c *v1alpha1.PrebindConfiguration) (reason, detail string, err error) {
-	missing, err := a.missing(e.Requires...)
-	if err != nil {
-		return "", "", err
-	}
-	if missing != "" {
-		return "the API server does not serve the kind that it requires", missing, nil
-	}
-	lacks, err := a.unpermitted(ctx, e, c)
-	if err != nil || lacks == nil {
-		return "", "", err
-	}
-	return "its permission is missing", lacks.Error(), nil
 }
 
 // plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
@@ -198,7 +195,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 			return nil, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
-	if err := a.watch(ctx, v, examples...); err != nil {
+	if err := a.watch(ctx, v, userPlugin(e.Name), examples...); err != nil {
 		return nil, err
 	}
 	if err := a.handle(ctx, v, e, examples); err != nil {
@@ -207,7 +204,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	mgr := a.o.Manager
 	if e.Selections != nil {
 		for _, s := range e.Selections(arguments) {
-			if err := a.useRegistered(ctx, s); err != nil {
+			if err := a.useRegistered(ctx, s, userPlugin(e.Name)); err != nil {
 				return nil, err
 			}
 		}

@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -42,19 +41,19 @@ func keeping(name string) framework.Registration {
 }
 
 // newAssembly returns an Assembly whose manager does not run.
-func newAssembly(t *testing.T, client kubernetes.Interface, plugins ...framework.Registration) *Assembly {
+func newAssembly(t *testing.T, plugins ...framework.Registration) *Assembly {
 	t.Helper()
-	return newAssemblyAt(t, newServer(t), client, plugins...)
+	return newAssemblyAt(t, newServer(t), plugins...)
 }
 
-func newAssemblyAt(t *testing.T, s *apiServer, client kubernetes.Interface, plugins ...framework.Registration) *Assembly {
+func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration) *Assembly {
 	t.Helper()
 	r := &Registry{Plugins: plugins}
 	mgr, err := NewManager(t.Context(), s.config(), "0", r, "own")
 	require.NoError(t, err)
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
-	return New(Options{Manager: mgr, Registry: r, Client: client, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
+	return New(Options{Manager: mgr, Registry: r, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
 }
 
 func namesOf(plugins []framework.PreBinder) []string {

@@ -40,6 +40,9 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
+	denied := &forbidden{}
+	options := CacheOptions(r, namespace)
+	options.DefaultWatchErrorHandler = denied.handle
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
 		Metrics:                server.Options{BindAddress: metricsAddress},
@@ -48,12 +51,12 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: ctx}, err
 		},
-		Cache: CacheOptions(r, namespace),
+		Cache: options,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	complete, err := newComplete(ctx, mgr)
+	complete, err := newComplete(ctx, mgr, denied)
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
@@ -66,7 +69,7 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds}, nil
+	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds, forbidden: denied}, nil
 }
 
 // scheme returns a scheme with the built-in types and those of all plugins.
@@ -98,7 +101,12 @@ type Manager struct {
 	// views contains the view of each plugin on the caches, by name. The empty name is the view of
 	// the mutators.
 	views map[string]*view
+	// forbidden contains the forbidden watches of both caches, and of the selections of registrations.
+	forbidden *forbidden
 }
+
+// Forbidden returns an error with the missing permission while the API server forbids a watch.
+func (m *Manager) Forbidden() error { return m.forbidden.err() }
 
 // GetAPIReader returns a reader that reads from the API server. It supports the option of
 // framework.Selection.Where for all selections.
@@ -127,9 +135,10 @@ func (r liveReader) List(ctx context.Context, into client.ObjectList, opts ...cl
 }
 
 // newComplete returns the complete cache, which the manager starts.
-func newComplete(ctx context.Context, mgr manager.Manager) (cache.Cache, error) {
+func newComplete(ctx context.Context, mgr manager.Manager, denied *forbidden) (cache.Cache, error) {
 	options := commonCacheOptions()
 	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
+	options.DefaultWatchErrorHandler = denied.handle
 	c, err := cache.New(mgr.GetConfig(), options)
 	if err != nil {
 		return nil, err
@@ -225,8 +234,7 @@ func CacheOptions(r *Registry, namespace string) cache.Options {
 // commonCacheOptions returns the options of both caches.
 func commonCacheOptions() cache.Options {
 	return cache.Options{
-		// Reading a kind that is not watched would start an informer without a check of its
-		// permission, and without a wait for its objects.
+		// Reading a kind that is not watched would start an informer without a wait for its objects.
 		ReaderFailOnMissingInformer: true,
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		// Mutators and plugins must not change objects of the cache.

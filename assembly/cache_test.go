@@ -154,7 +154,7 @@ func TestNewManager_Scheme(t *testing.T) {
 		s.AddKnownTypes(kind.GroupVersion(), &gizmo{})
 		return nil
 	}
-	a := newAssembly(t, nil, custom)
+	a := newAssembly(t, custom)
 	scheme := a.o.Manager.GetScheme()
 	got, err := apiutil.GVKForObject(&gizmo{}, scheme)
 	require.NoError(t, err)

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assembly builds the mutators and plugins that a configuration switches on. It checks
-// permissions and adds caches to the manager.
+// Package assembly builds the mutators and plugins that a configuration switches on, and adds their
+// caches to the manager.
 package assembly
 
 import (

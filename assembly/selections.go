@@ -53,6 +53,8 @@ type selection struct {
 	store toolscache.Indexer
 	// synced return true when the store and the handlers have all objects.
 	synced []toolscache.InformerSynced
+	// forbidden contains the watch while the API server forbids it.
+	forbidden *forbidden
 	// stop ends Start.
 	stop chan struct{}
 	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
@@ -158,7 +160,11 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	if found := s.reuse(want.Name); found != nil {
 		return found, nil
 	}
-	started, err := a.startSelection(ctx, want)
+	denied := a.o.Manager.forbidden
+	if by != nil {
+		denied = &forbidden{}
+	}
+	started, err := a.startSelection(ctx, want, denied)
 	if err != nil {
 		return nil, err
 	}
@@ -189,12 +195,24 @@ func (s *selection) use() bool {
 	return true
 }
 
-// await waits until the selection has all objects. One that has never had them may end.
+// await waits until the selection has all objects or is forbidden. One that has never had them may end.
 func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
-	synced := toolscache.WaitForCacheSync(ctx.Done(), found.synced...)
+	denied := func() bool { return found.forbidden.err() != nil }
+	synced := func() bool {
+		return !slices.ContainsFunc(found.synced, func(f toolscache.InformerSynced) bool { return !f() })
+	}
+	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return denied() || synced() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if synced && found.use() {
+	if err := found.forbidden.err(); err != nil {
+		if !found.ready && s.all[want.Name] == found && found.use() {
+			// The next call watches again at once, without the backoff of this watch.
+			close(found.stop)
+			delete(s.all, want.Name)
+		}
+		return fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	if synced() && found.use() {
 		klog.V(2).InfoS("Watching a selection", "selection", want.Name)
 		found.ready = true
 		return nil
@@ -240,7 +258,7 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
 	}
 	all := u.assembly.o.Manager.selections
-	if err := all.checks.watch(ctx, u.assembly, want); err != nil {
+	if err := all.checks.serves(ctx, u.assembly, want.Example); err != nil {
 		return fmt.Errorf("selection %s: %w", want.Name, err)
 	}
 	found, err := all.find(ctx, u.assembly, want, u)
@@ -260,41 +278,35 @@ const checkLasts = 10 * time.Second
 // checks are the last successful checks of kinds. The zero value is ready to use.
 type checks struct {
 	mu   sync.Mutex
-	last map[checked]lastCheck
-}
-
-// checked identifies a check.
-type checked struct {
-	kind      schema.GroupVersionKind
-	namespace string
+	last map[schema.GroupVersionKind]lastCheck
 }
 
 // lastCheck contains the time of the last successful check, or the zero time. A check takes it and puts the new time back.
 type lastCheck chan time.Time
 
 // of returns the last check.
-func (c *checks) of(key checked) lastCheck {
+func (c *checks) of(kind schema.GroupVersionKind) lastCheck {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	last := c.last[key]
+	last := c.last[kind]
 	if last == nil {
 		last = make(lastCheck, 1)
 		last <- time.Time{}
 		if c.last == nil {
-			c.last = map[checked]lastCheck{}
+			c.last = map[schema.GroupVersionKind]lastCheck{}
 		}
-		c.last[key] = last
+		c.last[kind] = last
 	}
 	return last
 }
 
-// watch returns an error if the API server does not serve the kind of the selection any more, or if Prebind may not watch it.
-func (c *checks) watch(ctx context.Context, a *Assembly, want framework.Selection) error {
-	kind, err := apiutil.GVKForObject(want.Example, a.o.Manager.GetScheme())
+// serves returns an error if the API server does not serve the kind of the example any more.
+func (c *checks) serves(ctx context.Context, a *Assembly, example client.Object) error {
+	kind, err := apiutil.GVKForObject(example, a.o.Manager.GetScheme())
 	if err != nil {
 		return err
 	}
-	last, now := c.of(checked{kind, want.Namespace}), a.o.Manager.selections.clock
+	last, now := c.of(kind), a.o.Manager.selections.clock
 	var at time.Time
 	select {
 	case at = <-last:
@@ -306,16 +318,19 @@ func (c *checks) watch(ctx context.Context, a *Assembly, want framework.Selectio
 		return nil
 	}
 	at = time.Time{}
-	if err := a.mayWatch(ctx, kind, want.Namespace); err != nil {
+	if err := a.serves(kind); err != nil {
 		return err
 	}
 	at = now.Now()
 	return nil
 }
 
-// serves returns an error if the API server does not serve the kind any more. The mapper keeps kinds that are gone. No answer counts as
-// served.
+// serves returns an error if the API server does not serve the kind. The mapper keeps kinds that are gone, so discovery is
+// asked as well. No answer of discovery counts as served.
 func (a *Assembly) serves(kind schema.GroupVersionKind) error {
+	if _, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version); err != nil {
+		return err
+	}
 	version := kind.GroupVersion().String()
 	served, err := a.o.Manager.discovery.ServerResourcesForGroupVersion(version)
 	isKind := func(r metav1.APIResource) bool { return r.Kind == kind.Kind && !strings.Contains(r.Name, "/") }
@@ -325,32 +340,12 @@ func (a *Assembly) serves(kind schema.GroupVersionKind) error {
 	return nil
 }
 
-// mayWatch returns an error if the API server does not serve the kind, or if Prebind may not watch it in the namespace.
-func (a *Assembly) mayWatch(ctx context.Context, kind schema.GroupVersionKind, namespace string) error {
-	mapping, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
-	if err != nil {
-		return err
-	}
-	if err := a.serves(kind); err != nil {
-		return err
-	}
-	needed := needs{}
-	for _, verb := range []string{"get", "list", "watch"} {
-		needed.permissions = append(needed.permissions, permission{
-			Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Namespace: namespace, Verb: verb,
-		})
-	}
-	if missing := needed.missing(ctx, a.o.Client); missing != "" {
-		return &framework.PermissionError{Missing: missing}
-	}
-	return nil
-}
-
 // SelectionCache returns a cache that contains the selection, its informer, and the store with its
-// index. It uses the client, the scheme and the mapper of the options.
+// index. It uses the client, the scheme, the mapper and the handler of watch errors of the options.
 func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, want framework.Selection) (cache.Cache, cache.Informer, toolscache.Indexer, error) {
 	options := commonCacheOptions()
 	options.HTTPClient, options.Scheme, options.Mapper = o.HTTPClient, o.Scheme, o.Mapper
+	options.DefaultWatchErrorHandler = o.DefaultWatchErrorHandler
 	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
 	if want.Namespace != "" {
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
@@ -380,16 +375,14 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 }
 
 // startSelection starts the selection.
-func (a *Assembly) startSelection(ctx context.Context, want framework.Selection) (*selection, error) {
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, denied *forbidden) (*selection, error) {
 	mgr := a.o.Manager
-	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()}
+	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), DefaultWatchErrorHandler: denied.handle}
 	c, informer, store, err := SelectionCache(ctx, mgr.GetConfig(), options, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	s := &selection{
-		Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, stop: make(chan struct{}),
-	}
+	s := &selection{Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, forbidden: denied, stop: make(chan struct{})}
 	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
 		if handler == nil {
 			continue
@@ -407,8 +400,11 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection)
 }
 
 // useRegistered starts a selection of a registration. Readiness waits for its objects.
-func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection) error {
+func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by user) error {
 	if err := want.Check(); err != nil {
+		return err
+	}
+	if err := a.usedBy(want.Example, by); err != nil {
 		return err
 	}
 	found, err := a.o.Manager.selections.find(ctx, a, want, nil)

@@ -31,7 +31,7 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Fiel
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
-	addedBy := func(by *selector) *selection { return &selection{stop: make(chan struct{}), ready: true, by: by} }
+	addedBy := func(by *selector) *selection { return &selection{forbidden: &forbidden{}, stop: make(chan struct{}), ready: true, by: by} }
 	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
 	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
 	s.keep(one, nil)
@@ -63,7 +63,7 @@ func isClosed(c <-chan struct{}) bool {
 // A selection whose objects do not arrive is not readable. It ends after a time, unless a later call waits for it again.
 func TestSelections_AwaitFails(t *testing.T) {
 	synced := false
-	found := &selection{stop: make(chan struct{}), synced: []toolscache.InformerSynced{func() bool { return synced }}}
+	found := &selection{forbidden: &forbidden{}, stop: make(chan struct{}), synced: []toolscache.InformerSynced{func() bool { return synced }}}
 	now := clocktesting.NewFakeClock(time.Time{})
 	s := &selections{clock: now, all: map[string]*selection{racks.Name: found}}
 	late, cancel := context.WithCancel(t.Context())
@@ -93,7 +93,7 @@ func TestSelections_ListUnknown(t *testing.T) {
 }
 
 func TestUseRegistered_Incomplete(t *testing.T) {
-	require.ErrorContains(t, (&Assembly{}).useRegistered(t.Context(), framework.Selection{Name: "test/x"}), "required")
+	require.ErrorContains(t, (&Assembly{}).useRegistered(t.Context(), framework.Selection{Name: "test/x"}, core), "required")
 }
 
 // A plugin reads a selection through its reader, and a change wakes its waits.
@@ -111,7 +111,7 @@ func TestSelections_Use(t *testing.T) {
 	r := keeping("test")
 	r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
 	s := newServer(t)
-	a := newAssemblyAt(t, s, granting(everything), r)
+	a := newAssemblyAt(t, s, r)
 	synced := make(chan struct{}, 10)
 	a.o.WaitFor = func(_ string, has func() bool) {
 		go func() {

@@ -6,14 +6,13 @@ package assembly
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -24,8 +23,6 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
-
-func everything(authorizationv1.ResourceAttributes) (bool, error) { return true, nil }
 
 // run runs the manager until the test ends.
 func run(t *testing.T, a *Assembly) {
@@ -78,11 +75,8 @@ func configured(t *testing.T, a *Assembly) {
 func TestSelector_Select(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1")}
-	var allowed sync.Map
-	a := newAssemblyAt(t, s, granting(func(p authorizationv1.ResourceAttributes) (bool, error) {
-		_, ok := allowed.Load(p.Verb)
-		return ok && p.Group == "example.com" && p.Resource == "gadgets" && p.Namespace == "", nil
-	}), handles("test", &h))
+	s.forbidden.Store(true)
+	a := newAssemblyAt(t, s, handles("test", &h))
 	a.o.Leads = func() bool { return true }
 	configured(t, a)
 	run(t, a)
@@ -90,14 +84,11 @@ func TestSelector_Select(t *testing.T) {
 	err := h.Selections.Select(t.Context(), gadgets)
 	require.True(t, meta.IsNoMatchError(err), "%v", err)
 	s.installed.Store(true)
-	allowed.Store("get", true)
 	err = h.Selections.Select(t.Context(), gadgets)
-	var missing *framework.PermissionError
-	require.ErrorAs(t, err, &missing)
-	assert.Equal(t, "list, watch gadgets.example.com", missing.Missing)
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	require.NoError(t, a.o.Manager.Forbidden(), "readiness does not depend on the selection")
 	require.Error(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")))
-	allowed.Store("list", true)
-	allowed.Store("watch", true)
+	s.forbidden.Store(false)
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
 	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, gadgets, "shop/a"), "it has all objects")
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/b"))
@@ -135,7 +126,7 @@ func TestSelector_Timeout(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
 	s.silent.Store(true)
-	a := newAssemblyAt(t, s, granting(everything), handles("test", &h))
+	a := newAssemblyAt(t, s, handles("test", &h))
 	configured(t, a)
 	run(t, a)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -151,7 +142,7 @@ func TestSelector_Timeout(t *testing.T) {
 func TestSelector_Lifetime(t *testing.T) {
 	s, h, other, now := newServer(t), framework.Handle{}, framework.Handle{}, clocktesting.NewFakeClock(time.Time{})
 	s.installed.Store(true)
-	a := newAssemblyAt(t, s, granting(everything), handles("test", &h), handles("other", &other))
+	a := newAssemblyAt(t, s, handles("test", &h), handles("other", &other))
 	a.o.Manager.selections.clock = now
 	configured(t, a)
 	run(t, a)
@@ -186,7 +177,7 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 		registered.Name = "test/registered"
 		return []framework.Selection{registered}
 	}
-	a := newAssemblyAt(t, s, granting(everything), r)
+	a := newAssemblyAt(t, s, r)
 	configured(t, a)
 	run(t, a)
 	u := h.Selections
@@ -218,7 +209,7 @@ func (m adding) Add(r manager.Runnable) error {
 
 // No other call starts a selection with the same name in the meantime.
 func TestSelections_FindExcludes(t *testing.T) {
-	a, added := newAssembly(t, granting(everything)), 0
+	a, added := newAssembly(t), 0
 	all := a.o.Manager.selections
 	a.o.Manager.Manager = adding{Manager: a.o.Manager.Manager, before: func() {
 		added++
@@ -228,7 +219,7 @@ func TestSelections_FindExcludes(t *testing.T) {
 		}
 	}}
 	for range 2 {
-		require.NoError(t, a.useRegistered(t.Context(), racks))
+		require.NoError(t, a.useRegistered(t.Context(), racks, core))
 	}
 	assert.Equal(t, 1, added)
 }
@@ -238,7 +229,7 @@ func TestLiveReader(t *testing.T) {
 	s := newServer(t)
 	s.installed.Store(true)
 	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1"), newGadget("shop", "b", "r2"), newGadget("shop", "c", "r1")}
-	live := newAssemblyAt(t, s, granting(everything)).o.Manager.GetAPIReader()
+	live := newAssemblyAt(t, s).o.Manager.GetAPIReader()
 	rack := func(o client.Object) string { return o.GetLabels()["rack"] }
 	for name, tc := range map[string]struct {
 		reason string
@@ -274,45 +265,27 @@ func TestLiveReader(t *testing.T) {
 func TestSelector_Revoked(t *testing.T) {
 	s, h, now := newServer(t), framework.Handle{}, clocktesting.NewFakeClock(time.Unix(1, 0))
 	s.installed.Store(true)
-	var revoked atomic.Bool
-	var reviews atomic.Int64
-	a := newAssemblyAt(t, s, granting(func(p authorizationv1.ResourceAttributes) (bool, error) {
-		if p.Group == "example.com" {
-			reviews.Add(1)
-		}
-		return !revoked.Load(), nil
-	}), handles("test", &h))
+	a := newAssemblyAt(t, s, handles("test", &h))
 	a.o.Manager.selections.clock = now
 	configured(t, a)
 	run(t, a)
-	again := gadgets
-	again.Name = "test/again"
-	for range 3 {
-		require.NoError(t, h.Selections.Select(t.Context(), gadgets))
-		require.NoError(t, h.Selections.Select(t.Context(), again))
-	}
-	assert.Equal(t, int64(3), reviews.Load(), "one for each verb")
-	inShop := gadgets
-	inShop.Name, inShop.Namespace = "test/shop", "shop"
-	require.NoError(t, h.Selections.Select(t.Context(), inShop))
-	assert.Equal(t, int64(6), reviews.Load(), "permissions in a namespace are others")
+	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
 
-	revoked.Store(true)
-	require.NoError(t, h.Selections.Select(t.Context(), gadgets), "the last check is recent")
-	now.Step(checkLasts)
-	var missing *framework.PermissionError
-	require.ErrorAs(t, h.Selections.Select(t.Context(), gadgets), &missing)
-	revoked.Store(false)
-	require.NoError(t, h.Selections.Select(t.Context(), gadgets), "a failure is checked again at once")
+	s.forbidden.Store(true)
+	s.CloseClientConnections()
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.True(c, apierrors.IsForbidden(h.Selections.Select(t.Context(), gadgets)), "the watch has ended")
+	}, time.Minute, 10*time.Millisecond)
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"), "the selection is kept")
 
 	s.installed.Store(false)
+	require.True(t, apierrors.IsForbidden(h.Selections.Select(t.Context(), gadgets)), "the last check of the kind is recent")
 	now.Step(checkLasts)
 	err := h.Selections.Select(t.Context(), gadgets)
 	require.True(t, meta.IsNoMatchError(err), "%v", err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	turn := a.o.Manager.selections.checks.of(checked{gadgetKind, ""})
+	turn := a.o.Manager.selections.checks.of(gadgetKind)
 	<-turn
 	require.ErrorIs(t, h.Selections.Select(ctx, gadgets), context.Canceled, "another check is in progress")
 }

@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -14,6 +15,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -32,6 +34,8 @@ type apiServer struct {
 	added   chan *unstructured.Unstructured
 	// installed means that gadgets are served. silent means that a watch of gadgets has no events.
 	installed, silent atomic.Bool
+	// forbidden means that the API server forbids lists and watches of gadgets.
+	forbidden atomic.Bool
 	// listed contains the queries of the lists.
 	listed []url.Values
 }
@@ -112,12 +116,17 @@ func (s *apiServer) watched() []url.Values {
 func (s *apiServer) watchPods(w http.ResponseWriter, r *http.Request) {
 	end := &corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}}
 	end.ResourceVersion, end.Annotations = "1", map[string]string{metav1.InitialEventsAnnotationKey: "true"}
-	watch(s, w, r, nil, end, s.pods)
+	serveWatch(s, w, r, nil, end, s.pods)
 }
 
 // gadgetsOf answers a list or a watch.
 func (s *apiServer) gadgetsOf(w http.ResponseWriter, r *http.Request) {
 	switch {
+	case s.forbidden.Load():
+		denied := apierrors.NewForbidden(schema.GroupResource{Group: "example.com", Resource: "gadgets"}, "", errors.New("no role")).Status()
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_ = json.NewEncoder(w).Encode(denied)
 	case r.URL.Query().Get("watch") == "":
 		s.mu.Lock()
 		s.listed = append(s.listed, r.URL.Query())
@@ -130,12 +139,12 @@ func (s *apiServer) gadgetsOf(w http.ResponseWriter, r *http.Request) {
 		end := newGadget("", "", "")
 		end.SetResourceVersion("1")
 		end.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
-		watch(s, w, r, s.gadgets, end, s.added)
+		serveWatch(s, w, r, s.gadgets, end, s.added)
 	}
 }
 
-// watch sends the first objects, the end of the initial events, and then the objects of the channel.
-func watch[T any](s *apiServer, w http.ResponseWriter, r *http.Request, first []T, end T, later <-chan T) {
+// serveWatch sends the first objects, the end of the initial events, and then the objects of the channel.
+func serveWatch[T any](s *apiServer, w http.ResponseWriter, r *http.Request, first []T, end T, later <-chan T) {
 	s.mu.Lock()
 	s.watches = append(s.watches, r.URL.Query())
 	s.mu.Unlock()

@@ -47,7 +47,7 @@ func starts() (*started, framework.Registration) {
 // Readiness waits for the plugin.
 func TestStarter(t *testing.T) {
 	p, r := starts()
-	a := newAssembly(t, granting(everything), r)
+	a := newAssembly(t, r)
 	var waits []func() bool
 	a.o.WaitFor = func(_ string, synced func() bool) { waits = append(waits, synced) }
 	configured(t, a)
@@ -67,7 +67,7 @@ func TestStarter(t *testing.T) {
 // If Start of a plugin fails, the process ends.
 func TestStarter_Fails(t *testing.T) {
 	p, r := starts()
-	a := newAssembly(t, granting(everything), r)
+	a := newAssembly(t, r)
 	configured(t, a)
 	broken := errors.New("broken")
 	p.fail <- broken

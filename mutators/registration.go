@@ -13,13 +13,11 @@ type Registration struct {
 	Description string
 	// On means that '*' in --mutators includes the mutator.
 	On bool
-	// Claims requests the devices of the pod's ResourceClaims in the input. It requires
-	// permission to get, list, and watch ResourceClaims.
+	// Claims requests the devices of the pod's ResourceClaims in the input. It requires a role that
+	// grants get, list, and watch on ResourceClaims.
 	Claims bool
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() registration.Arguments
-	// Permissions returns the permissions that Prebind needs while the mutator is on. Nil means none.
-	Permissions func(a registration.Arguments) (registration.Permissions, error)
 	// New builds the mutator. Prebind calls it for each new configuration in which the mutator is
 	// on. The arguments are valid and do not change.
 	New func(a registration.Arguments) (Mutator, error)

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package registration contains the common parts of the registrations of mutators and PreBind
-// plugins: arguments, their validation, and permissions. Plugins use it through
-// binder/framework.
+// plugins: arguments and their validation. Plugins use it through binder/framework.
 package registration
 
 import (
@@ -12,9 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	rbacv1 "k8s.io/api/rbac/v1"
-
-	manifests "github.com/prebind/prebind/config"
 )
 
 // Domain is the domain of all annotations and labels. Their keys are <name>.prebind.dev/<key>.
@@ -70,24 +66,4 @@ func ArgumentsAs[T Arguments](a Arguments) (T, error) {
 		return typed, fmt.Errorf("arguments must be a %T, got a %T", typed, a)
 	}
 	return typed, nil
-}
-
-// Permissions are the permissions that Prebind needs while a mutator or plugin is on.
-type Permissions struct {
-	// Cluster contains rules for the whole cluster. Own contains rules for the namespace of Prebind.
-	Cluster, Own []rbacv1.PolicyRule
-}
-
-// Shipped returns the permissions that the roles of these folders of config/webhook
-// grant, such as plugins/device.
-func Shipped(folders ...string) (Permissions, error) {
-	var all Permissions
-	for _, folder := range folders {
-		cluster, own, err := manifests.Roles(folder)
-		if err != nil {
-			return Permissions{}, err
-		}
-		all.Cluster, all.Own = append(all.Cluster, cluster...), append(all.Own, own...)
-	}
-	return all, nil
 }

@@ -43,7 +43,7 @@ func (r *Readiness) WaitFor(kind string, synced func() bool) {
 	r.caches = append(r.caches, cacheState{kind: kind, synced: synced})
 }
 
-// RequireOnce makes the replica unready until the function returns nil for the first time.
+// RequireOnce makes the replica unready until the function returns nil, and all caches are synced, for the first time.
 func (r *Readiness) RequireOnce(ready func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,6 +71,11 @@ func (r *Readiness) Check() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, ready := range r.once {
+		if err := ready(); err != nil {
+			return err
+		}
+	}
 	var missing []string
 	for _, c := range r.caches {
 		if !c.synced() && !slices.Contains(missing, c.kind) {
@@ -79,11 +84,6 @@ func (r *Readiness) Check() error {
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("this replica is starting and has not read all objects of these kinds: %s", strings.Join(missing, ", "))
-	}
-	for _, ready := range r.once {
-		if err := ready(); err != nil {
-			return err
-		}
 	}
 	// A cache that is synced stays synced.
 	r.synced.Store(true)

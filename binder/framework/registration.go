@@ -6,19 +6,14 @@ package framework
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/registration"
 )
@@ -34,9 +29,6 @@ type Registration struct {
 	Description string
 	// On means that '*' in --prebind-plugins includes the plugin.
 	On bool
-	// IfPermitted means that Prebind omits the plugin and logs it if '*' switches it on and a
-	// permission is missing. By name, the plugin requires its permissions as usual.
-	IfPermitted bool
 	// AnnotationsHelp is the list of keys behind <name>.prebind.dev/ that 'prebind plugins'
 	// shows, such as "name, timeout". Nothing else uses it: the plugin reads its annotations
 	// with BindContext.Parameter.
@@ -44,7 +36,9 @@ type Registration struct {
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() Arguments
 	// Watches returns an example of each kind that the cache holds while the plugin is on.
-	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched.
+	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched. The role of
+	// the plugin must grant list and watch, and get for reads from the API server. Prebind is not ready
+	// while the API server forbids a watch.
 	Watches func(a Arguments) []client.Object
 	// AddToScheme adds types of custom resources that the plugin reads to the scheme of Prebind's caches and
 	// clients. Nil means none. Built-in kinds are always there.
@@ -59,18 +53,13 @@ type Registration struct {
 	// restrict pods or nodes; see Selections.
 	Caches func(namespace string) map[client.Object]cache.ByObject
 	// Selections returns more objects that the cache holds while the plugin is on. Nil means none.
-	// Permissions must include get, list, and watch on their kinds.
+	// The role of the plugin must grant get, list, and watch on their kinds.
 	Selections func(a Arguments) []Selection
 	// Index adds indexes to the cache. The indexer skips indexes that exist.
 	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
 	// Handlers receive the events of watched kinds, by kind. Prebind is not ready before
 	// they have received all objects.
 	Handlers map[string]toolscache.ResourceEventHandler
-	// Permissions returns all permissions that Prebind needs while the plugin is on, those for
-	// Watches included. If one is missing, Prebind does not start. Nil stands for get, list, and watch on the kinds of Watches
-	// in all namespaces: the cache then holds every object of these kinds, and Prebind can
-	// read them all. For a kind such as Secret, restrict both with Permissions and Caches.
-	Permissions func(a Arguments) (Permissions, error)
 	// Metrics are served with those of Prebind, also while the plugin is off. Names begin with
 	// prebind_<plugin> or prebind_<its objects>, and labels never contain pods, nodes or namespaces.
 	Metrics []prometheus.Collector
@@ -83,9 +72,6 @@ type Arguments = registration.Arguments
 
 // Problem is an invalid field of the arguments.
 type Problem = registration.Problem
-
-// Permissions are the permissions that Prebind needs while a plugin is on.
-type Permissions = registration.Permissions
 
 // ArgumentsAs returns the arguments as their own type.
 func ArgumentsAs[T Arguments](a Arguments) (T, error) { return registration.ArgumentsAs[T](a) }
@@ -104,10 +90,6 @@ func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
 	return registration.Between(field, value, low, high)
 }
 
-// Shipped returns the permissions that the roles of these folders of config/webhook
-// grant, such as plugins/device.
-func Shipped(folders ...string) (Permissions, error) { return registration.Shipped(folders...) }
-
 // Always returns a Registration.Watches for kinds that do not depend on the arguments.
 func Always(examples ...client.Object) func(Arguments) []client.Object {
 	return func(Arguments) []client.Object { return examples }
@@ -122,40 +104,4 @@ func Build[T Arguments](build func(h Handle, args T) (PreBinder, error)) func(Ha
 		}
 		return build(h, args)
 	}
-}
-
-// Needs returns the permissions that Prebind needs while the plugin is on with the
-// arguments; see Registration.Permissions.
-func (r Registration) Needs(a Arguments) (Permissions, error) {
-	switch {
-	case r.Permissions != nil:
-		return r.Permissions(a)
-	case r.Watches == nil:
-		return Permissions{}, nil
-	}
-	var needs Permissions
-	for _, example := range r.Watches(a) {
-		gvk, err := r.kindOf(example)
-		if err != nil {
-			return Permissions{}, fmt.Errorf("watched kind %s: %w", KindOf(example), err)
-		}
-		resource, _ := meta.UnsafeGuessKindToResource(gvk)
-		needs.Cluster = append(needs.Cluster, rbacv1.PolicyRule{
-			APIGroups: []string{resource.Group}, Resources: []string{resource.Resource}, Verbs: []string{"get", "list", "watch"},
-		})
-	}
-	return needs, nil
-}
-
-// kindOf returns the kind of a built-in type, of a type of AddToScheme, or of an unstructured object.
-func (r Registration) kindOf(example client.Object) (schema.GroupVersionKind, error) {
-	kind, err := apiutil.GVKForObject(example, scheme.Scheme)
-	if r.AddToScheme == nil || !runtime.IsNotRegisteredError(err) {
-		return kind, err
-	}
-	own := runtime.NewScheme()
-	if err := r.AddToScheme(own); err != nil {
-		return kind, fmt.Errorf("AddToScheme: %w", err)
-	}
-	return apiutil.GVKForObject(example, own)
 }

@@ -159,21 +159,10 @@ const ByName = "metadata.name"
 type Selector interface {
 	// Select watches the selection. It returns nil when the cache has all objects. Prebind needs permission to
 	// get, list and watch the kind. Errors: meta.IsNoMatchError if the API server does not serve the
-	// kind, PermissionError if a permission is missing, otherwise the watch did not begin before the context
+	// kind, apierrors.IsForbidden if a permission is missing, otherwise the watch did not begin before the context
 	// ended. A selection with the same name is kept; Select then returns the
 	// first two errors if its watch cannot continue. Call it in Starter.Start or later.
 	Select(ctx context.Context, s Selection) error
 	// Keep ends the selections that Select added and that are not named, after a minute.
 	Keep(names sets.Set[string])
-}
-
-// PermissionError means that Prebind lacks a permission.
-type PermissionError struct {
-	// Missing is the rule, such as "get, list, watch csinodes.storage.k8s.io".
-	Missing string
-}
-
-// Error implements error.
-func (e *PermissionError) Error() string {
-	return "the service account of Prebind lacks permissions: " + e.Missing
 }

@@ -12,13 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/test/gen"
@@ -159,44 +154,6 @@ func TestWaitAtMost_KeepsTheEarlierTime(t *testing.T) {
 		})
 	}
 }
-
-func TestRegistration_Needs(t *testing.T) {
-	custom := &unstructured.Unstructured{}
-	custom.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"})
-	rule := func(group, resource string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}
-	}
-	own := Permissions{Own: []rbacv1.PolicyRule{rule("", "configmaps")}}
-	types := func(s *runtime.Scheme) error {
-		s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1"}, &widget{})
-		return nil
-	}
-	cases := map[string]struct {
-		reason string
-		r      Registration
-		want   Permissions
-	}{
-		"None":    {reason: "pods without a node and nodes are always granted"},
-		"Watches": {reason: "the cache reads what the plugin watches", r: Registration{Watches: Always(&batchv1.Job{}, &storagev1.CSIStorageCapacity{}, custom)}, want: Permissions{Cluster: []rbacv1.PolicyRule{rule("batch", "jobs"), rule("storage.k8s.io", "csistoragecapacities"), rule("example.com", "gadgets")}}},
-		"Types":   {reason: "AddToScheme has the type", r: Registration{Watches: Always(&widget{}), AddToScheme: types}, want: Permissions{Cluster: []rbacv1.PolicyRule{rule("example.com", "widgets")}}},
-		"Own":     {reason: "Permissions is complete", r: Registration{Watches: Always(&batchv1.Job{}), Permissions: func(Arguments) (Permissions, error) { return own, nil }}, want: own},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got, err := tc.r.Needs(nil)
-			require.NoError(t, err)
-			assert.Equal(t, tc.want, got, tc.reason)
-		})
-	}
-}
-
-func TestRegistration_NeedsUnknownType(t *testing.T) {
-	_, err := Registration{Watches: Always(&widget{})}.Needs(nil)
-	require.ErrorContains(t, err, "watched kind widget")
-}
-
-// widget is a Go type of a custom resource.
-type widget struct{ corev1.ConfigMap }
 
 func TestBuild_ChecksTheType(t *testing.T) {
 	build := Build(func(Handle, *oneArgument) (PreBinder, error) { return NewWaiter("a", Handle{}, nil), nil })

@@ -14,9 +14,6 @@ func Registration() mutators.Registration {
 		Name:        Name,
 		Description: "the pod's devices of the plugin device and of ResourceClaims",
 		Claims:      true,
-		Permissions: func(registration.Arguments) (registration.Permissions, error) {
-			return registration.Shipped("mutators/device-info")
-		},
 		New: func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
 	}
 }

@@ -61,7 +61,7 @@ func TestCachesNarrowed_WakeOtherPlugins(t *testing.T) {
 		assert.NoError(t, <-ended)
 	})
 	a := assembly.New(assembly.Options{
-		Manager: mgr, Registry: registry, Client: b.client, Recorder: recorder, Namespace: b.ns, WaitFor: func(string, func() bool) {},
+		Manager: mgr, Registry: registry, Recorder: recorder, Namespace: b.ns, WaitFor: func(string, func() bool) {},
 	})
 	settings, err := a.Settings(ctx, v1alpha1.Default(registry.Components()))
 	require.NoError(t, err)

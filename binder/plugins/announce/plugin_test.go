@@ -437,10 +437,6 @@ func TestRegistration(t *testing.T) {
 	r := Registration()
 	assert.NoError(t, nominated.Check())
 	assert.Equal(t, "spec.nodeName=,status.nominatedNodeName!=", nominated.Fields.String())
-	needs, err := r.Needs(r.Arguments())
-	require.NoError(t, err)
-	require.Len(t, needs.Cluster, 1)
-	assert.Equal(t, []string{"pods/status"}, needs.Cluster[0].Resources, "the core grants the rest")
-	assert.Equal(t, []string{"patch"}, needs.Cluster[0].Verbs)
+	assert.False(t, r.On, "the default installation does not grant its role")
 	assert.NotEmpty(t, (&Arguments{After: -1}).Validate())
 }

@@ -20,8 +20,8 @@ import (
 // Name of the plugin.
 const Name = "announce"
 
-// The ClusterRole "prebind-announce" has only this permission. The ClusterRole "prebind" grants the
-// watch of pods.
+// The ClusterRole "prebind-announce" has only this permission. It also allows changes to the phase, the addresses and
+// the conditions of pods, so the plugin is off by default. The ClusterRole "prebind" grants the watch of pods.
 //
 // +kubebuilder:rbac:groups="",resources=pods/status,verbs=patch
 
@@ -30,14 +30,9 @@ const Name = "announce"
 func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
-		On:          true,
-		IfPermitted: true,
 		Description: "publishes the node of a bind that waits, in status.nominatedNodeName of the pod",
 		Arguments:   func() framework.Arguments { return &Arguments{After: 2 * time.Second} },
 		Selections:  func(framework.Arguments) []framework.Selection { return []framework.Selection{nominated} },
-		Permissions: func(framework.Arguments) (framework.Permissions, error) {
-			return framework.Shipped("plugins/announce")
-		},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
 			return newPlugin(h, a), nil
 		}),

@@ -92,7 +92,7 @@ func TestController_MissingPermissionIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := prepareWorld(t, policyOf(t, "a", onCSINode), policyOf(t, "b", rejectAll))
 		w.watches.on(func(context.Context, framework.Selection) error {
-			return &framework.PermissionError{Missing: "get, list, watch csinodes.storage.k8s.io"}
+			return errForbidden
 		})
 		w.begin()
 		assert.Equal(t, map[string]int64{"b": 1}, w.used())
@@ -365,7 +365,7 @@ func TestController_PermissionIsRevoked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, policyOf(t, "a", onCSINode))
 		w.watches.on(func(context.Context, framework.Selection) error {
-			return &framework.PermissionError{Missing: "get, list, watch csinodes.storage.k8s.io"}
+			return errForbidden
 		})
 		elapse(recheckInterval)
 		assert.Equal(t, map[string]int64{"a": 1}, w.used())

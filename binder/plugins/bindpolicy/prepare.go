@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -183,11 +184,10 @@ func problemOf(err error) *problem {
 // watchProblem returns the problem of a selection that cannot be watched.
 func watchProblem(s named, err error) *problem {
 	result := &problem{passing: true}
-	var lacks *framework.PermissionError
 	switch kind := framework.KindOf(s.Example); {
-	case errors.As(err, &lacks):
+	case apierrors.IsForbidden(err):
 		result.reason = v1alpha1.ReasonForbidden
-		result.message = fmt.Sprintf("%s: %v; apply a ClusterRole with the label %s: \"true\"%s", s.field, lacks, aggregateLabel, ruleFor(lacks.Missing))
+		result.message = fmt.Sprintf("%s: %v; apply a ClusterRole with the label %s: \"true\"%s", s.field, err, aggregateLabel, ruleFor(err))
 	case meta.IsNoMatchError(err):
 		result.reason = v1alpha1.ReasonUnknownKind
 		result.message = fmt.Sprintf("%s: the API server does not serve the kind: %v; install it, or correct apiVersion and kind", s.field, err)
@@ -198,14 +198,13 @@ func watchProblem(s named, err error) *problem {
 	return result
 }
 
-// ruleFor returns the end of a sentence with the rule that grants missing permissions such as "get, list, watch
-// csinodes.storage.k8s.io". It is empty for a text of another form.
-func ruleFor(missing string) string {
-	missing, _, _ = strings.Cut(missing, " in ")
-	space := strings.LastIndex(missing, " ")
-	if space < 0 || strings.Contains(missing, ";") {
+// ruleFor returns the end of a sentence with the rule that grants the resource of an answer Forbidden. It is empty for an
+// answer without a resource.
+func ruleFor(err error) string {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
 		return ""
 	}
-	resource, group, _ := strings.Cut(missing[space+1:], ".")
-	return fmt.Sprintf(" and the rule {apiGroups: [%q], resources: [%s], verbs: [%s]}", group, resource, missing[:space])
+	details := status.Status().Details
+	return fmt.Sprintf(" and the rule {apiGroups: [%q], resources: [%s], verbs: [get, list, watch]}", details.Group, details.Kind)
 }

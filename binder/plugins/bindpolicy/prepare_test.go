@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,6 +23,9 @@ import (
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
+
+// errForbidden is the answer to a watch without a role.
+var errForbidden = apierrors.NewForbidden(schema.GroupResource{Group: "storage.k8s.io", Resource: "csinodes"}, "", errors.New("no role"))
 
 func TestProblems(t *testing.T) {
 	s := named{&watch{Selection: framework.Selection{Example: &storagev1.CSINode{}}}, "spec.resources[csinode]"}
@@ -41,8 +45,8 @@ func TestProblems(t *testing.T) {
 		},
 		"Forbidden": {
 			reason: "the message contains the missing rule",
-			got:    watchProblem(s, fmt.Errorf("selection: %w", &framework.PermissionError{Missing: "get, list, watch csinodes.storage.k8s.io"})),
-			want: problem{reason: v1alpha1.ReasonForbidden, passing: true, message: "spec.resources[csinode]: the service account of Prebind lacks permissions: get, list, watch csinodes.storage.k8s.io; " +
+			got:    watchProblem(s, fmt.Errorf("selection: %w", errForbidden)),
+			want: problem{reason: v1alpha1.ReasonForbidden, passing: true, message: "spec.resources[csinode]: selection: csinodes.storage.k8s.io is forbidden: no role; " +
 				`apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`},
 		},
 		"UnknownKind": {
@@ -62,11 +66,8 @@ func TestProblems(t *testing.T) {
 }
 
 func TestRuleFor(t *testing.T) {
-	assert.Equal(t, ` and the rule {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}`, ruleFor("get, list, watch secrets"))
-	assert.Equal(t, ` and the rule {apiGroups: ["example.com"], resources: [racks], verbs: [watch]}`, ruleFor("watch racks.example.com"))
-	assert.Equal(t, ` and the rule {apiGroups: ["example.com"], resources: [racks], verbs: [watch]}`, ruleFor("watch racks.example.com in prod"))
-	assert.Empty(t, ruleFor("get a; list b"))
-	assert.Empty(t, ruleFor("everything"))
+	assert.Equal(t, ` and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`, ruleFor(errForbidden))
+	assert.Empty(t, ruleFor(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden}}))
 }
 
 // An object by name is never found with a namespace that its kind does not have, or without one that it has.

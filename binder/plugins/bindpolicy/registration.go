@@ -24,15 +24,11 @@ func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
-		IfPermitted: true,
 		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
 		Arguments:   func() framework.Arguments { return &Arguments{} },
 		Watches:     framework.Always(&v1alpha1.BindPolicy{}),
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
-		Permissions: func(framework.Arguments) (framework.Permissions, error) {
-			return framework.Shipped("plugins/policy")
-		},
 		Metrics: []prometheus.Collector{m.results, m.policies},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
 			return newPlugin(h, a, m), nil

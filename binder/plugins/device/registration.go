@@ -34,7 +34,6 @@ func Registration() framework.Registration {
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},
-		Permissions: func(framework.Arguments) (framework.Permissions, error) { return framework.Shipped("plugins/device") },
 		New: func(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
 			args, err := framework.ArgumentsAs[*Arguments](a)
 			if err != nil {

@@ -24,9 +24,6 @@ func Registration() framework.Registration {
 		Watches:         watches,
 		Caches:          caches,
 		Selections:      selections,
-		Permissions: func(framework.Arguments) (framework.Permissions, error) {
-			return framework.Shipped("plugins/node-ready")
-		},
 		New: framework.Build(New),
 	}
 }

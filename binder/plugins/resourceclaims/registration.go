@@ -38,12 +38,6 @@ func Registration() framework.Registration {
 			}
 			return addIndexes(ctx, indexer, claimIndexes())
 		},
-		Permissions: func(a framework.Arguments) (framework.Permissions, error) {
-			if allocates(a) {
-				return framework.Shipped("plugins/resource-claims", "plugins/resource-claims-allocate")
-			}
-			return framework.Shipped("plugins/resource-claims")
-		},
 		New: func(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
 			args, err := framework.ArgumentsAs[*Arguments](a)
 			if err != nil {

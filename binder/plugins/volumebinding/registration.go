@@ -29,9 +29,6 @@ func Registration() framework.Registration {
 			return SetupIndexes(ctx, indexer)
 		},
 		Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": free},
-		Permissions: func(framework.Arguments) (framework.Permissions, error) {
-			return framework.Shipped("plugins/volumebinding")
-		},
 		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
 			return New(h, free), nil
 		},

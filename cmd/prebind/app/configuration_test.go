@@ -154,7 +154,7 @@ func TestConfigCommands(t *testing.T) {
 	file := fileWith(t, example)
 	out, err := run(t, "config", "check", file)
 	require.NoError(t, err, "the example is valid")
-	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins announce, node-state, policy, device, resource-claims, volumebinding\n", out)
+	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins node-state, policy, device, resource-claims, volumebinding\n", out)
 	printed, err := completed(t, "--config="+file)
 	require.NoError(t, err)
 	defaults, err := completed(t)

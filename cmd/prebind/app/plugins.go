@@ -32,7 +32,7 @@ func newPluginsCommand(r *assembly.Registry) *cobra.Command {
 				if p.AnnotationsHelp != "" {
 					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.AnnotationsHelp)
 				}
-				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, defaultOf(p), reads, fields(arguments.Of(p.Name)), p.Description)
+				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, fields(arguments.Of(p.Name)), p.Description)
 			}
 			return w.Flush()
 		},
@@ -45,14 +45,6 @@ func fields(a framework.Arguments) string {
 		return "-"
 	}
 	return strings.Join(v1alpha1.Fields(a), ",")
-}
-
-// defaultOf returns whether '*' includes the plugin.
-func defaultOf(p framework.Registration) string {
-	if p.On && p.IfPermitted {
-		return "if-permitted"
-	}
-	return onOff(p.On)
 }
 
 func onOff(on bool) string {

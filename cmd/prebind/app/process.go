@@ -84,7 +84,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	if err := p.buildEngine(ctx, shared.Metrics); err != nil {
 		return err
 	}
-	if err := p.buildWatches(); err != nil {
+	if err := p.add(apiclient.NewExemption(p.client, p.engine.Exempt)); err != nil {
 		return err
 	}
 	if err := p.buildServers(ctx); err != nil {
@@ -172,14 +172,16 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.assembly = assembly.New(assembly.Options{
-		Manager: p.mgr, Registry: p.o.registry, Client: p.client, Recorder: p.recorder, Namespace: p.o.namespace,
+		Manager: p.mgr, Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
 		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.leads,
 	})
 	settings, err := p.assembly.Settings(ctx, p.configuration.PrebindConfiguration)
 	if err != nil {
 		return err
 	}
+	p.ready.RequireOnce(p.mgr.Forbidden)
 	p.ready.Require(p.replicas.Held)
+	p.ready.Require(p.health.Problem)
 	if p.engine, err = binder.New(binder.Options{
 		Cached: p.mgr.GetCache(), CachedFor: p.assembly.CachedFor,
 		Live:     p.mgr.GetAPIReader(),
@@ -243,18 +245,6 @@ func (p *process) status() (string, error) {
 	return s.Encode(p.engine.InFlight())
 }
 
-// buildWatches adds the runnables that follow permissions and the FlowSchema.
-func (p *process) buildWatches() error {
-	p.ready.Require(p.health.Problem)
-	permissions := everyReplica(func(ctx context.Context) error {
-		p.health.Watch(ctx, func(ctx context.Context) error {
-			return p.assembly.CheckPermissions(ctx, p.configuration.PrebindConfiguration)
-		})
-		return nil
-	})
-	return p.add(permissions, apiclient.NewExemption(p.client, p.engine.Exempt))
-}
-
 // sweeping returns a function that runs the sweeper in every replica.
 func sweeping(sweeper *recovery.Sweeper) everyReplica {
 	return func(ctx context.Context) error {
@@ -278,9 +268,6 @@ func (p *process) buildServers(ctx context.Context) error {
 		Engine: p.engine, Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{},
 	})
 	if err != nil {
-		return err
-	}
-	if err := assembly.CheckCertificatePermissions(ctx, p.client, p.o.certificates, p.o.namespace); err != nil {
 		return err
 	}
 	if err := p.certs.Manage(p.client, p.o.namespace); err != nil {

@@ -1,0 +1,92 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+var volumes = schema.GroupResource{Resource: "persistentvolumes"}
+
+// unstreamed is a client without streamed lists.
+type unstreamed struct{}
+
+func (unstreamed) IsWatchListSemanticsUnSupported() bool { return true }
+
+// A forbidden watch has a record until it succeeds.
+func TestForbidden(t *testing.T) {
+	denied := apierrors.NewForbidden(volumes, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
+	var lists, watches error
+	version := 0
+	reflector := toolscache.NewReflector(toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			version++
+			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}}, lists
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			w := watch.NewFake()
+			w.Stop()
+			return w, watches
+		},
+	}, unstreamed{}), &corev1.PersistentVolume{}, toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), 0)
+
+	f := &forbidden{}
+	f.usedBy(volumes, userPlugin("volumebinding"))
+	f.usedBy(volumes, userPlugin("node-ready"))
+	// run runs the reflector until its watch ends.
+	run := func(listFails, watchFails error) error {
+		lists, watches = listFails, watchFails
+		if err := reflector.ListAndWatchWithContext(t.Context()); err != nil {
+			f.handle(t.Context(), reflector, err)
+		}
+		return f.err()
+	}
+	require.NoError(t, f.err())
+	err := run(denied, nil)
+	require.ErrorIs(t, err, denied)
+	for _, words := range []string{"PreBind plugin volumebinding: ", "cannot list resource", "apply its role, or switch it off with --prebind-plugins=…,-volumebinding"} {
+		require.ErrorContains(t, err, words)
+	}
+	assert.NotContains(t, err.Error(), "\n")
+	assert.Same(t, err, run(denied, nil), "it is logged once")
+	require.NoError(t, run(nil, nil), "the permission is granted")
+	require.NoError(t, run(errors.New("unavailable"), nil), "another error is not a missing permission")
+	require.ErrorIs(t, run(denied, nil), denied, "the permission is lost")
+	require.ErrorIs(t, run(nil, denied), denied, "a list without a watch is not enough")
+	require.NoError(t, run(nil, nil))
+}
+
+func TestForbiddenResource(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		err    error
+		want   bool
+	}{
+		"Forbidden": {reason: "reflectors wrap errors", err: fmt.Errorf("failed to list: %w", apierrors.NewForbidden(volumes, "", nil)), want: true},
+		"Other":     {reason: "a missing kind is not a missing permission", err: apierrors.NewNotFound(volumes, "")},
+		"NoDetails": {reason: "a proxy may answer", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ok := forbiddenResource(tc.err)
+			assert.Equal(t, tc.want, ok, tc.reason)
+			if tc.want {
+				assert.Equal(t, volumes, got, tc.reason)
+			}
+		})
+	}
+}
