@@ -31,7 +31,9 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Fiel
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
-	addedBy := func(by *selector) *selection { return &selection{forbidden: &forbidden{}, stop: make(chan struct{}), ready: true, by: by} }
+	addedBy := func(by *selector) *selection {
+		return &selection{forbidden: &forbidden{}, stop: make(chan struct{}), ready: true, by: by}
+	}
 	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
 	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
 	s.keep(one, nil)

@@ -14,6 +14,6 @@ func Registration() mutators.Registration {
 		Name:        Name,
 		Description: "the pod's devices of the plugin device and of ResourceClaims",
 		Claims:      true,
-		New: func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
+		New:         func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
 	}
 }

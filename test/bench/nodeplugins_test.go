@@ -37,7 +37,7 @@ const (
 // withNodePlugins returns an installation that compares the plugins of nodes with none of them.
 func withNodePlugins() shipped {
 	on := []string{
-		"--prebind-plugins=*,node-ready,start-limit",
+		"--prebind-plugins=*,announce,node-ready,start-limit",
 		"--node-ready-conditions=Ready",
 		fmt.Sprintf("--start-limit-limit=%d", startsAtOnce),
 	}
@@ -46,7 +46,7 @@ func withNodePlugins() shipped {
 	}
 	return shipped{
 		components: []string{"plugins/node-ready", "plugins/announce"},
-		args:       fixed([]string{"--prebind-plugins=*,-announce"}),
+		args:       fixed([]string{"--prebind-plugins=*"}),
 		second:     fixed(on), secondVariant: nodePlugins,
 	}
 }

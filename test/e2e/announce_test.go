@@ -4,11 +4,7 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -131,11 +127,10 @@ func (b *bench) nominate(node string) {
 	require.NoError(b.t, err)
 }
 
-// Tests of the plugin announce have their own installation, because the shipped one does not grant its permission.
+// Tests of the plugin announce have their own installation, because the plugin is off by default.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 0)
-	t.Run("without the permission", func(t *testing.T) { testAnnounceNotPermitted(t, w) })
+	w := ownWorld(t, 0, "--prebind-plugins=*,announce")
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/announce"))
 	for range 2 {
 		_, err := w.start(t.Context())
@@ -154,27 +149,6 @@ func TestAnnounce(t *testing.T) {
 		}
 	})
 	t.Run("killed", func(t *testing.T) { testAnnounceKilled(t, w) })
-}
-
-// By '*', the plugin is omitted with one line in the log. By name, Prebind does not start.
-func testAnnounceNotPermitted(t *testing.T, w *world) {
-	r, err := w.start(t.Context())
-	require.NoError(t, err)
-	log, err := os.ReadFile(r.LogFile())
-	require.NoError(t, err)
-	const line = `"Skipped a PreBind plugin: its permission is missing" plugin="announce" reason="PreBind plugin announce: the service account lacks permissions: patch pods/status; apply its role to use it"`
-	assert.Equal(t, 1, strings.Count(string(log), line), "%s", log)
-	assert.Equal(t, 1, strings.Count(string(log), "announce: the service account"), "%s", log)
-	require.NoError(t, w.prebind.Stop())
-
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, w.prebind.Binary(), "serve", "--prebind-plugins=*,announce", "--cert-dir="+w.prebind.CertDir(), "--kubeconfig="+w.prebind.Kubeconfig(),
-		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
-	cmd.Stderr = &stderr
-	require.Error(t, cmd.Run())
-	assert.Equal(t, "error: PreBind plugin announce: the service account lacks permissions: patch pods/status; apply its role, or remove it from --prebind-plugins\n", stderr.String())
 }
 
 // The node of a bind that waits is announced, and the field is empty after the bind.

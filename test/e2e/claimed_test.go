@@ -173,17 +173,3 @@ func testClaimedDevices(t *testing.T, w *world) {
 		assert.Empty(t, devices(b.untilBound()))
 	})
 }
-
-// The component config/webhook/plugins/resource-claims-allocate contains the permissions for allocation. Without it, Prebind
-// exits at startup and logs the missing permissions.
-func TestWithoutItsComponent(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	_, err := b.program("serve", "--resource-claims-allocate=gpu.example.com", "--kubeconfig="+b.prebind.Kubeconfig(), "--cert-dir="+b.prebind.CertDir(),
-		"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
-	require.ErrorContains(t, err, "exit status 1")
-	for _, words := range []string{"PreBind plugin resource-claims: the service account lacks permissions", "list, watch resourceslices.resource.k8s.io"} {
-		require.ErrorContains(t, err, words)
-	}
-	assert.Equal(t, 1, strings.Count(err.Error(), "\n"), "the output should be one line: %v", err)
-}

@@ -32,7 +32,7 @@ const (
 matchConstraints: {namespaceSelector: {matchLabels: {e2e.prebind.dev/living: "yes"}}, includeDaemonSetPods: true}
 mutations: {annotations: [{key: rack, valueExpression: "node.metadata.labels['` + cluster.RackLabel + `']"}]}
 `
-	livingConfig = configHead + `prebindPlugins: ['*', node-ready, start-limit]
+	livingConfig = configHead + `prebindPlugins: ['*', announce, node-ready, start-limit]
 arguments:
   node-ready:
     agents:

@@ -53,16 +53,12 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"unknown flag":      {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
-		"bad hold":          {args: []string{"--hold=-1s"}, says: []string{"--hold", "must be positive, got -1s"}},
-		"unknown plugin":    {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
-		"agent's selector":  {args: []string{"--node-ready-agents=kube-system/a=b,,=c"}, says: []string{`--node-ready-agents: must be a label selector, got "a=b,,=c"`}},
-		"agent's namespace": {args: []string{"--node-ready-agents=app=cni"}, says: []string{"--node-ready-agents", `must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got "app=cni"`}},
-		"unknown check":     {args: []string{"--node-ready-checks=csi"}, says: []string{"--node-ready-checks", `unknown check "csi"`, "csi-drivers"}},
-		"no role for node-ready": {
-			args: []string{"--prebind-plugins=*,node-ready", "--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
-			says: []string{"PreBind plugin node-ready: the service account lacks permissions", "daemonsets.apps", "volumeattachments.storage.k8s.io", "apply its role"},
-		},
+		"unknown flag":        {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
+		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", "must be positive, got -1s"}},
+		"unknown plugin":      {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
+		"agent's selector":    {args: []string{"--node-ready-agents=kube-system/a=b,,=c"}, says: []string{`--node-ready-agents: must be a label selector, got "a=b,,=c"`}},
+		"agent's namespace":   {args: []string{"--node-ready-agents=app=cni"}, says: []string{"--node-ready-agents", `must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got "app=cni"`}},
+		"unknown check":       {args: []string{"--node-ready-checks=csi"}, says: []string{"--node-ready-checks", `unknown check "csi"`, "csi-drivers"}},
 		"unknown mutator":     {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
 		"several":             {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
 		"no certificate":      {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},
@@ -72,15 +68,11 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		"empty client CA":     {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "tls.key")}, says: []string{"--client-ca-file", "no certificate"}},
 		"names without a CA":  {args: []string{"--client-allowed-names=kube-apiserver"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
 		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "mutually exclusive"}},
-		"no role for self-managed": {
-			args: []string{"--self-managed-certs", "--prebind-plugins=*,-announce,-policy", "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"},
-			says: []string{"--self-managed-certs: the service account lacks permissions", "secrets prebind-webhook-ca in prebind-system", "mutatingwebhookconfigurations", "apply the component"},
-		},
-		"no kubeconfig": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
-		"no API server": {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
-		"contradiction": {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
-		"unknown field": {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `unknown field "hodl"`, "hold, maxHolds"}},
-		"no config":     {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
+		"no kubeconfig":       {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
+		"no API server":       {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
+		"contradiction":       {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
+		"unknown field":       {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `unknown field "hodl"`, "hold, maxHolds"}},
+		"no config":           {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
 		"port in use": {
 			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},
 			says: []string{"--webhook-bind-address", "address already in use"},

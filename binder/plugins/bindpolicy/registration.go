@@ -29,7 +29,7 @@ func Registration() framework.Registration {
 		Watches:     framework.Always(&v1alpha1.BindPolicy{}),
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
-		Metrics: []prometheus.Collector{m.results, m.policies},
+		Metrics:     []prometheus.Collector{m.results, m.policies},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
 			return newPlugin(h, a, m), nil
 		}),

@@ -24,7 +24,7 @@ func Registration() framework.Registration {
 		Watches:         watches,
 		Caches:          caches,
 		Selections:      selections,
-		New: framework.Build(New),
+		New:             framework.Build(New),
 	}
 }
 

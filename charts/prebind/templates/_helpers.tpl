@@ -120,7 +120,7 @@ subjects:
 {{- with include "prebind.toggles" (dict "values" .Values.mutators "on" (list "topology")) -}}
 {{- $_ := set $config "mutators" (fromJsonArray .) -}}
 {{- end -}}
-{{- with include "prebind.toggles" (dict "values" .Values.prebindPlugins "on" (list "node-state" "device" "resource-claims" "volumebinding")) -}}
+{{- with include "prebind.toggles" (dict "values" .Values.prebindPlugins "on" (list "node-state" "policy" "device" "resource-claims" "volumebinding")) -}}
 {{- $_ := set $config "prebindPlugins" (fromJsonArray .) -}}
 {{- end -}}
 {{ toYaml $config }}
