@@ -174,7 +174,7 @@ func TestPermissions(t *testing.T) {
 		})
 	}
 	for _, folder := range []string{
-		"base", "plugins/announce", "plugins/node-ready", "plugins/policy", "plugins/device", "plugins/resource-claims", "plugins/resource-claims-allocate", "plugins/volumebinding",
+		"base", "plugins/announce", "plugins/node-ready", "plugins/policy", "plugins/device", "plugins/resource-claims", "plugins/volumebinding",
 		"mutators/device-info", "certificates/self-managed",
 	} {
 		for _, rule := range rulesOf(t, folder) {

@@ -270,7 +270,7 @@ func TestResourceClaimRefusals(t *testing.T) {
 		"unallocated": {
 			reason: "the claim is not allocated",
 			claim:  []gen.ResourceClaimOption{requests},
-			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims", "--resource-claims-allocate"},
+			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims"},
 		},
 		"allocated for another node": {
 			reason: "the devices belong to another node",

@@ -21,51 +21,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// forgedClass is a DeviceClass that Prebind allocates.
-const forgedClass = "owned-forged.example.com"
-
 // testForgedMarks checks that a claim of a bound pod keeps its reservation and its devices when a user with the role edit writes marks
 // to it.
 func testForgedMarks(t *testing.T, w *world) {
-	t.Run("allocated by Prebind", func(t *testing.T) { testForgedAllocation(t, w) })
 	t.Run("reserved by Prebind", func(t *testing.T) { testForgedReservation(t, w) })
 	t.Run("reserved for a PodGroup", func(t *testing.T) { testForgedGroup(t, w) })
-}
-
-func testForgedAllocation(t *testing.T, w *world) {
-	t.Parallel()
-	a, b := newBench(t, w, nil), newBench(t, w, nil)
-	d := a.newDeviceDriver(forgedClass)
-	d.publish("node-1", gen.Device("gpu-0"))
-	a.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
-	a.podWith(byHand, gen.UsesResourceClaim("gpu"))
-	require.NoError(t, a.bindByHand(a.binding("node-1")))
-	pod := a.untilBound()
-	a.untilUnmarked("gpu")
-	attempt := pod.Annotations[attemptKey]
-	require.NotEmpty(t, attempt)
-
-	eve := a.editor("eve")
-	forged := `{"pod":"no-such-pod","node":"x","allocated":true}`
-	for _, marks := range []map[string]string{
-		// The attempt that allocated the claim.
-		{markPrefix + string(pod.UID) + "." + attempt: forged},
-		// A mark of a replica that never existed, and a mark for a pod that never existed.
-		{markPrefix + string(pod.UID) + ".nosuchid-1": forged, markPrefix + "0e615ce3-0000-0000-0000-0." + attempt: forged},
-	} {
-		a.annotateAs(eve, "gpu", marks)
-		a.untilUnmarked("gpu")
-		a.assertReserved("gpu", pod)
-	}
-	claim := a.assertReserved("gpu", pod)
-	assert.Equal(t, []string{d.name + "/node-1/gpu-0"}, claimedBy(claim))
-	assert.Equal(t, claimedBy(claim), a.recorded(d.name))
-
-	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
-	other := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
-	err := b.bindByHand(gen.Binding(other, "node-1"))
-	require.True(t, apierrors.IsForbidden(err), "the device of another tenant's pod was allocated again: %v", err)
-	assert.ErrorContains(t, err, "match its requests")
 }
 
 func testForgedReservation(t *testing.T, w *world) {
@@ -77,10 +37,21 @@ func testForgedReservation(t *testing.T, w *world) {
 	pod := b.untilBound()
 	b.untilUnmarked("gpu")
 
+	attempt := pod.Annotations[attemptKey]
+	require.NotEmpty(t, attempt)
+
 	eve := b.editor("eve")
-	b.annotateAs(eve, "gpu", map[string]string{markPrefix + string(pod.UID) + ".nosuchid-1": `{"pod":"no-such-pod","node":"x"}`})
-	b.untilUnmarked("gpu")
-	b.assertReserved("gpu", pod)
+	forged := `{"pod":"no-such-pod","node":"x"}`
+	for _, marks := range []map[string]string{
+		// The attempt that reserved the claim.
+		{markPrefix + string(pod.UID) + "." + attempt: forged},
+		// A mark of a replica that never existed, and a mark for a pod that never existed.
+		{markPrefix + string(pod.UID) + ".nosuchid-1": forged, markPrefix + "0e615ce3-0000-0000-0000-0." + attempt: forged},
+	} {
+		b.annotateAs(eve, "gpu", marks)
+		b.untilUnmarked("gpu")
+		b.assertReserved("gpu", pod)
+	}
 
 	// A client that updates a claim can rewrite its managed fields, so they do not prove which client reserved the claim.
 	b.rename(eve, "gpu", "somebody")

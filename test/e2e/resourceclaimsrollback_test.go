@@ -28,16 +28,12 @@ import (
 	"github.com/prebind/prebind/test/install"
 )
 
-// ownedClasses lists the classes that Prebind allocates. Each test uses a separate class.
-const ownedClasses = raceClass + "," + forgedClass + ",owned-template.example.com,owned-slow.example.com,owned-refused.example.com,owned-undone.example.com,owned-killed.example.com"
-
-// Tests of allocation and of the end of a bind have their own installation.
-func TestResourceClaimsAllocate(t *testing.T) {
+// Tests of the end of a bind have their own installation.
+func TestResourceClaimsRollBack(t *testing.T) {
 	t.Parallel()
 	// This test waits for minutes, so it starts without a slot of ownClusters.
 	o := install.Options{Cluster: clustertest.Start(t, cluster.Options{Audit: true})}
-	w := ownWorldWith(t, o, 0, "--resource-claims-allocate="+ownedClasses)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
+	w := ownWorldWith(t, o, 0)
 	for range 2 {
 		_, err := w.start(t.Context())
 		require.NoError(t, err)
@@ -48,14 +44,9 @@ func TestResourceClaimsAllocate(t *testing.T) {
 			gen.Binding(gen.Pod(canary), "node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	})
 	t.Run("undisturbed", func(t *testing.T) {
-		t.Run("race", func(t *testing.T) { testAllocationRace(t, w) })
-		t.Run("when the claim is made", func(t *testing.T) { testAllocatesWhenMade(t, w) })
-		t.Run("binding conditions", func(t *testing.T) { testAllocatedConditions(t, w) })
-		t.Run("refused", func(t *testing.T) { testAllocationRefused(t, w) })
 		t.Run("reservations are rolled back", func(t *testing.T) { testReservationRolledBack(t, w, hook) })
-		t.Run("allocations are rolled back", func(t *testing.T) { testAllocationRolledBack(t, w, hook) })
 		t.Run("kube-scheduler's reservation is its own", func(t *testing.T) { testSchedulersReservation(t, w, hook) })
-		t.Run("forged marks never free a device in use", func(t *testing.T) { testForgedMarks(t, w) })
+		t.Run("forged marks never remove a reservation in use", func(t *testing.T) { testForgedMarks(t, w) })
 	})
 	t.Run("killed after it is allowed", func(t *testing.T) { testKilledAfterReservation(t, w, hook) })
 	t.Run("killed while it waits", func(t *testing.T) { testKilledWhileWaiting(t, w) })
@@ -126,38 +117,6 @@ func testReservationRolledBack(t *testing.T, w *world, hook *laterHook) {
 	b.assertReserved("reserved", pod)
 }
 
-// After a failed bind, Prebind's allocations are released.
-func testAllocationRolledBack(t *testing.T, w *world, hook *laterHook) {
-	t.Parallel()
-	b := newBench(t, w, nil)
-	d := b.newDeviceDriver("owned-undone.example.com")
-	d.publish("node-2", gen.Device("gpu-0"))
-	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
-	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
-	b.refusedLater(hook, "node-2")
-	claim := b.assertReserved("gpu", pod)
-	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(claim))
-	assert.Equal(t, claimedBy(claim), b.recorded(d.name))
-
-	// No other pod gets the device before its release.
-	b.resourceClaim("other", gen.RequestsDevices(d.name, 1))
-	other, err := b.createPod("other", byHand, gen.UsesResourceClaim("other"))
-	require.NoError(t, err)
-	err = b.bindByHand(gen.Binding(other, "node-2"))
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "no free devices on node node-2 match")
-
-	b.untilResourceClaim("gpu", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
-	b.untilEvent("PreBindRolledBack", "resource-claims: Node node-2: the pod was not bound; deallocated", b.ns+"/gpu")
-	errs := b.insist(t.Context(), gen.Binding(other, "node-2"))
-	require.NoError(t, errs[len(errs)-1])
-	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, claimedBy(b.assertReserved("other", other)))
-	assert.Equal(t, []string{d.name + "/node-2/gpu-0"}, b.recorded(d.name))
-	err = b.bindByHand(b.binding("node-2"))
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	b.untilNoneMarked()
-}
-
 // kube-scheduler removes its own reservation when its bind fails, and reserves the claim again immediately. Prebind does not interfere,
 // even if its cache is outdated.
 func testSchedulersReservation(t *testing.T, w *world, hook *laterHook) {
@@ -201,30 +160,24 @@ func (b *bench) killReplicaOf(attempt string) {
 	b.t.Cleanup(func() { assert.NoError(b.t, killed.Restart(context.WithoutCancel(b.t.Context()))) })
 }
 
-// The replica is killed between reservation and bind, and the bind fails: the other replica removes the reservation and the allocation.
+// The replica is killed between reservation and bind, and the bind fails: the other replica removes the reservation.
 func testKilledAfterReservation(t *testing.T, w *world, hook *laterHook) {
 	b := newBench(t, w, nil)
-	d := b.newDeviceDriver("owned-killed.example.com")
-	d.publish("node-4", gen.Device("gpu-0"))
-	b.resourceClaim("owned", gen.RequestsDevices(d.name, 1))
-	others := b.resourceClaim("others", gen.RequestsDevices("some.example.com", 1), gen.AllocatedFor("node-4", "some.example.com", gen.Device("gpu-7")))
-	pod := b.podWith(byHand, gen.UsesResourceClaim("owned"), gen.UsesResourceClaim("others"))
+	before := b.resourceClaim("gpu", gen.RequestsDevices("some.example.com", 1), gen.AllocatedFor("node-4", "some.example.com", gen.Device("gpu-7")))
+	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	b.refusedLater(hook, "node-4")
-	b.killReplicaOf(b.attemptOn(b.assertReserved("others", pod), pod))
-	b.assertReserved("others", pod)
-	b.assertReserved("owned", pod)
+	b.killReplicaOf(b.attemptOn(b.assertReserved("gpu", pod), pod))
+	b.assertReserved("gpu", pod)
 
-	claim := b.untilResourceClaim("others", "released", released)
-	assert.Equal(t, others.Status.Allocation, claim.Status.Allocation, "the allocation should not belong to Prebind")
-	b.untilResourceClaim("owned", "given back", func(claim *resourcev1.ResourceClaim) bool { return released(claim) && !allocated(claim) })
-	b.untilEvent("PreBindRolledBack", "node-4", b.ns+"/others")
+	claim := b.untilResourceClaim("gpu", "released", released)
+	assert.Equal(t, before.Status.Allocation, claim.Status.Allocation, "the allocation should not belong to Prebind")
+	b.untilEvent("PreBindRolledBack", "node-4", b.ns+"/gpu")
 	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 
 	require.NoError(t, b.bindByHand(b.binding("node-4")))
 	b.untilBound()
-	b.untilNoneMarked()
-	b.assertReserved("owned", pod)
-	b.assertReserved("others", pod)
+	b.untilUnmarked("gpu")
+	b.assertReserved("gpu", pod)
 }
 
 // The replica is killed while the bind waits for its device: the other replica continues the bind, and the sweep of the killed replica's marks does not disturb it.
@@ -272,7 +225,7 @@ func testResourceClaimsOff(t *testing.T, w *world) {
 	_, err := w.prebind.Start(t.Context(), append(slices.Clone(w.args), "--prebind-plugins=*,-resource-claims")...)
 	require.NoError(t, err)
 	b := newBench(t, w, nil)
-	before := b.resourceClaim("gpu", gen.RequestsDevices(raceClass, 1))
+	before := b.resourceClaim("gpu", gen.RequestsDevices("some.example.com", 1))
 	b.podWith(byHand, gen.UsesResourceClaim("gpu"), gen.UsesResourceClaim("missing"))
 	require.NoError(t, b.bindByHand(b.binding("node-1")))
 	b.assertTopology(b.untilBound())

@@ -210,7 +210,7 @@ func TestChartPolicy(t *testing.T) {
 func TestChartElsewhere(t *testing.T) {
 	for _, mode := range []string{"certManager", "selfManaged"} {
 		t.Run(mode, func(t *testing.T) {
-			args := []string{"--namespace=elsewhere", "--set=annotationPolicy.enabled=true,prebindPlugins.resource-claims.allocate={gpu},prebindPlugins.policy.enabled=true,mutators.device-info.enabled=true,certificates.mode=" + mode}
+			args := []string{"--namespace=elsewhere", "--set=annotationPolicy.enabled=true,prebindPlugins.policy.enabled=true,mutators.device-info.enabled=true,certificates.mode=" + mode}
 			out, err := helmTemplate(t, args...)
 			require.NoError(t, err)
 			assert.NotContains(t, strings.ReplaceAll(string(out), "--namespace=elsewhere", ""), "prebind-system")
@@ -304,9 +304,6 @@ func TestChartToggles(t *testing.T) {
 			})
 		}
 	}
-	names, roles := toggled(t, "prebindPlugins", "prebindPlugins.resource-claims.allocate={gpu}")
-	assert.Empty(t, names, "nothing is switched")
-	assert.Contains(t, roles, "prebind-resource-claims-allocate")
 }
 
 func fileExists(path string) bool {
@@ -462,7 +459,6 @@ func TestChartRefuses(t *testing.T) {
 		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
 		"UnknownField":     {reason: "no replica would start", values: "config.budgets.hodl=5s", says: []string{"/config/budgets", "hodl", "not allowed"}},
 		"FieldType":        {reason: "no replica would start", values: "config.budgets.maxHolds=many", says: []string{"/config/budgets/maxHolds", "integer"}},
-		"AllocateWhileOff": {reason: "no plugin would allocate", values: "prebindPlugins.resource-claims.enabled=false,prebindPlugins.resource-claims.allocate={gpu}", says: []string{"allocate needs"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

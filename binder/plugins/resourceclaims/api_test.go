@@ -16,7 +16,7 @@ import (
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
-// apiServer is the API server of these tests. It has the plugin's indexes, sends changes to a
+// apiServer is the API server of these tests. It has the plugin's index, sends changes to a
 // hub, and records faults of the plugin.
 type apiServer struct {
 	*fakeapi.Server
@@ -28,7 +28,7 @@ type apiServer struct {
 }
 
 func newAPI(objects ...client.Object) *apiServer {
-	s := &apiServer{Server: withIndexes(), hub: framework.NewHub()}
+	s := &apiServer{Server: withIndex(), hub: framework.NewHub()}
 	s.Admit(s.noteTheft)
 	s.OnChange(func(o client.Object, _ bool) { s.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName())) })
 	for _, o := range objects {
@@ -37,10 +37,10 @@ func newAPI(objects ...client.Object) *apiServer {
 	return s
 }
 
-// withIndexes returns a server or a cache that has all indexes of the plugin.
-func withIndexes() *fakeapi.Server {
+// withIndex returns a server or a cache that has the index of the plugin.
+func withIndex() *fakeapi.Server {
 	s := fakeapi.New()
-	_ = addIndexes(context.Background(), s, append(claimIndexes(), sliceIndexes()...))
+	_ = addIndex(context.Background(), s)
 	return s
 }
 
@@ -94,7 +94,7 @@ func (s *apiServer) cache() *cached { return &cached{Reader: s.Cache(), api: s} 
 
 // freeze stops updates of the claims.
 func (c *cached) freeze() {
-	c.frozen = withIndexes()
+	c.frozen = withIndex()
 	for _, claim := range fakeapi.All(c.api.Server, &resourcev1.ResourceClaim{}) {
 		c.frozen.Put(claim)
 	}

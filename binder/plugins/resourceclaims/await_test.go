@@ -26,15 +26,13 @@ type waiting struct {
 	*replica
 	bc     *framework.BindContext
 	result chan error
-	began  time.Time
 }
 
 // begin runs PreBind until it waits.
 func begin(ctx context.Context, t *testing.T, pod *corev1.Pod, objects ...client.Object) *waiting {
 	t.Helper()
-	s := newAPI(append(objects, gen.Node("node-a"), deviceClass(), pod)...)
-	w := &waiting{replica: newAllocating(t, s), bc: bind(pod, "node-a", "here-1"), result: make(chan error, 1)}
-	w.began = w.h.Clock.Now()
+	s := newAPI(append(objects, gen.Node("node-a"), pod)...)
+	w := &waiting{replica: newReplica(t, s), bc: bind(pod, "node-a", "here-1"), result: make(chan error, 1)}
 	go func() { w.result <- w.PreBind(ctx, w.bc) }()
 	synctest.Wait()
 	return w
@@ -81,7 +79,7 @@ func TestWaitForConditions(t *testing.T) {
 			},
 		},
 		"Deallocated": {
-			reason: "a scheduler deallocated the claim, and Prebind cannot allocate it", refuse: "no free devices", kind: framework.KindRefuse,
+			reason: "a scheduler deallocated the claim", refuse: "not allocated by the scheduler", kind: framework.KindRefuse,
 			then: func(w *waiting) {
 				w.api.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
@@ -191,27 +189,5 @@ func TestWait_EndsWithTheContext(t *testing.T) {
 		require.ErrorIs(t, err, cause, "PreBind returns the cause of the context")
 		require.NoError(t, w.PreBindRollBack(t.Context(), w.bc))
 		assert.Empty(t, users(w.api.claim("c")))
-	})
-}
-
-func TestWaitForConditions_OfAnOwnAllocation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slice, ok := pool("node-a", "gpu-0").(*resourcev1.ResourceSlice)
-		require.True(t, ok)
-		slice.Spec.Devices[0].BindingConditions = both
-		slice.Spec.Devices[0].BindingFailureConditions = []string{"broken"}
-		w := begin(t.Context(), t, thePod("web", uses("c")), theClaim("c"), slice)
-		w.waits(t, "the driver sets the condition after the allocation")
-		allocation := w.api.claim("c").Status.Allocation
-		require.NotNil(t, allocation)
-		assert.Equal(t, both, allocation.Devices.Results[0].BindingConditions, "upstream bind-claim-with-binding-conditions")
-		assert.True(t, w.began.Equal(allocation.AllocationTimestamp.Time), "upstream add-allocation-timestamp")
-		w.api.change("c", "driver", set(map[string]metav1.ConditionStatus{"broken": "True"}))
-		over, err := w.ended()
-		require.True(t, over)
-		require.ErrorContains(t, err, "broken")
-		require.NoError(t, w.PreBindRollBack(t.Context(), w.bc))
-		assert.Nil(t, w.api.claim("c").Status.Allocation, "the next attempt allocates the claim again")
-		assert.Empty(t, records(t, w.api))
 	})
 }

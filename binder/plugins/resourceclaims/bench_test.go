@@ -12,11 +12,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -82,11 +81,10 @@ func (s *stores) List(_ context.Context, list client.ObjectList, opts ...client.
 	return nil
 }
 
-// largeCluster returns a cluster with the number of claims. Prebind has allocated a device to
-// each claim. Another node has a free device.
+// largeCluster returns a cluster with the number of claims, which are allocated and reserved.
 func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 	b.Helper()
-	s, cached := newAPI(deviceClass()), newStores()
+	s, cached := newAPI(), newStores()
 	put := func(o client.Object) {
 		s.Put(o)
 		stored, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
@@ -94,68 +92,16 @@ func largeCluster(b testing.TB, claims int) (*apiServer, *replica) {
 		require.NoError(b, s.get(client.ObjectKeyFromObject(o), stored))
 		cached.add(stored)
 	}
-	put(deviceClass())
-	names := make([]string, perNode)
-	for i := range names {
-		names[i] = fmt.Sprintf("gpu-%d", i)
-	}
 	for n := 0; n < claims; n += perNode {
 		node := fmt.Sprintf("node-%d", n/perNode)
 		put(gen.Node(node))
-		put(pool(node, names...))
-		record := newPoolRecord(poolID{driver, node})
-		for i, device := range names {
-			claim := theClaim(fmt.Sprintf("c%d", n+i), allocated(node, device), reservedTo(fmt.Sprintf("web-%d", n+i)))
-			record.entries[device] = entry{Claim: ledger.ObjectName(client.ObjectKeyFromObject(claim)), UID: claim.UID, Attempt: "gone-1", Version: "1"}
-			put(claim)
+		for i := range perNode {
+			put(theClaim(fmt.Sprintf("c%d", n+i), allocated(node, fmt.Sprintf("gpu-%d", i)), reservedTo(fmt.Sprintf("web-%d", n+i))))
 		}
-		s.Put(recordOf(b, record))
 	}
-	put(gen.Node("free"))
-	put(pool("free", names...))
-	r := newAllocating(b, s)
-	r.h.Cached, r.allocator.h.Cached = cached, cached
+	r := newReplica(b, s)
+	r.h.Cached = cached
 	return s, r
-}
-
-// BenchmarkAllocate measures an allocation and its roll-back.
-func BenchmarkAllocate(b *testing.B) {
-	for _, claims := range sizes {
-		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
-			s, r := largeCluster(b, claims)
-			pod := thePod("web", uses("mine"))
-			s.Put(pod)
-			s.Put(theClaim("mine"))
-			b.ReportAllocs()
-			for b.Loop() {
-				bc := bind(pod, "free", "here-1")
-				require.NoError(b, r.PreBind(b.Context(), bc))
-				require.NoError(b, r.PreBindRollBack(b.Context(), bc))
-			}
-		})
-	}
-}
-
-// BenchmarkRefuse measures a bind to a node whose devices are all in use.
-func BenchmarkRefuse(b *testing.B) {
-	for _, claims := range sizes {
-		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
-			s, r := largeCluster(b, claims)
-			pod := thePod("web", uses("mine"))
-			s.Put(pod)
-			s.Put(theClaim("mine"))
-			s.Forget()
-			b.ReportAllocs()
-			binds := 0
-			for b.Loop() {
-				bc := bind(pod, "node-1", "here-1")
-				require.True(b, framework.IsKind(r.PreBind(b.Context(), bc), framework.KindRefuse))
-				require.NoError(b, r.PreBindRollBack(b.Context(), bc))
-				binds++
-			}
-			b.ReportMetric(float64(s.Reads())/float64(binds), "reads/op")
-		})
-	}
 }
 
 // BenchmarkPostBind confirms a bind in a namespace with many claims.
@@ -204,31 +150,14 @@ func BenchmarkUnsettled(b *testing.B) {
 	}
 }
 
-// BenchmarkTidy cleans up records whose claims are all in use.
-func BenchmarkTidy(b *testing.B) {
-	for _, claims := range sizes {
-		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
-			s, r := largeCluster(b, claims)
-			s.Forget()
-			b.ReportAllocs()
-			runs := 0
-			for b.Loop() {
-				require.NoError(b, r.Tidy(b.Context()))
-				runs++
-			}
-			b.ReportMetric(float64(s.Reads())/float64(runs), "reads/op")
-		})
-	}
-}
-
-// The cost of allocations, rejections and confirmations does not depend on other nodes.
+// The cost of reservations and confirmations does not depend on other claims.
 func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 	type cost struct{ allocations, reads float64 }
 	measure := func(claims int, do func(r *replica, pod *corev1.Pod)) cost {
 		s, r := largeCluster(t, claims)
 		pod := thePod("web", uses("mine"))
 		s.Put(pod)
-		s.Put(theClaim("mine"))
+		s.Put(theClaim("mine", allocated("node-1", "gpu-x")))
 		do(r, pod)
 		s.Forget()
 		c := cost{allocations: testing.AllocsPerRun(10, func() { do(r, pod) })}
@@ -236,15 +165,12 @@ func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 		return c
 	}
 	for name, do := range map[string]func(r *replica, pod *corev1.Pod){
-		"Allocate": func(r *replica, pod *corev1.Pod) {
-			bc := bind(pod, "free", "here-1")
+		"Reserve": func(r *replica, pod *corev1.Pod) {
+			bc := bind(pod, "node-1", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 		},
-		"Refuse": func(r *replica, pod *corev1.Pod) {
-			require.True(t, framework.IsKind(r.PreBind(t.Context(), bind(pod, "node-1", "here-1")), framework.KindRefuse))
-		},
-		"PostBind": func(r *replica, pod *corev1.Pod) { r.PostBind(t.Context(), bind(pod, "free", "here-1")) },
+		"PostBind": func(r *replica, pod *corev1.Pod) { r.PostBind(t.Context(), bind(pod, "node-1", "here-1")) },
 		"Marks": func(r *replica, _ *corev1.Pod) {
 			_, err := r.Marks(t.Context())
 			require.NoError(t, err)
@@ -260,17 +186,14 @@ func TestCost_DoesNotGrowWithTheCluster(t *testing.T) {
 
 // indexersOf returns the indexes of a kind.
 func indexersOf(kind reflect.Type) cache.Indexers {
-	all := cache.Indexers{}
-	for _, i := range append(claimIndexes(), sliceIndexes()...) {
-		if reflect.TypeOf(i.of) == kind {
-			all[i.field] = func(o any) ([]string, error) {
-				object, ok := o.(client.Object)
-				if !ok {
-					return nil, fmt.Errorf("%T is not an object", o)
-				}
-				return i.keys(object), nil
-			}
-		}
+	if kind != reflect.TypeFor[*resourcev1.ResourceClaim]() {
+		return cache.Indexers{}
 	}
-	return all
+	return cache.Indexers{markedIndex: func(o any) ([]string, error) {
+		object, ok := o.(client.Object)
+		if !ok {
+			return nil, fmt.Errorf("%T is not an object", o)
+		}
+		return indexMarked(object), nil
+	}}
 }

@@ -4,18 +4,14 @@
 package resourceclaims
 
 import (
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -24,8 +20,6 @@ import (
 type state string
 
 const (
-	// unallocated: the claim is not allocated, and Prebind can allocate it.
-	unallocated state = "unallocated"
 	// unreserved: the claim is allocated for the node, but not reserved for the pod.
 	unreserved state = "unreserved"
 	// borrowed: another attempt at the bind has reserved the claim. It removes the
@@ -53,8 +47,6 @@ type basis struct {
 	pod     *corev1.Pod
 	node    *corev1.Node
 	attempt string
-	// classes are the DeviceClasses that Prebind allocates; empty for none.
-	classes sets.Set[string]
 	// timeout is the maximum time until binding conditions are true.
 	timeout time.Duration
 	// since is when the bind started to wait. It replaces a missing allocationTimestamp.
@@ -112,8 +104,7 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 		}
 	}
 	if claim.Status.Allocation == nil {
-		a.state = unallocated
-		return a, b.allocatable(ref, claim)
+		return a, unallocated(b.pod, ref, claim)
 	}
 	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.node); err != nil {
 		return a, framework.Refuse(about, "its allocation has an invalid node selector: %v", err).Because(err).
@@ -135,60 +126,19 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 	return a, nil
 }
 
-// allocatable returns an error if Prebind cannot allocate the claim.
-func (b basis) allocatable(ref reference, claim *resourcev1.ResourceClaim) error {
+// unallocated returns the error for a claim without an allocation.
+func unallocated(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
 	about := claimObject(claim.Namespace, claim.Name)
-	const advice = "use a scheduler that supports ResourceClaims, or add the DeviceClass to --resource-claims-allocate"
 	switch {
 	case ref.extended:
 		return framework.Refuse(about, "represents extended resources and is not allocated: only the scheduler that created it can allocate it").
 			Advise("check why the scheduler did not allocate it")
-	case ref.ofPodGroup(b.pod, claim):
+	case ref.ofPodGroup(pod, claim):
 		return framework.Refuse(about, "belongs to a PodGroup and is not allocated: only a scheduler that supports PodGroups can allocate it").
 			Advise("check why the scheduler did not allocate it")
-	case len(b.classes) == 0:
-		return framework.Refuse(about, "not allocated by the scheduler").Advise(advice)
+	default:
+		return framework.Refuse(about, "not allocated by the scheduler").Advise("use a scheduler that supports ResourceClaims")
 	}
-	if err := owns(b.classes, claim); err != nil {
-		return framework.Refuse(about, "not allocated, and Prebind cannot allocate it: %v", err).Because(err).Advise(advice)
-	}
-	return nil
-}
-
-// owns returns an error unless each request of the claim has one of the classes and requests
-// whole devices.
-func owns(classes sets.Set[string], claim *resourcev1.ResourceClaim) error {
-	check := func(request, class string, admin *bool, capacity *resourcev1.CapacityRequirements) error {
-		switch {
-		case !classes.Has(class):
-			return fmt.Errorf("request %q has DeviceClass %q, Prebind allocates only %s", request, class, strings.Join(sets.List(classes), ", "))
-		case ptr.Deref(admin, false):
-			return fmt.Errorf("request %q asks for admin access", request)
-		case capacity != nil:
-			return fmt.Errorf("request %q asks for part of the capacity of a device", request)
-		default:
-			return nil
-		}
-	}
-	if len(claim.Spec.Devices.Requests) == 0 {
-		return errors.New("it has no requests")
-	}
-	for _, r := range claim.Spec.Devices.Requests {
-		if r.Exactly != nil {
-			if err := check(r.Name, r.Exactly.DeviceClassName, r.Exactly.AdminAccess, r.Exactly.Capacity); err != nil {
-				return err
-			}
-		}
-		for _, sub := range r.FirstAvailable {
-			if err := check(r.Name+"/"+sub.Name, sub.DeviceClassName, nil, sub.Capacity); err != nil {
-				return err
-			}
-		}
-		if r.Exactly == nil && len(r.FirstAvailable) == 0 {
-			return fmt.Errorf("request %q has an unknown type", r.Name)
-		}
-	}
-	return nil
 }
 
 // admits reports whether the devices of an allocation are available on the node. An
@@ -301,14 +251,13 @@ func (r readiness) in(wanted ...state) []assessment {
 	return found
 }
 
-// toTake returns the claims that PreBind has to allocate or reserve, in this order. It
-// returns none while a claim of the pod does not exist, so that nothing is reserved for a
-// pod that may wait long.
+// toTake returns the claims that PreBind has to reserve. It returns none while a claim of
+// the pod does not exist, so that nothing is reserved for a pod that may wait long.
 func (r readiness) toTake() []assessment {
 	if len(r.unmade) > 0 {
 		return nil
 	}
-	return append(r.in(unallocated), r.in(unreserved, borrowed)...)
+	return r.in(unreserved, borrowed)
 }
 
 // waits returns all waits. Each of them ends when the first claim is rejected.
@@ -339,8 +288,6 @@ func (r readiness) intents() []string {
 	for _, a := range r.claims {
 		about := claimObject(a.claim.Namespace, a.claim.Name)
 		switch a.state {
-		case unallocated:
-			all = append(all, fmt.Sprintf("allocate devices of Node %s for %s and reserve it for the pod", r.node.Name, about))
 		case unreserved, borrowed:
 			all = append(all, fmt.Sprintf("reserve %s for the pod", about))
 		case unready:

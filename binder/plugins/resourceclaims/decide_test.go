@@ -14,7 +14,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -66,7 +65,7 @@ func TestAssess(t *testing.T) {
 		want   state
 		refuse string
 	}{
-		"Unallocated":  {reason: "upstream no-resources: the claim is not allocated", want: unallocated},
+		"Unallocated":  {reason: "upstream no-resources: the claim is not allocated", refuse: "not allocated by the scheduler"},
 		"Unreserved":   {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, want: unreserved},
 		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
 		"ByOthers":     {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
@@ -100,7 +99,7 @@ func TestAssess(t *testing.T) {
 			if pod == nil {
 				pod = thePod("web")
 			}
-			b := basis{pod: pod, node: inZone, attempt: "here-1", classes: sets.New(class), timeout: timeout, since: now, now: now}
+			b := basis{pod: pod, node: inZone, attempt: "here-1", timeout: timeout, since: now, now: now}
 			a, err := b.assess(tc.ref, theClaim("c", tc.claim...))
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
@@ -212,22 +211,23 @@ func TestConditions(t *testing.T) {
 }
 
 func TestReadiness(t *testing.T) {
-	b := basis{pod: thePod("web", uses("a", "b")), node: gen.Node("node-a"), attempt: "here-1", classes: sets.New(class), timeout: timeout, since: now, now: now}
-	_, err := b.readiness(claims{"a": theClaim("a"), "b": nil})
+	b := basis{pod: thePod("web", uses("a", "b")), node: gen.Node("node-a"), attempt: "here-1", timeout: timeout, since: now, now: now}
+	mine := theClaim("a", allocated("node-a", "gpu-1"))
+	_, err := b.readiness(claims{"a": mine, "b": nil})
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
-	_, err = b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", ofOtherClass)})
-	require.ErrorContains(t, err, `"tpu"`, "one claim that cannot be allocated rejects the bind")
-	r, err := b.readiness(claims{"a": theClaim("a"), "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})
+	_, err = b.readiness(claims{"a": mine, "b": theClaim("b")})
+	require.ErrorContains(t, err, "ResourceClaim default/b: not allocated", "one claim that is not allocated rejects the bind")
+	r, err := b.readiness(claims{"a": mine, "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})
 	require.NoError(t, err)
-	assert.Len(t, r.in(unallocated), 1)
+	assert.Len(t, r.in(unreserved), 1)
 	assert.Len(t, r.in(borrowed), 1, "the reservation belongs to another attempt")
 }
 
 func TestReadiness_Messages(t *testing.T) {
 	claim := func(name string) *resourcev1.ResourceClaim { return theClaim(name) }
 	r := readiness{basis: basis{pod: thePod("web"), node: gen.Node("node-a")}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
-		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unallocated}, {claim: claim("c"), state: borrowed},
+		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unreserved}, {claim: claim("c"), state: borrowed},
 		{claim: claim("d"), state: unready, waits: "the switch", until: now.Add(time.Hour)}, {claim: claim("e"), state: ready},
 		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},
 	}}
@@ -241,7 +241,6 @@ func TestReadiness_Messages(t *testing.T) {
 	assert.Equal(t, framework.Waiting{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, waits[1], "the wait ends when the first claim is rejected")
 	r.unmade = nil
 	require.Len(t, r.toTake(), 3)
-	assert.Equal(t, unallocated, r.toTake()[0].state, "PreBind allocates claims before it reserves others")
 	assert.True(t, readiness{claims: r.claims[4:5]}.done())
 	assert.Empty(t, readiness{}.waits())
 }

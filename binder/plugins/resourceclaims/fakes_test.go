@@ -14,10 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -26,7 +24,6 @@ const (
 	timeout = 10 * time.Minute
 	driver  = "gpu.example.com"
 	class   = "gpu"
-	system  = "prebind-system"
 )
 
 // claimOption changes a claim.
@@ -120,6 +117,11 @@ func marked(pod, attempt string) claimOption {
 	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
 }
 
+// versioned sets the version of a claim in a cache.
+func versioned(version string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) { claim.ResourceVersion = version }
+}
+
 type podChange func(*corev1.Pod)
 
 // thePod returns a pod without a node.
@@ -172,21 +174,15 @@ type replica struct {
 	conn  *fakeapi.Connection
 }
 
-// newReplica returns a replica that allocates these classes.
-func newReplica(t testing.TB, s *apiServer, classes ...string) *replica {
+// newReplica returns a replica with its own cache.
+func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
 	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
-	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{}, Namespace: system}
-	p, err := New(h, &Arguments{BindingTimeout: timeout, Allocate: classes})
+	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{}}
+	p, err := New(h, &Arguments{BindingTimeout: timeout})
 	require.NoError(t, err)
 	r.Plugin = p
 	return r
-}
-
-// newAllocating returns a replica that allocates the class of the tests.
-func newAllocating(t testing.TB, s *apiServer) *replica {
-	t.Helper()
-	return newReplica(t, s, class)
 }
 
 // bind returns the context of an attempt to bind the pod to the node.
@@ -200,24 +196,6 @@ func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	bc.Recovered = true
 	return bc
-}
-
-// pool returns the ResourceSlice with the devices of a node.
-func pool(node string, devices ...string) client.Object {
-	slice := &resourcev1.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: "slice-" + node},
-		Spec: resourcev1.ResourceSliceSpec{
-			Driver: driver, NodeName: new(node), Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1},
-		},
-	}
-	for _, device := range devices {
-		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{Name: device})
-	}
-	return slice
-}
-
-func deviceClass() client.Object {
-	return &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class}}
 }
 
 // preFlight runs Setup and PreFlight like the engine. If PreFlight rejects the bind or returns
@@ -292,39 +270,4 @@ func reservedToGroup(group string) claimOption {
 			APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: group, UID: types.UID("group-" + group),
 		})
 	}
-}
-
-// poolRecords returns the records of all pools.
-func poolRecords(t testing.TB, s *apiServer) []*poolRecord {
-	t.Helper()
-	conn := s.Connect()
-	versions, err := openPools(framework.Handle{Live: conn, Namespace: system}).List(t.Context(), conn)
-	require.NoError(t, err)
-	all := make([]*poolRecord, 0, len(versions))
-	for _, v := range versions {
-		all = append(all, v.Record)
-	}
-	return all
-}
-
-// records returns the names of the claims in the records of all pools, by pool and device.
-func records(t testing.TB, s *apiServer) map[string]string {
-	t.Helper()
-	claims := map[string]string{}
-	for _, r := range poolRecords(t, s) {
-		for device, e := range r.entries {
-			claims[r.id.pool+"/"+device] = e.Claim.Name
-		}
-	}
-	return claims
-}
-
-// recordOf returns the ConfigMap of a record.
-func recordOf(t testing.TB, r *poolRecord) *corev1.ConfigMap {
-	t.Helper()
-	data, err := r.Encode()
-	require.NoError(t, err)
-	return &corev1.ConfigMap{Data: data, ObjectMeta: metav1.ObjectMeta{
-		Namespace: system, Name: r.id.recordName(), Labels: map[string]string{ledger.Label: poolComponent},
-	}}
 }

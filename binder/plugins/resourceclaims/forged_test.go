@@ -37,38 +37,35 @@ func sweepAll(t *testing.T, r *replica) {
 	}
 }
 
-// A tenant writes marks after Prebind has allocated a claim and bound its pod.
+// A tenant writes marks after Prebind has reserved a claim and its pod is bound.
 func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		forge  claimOption
 	}{
-		"NoSuchPod":     {reason: "the name in the mark does not decide", forge: forged("pod-web-0", "here-1", "no-such-pod", "node-a")},
-		"Replayed":      {reason: "the attempt's own mark comes back after PostBind", forge: forged("pod-web-0", "here-1", "web-0", "node-a")},
-		"OtherNode":     {reason: "the pod is bound to another node", forge: forged("pod-web-0", "here-1", "web-0", "node-b")},
-		"NoSuchReplica": {reason: "the replica does not exist", forge: forged("pod-web-0", "nosuchid-1", "no-such-pod", "x")},
+		"NoSuchPod":     {reason: "the name in the mark does not decide", forge: forged("pod-web", "here-1", "no-such-pod", "node-a")},
+		"Replayed":      {reason: "the attempt's own mark comes back after PostBind", forge: forged("pod-web", "here-1", "web", "node-a")},
+		"OtherNode":     {reason: "the pod is bound to another node", forge: forged("pod-web", "here-1", "web", "node-b")},
+		"NoSuchReplica": {reason: "the replica does not exist", forge: forged("pod-web", "nosuchid-1", "no-such-pod", "x")},
 		"OtherUID":      {reason: "the claim is not reserved for the pod of the mark", forge: forged("pod-db", "here-1", "db", "node-a")},
 		"ManagedFields": {reason: "clients can write managedFields", forge: func(c *resourcev1.ResourceClaim) {
-			forged("pod-web-0", "here-1", "no-such-pod", "x")(c)
-			c.ManagedFields = []metav1.ManagedFieldsEntry{managed(string(fieldOwner), "web-0")}
+			forged("pod-web", "here-1", "no-such-pod", "x")(c)
+			c.ManagedFields = []metav1.ManagedFieldsEntry{managed(string(fieldOwner), "web")}
 		}},
-		"Junk": {reason: "an invalid mark is ignored", forge: meta1(gen.Annotation(markKey("pod-web-0", "here-1"), "{"))},
+		"Junk": {reason: "an invalid mark is ignored", forge: meta1(gen.Annotation(markKey("pod-web", "here-1"), "{"))},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			s, pods := world(t, 1, 1)
-			r := newAllocating(t, s)
-			bc := bind(pods[0], "node-a", "here-1")
+			s, pod, r, _ := setup(t)
+			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
-			s.Put(bound(pods[0], "node-a"))
+			s.Put(bound(pod, "node-a"))
 			r.PostBind(t.Context(), bc)
-			s.change("c0", "kubectl", tc.forge)
+			s.change("c", "kubectl", tc.forge)
 			sweepAll(t, r)
-			require.NoError(t, r.Tidy(t.Context()))
-			assert.Equal(t, []string{"web-0"}, users(s.claim("c0")), tc.reason)
-			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c0")), tc.reason)
-			assert.Equal(t, map[string]string{"node-a/gpu-0": "c0"}, records(t, s), tc.reason)
-			assert.Empty(t, unsettled(s.claim("c0")), "the sweep removes the mark")
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), tc.reason)
+			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c")), tc.reason)
+			assert.Empty(t, unsettled(s.claim("c")), "the sweep removes the mark")
 		})
 	}
 }
@@ -93,7 +90,7 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
-			r := newAllocating(t, s)
+			r := newReplica(t, s)
 			for _, m := range markings(s.claim("c")) {
 				content, ok := decodeMark(m.value)
 				require.True(t, ok)
@@ -104,52 +101,6 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 			assert.NotNil(t, s.claim("c").Status.Allocation, tc.reason)
 		})
 	}
-}
-
-// kube-controller-manager has deallocated the claim, and a tenant restores the mark of the
-// attempt that had allocated it.
-func TestForgedMark_HoldsNoDevice(t *testing.T) {
-	s, pods := world(t, 1, 2)
-	r := newAllocating(t, s)
-	require.NoError(t, r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1")))
-	s.change("c0", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
-	s.change("c0", "kubectl", forged("pod-x", "here-1", "web-0", "node-a"))
-	require.NoError(t, r.PreBind(t.Context(), bind(pods[1], "node-a", "here-2")), "annotations of the claim do not hold the device")
-	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
-}
-
-// A tenant removes the mark of an attempt while it writes, lets another pod get the device,
-// and restores the mark.
-func TestForgedMark_AllocatesNoDeviceTwice(t *testing.T) {
-	s, pods := world(t, 1, 2)
-	one, two := newAllocating(t, s), newAllocating(t, s)
-	between(one, "patch status", 1, func() {
-		had := s.claim("c0").Annotations
-		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
-		require.NoError(t, two.PreBind(t.Context(), bind(pods[1], "node-a", "there-1")), "the removed mark ends the first allocation")
-		s.change("c0", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = had })
-	})
-	err := one.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
-	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	assert.Equal(t, map[string]int{"node-a/gpu-0": 1}, given(t, s))
-	assert.Equal(t, map[string]string{"node-a/gpu-0": "c1"}, records(t, s))
-}
-
-// A tenant changes the claim before every write.
-func TestAllocate_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
-	s, pods := world(t, 1, 1)
-	r := newAllocating(t, s)
-	n := 0
-	r.conn.Before = func(w fakeapi.Call) error {
-		if w.Verb == "patch status" {
-			n++
-			s.change("c0", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
-		}
-		return nil
-	}
-	err := r.PreBind(t.Context(), bind(pods[0], "node-a", "here-1"))
-	require.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	assert.LessOrEqual(t, n, maxChanges+1)
 }
 
 func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {

@@ -38,7 +38,7 @@ const (
 // attempts do not conflict.
 //
 // Tenants can write, change and delete marks. A mark therefore only fences writes of its
-// attempt. It never decides that a reservation or an allocation ends.
+// attempt. It never decides that a reservation ends.
 type mark struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`

@@ -41,9 +41,9 @@ type task struct {
 
 type taskKey struct{}
 
-// model simulates several replicas with outdated caches and one API server. Some schedulers
-// support ResourceClaims and some do not. The model includes kube-controller-manager, crashes,
-// lost responses, and delayed writes. The seed determines every run.
+// model simulates several replicas with outdated caches and one API server. The schedulers
+// allocate claims, and some of them reserve them. The model includes kube-controller-manager,
+// crashes, lost responses, and delayed writes. The seed determines every run.
 type model struct {
 	t        *testing.T
 	rng      *rand.Rand
@@ -209,6 +209,7 @@ func (m *model) schedule(ctx context.Context, me *task, name string) {
 		return
 	}
 	node := []string{"node-a", "node-b"}[m.rng.Intn(2)]
+	m.allocate(pod, node)
 	var mine []string
 	if m.chance(50) {
 		mine = m.reserve(me, pod)
@@ -236,6 +237,22 @@ func (m *model) schedule(ctx context.Context, me *task, name string) {
 		m.unreserve(claim, pod)
 	}
 	_ = ctx
+}
+
+// allocate allocates the pod's claims for the node like kube-scheduler. It first deallocates
+// claims that no pod has reserved.
+func (m *model) allocate(pod *corev1.Pod, node string) {
+	for _, ref := range pod.Spec.ResourceClaims {
+		name := *ref.ResourceClaimName
+		if name == everywhere || len(m.s.claim(name).Status.ReservedFor) > 0 {
+			continue
+		}
+		m.note("kube-scheduler: allocates %s for %s", name, node)
+		m.s.change(name, "kube-scheduler", func(c *resourcev1.ResourceClaim) {
+			c.Finalizers = nil
+			allocated(node, name)(c)
+		})
+	}
 }
 
 // reserve reserves allocated claims like kube-scheduler.
@@ -300,17 +317,17 @@ func (m *model) controller() {
 		}
 		m.note("kube-controller-manager: %s keeps %d reservations", name, len(valid))
 		m.s.change(name, "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
-			if c.Status.ReservedFor = valid; len(valid) == 0 && name != foreign {
+			if c.Status.ReservedFor = valid; len(valid) == 0 && name != everywhere {
 				c.Status.Allocation, c.Finalizers = nil, nil
 			}
 		})
 	}
 }
 
-func (m *model) claims() []string { return []string{"shared", "one", "two", "three", foreign} }
+func (m *model) claims() []string { return []string{"shared", "one", "two", "three", everywhere} }
 
-// foreign is a claim with a device for all nodes. Prebind does not allocate its class.
-const foreign = "foreign"
+// everywhere is a claim with a device for all nodes. It is never deallocated.
+const everywhere = "everywhere"
 
 // sweep settles the marks of attempts that are not in progress, like the engine.
 func (m *model) sweep(ctx context.Context, r *replica) {
@@ -385,9 +402,6 @@ func (m *model) act() {
 		i := m.rng.Intn(len(m.replicas))
 		m.spawn("sweeper", func(ctx context.Context, _ *task) {
 			m.sweep(ctx, m.replicas[i])
-			if m.chance(30) {
-				_ = m.replicas[i].Tidy(ctx)
-			}
 		})
 	}
 }
@@ -409,21 +423,20 @@ func (m *model) forge() {
 	m.s.change(claim, "kubectl", meta1(gen.Annotation(markKey(pod.UID, attempt), value)))
 }
 
-// newModel returns a model with three replicas, two nodes with three devices in total, five
-// claims, and five pods.
+// newModel returns a model with three replicas, two nodes, five claims, and five pods.
 func newModel(t *testing.T, seed int64) *model {
 	t.Helper()
-	s := newAPI(gen.Node("node-a"), gen.Node("node-b"), deviceClass(), pool("node-a", "gpu-0", "gpu-1"), pool("node-b", "gpu-2"))
+	s := newAPI(gen.Node("node-a"), gen.Node("node-b"))
 	m := &model{t: t, rng: rand.New(rand.NewSource(seed)), s: s, working: map[string]*bool{}}
 	for _, claim := range m.claims()[:4] {
 		s.Put(theClaim(claim))
 	}
-	s.Put(theClaim(foreign, ofOtherClass, allocated("fabric", "link"), anywhere))
-	for i, claims := range [][]string{{"shared", foreign}, {"shared"}, {"one", foreign}, {"two", "shared"}, {foreign}} {
+	s.Put(theClaim(everywhere, allocated("fabric", "link"), anywhere))
+	for i, claims := range [][]string{{"shared", everywhere}, {"shared"}, {"one", everywhere}, {"two", "shared"}, {everywhere}} {
 		s.Put(thePod(fmt.Sprintf("pod%d", i), uses(claims...)))
 	}
 	for range 3 {
-		r := newAllocating(t, s)
+		r := newReplica(t, s)
 		r.conn.Step = m.step
 		r.cache.freeze()
 		m.replicas = append(m.replicas, r)

@@ -2,15 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package resourceclaims is the PreBind plugin for pods with ResourceClaims. Before the pod
-// is bound, the plugin ensures that its claims are allocated for the node, reserved for the
-// pod, and that their binding conditions are true. It does the PreBind work of
-// kube-scheduler's DynamicResources for every scheduler. If the scheduler has already done
-// that work, the plugin does nothing.
+// is bound, the plugin ensures that the scheduler has allocated its claims for the node, that
+// they are reserved for the pod, and that their binding conditions are true. It does the
+// PreBind work of kube-scheduler's DynamicResources for every scheduler that allocates
+// claims. If the scheduler has already done that work, the plugin does nothing.
 //
 // Decisions are pure functions of pod, node and claims (references.go, decide.go, marks.go).
-// plugin.go, prebind.go and release.go read and write. allocate.go, choose.go, scene.go,
-// look.go and pools.go allocate claims of the DeviceClasses that the operator assigns to
-// Prebind.
+// plugin.go, prebind.go and release.go read and write.
 //
 // Before an attempt reserves a claim, it writes a mark with its name into the annotations of
 // the claim. That is a separate write, because the API does not accept annotations together
@@ -20,8 +18,7 @@
 //
 // Tenants can write marks and managedFields, so neither decides that something is undone
 // (release.go). The reservation in the status and the pod that it names decide: a bound pod
-// keeps its claims. Allocations stay, like in kube-scheduler, unless the record of the pool
-// shows that the attempt made the allocation.
+// keeps its claims. Allocations stay, like in kube-scheduler.
 package resourceclaims
 
 import (
@@ -41,12 +38,10 @@ import (
 // Name of the plugin.
 const Name = "resource-claims"
 
-// Plugin reserves and allocates claims. It is safe for concurrent use.
+// Plugin reserves claims. It is safe for concurrent use.
 type Plugin struct {
 	h    framework.Handle
 	args *Arguments
-	// allocator is nil if Prebind allocates no DeviceClasses.
-	allocator *allocator
 }
 
 var (
@@ -57,7 +52,6 @@ var (
 	_ framework.Confirmer           = (*Plugin)(nil)
 	_ framework.PostBinder          = (*Plugin)(nil)
 	_ framework.Recoverer           = (*Plugin)(nil)
-	_ framework.Tidier              = (*Plugin)(nil)
 )
 
 // New returns the plugin, or an error if the arguments are invalid. It starts nothing.
@@ -65,11 +59,7 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 	for _, p := range args.Validate() {
 		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
 	}
-	p := &Plugin{h: h, args: args}
-	if len(args.Allocate) > 0 {
-		p.allocator = newAllocator(h, args.Allocate)
-	}
-	return p, nil
+	return &Plugin{h: h, args: args}, nil
 }
 
 // Name implements framework.PreBinder.
@@ -154,11 +144,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
 }
 
 func (p *Plugin) basis(bc *framework.BindContext) basis {
-	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
-	if p.allocator != nil {
-		b.classes = p.allocator.classes
-	}
-	return b
+	return basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
 }
 
 // Confirm checks that the claims are still allocated, reserved and ready.
@@ -171,24 +157,23 @@ func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *frame
 		return err
 	}
 	about := podObject(bc.Pod)
-	if left := r.in(unallocated, unreserved, borrowed, unready); len(r.unmade) == 0 {
+	if left := r.in(unreserved, borrowed, unready); len(r.unmade) == 0 {
 		about = claimObject(left[0].claim.Namespace, left[0].claim.Name)
 	}
 	return framework.Wait(about, "changed during the bind").Advise("retry the Binding")
 }
 
-// PreBindRollBack removes the reservations that this attempt made, and the allocations that
-// it made.
+// PreBindRollBack removes the reservations that this attempt made.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	names, err := p.touched(ctx, bc)
 	errs := []error{err}
 	for _, name := range names {
-		undone, err := p.release(ctx, bc, name)
+		removed, err := p.release(ctx, bc, name)
 		if err != nil {
 			errs = append(errs, err)
 		}
-		if undone != "" {
-			bc.Undid("%s %s", undone, claimObject(bc.Pod.Namespace, name))
+		if removed {
+			bc.Undid("removed its reservation of %s", claimObject(bc.Pod.Namespace, name))
 		}
 	}
 	return errors.Join(errs...)
@@ -227,12 +212,4 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 		}
 	}
 	return marks, nil
-}
-
-// Tidy removes stale entries from the records of pools.
-func (p *Plugin) Tidy(ctx context.Context) error {
-	if p.allocator == nil {
-		return nil
-	}
-	return p.allocator.tidy(ctx)
 }

@@ -19,9 +19,8 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Permissions of the plugin. Since Kubernetes 1.36, changing reservations or allocations
-// also requires permission for resourceclaims/binding in all namespaces, with the verb of
-// the request.
+// Permissions of the plugin. Since Kubernetes 1.36, changing reservations also requires
+// permission for resourceclaims/binding in all namespaces, with the verb of the request.
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/status,verbs=patch
@@ -31,8 +30,7 @@ import (
 // although the claim seems to allow it.
 const reserveTries = 5
 
-// PreBind allocates and reserves the claims for the pod, and waits for their binding
-// conditions.
+// PreBind reserves the claims for the pod, and waits for their binding conditions.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	since := p.h.Clock.Now()
 	for {
@@ -74,8 +72,8 @@ func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framewor
 	return b.readiness(all)
 }
 
-// take marks the claim, allocates it if necessary, and reserves it for the pod. It decides
-// based on the claim in the API server.
+// take marks the claim, and reserves it for the pod. It decides based on the claim in the
+// API server.
 func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, ref reference) error {
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
 	for left := reserveTries; err == nil; {
@@ -86,8 +84,6 @@ func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, r
 			return rejected
 		case markOn(bc, claim) == "":
 			claim, err = p.mark(ctx, bc, claim)
-		case a.state == unallocated:
-			claim, err = p.allocator.allocate(ctx, bc, claim)
 		default:
 			left--
 			claim, err = p.reserve(ctx, bc, claim, left > 0)

@@ -48,79 +48,65 @@ func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]stri
 // engine and the sweep retry it later. The owner of the claim can change it at any rate.
 const releaseConflicts = 10
 
-// release removes the reservation and the mark of the attempt from the claim. It returns the
-// action for BindContext.Undid.
-func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) (string, error) {
-	undone := ""
+// release removes the reservation and the mark of the attempt from the claim. It reports
+// whether it removed a reservation.
+func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) (removed bool, err error) {
 	for conflicts := 0; ; {
 		did, over, err := p.releaseStep(ctx, bc, name)
-		if did != "" && err == nil {
-			undone = did
-		}
+		removed = removed || did
 		if apierrors.IsConflict(err) {
 			conflicts++
 		}
 		if over || err != nil && (!apierrors.IsConflict(err) || conflicts > releaseConflicts) {
-			return undone, client.IgnoreNotFound(err)
+			return removed, client.IgnoreNotFound(err)
 		}
 	}
 }
 
-// releaseStep sends at most one write. It reports whether nothing is left to do, and fails
-// with a conflict if the claim has changed since it was read.
+// releaseStep sends at most one write. It reports whether it removed the reservation and
+// whether nothing is left to do, and fails with a conflict if the claim has changed since it
+// was read.
 //
 // The mark only selects the attempt. The reservation in the claim and the pod that it names
 // decide. An attempt removes its mark after it has bound the pod, so releaseStep first reads
 // the claim and then the pod. It removes only the mark if the pod is bound, because the pod
 // uses the claim, and if another attempt at the bind has marked the claim, because that
 // attempt relies on the reservation.
-func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (did string, over bool, err error) {
+func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (removed, over bool, err error) {
 	claim := &resourcev1.ResourceClaim{}
 	if err := p.h.Live.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); err != nil {
-		return "", false, err
+		return false, false, err
 	}
 	if markOn(bc, claim) == "" {
-		return "", true, nil
+		return false, true, nil
 	}
 	at := framework.Whereabouts("")
 	if user, ok := reservations(claim)[bc.Pod.UID]; ok {
 		if user != bc.Pod.Name {
 			// The caller has decided about another pod. The next list of marks names the
 			// right one.
-			return "", true, nil
+			return false, true, nil
 		}
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 		if err != nil {
-			return "", false, err
+			return false, false, err
 		}
 		at = framework.WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
 	}
-	if isGone(at) || !isBound(at) && !markedByOthers(claim, bc.Pod.UID, bc.Attempt) {
-		if did, err = p.giveBack(ctx, bc, claim, at); err != nil || did != "" {
-			return did, false, err
-		}
+	unused := isGone(at) || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
+	// Another manager removes the reservation or uses it.
+	if unused && !reservedByOthers(claim, bc.Pod.UID) {
+		err := p.unreserve(ctx, bc, claim)
+		return err == nil, false, err
 	}
 	err = p.removeMarks(ctx, claim, pointless(claim, bc.Pod.UID, bc.Attempt, at))
-	return "", err == nil, err
+	return false, err == nil, err
 }
 
-// giveBack undoes one write of the attempt to the status of the claim. It returns the action
-// for BindContext.Undid, or "" if nothing is left to undo. Each write requires that the
-// claim has not changed: an attempt that has marked it since then may rely on the
-// reservation.
-func (p *Plugin) giveBack(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, at framework.Whereabouts) (string, error) {
-	if at != "" && reservedByOthers(claim, bc.Pod.UID) {
-		return "", nil // The other manager removes the reservation or uses it.
-	}
-	if p.allocator != nil && claim.Status.Allocation != nil {
-		if undone, err := p.allocator.undo(ctx, bc, claim); err != nil || undone {
-			return "deallocated", err
-		}
-	}
-	if at == "" {
-		return "", nil
-	}
-	return "removed its reservation of", p.h.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
+// unreserve removes the reservation for the pod, on the condition that the claim has not
+// changed: an attempt that has marked it since then may rely on the reservation.
+func (p *Plugin) unreserve(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) error {
+	return p.h.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
 		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": bc.Pod.UID}}},
 	}), fieldOwner)

@@ -26,15 +26,12 @@ var errDown = errors.New("the API server is down")
 // dynamicresources_test.go) for PreBind and Unreserve, and the cases of PreFilter and Filter that
 // apply to a Binding. The cases have upstream's names. await_test.go contains the cases that wait.
 func TestUpstream(t *testing.T) {
-	finalizer := func(claim *resourcev1.ResourceClaim) { claim.Finalizers = []string{resourcev1.Finalizer} }
 	cases := map[string]struct {
 		reason  string
 		pod     *corev1.Pod
 		objects []client.Object
 		// prepare runs between PreFlight and PreBind, as another client.
 		prepare func(s *apiServer)
-		// fail returns the error of a write, or nil.
-		fail func(w fakeapi.Call) error
 		// want is the kind of the error of PreFlight or PreBind. It is empty if there is no error.
 		want framework.Kind
 		text string
@@ -56,7 +53,7 @@ func TestUpstream(t *testing.T) {
 		},
 		"podgroup-with-resources": {
 			reason: "differs: upstream allocates the claim for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
-			objects: []client.Object{theClaim("c", ofGroup("team")), pool("node-a", "gpu-0")}, users: []string{},
+			objects: []client.Object{theClaim("c", ofGroup("team"))}, users: []string{},
 		},
 		"reserved-okay-podgroup": {
 			reason: "the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped, template("c")), skip: true,
@@ -71,73 +68,8 @@ func TestUpstream(t *testing.T) {
 			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
 		},
 		"no-resources": {
-			reason: "the node has no free devices", want: framework.KindRefuse, text: "no free devices on node node-a",
+			reason: "the scheduler has not allocated the claim", want: framework.KindRefuse, text: "not allocated by the scheduler",
 			objects: []client.Object{theClaim("c")}, users: []string{},
-		},
-		"with-resources": {
-			reason: "PreBind adds the finalizer, the allocation and the reservation", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
-			users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"with-resources-has-finalizer": {
-			reason: "the claim already has the finalizer", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
-			users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"with-resources-finalizer-gets-removed": {
-			reason: "PreBind adds the finalizer again", objects: []client.Object{theClaim("c", finalizer), pool("node-a", "gpu-0")},
-			prepare: func(s *apiServer) {
-				s.change("c", "kube-controller-manager", func(c *resourcev1.ResourceClaim) { c.Finalizers = nil })
-			},
-			users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"with-resources-finalizer-gets-added": {
-			reason: "PreBind adds the finalizer only once", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")},
-			prepare: func(s *apiServer) { s.change("c", "kube-scheduler", finalizer) },
-			users:   []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"with-resources-add-finalizer-fails": {
-			reason: "nothing is allocated without the finalizer", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: framework.KindInternal, text: "down",
-			fail: nthWrite("patch", 2, errDown), users: []string{},
-		},
-		"with-resources-status-fails": {
-			reason: "like upstream, PreBind keeps the finalizer", objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0")}, want: framework.KindInternal, text: "down",
-			fail: nthWrite("patch status", 1, errDown), users: []string{},
-		},
-		"exhausted-resources-in-informer-cache": {
-			reason: "another claim has the device", want: framework.KindRefuse, text: "no free devices",
-			objects: []client.Object{theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), reservedTo("db")), pool("node-a", "gpu-0")}, users: []string{},
-		},
-		"tainted-device-enabled": {
-			reason: "PreBind does not allocate a tainted device", want: framework.KindRefuse, text: "no free devices",
-			objects: []client.Object{theClaim("c"), tainted(pool("node-a", "gpu-0"))}, users: []string{},
-		},
-		"request-admin-access-with-DRAAdminAccess-featuregate": {
-			reason: "differs: upstream allocates the claim, Prebind leaves it to the scheduler", want: framework.KindRefuse, text: "admin access",
-			objects: []client.Object{theClaim("c", admin), pool("node-a", "gpu-0")}, users: []string{},
-		},
-		"structured-ignore-allocated-admin-access": {
-			reason: "admin access does not occupy the device", objects: []client.Object{
-				theClaim("c"), theClaim("other", allocated("node-a", "gpu-0"), asAdmin), pool("node-a", "gpu-0"),
-			}, users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"claim-parameters-CEL-runtime-error": {
-			reason: "the message is from the allocator", want: framework.KindRefuse, text: "no such key",
-			objects: []client.Object{theClaim("c", selector(`device.attributes["gpu.example.com"].nope == 1`)), pool("node-a", "gpu-0")}, users: []string{},
-		},
-		"missing-class": {
-			reason: "the message is from the allocator", want: framework.KindRefuse, text: "could not retrieve device class",
-			objects: []client.Object{theClaim("c"), pool("node-a", "gpu-0"), without(deviceClass())}, users: []string{},
-		},
-		"claim-with-request-with-unknown-device-class": {
-			reason: "Prebind does not allocate the class", want: framework.KindRefuse, text: `DeviceClass "tpu"`,
-			objects: []client.Object{theClaim("c", ofOtherClass), pool("node-a", "gpu-0")}, users: []string{},
-		},
-		"claim-with-prioritized-list": {
-			reason: "PreBind allocates the first alternative that fits", objects: []client.Object{theClaim("c", firstOf(8, 1)), pool("node-a", "gpu-0", "gpu-1")},
-			users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"claim-with-prioritized-list-unknown-device-class": {
-			reason: "Prebind must allocate the classes of all alternatives", want: framework.KindRefuse, text: `"r/s1" has DeviceClass "tpu"`,
-			objects: []client.Object{theClaim("c", firstOf(1, 1), secondOf("tpu")), pool("node-a", "gpu-0")}, users: []string{},
 		},
 		"wrong-topology": {
 			reason: "the devices are on another node", want: framework.KindRefuse, text: "are not available on node",
@@ -149,7 +81,7 @@ func TestUpstream(t *testing.T) {
 			users: []string{"web"}, devices: []string{"gpu-0"},
 		},
 		"add-allocation-timestamp-failure": {
-			reason: "the claim was deallocated after PreFlight, and Prebind does not allocate its class", objects: []client.Object{theClaim("c", ofOtherClass, allocated("node-a", "gpu-0"))},
+			reason: "the claim was deallocated after PreFlight", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))},
 			prepare: func(s *apiServer) {
 				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
@@ -192,15 +124,11 @@ func TestUpstream(t *testing.T) {
 			if pod == nil {
 				pod = thePod("web", uses("c"))
 			}
-			s := newAPI(gen.Node("node-a"), deviceClass(), pod)
+			s := newAPI(gen.Node("node-a"), pod)
 			for _, o := range tc.objects {
-				if o, gone := o.(goneObject); gone {
-					s.Remove(o.Object)
-					continue
-				}
 				s.Put(o)
 			}
-			r := newAllocating(t, s)
+			r := newReplica(t, s)
 			bc := bind(pod, "node-a", "here-1")
 			s.Forget()
 			next, err := r.preFlight(t.Context(), bc)
@@ -208,12 +136,10 @@ func TestUpstream(t *testing.T) {
 			if tc.prepare != nil {
 				tc.prepare(s)
 			}
-			r.conn.Before = tc.fail
 			if err == nil && next == framework.Run {
 				assert.NotEmpty(t, bc.Intents(), "a dry run shows the intents")
 				err = r.PreBind(t.Context(), bc)
 			}
-			r.conn.Before = nil
 			assert.Equal(t, tc.skip, next == framework.Skip, tc.reason)
 			if tc.skip {
 				assert.Empty(t, s.written(), "a bind that PreFlight skips writes nothing")
@@ -232,9 +158,6 @@ func TestUpstream(t *testing.T) {
 			if claim := s.claim("c"); tc.users != nil {
 				assert.ElementsMatch(t, tc.users, users(claim), tc.reason)
 				assert.Equal(t, tc.devices, devices(claim), tc.reason)
-				if claim.Status.Allocation != nil {
-					assert.Equal(t, []string{resourcev1.Finalizer}, claim.Finalizers[:1], "an allocated claim has the finalizer, once")
-				}
 				if tc.want == "" && !tc.skip && tc.devices != nil {
 					r.PostBind(t.Context(), bc)
 					assert.Empty(t, unsettled(s.claim("c")), "PostBind removes the mark")
@@ -254,9 +177,8 @@ func TestUpstreamBindFailure(t *testing.T) {
 		users   []string
 		devices []string
 	}{
-		"bind-failure":           {reason: "the roll-back removes the reservation and keeps the allocation", claim: theClaim("c", allocated("node-a", "gpu-0")), users: []string{}, devices: []string{"gpu-0"}},
-		"bind-failure-shared":    {reason: "the roll-back keeps the reservations of other pods", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("db")), users: []string{"db"}, devices: []string{"gpu-0"}},
-		"bind-failure-allocated": {reason: "differs: the roll-back deallocates the claim, upstream leaves that to PostFilter", claim: theClaim("c"), users: []string{}},
+		"bind-failure":        {reason: "the roll-back removes the reservation and keeps the allocation", claim: theClaim("c", allocated("node-a", "gpu-0")), users: []string{}, devices: []string{"gpu-0"}},
+		"bind-failure-shared": {reason: "the roll-back keeps the reservations of other pods", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedTo("db")), users: []string{"db"}, devices: []string{"gpu-0"}},
 		"bind-podgroup-failure": {
 			reason: "the roll-back keeps the scheduler's reservation for the PodGroup", claim: theClaim("c", allocated("node-a", "gpu-0"), reservedToGroup("team")),
 			users: []string{"team"}, devices: []string{"gpu-0"},
@@ -266,8 +188,8 @@ func TestUpstreamBindFailure(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			pod := thePod("web", uses("c"), grouped)
-			s := newAPI(gen.Node("node-a"), deviceClass(), pod, tc.claim, pool("node-a", "gpu-0"))
-			r := newAllocating(t, s)
+			s := newAPI(gen.Node("node-a"), pod, tc.claim)
+			r := newReplica(t, s)
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
@@ -280,11 +202,6 @@ func TestUpstreamBindFailure(t *testing.T) {
 		})
 	}
 }
-
-// goneObject is an object that the test removes from the API server.
-type goneObject struct{ client.Object }
-
-func without(o client.Object) client.Object { return goneObject{o} }
 
 // nthWrite makes the nth write with the verb fail.
 func nthWrite(verb string, n int, err error) func(fakeapi.Call) error {
@@ -308,49 +225,4 @@ func devices(claim *resourcev1.ResourceClaim) []string {
 		}
 	}
 	return names
-}
-
-func tainted(o client.Object) client.Object {
-	if slice, ok := o.(*resourcev1.ResourceSlice); ok {
-		slice.Spec.Devices[0].Taints = []resourcev1.DeviceTaint{{Key: "broken", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
-	}
-	return o
-}
-
-func admin(claim *resourcev1.ResourceClaim) {
-	claim.Spec.Devices.Requests[0].Exactly.AdminAccess = new(true)
-}
-
-func asAdmin(claim *resourcev1.ResourceClaim) {
-	claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
-}
-
-// ofOtherClass requests a class that Prebind does not allocate.
-func ofOtherClass(claim *resourcev1.ResourceClaim) {
-	claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = "tpu"
-}
-
-func selector(expression string) claimOption {
-	return func(claim *resourcev1.ResourceClaim) {
-		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}}
-	}
-}
-
-// firstOf requests the first of these numbers of devices that fits.
-func firstOf(counts ...int64) claimOption {
-	return func(claim *resourcev1.ResourceClaim) {
-		request := &claim.Spec.Devices.Requests[0]
-		request.Exactly = nil
-		for i, count := range counts {
-			request.FirstAvailable = append(request.FirstAvailable, resourcev1.DeviceSubRequest{
-				Name: "s" + string(rune('0'+i)), DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: count,
-			})
-		}
-	}
-}
-
-func secondOf(class string) claimOption {
-	return func(claim *resourcev1.ResourceClaim) {
-		claim.Spec.Devices.Requests[0].FirstAvailable[1].DeviceClassName = class
-	}
 }

@@ -131,9 +131,6 @@ subjects:
 {{- if and (eq .Values.certificates.mode "files") (not .Values.certificates.files.caBundle) -}}
 {{- fail "certificates.mode files needs certificates.files.caBundle: without it the API server trusts no replica" -}}
 {{- end -}}
-{{- if and .Values.prebindPlugins (index .Values.prebindPlugins "resource-claims").allocate (not (index .Values.prebindPlugins "resource-claims").enabled) -}}
-{{- fail "prebindPlugins.resource-claims.allocate needs prebindPlugins.resource-claims.enabled" -}}
-{{- end -}}
 {{- end }}
 
 {{- define "prebind.podSecurityContext" -}}

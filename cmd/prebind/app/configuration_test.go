@@ -86,11 +86,11 @@ func TestConfiguration_Problems(t *testing.T) {
 		"UnknownPlugin":   {reason: "the error lists the known arguments", content: "arguments:\n  devices: {}\n", want: []string{`FILE:4: unknown field "devices": must be one of topology, node-info, announce, node-state, node-ready, policy, start-limit, device, resource-claims`}},
 		"UnknownArgument": {reason: "the error lists the known fields of the arguments", content: "arguments:\n  device:\n    locks: true\n", want: []string{`FILE:5: unknown field "locks": must be one of nodeLocks, nodeLockTimeout`}},
 		"Values": {
-			reason: "an invalid value is reported with its field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    allocate:\n    - ok\n    - GPU !\n",
+			reason: "an invalid value is reported with its field and line", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    bindingTimeout: 0s\n",
 			want: []string{
 				"FILE:4: budgets.hold: must be positive, got 0s",
 				`FILE:5: prebindPlugins: unknown PreBind plugin "volumes": must be one of announce, node-state, node-ready, policy, start-limit, device, resource-claims, volumebinding`,
-				`FILE:10: arguments.resource-claims.allocate[1]: "GPU !": invalid DeviceClass name`,
+				"FILE:8: arguments.resource-claims.bindingTimeout: must be positive, got 0s",
 			},
 		},
 		"FlagIsWrong": {reason: "a flag overrides the file, so the error names the flag", content: "budgets:\n  hold: 1s\n", args: []string{"--hold=-1s"}, want: []string{"--hold: must be positive, got -1s"}},

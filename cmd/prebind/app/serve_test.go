@@ -72,7 +72,6 @@ func TestComplete(t *testing.T) {
 		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
 		"NodeLockTimeout":  {reason: "the value must be positive", args: []string{"--device-node-lock-timeout=0s"}, says: []string{"--device-node-lock-timeout"}},
 		"ClaimsTimeout":    {reason: "the value must be positive", args: []string{"--resource-claims-binding-timeout=0s"}, says: []string{"--resource-claims-binding-timeout"}},
-		"ClaimsAllocate":   {reason: "the value must be the name of a DeviceClass", args: []string{"--resource-claims-allocate=GPU !"}, says: []string{"--resource-claims-allocate", "GPU !"}},
 		"NoFile":           {reason: "a missing file is an error", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
 		"Several": {
 			reason: "all problems are reported together", args: []string{"--hold=0s", "--max-holds=0", "--mutators=x", "--webhook-bind-address=1"},
