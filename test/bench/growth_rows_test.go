@@ -5,22 +5,17 @@ package bench
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/install"
 )
 
 // preFlight selects the time of a plugin's PreFlight, which does not write or wait.
@@ -140,116 +135,6 @@ func (g *grown) sinceStart(ctx context.Context, size int, what string) error {
 	return nil
 }
 
-const (
-	ownedClass = "owned.example.com"
-	perPool    = 8
-)
-
-// owned measures the allocation of a claim of a class that belongs to Prebind, and its rejection on a node
-// without a free device. All devices of the other nodes are allocated. One more node with free devices
-// exists for each size.
-func owned() growth {
-	return growth{
-		name: "owned", size: 400, most: 40,
-		shipped: withArgs([]string{"plugins/resource-claims-allocate"}, "--resource-claims-allocate="+ownedClass),
-		fill: func(ctx context.Context, g *grown, had, n int) error {
-			if had == 0 {
-				if _, err := g.client.ResourceV1().DeviceClasses().Create(ctx, gen.DeviceClass(ownedClass), metav1.CreateOptions{}); err != nil {
-					return err
-				}
-			}
-			pools := (n + perPool - 1) / perPool
-			if err := g.addNodes(ctx, pools+1); err != nil {
-				return err
-			}
-			first := (had + perPool - 1) / perPool
-			if err := inParallel(ctx, 16, pools-first, func(ctx context.Context, i int) error { return g.fullPool(ctx, large(first+i)) }); err != nil {
-				return err
-			}
-			// One node has free devices. Its name contains the size.
-			free := fmt.Sprintf("free-%d", n)
-			if err := g.addNode(ctx, cluster.Node(free)); err != nil {
-				return err
-			}
-			_, err := g.client.ResourceV1().ResourceSlices().Create(ctx, gen.ResourceSlice(ownedClass, free, gen.Devices("device", g.most)...), metav1.CreateOptions{})
-			return err
-		},
-		measure: func(ctx context.Context, g *grown, n int) error {
-			const rejections = 3
-			pods := make([]*corev1.Pod, g.most)
-			if err := inParallel(ctx, 8, len(pods), func(ctx context.Context, i int) (err error) {
-				pods[i], err = g.createClaimant(ctx, fmt.Sprintf("owned-%d-%d", n, i))
-				return err
-			}); err != nil {
-				return err
-			}
-			if err := g.calm(ctx, prebind); err != nil {
-				return err
-			}
-			last := len(pods) - rejections
-			if err := g.binds(ctx, n, "allocation", last, nil, func(ctx context.Context, i int) error {
-				return g.bindTo(ctx, pods[i], fmt.Sprintf("free-%d", n), nil)
-			}); err != nil {
-				return err
-			}
-			return g.binds(ctx, n, "rejection", rejections, nil, func(ctx context.Context, i int) error {
-				return g.bindRefused(ctx, pods[last+i], large(0), "no free devices")
-			})
-		},
-	}
-}
-
-// withArgs returns an installation with additional components and arguments.
-func withArgs(components []string, args ...string) shipped {
-	return shipped{components: components, args: fixed(args)}
-}
-
-// createClaimant creates a pod with a claim of the owned class.
-func (g *grown) createClaimant(ctx context.Context, name string) (*corev1.Pod, error) {
-	claim := gen.ResourceClaim(name, gen.InNamespace(prebind), gen.RequestsDevices(ownedClass, 1))
-	if _, err := g.client.ResourceV1().ResourceClaims(prebind).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
-		return nil, err
-	}
-	return g.createPod(ctx, name, gen.UsesResourceClaim(name))
-}
-
-// fullPool creates the node's slice, claims that use all of its devices, and the pool's record as
-// described in docs/resource-claims.md.
-func (g *grown) fullPool(ctx context.Context, node string) error {
-	if _, err := g.client.ResourceV1().ResourceSlices().Create(ctx, gen.ResourceSlice(ownedClass, node, gen.Devices("device", perPool)...), metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	data := map[string]string{"driver": ownedClass, "pool": node}
-	for d := range perPool {
-		device := gen.Device(fmt.Sprintf("device-%d", d))
-		name := fmt.Sprintf("%s-%d", node, d)
-		made := gen.ResourceClaim(name, gen.InNamespace(prebind), gen.RequestsDevices(ownedClass, 1),
-			gen.AllocatedFor(node, ownedClass, device), gen.ReservedForPod(name, uuid.NewUUID()))
-		made.Finalizers = []string{resourcev1.Finalizer}
-		status := made.Status
-		claim, err := g.client.ResourceV1().ResourceClaims(prebind).Create(ctx, made, metav1.CreateOptions{})
-		if err != nil {
-			return err
-		}
-		claim.Status = status
-		if _, err := g.client.ResourceV1().ResourceClaims(prebind).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
-			return err
-		}
-		entry, err := json.Marshal(map[string]any{"claim": prebind + "/" + name, "uid": claim.UID, "version": claim.ResourceVersion, "attempt": "ended000-0000000001"})
-		if err != nil {
-			return err
-		}
-		data["device."+device.Name] = string(entry)
-	}
-	hash := sha256.Sum256([]byte(ownedClass + "\n" + node))
-	record := &corev1.ConfigMap{Data: data, ObjectMeta: metav1.ObjectMeta{
-		Namespace: install.Namespace, Name: "prebind-pool-" + hex.EncodeToString(hash[:16]),
-		Labels: map[string]string{"app.kubernetes.io/component": "prebind-pool-record", "app.kubernetes.io/managed-by": "prebind"},
-	}}
-	_, err := g.client.CoreV1().ConfigMaps(install.Namespace).Create(ctx, record, metav1.CreateOptions{})
-	return err
-}
-
 // marks measures a replica that finds marks on ResourceClaims, which any user with the role edit can write.
 // The number of claims stays the same. At the larger size, each claim has ten times as many marks.
 func marks() growth {
@@ -261,7 +146,7 @@ func marks() growth {
 				name := fmt.Sprintf("marked-%d", i)
 				annotations := map[string]string{}
 				for range max(n/claims, 1) {
-					annotations[fmt.Sprintf("resource-claims.prebind.dev/%s.forged00-0000000001", uuid.NewUUID())] = `{"pod":"no-such-pod","node":"node-1","allocated":true}`
+					annotations[fmt.Sprintf("resource-claims.prebind.dev/%s.forged00-0000000001", uuid.NewUUID())] = `{"pod":"no-such-pod","node":"node-1"}`
 				}
 				patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 				if err != nil {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +42,7 @@ type growth struct {
 
 // growths lists the measurements of BenchmarkGrowth.
 func growths() []growth {
-	return []growth{staticLocal(), staticShared(), devices(), owned(), marks(), bound()}
+	return []growth{staticLocal(), staticShared(), devices(), marks(), bound()}
 }
 
 // grown is the cluster of one measurement.
@@ -271,18 +270,6 @@ func (g *grown) bindTo(ctx context.Context, pod *corev1.Pod, node string, annota
 	b := bindingOf(pod, 0)
 	b.Target.Name, b.Annotations = node, annotations
 	return g.client.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{})
-}
-
-// bindRefused posts a Binding that Prebind must refuse for this reason.
-func (g *grown) bindRefused(ctx context.Context, pod *corev1.Pod, node, reason string) error {
-	err := g.bindTo(ctx, pod, node, nil)
-	if err == nil {
-		return fmt.Errorf("pod %s was bound to %s, want a refusal", pod.Name, node)
-	}
-	if !strings.Contains(err.Error(), reason) {
-		return errors.Join(fmt.Errorf("pod %s should be refused because of %q", pod.Name, reason), err)
-	}
-	return nil
 }
 
 func large(i int) string { return fmt.Sprintf("large-%d", i+1) }

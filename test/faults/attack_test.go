@@ -40,7 +40,7 @@ const (
 	// attackAlone is the duration of the attack after the last fault.
 	attackAlone = 75 * time.Second
 
-	// targets is the number of running pods of the attacker. Each pod has a ResourceClaim of the owned class.
+	// targets is the number of running pods of the attacker. Each pod has a ResourceClaim.
 	targets = 6
 	// alone is the number of targets whose claims have one mark at a time. More marks would hide it.
 	alone = 4
@@ -107,13 +107,16 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 	return a
 }
 
-// run creates a pod of the attacker with a claim, and binds it like a scheduler.
+// run creates a pod of the attacker with a claim, allocates the claim, and binds the pod like a scheduler.
 func (a *attack) run(t *testing.T, i int) {
 	t.Helper()
 	namespace, name := a.namespace(i), fmt.Sprintf("target-%d", i)
-	claim := gen.ResourceClaim(name, gen.InNamespace(namespace), gen.RequestsDevices(owned, 1))
+	claim := gen.ResourceClaim(name, gen.InNamespace(namespace), gen.RequestsDevices(unreserved, 1), gen.AllocatedFor("", unreserved, gen.Device(name)))
+	allocated := claim.Status
 	pod := gen.Pod(name, gen.InNamespace(namespace), gen.Scheduler(byHand), gen.EndsAtOnce(), gen.UsesResourceClaim(name))
 	require.NoError(t, a.tenant.Create(t.Context(), claim))
+	claim.Status = allocated
+	require.NoError(t, a.w.watcher.Status().Update(t.Context(), claim))
 	require.NoError(t, a.tenant.Create(t.Context(), pod))
 	require.Eventually(t, func() bool {
 		return a.w.client.CoreV1().Pods(namespace).Bind(t.Context(), gen.Binding(pod, nodeName(i%nodes)), metav1.CreateOptions{}) == nil
@@ -226,7 +229,7 @@ func (a *attack) mark(rng *rand.Rand, pod *corev1.Pod, n int) string {
 	}
 	name := []string{"no-such-pod", pod.Name, a.running[rng.IntN(len(a.running))].Name}[rng.IntN(3)]
 	node := []string{"no-such-node", pod.Spec.NodeName, nodeName(rng.IntN(nodes))}[rng.IntN(3)]
-	return fmt.Sprintf("%q:%q", markPrefix+string(uid)+"."+attempt, fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, name, node))
+	return fmt.Sprintf("%q:%q", markPrefix+string(uid)+"."+attempt, fmt.Sprintf(`{"pod":%q,"node":%q}`, name, node))
 }
 
 // fatten creates objects with annotations near the size limit of the API server.
@@ -237,7 +240,7 @@ func (a *attack) fatten(ctx context.Context, rng *rand.Rand) {
 		name := fmt.Sprintf("fat-%d", i)
 		objects := []client.Object{
 			gen.Claim(name, meta[0], meta[1], gen.OfClass(never)),
-			gen.ResourceClaim(name, meta[0], meta[1], gen.RequestsDevices(owned, 1)),
+			gen.ResourceClaim(name, meta[0], meta[1], gen.RequestsDevices(unreserved, 1)),
 		}
 		if i < fatPods {
 			objects = append(objects, gen.Pod(name, meta[0], meta[1], gen.Scheduler("none"), gen.EndsAtOnce()))

@@ -33,8 +33,7 @@ const (
 	tries = 12
 )
 
-// pods lists the kinds of pods with their possible schedulers. kube-scheduler must not allocate claims of the class that
-// belongs to Prebind.
+// pods lists the kinds of pods with their possible schedulers.
 var pods = []struct {
 	name       string
 	schedulers []string
@@ -44,7 +43,7 @@ var pods = []struct {
 	{"slow", []string{cluster.NoPreBindScheduler, byHand}},
 	{"static", []string{cluster.NoPreBindScheduler, byHand}},
 	{"device", []string{cluster.DefaultScheduler, cluster.NoPreBindScheduler, byHand, byHand, byHand}},
-	{"owned", []string{byHand}},
+	{"unreserved", []string{byHand}},
 	{"scheduled", []string{cluster.DefaultScheduler}},
 	{"state", []string{cluster.DefaultScheduler, cluster.NoPreBindScheduler, byHand}},
 	{"mixed", []string{byHand}},
@@ -175,8 +174,8 @@ func (p *bound) needs() (options []gen.PodOption, objects []client.Object) {
 	if p.is("device") && p.rng.IntN(3) == 0 {
 		options = append(options, gen.Annotation(lockIt, "true"))
 	}
-	if p.is("owned", "mixed") {
-		options = append(options, gen.UsesResourceClaimTemplate("owned"))
+	if p.is("unreserved", "mixed") {
+		options = append(options, gen.UsesResourceClaimTemplate("unreserved"))
 	}
 	if p.is("scheduled") {
 		options = append(options, gen.UsesResourceClaimTemplate("scheduled"))
@@ -210,12 +209,38 @@ func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 	return b
 }
 
+// allocate allocates the claims of the pod for all nodes, and reserves none of them. Each claim gets a device of its own.
+func (p *bound) allocate(ctx context.Context) error {
+	pod, err := p.w.client.CoreV1().Pods(ns).Get(ctx, p.name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	claims := p.w.client.ResourceV1().ResourceClaims(ns)
+	for _, of := range pod.Status.ResourceClaimStatuses {
+		claim, err := claims.Get(ctx, *of.ResourceClaimName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if claim.Status.Allocation != nil {
+			continue
+		}
+		claim.Status = gen.ResourceClaim(claim.Name, gen.RequestsDevices(unreserved, 1), gen.AllocatedFor("", unreserved, gen.Device(claim.Name))).Status
+		if _, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{FieldManager: byHand}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // bind binds the pod by hand, like a scheduler with a short timeout and without state. It does not retry one in ten pods
 // after a failed Binding.
 func (p *bound) bind(ctx context.Context, pod *corev1.Pod) {
 	b := p.binding(pod)
 	for range tries {
-		err := p.post(ctx, b)
+		err := p.allocate(ctx)
+		if err == nil {
+			err = p.post(ctx, b)
+		}
 		switch {
 		case err == nil:
 			p.mu.Lock()

@@ -31,10 +31,10 @@ const (
 	nodes    = 6
 	devices  = 8
 	replicas = 2
-	// owned is the DeviceClass that Prebind allocates. scheduled is the one that kube-scheduler allocates. Their
-	// templates have the same names.
-	owned     = "owned.example.com"
-	scheduled = "scheduled.example.com"
+	// unreserved is the DeviceClass of claims that their scheduler allocates but does not reserve. scheduled is the one of
+	// claims that kube-scheduler allocates and reserves. Their templates have the same names.
+	unreserved = "unreserved.example.com"
+	scheduled  = "scheduled.example.com"
 	// openKey is a label of nodes that some pods wait for.
 	openKey = "faults.example.com/open"
 )
@@ -71,7 +71,6 @@ func newWorld(t *testing.T, binary string) *world {
 	var err error
 	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: binary, Clock: true})
 	require.NoError(t, err)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/resource-claims-allocate"))
 	for range replicas {
 		w.startReplica(t)
 	}
@@ -100,7 +99,7 @@ func (w *world) startReplica(t *testing.T) {
 	w.prebind.Setenv("GODEBUG", "memprofilerate=16384")
 	debug, err := w.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
-	started, err := w.prebind.Start(t.Context(), "--kubeconfig="+proxy.Kubeconfig, "--resource-claims-allocate="+owned, "--debug-bind-address="+debug)
+	started, err := w.prebind.Start(t.Context(), "--kubeconfig="+proxy.Kubeconfig, "--debug-bind-address="+debug)
 	require.NoError(t, err)
 	r := &replica{Replica: started, proxy: proxy, debug: debug}
 	t.Cleanup(func() {
@@ -130,11 +129,12 @@ func (w *world) objects(t *testing.T) {
 		gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", "6s")),
 		gen.StorageClass("static", volume.NotSupportedProvisioner),
 	)
-	for _, class := range []string{owned, scheduled} {
-		create(gen.DeviceClass(class), gen.ResourceClaimTemplate(strings.TrimSuffix(class, ".example.com"), gen.InNamespace(ns), gen.RequestsDevices(class, 1)))
-		for n := range nodes {
-			create(gen.ResourceSlice(class, nodeName(n), gen.Devices("device", devices)...))
-		}
+	for _, class := range []string{unreserved, scheduled} {
+		create(gen.ResourceClaimTemplate(strings.TrimSuffix(class, ".example.com"), gen.InNamespace(ns), gen.RequestsDevices(class, 1)))
+	}
+	create(gen.DeviceClass(scheduled))
+	for n := range nodes {
+		create(gen.ResourceSlice(scheduled, nodeName(n), gen.Devices("device", devices)...))
 	}
 }
 

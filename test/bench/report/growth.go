@@ -49,8 +49,6 @@ func growthTable() []growthRow {
 	add("device grant, by nodes with device records", "devices", "bind", cpu, "PreFlight ms", "PreBind ms", p50, allocated, requests)
 	add("10 s of sweeps, by device records", "devices", "10 s at rest", cpu, allocated, requests)
 	rows = append(rows, growthRow{what: "start of a new leader, by device records: API requests", file: "growth-devices", metric: "start: API requests", free: true})
-	add("allocation of an owned class, by allocated claims", "owned", "allocation", cpu, p50, allocated, requests)
-	add("rejection of an owned class, by allocated claims", "owned", "rejection", cpu, p50, allocated, requests)
 	add("start of a replica, by forged marks", "marks", "start until rest", cpu, requests)
 	add("10 s of sweeps, by forged marks", "marks", "10 s after it", allocated, requests)
 	return append(rows,
