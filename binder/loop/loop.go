@@ -39,8 +39,10 @@ const (
 	pace = 20 * time.Millisecond
 	// readAgain is the pause after a write that failed for a reason that passes.
 	readAgain = 2 * time.Second
-	// minRetry and maxRetry limit Retry-After of a call that got no seat. atOnce is that of any other.
-	minRetry, maxRetry, atOnce = 2 * time.Second, 30 * time.Second, time.Second
+	// MaxRetryAfter is the longest time that Prebind asks a client to wait before it calls again, without its spread.
+	MaxRetryAfter = 30 * time.Second
+	// minRetry and MaxRetryAfter limit Retry-After of a call that got no seat. atOnce is that of any other.
+	minRetry, atOnce = 2 * time.Second, time.Second
 )
 
 // Loop decides on binds. All fields are required. It is safe for concurrent use.
@@ -427,7 +429,7 @@ func (c *call) retryAfter() time.Duration {
 // RetryAfter returns half of the elapsed time, at least 2 s and at most 30 s, plus up to a quarter by
 // the jitter from 0 to 1, in whole seconds.
 func RetryAfter(elapsed time.Duration, jitter float64) time.Duration {
-	after := min(max(elapsed/2, minRetry), maxRetry)
+	after := min(max(elapsed/2, minRetry), MaxRetryAfter)
 	after += time.Duration(jitter * float64(after) / 4)
 	return after.Round(time.Second)
 }

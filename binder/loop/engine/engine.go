@@ -1,0 +1,264 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package engine decides on Bindings before the API server executes them. It does not depend
+// on HTTP.
+//
+// A bind passes through guards (guards.go), and then through the loop of its call (package loop),
+// in which plugins decide, write and wait. When all are ready, the mutators run once, and the
+// merged metadata of the pod is checked (compose.go). All that outlives the call is in package work.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/loop/calls"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/binder/loop/recovery"
+	"github.com/prebind/prebind/binder/loop/work"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+// Options of an Engine. All fields are required but CachedFor, Term and Recorder.
+type Options struct {
+	// Cached reads pods without a node, nodes, and the kinds that plugins watch, from a
+	// cache. The engine never changes the returned objects.
+	Cached oldframework.Reader
+	// CachedFor returns the cached reader of a plugin, by its name. It may be nil: then all
+	// plugins read through Cached.
+	CachedFor func(plugin string) oldframework.Reader
+	// Live reads pods and nodes from the API server, if the cache lacks them.
+	Live oldframework.Reader
+	// Settings are those of the configuration.
+	Settings Settings
+	// Replica identifies this process, by letters and digits.
+	Replica string
+	// Term returns the number of the replica's current term, and whether the replica holds
+	// it. A bind may rely only on writes in a term that is still held: other replicas may
+	// have rolled back the others. Term must be fast, and safe for concurrent use. It may be
+	// nil if there are no other replicas.
+	Term func() (term int64, held bool)
+	// Changes reports changes of the objects of the cache.
+	Changes *oldframework.Hub
+	// Events records on the pod what its bind waits for, and why it is rejected.
+	Events events.EventRecorder
+	// Recorder records the work on binds. It may be nil.
+	Recorder Recorder
+	Clock    clock.WithDelayedExecution
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
+		return errors.New("engine: Cached, Live, Changes, Events and Clock are required")
+	case o.Replica == "" || strings.Contains(o.Replica, work.IDSeparator):
+		return fmt.Errorf("engine: Replica is required, without %q", work.IDSeparator)
+	default:
+		return o.Settings.validateNames()
+	}
+}
+
+// Engine decides on Bindings. It is safe for concurrent use.
+type Engine struct {
+	reader
+	settings Settings
+	loop     *loop.Loop
+	runner   calls.Runner
+	waits    waits
+	seats    seating
+	clock    clock.WithDelayedExecution
+	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
+	anyAttempt map[string]string
+	// draining is closed by drain.
+	draining chan struct{}
+	drain    func()
+}
+
+// New checks the options and returns the engine. It starts nothing.
+func New(o Options) (*Engine, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if o.Recorder == nil {
+		o.Recorder = unrecorded{}
+	}
+	if o.Term == nil {
+		o.Term = func() (int64, bool) { return 0, true }
+	}
+	if o.CachedFor == nil {
+		o.CachedFor = func(string) oldframework.Reader { return o.Cached }
+	}
+	draining := make(chan struct{})
+	e := &Engine{
+		reader:   reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
+		settings: o.Settings,
+		runner:   calls.Runner{Runner: &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events}},
+		waits:    newWaits(o.Clock), clock: o.Clock,
+		anyAttempt: map[string]string{oldframework.AttemptAnnotation: work.NewID(o.Replica)},
+		draining:   draining, drain: sync.OnceFunc(func() { close(draining) }),
+	}
+	e.loop = &loop.Loop{
+		CachedFor: o.CachedFor, Changes: o.Changes, Replica: o.Replica, Tracker: o.Recorder, Clock: o.Clock,
+		Jitter: rand.Float64,
+		Work: work.NewSet(work.Options{
+			Runner: recorded{Runner: e.runner, recorder: o.Recorder}, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+			Ended: func(bound bool) {
+				o.Recorder.AttemptEnded(map[bool]string{true: Bound, false: NotBound}[bound])
+			},
+		}),
+	}
+	return e, nil
+}
+
+// recorded records the rollbacks of a Runner.
+type recorded struct {
+	calls.Runner
+	recorder Recorder
+}
+
+// RollBack implements work.Runner.
+func (r recorded) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error {
+	err := r.Runner.RollBack(ctx, p, bc, pod)
+	r.recorder.RolledBack(p.Name(), err)
+	return err
+}
+
+// Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
+// held call of such a user takes no seat of the API server, so more of them are held. The
+// function must be safe for concurrent use; nil exempts no user.
+func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) {
+	if is == nil {
+		e.seats.isExempt.Store(nil)
+		return
+	}
+	e.seats.isExempt.Store(&is)
+}
+
+// Stats are the numbers of what is in progress.
+type Stats struct {
+	// Attempts by phase, with all of work.Phases.
+	Attempts map[string]int
+	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
+	Holds, MaxHolds int
+}
+
+// Stats returns the present numbers; the caller owns the map.
+func (e *Engine) Stats() Stats {
+	s := Stats{Attempts: e.loop.Work.Count()}
+	s.Holds, s.MaxHolds = e.seats.count(e.settings.MaxHolds)
+	return s
+}
+
+// InFlight returns the work in progress, the oldest first; the caller owns the slice.
+func (e *Engine) InFlight() []work.InFlight { return e.loop.Work.InFlight() }
+
+// Drain ends every hold. Waiting calls, and all later ones that would wait, are answered with
+// KindWait. It cannot be undone.
+func (e *Engine) Drain() { e.drain() }
+
+// Settle waits until the outcome of every allowed bind is known, or the context ends. Call it
+// between Drain and Stop, while the caches are still updated.
+func (e *Engine) Settle(ctx context.Context) { e.loop.Work.Settle(ctx) }
+
+// Stop drains, ends the work without a rollback, and waits for it until the context
+// ends. The repeated calls reach another replica, which continues.
+func (e *Engine) Stop(ctx context.Context) error {
+	e.drain()
+	return e.loop.Work.Stop(ctx)
+}
+
+// Sweeper returns the sweeper for the writes that ended replicas left behind. One replica at a
+// time should run it.
+func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
+	return recovery.New(recovery.Options{
+		Runner: e.runner, Observer: e.recorder, Replica: e.loop.Replica, Replicas: replicas, Working: e.loop.Work.Working,
+		Plugins: e.settings.Plugins, Clock: e.clock,
+	})
+}
+
+// OwnSweeper returns the sweeper for the writes of this replica that could not be rolled
+// back, for example because the API server did not respond. Every replica runs one.
+func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
+
+// Bind decides on one Binding. It returns within the hold and before the
+// context's deadline.
+func (e *Engine) Bind(ctx context.Context, r Request) Decision {
+	ctx, began := e.recorder.Begin(ctx), e.clock.Now()
+	d := e.answer(ctx, r)
+	e.recorder.Decided(ctx, r, d, e.clock.Since(began))
+	return d
+}
+
+// answer decides on one Binding.
+func (e *Engine) answer(ctx context.Context, r Request) Decision {
+	if !targetsNode(r.Binding) || !namesPod(r) {
+		return Decision{PassThrough: true}
+	}
+	c := &call{Engine: e, Request: r, policy: e.settings.policyFor(r.Pod.Namespace), began: e.clock.Now()}
+	if c.policy.mode == ModeOff {
+		return Decision{PassThrough: true}
+	}
+	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
+	d := c.decide(ctx).bounded()
+	warnings := d.Warnings
+	if c.DryRun {
+		d = explain(c.policy.mode, d)
+	}
+	switch {
+	case c.policy.mode != ModeAudit:
+	case d.PassThrough:
+		d = Decision{PassThrough: true}
+	default:
+		d = auditOnly(d)
+		d.Warnings = append(d.Warnings, warnings...)
+	}
+	if c.pod != nil && !r.DryRun && ctx.Err() == nil {
+		c.report(c.pod, d)
+	}
+	return d
+}
+
+// decide runs the guards and the loop.
+func (c *call) decide(ctx context.Context) Decision {
+	if err := guardTarget(c.Binding); err != nil {
+		if c.settings.idle() {
+			return Decision{PassThrough: true}
+		}
+		return denied(err)
+	}
+	pod, err := c.reader.pod(ctx, c.Request)
+	switch {
+	case err != nil:
+		c.key = work.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
+		return c.later(loop.Outcome{Err: err, RetryAfter: loop.RetryAfter(0, 0)})
+	case unbindable(pod, c.Binding):
+		return rejectedBy(pod, c.Binding)
+	}
+	c.pod, c.key = pod, work.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
+	if c.settings.idle() {
+		if err := guardMerged(pod, c.Binding, nil, nil, nil); err != nil {
+			return denied(err)
+		}
+		return Decision{PassThrough: true}
+	}
+	before := c.waits.before(c.key, c.began)
+	c.first, c.calls = before.since, before.calls
+	d := c.run(ctx)
+	if d.Attempt != "" || before.calls > 0 {
+		d.Calls, d.Waited = before.calls+1, c.clock.Since(before.since)
+	}
+	return d
+}

@@ -1,0 +1,61 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+const (
+	// reportAfter is how long a call is held before an event says what it waits for. Without
+	// that, users would see nothing until the hold ends.
+	reportAfter = 5 * time.Second
+	// reportAgain is how long no further event reports that a bind waits for the same object. Each
+	// event is a write of the API server, and a crowd of waiting pods makes one for each of them.
+	reportAgain = 2 * time.Minute
+)
+
+// report records an event about a denial, or about the result of an audit, on the pod.
+func (c *call) report(pod *corev1.Pod, d Decision) {
+	switch {
+	case d.Audit != nil && len(d.Warnings) > 0:
+		c.event(pod, d.Audit.Err, corev1.EventTypeNormal, runner.ReasonAudited, strings.Join(d.Warnings, "; "))
+	case d.Audit != nil || d.Err == nil:
+	case d.Err.Kind == oldframework.KindWait:
+		c.reportWait(pod, d.Err)
+	default:
+		c.event(pod, d.Err, corev1.EventTypeWarning, runner.ReasonRefused, d.Err.Error())
+	}
+}
+
+// reportWait records an event about a wait, unless this replica has reported it a short time ago.
+func (c *call) reportWait(pod *corev1.Pod, err *oldframework.Error) {
+	reports, now := false, c.clock.Now()
+	c.waits.change(c.key, c.began, func(w *waited) {
+		reports = w.reported.IsZero() || w.object != err.Object || now.Sub(w.reported) >= reportAgain
+		if reports {
+			w.reported, w.object = now, err.Object
+		}
+	})
+	if reports {
+		c.event(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
+	}
+}
+
+// event records an event; err may be nil.
+func (c *call) event(pod *corev1.Pod, err *oldframework.Error, kind, reason, note string) {
+	// The recorder counts events with the same reason and the same related object as one.
+	var about runtime.Object
+	if err != nil && err.Object.Name != "" {
+		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
+	}
+	c.runner.Report(pod, about, kind, reason, note)
+}

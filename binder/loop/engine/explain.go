@@ -1,0 +1,135 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+func refusalOf(err *oldframework.Error) *Refusal {
+	if err == nil {
+		return nil
+	}
+	return &Refusal{Kind: err.Kind, Plugin: err.Plugin, Object: err.Object.String(), Message: err.Message, Advice: err.Advice}
+}
+
+// rehearsed returns the decision on a dry run, by the results of one pass. The first plugin that rejects the bind decides. The
+// explanation has the obstacles of all.
+func (c *call) rehearsed(ctx context.Context, o loop.Outcome) Decision {
+	d := denied(oldframework.AsError(oldframework.Binder, o.Err))
+	if o.Err == nil {
+		if err := c.compose(ctx, loop.Ready{View: loop.View{Pod: c.pod, Node: c.node}, Results: o.Results}); err != nil {
+			d = denied(err)
+		} else {
+			d = c.composed
+		}
+	}
+	d.Explanation = &Explanation{}
+	asked := map[string]loop.Result{}
+	for _, r := range o.Results {
+		asked[r.Plugin.Name()] = r
+	}
+	for _, p := range c.settings.Plugins {
+		x := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
+		if r, ok := asked[p.Name()]; ok {
+			x = explained(r)
+		}
+		d.Explanation.Plugins = append(d.Explanation.Plugins, x)
+		for _, would := range x.Would {
+			if d.Err == nil {
+				d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would "+would)
+			}
+		}
+	}
+	return d
+}
+
+// explained returns the explanation of one result.
+func explained(r loop.Result) PluginExplanation {
+	x := PluginExplanation{Name: r.Plugin.Name(), Verdict: PluginReady, Findings: boundedFindings(r.Verdict.Findings)}
+	for _, w := range r.Verdict.Writes {
+		x.Verdict, x.Would = PluginActs, append(x.Would, w)
+	}
+	if r.Verdict.Wait.For != "" {
+		x.Verdict, x.WaitsFor = PluginWaits, []string{r.Verdict.Wait.String()}
+	}
+	switch {
+	case r.Err == nil:
+	case r.Err.Kind == oldframework.KindWait:
+		x.Verdict, x.Refusal = PluginWaits, refusalOf(r.Err)
+		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(r.Err.Object.String()+": "+r.Err.Message, ": "))
+	default:
+		x.Verdict, x.Refusal = PluginRefuses, refusalOf(r.Err)
+	}
+	return x
+}
+
+// boundedFindings returns the findings within the limits.
+func boundedFindings(all []oldframework.Finding) []oldframework.Finding {
+	var bounded []oldframework.Finding
+	for _, f := range all[:min(len(all), maxFindings)] {
+		bounded = append(bounded, oldframework.Finding{
+			Name: runner.Clip(f.Name, maxName), Verdict: runner.Clip(f.Verdict, maxName), Message: runner.Clip(f.Message, maxMessage),
+		})
+	}
+	if left := len(all) - maxFindings; left > 0 {
+		bounded = append(bounded, oldframework.Finding{Name: fmt.Sprintf("and %d more", left)})
+	}
+	return bounded
+}
+
+// explain completes the decision on a dry run with its explanation.
+func explain(mode Mode, d Decision) Decision {
+	if d.PassThrough {
+		return d
+	}
+	x := d.Explanation
+	if x == nil {
+		x = &Explanation{}
+	}
+	x.Mode, x.Annotations, x.Labels, x.Refusal, x.Warnings = mode, d.Annotations, d.Labels, refusalOf(d.Err), d.Warnings
+	x.Verdict = verdictOf(x)
+	d.Explanation = x
+	return d
+}
+
+// verdictOf returns the verdict that follows from the refusal and the plugins.
+func verdictOf(x *Explanation) Verdict {
+	switch {
+	case x.Refusal != nil && x.Refusal.Kind == oldframework.KindWait:
+		return VerdictWait
+	case x.Refusal != nil:
+		return VerdictRefuse
+	}
+	for _, p := range x.Plugins {
+		if p.Verdict == PluginWaits {
+			return VerdictWait
+		}
+	}
+	return VerdictBind
+}
+
+// auditOnly returns a decision that allows the bind unchanged and reports the one that was
+// explained.
+func auditOnly(d Decision) Decision {
+	a := &Audit{Kind: d.Kind(), Err: d.Err}
+	out := Decision{Audit: a, Explanation: d.Explanation}
+	switch x := d.Explanation; {
+	case d.Err != nil:
+		out.Warnings = []string{"audit: the bind would be rejected (" + a.Kind + "): " + d.Err.Error()}
+	case x != nil && x.Verdict == VerdictWait:
+		a.Kind = string(oldframework.KindWait)
+		for _, p := range x.Plugins {
+			a.WaitsFor = append(a.WaitsFor, p.WaitsFor...)
+		}
+		out.Warnings = []string{"audit: the bind would wait for " + strings.Join(a.WaitsFor, "; ")}
+	}
+	return out
+}

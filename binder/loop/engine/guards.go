@@ -1,0 +1,108 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+)
+
+// targetsNode returns whether the target of the Binding is a node. The API server treats an
+// empty kind as Node and rejects every other target.
+func targetsNode(b *corev1.Binding) bool {
+	return b.Target.Name != "" && (b.Target.Kind == "" || b.Target.Kind == "Node")
+}
+
+// namesPod returns whether the Binding names a pod that can exist. The API server rejects names
+// that differ from the URL, and invalid names of pods and namespaces.
+func namesPod(r Request) bool {
+	return r.Binding.Name == r.Pod.Name && len(apivalidation.NameIsDNSSubdomain(r.Pod.Name, false)) == 0 &&
+		len(apivalidation.ValidateNamespaceName(r.Pod.Namespace, false)) == 0
+}
+
+// guardTarget checks that the target is a valid node name. The API server accepts every name.
+func guardTarget(b *corev1.Binding) *oldframework.Error {
+	problems := apivalidation.NameIsDNSSubdomain(b.Target.Name, false)
+	if len(problems) == 0 {
+		return nil
+	}
+	err := oldframework.Refuse(oldframework.Object{Kind: "Node", Name: short(b.Target.Name)}, "invalid name: %s", problems[0]).Advise("choose another node")
+	err.Plugin = oldframework.Binder
+	return err
+}
+
+// unbindable returns whether the API server rejects the Binding because of the state of the pod. It has its own message.
+func unbindable(pod *corev1.Pod, b *corev1.Binding) bool {
+	return b.UID != "" && b.UID != pod.UID || pod.DeletionTimestamp != nil || pod.Spec.NodeName != "" || len(pod.Spec.SchedulingGates) > 0
+}
+
+// rejectedBy returns the decision on a Binding of an unbindable pod: the API server rejects it. The Binding is pinned to this pod,
+// because the pod may be replaced before the API server reads it, and no plugin has checked the new pod. A gate can be removed,
+// so a gated pod is pinned in this version. All other states are final.
+func rejectedBy(pod *corev1.Pod, b *corev1.Binding) Decision {
+	d := Decision{PassThrough: true}
+	if b.UID == "" {
+		d.UID = pod.UID
+	}
+	if len(pod.Spec.SchedulingGates) > 0 {
+		d.ResourceVersion = pod.ResourceVersion
+	}
+	return d
+}
+
+// guardVersion checks that the pod has the version that the Binding names, if any. The API server checks it as well, but only after the
+// plugins would have had their side effects.
+func guardVersion(pod *corev1.Pod, b *corev1.Binding) *oldframework.Error {
+	if b.ResourceVersion == "" || b.ResourceVersion == pod.ResourceVersion {
+		return nil
+	}
+	err := oldframework.Stale(oldframework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
+		"has resourceVersion %s, but the Binding requires %s", pod.ResourceVersion, short(b.ResourceVersion)).Advise("schedule the changed pod")
+	err.Plugin = oldframework.Binder
+	return err
+}
+
+// Where what is wrong with the merged metadata is.
+var (
+	annotationsPath = field.NewPath("metadata", "annotations")
+	labelsPath      = field.NewPath("metadata", "labels")
+)
+
+// guardMerged checks what the pod will carry once the API server has merged the
+// Binding into it. The API server does not: it stores what it is given, and then
+// refuses every later update of that pod, the kubelet's included. There must be room
+// for the annotations that may come, too.
+func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *oldframework.Error {
+	sources := []map[string]string{pod.Annotations, b.Annotations, mayCome, annotations}
+	problems := validKeys.check(sources...)
+	fits := fitTogether(sources...)
+	if !fits {
+		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
+	}
+	// The pod's own labels are valid already.
+	problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
+	problems = append(problems, metav1validation.ValidateLabels(labels, labelsPath)...)
+	if len(problems) == 0 {
+		return nil
+	}
+	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
+	if len(annotations)+len(mayCome) > 0 && !fits && guardMerged(pod, b, nil, nil, nil) == nil {
+		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
+	}
+	err := &oldframework.Error{
+		Kind:    oldframework.KindInvalid,
+		Plugin:  oldframework.Binder,
+		Object:  oldframework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
+		Message: "invalid metadata after the merge with the Binding: " + short(problems.ToAggregate().Error()),
+		Advice:  advice,
+	}
+	for _, p := range problems {
+		err.Fields = append(err.Fields, oldframework.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
+	}
+	return err
+}

@@ -1,0 +1,97 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+const (
+	// timeoutAnnotation of a Binding, or of a pod, requests another budget.
+	timeoutAnnotation = oldframework.Binder + "." + oldframework.Domain + "/timeout"
+	// requireAnnotation of a Binding, or of a pod, names the PreBind plugins that must
+	// take part in its bind.
+	requireAnnotation = oldframework.Binder + "." + oldframework.Domain + "/require"
+)
+
+// budgetOf returns how long the attempt may take: what the Binding, or else the pod, requests,
+// up to the limit of the policy; otherwise the default of the policy.
+func budgetOf(own policy, b *corev1.Binding, pod *corev1.Pod) (time.Duration, *oldframework.Error) {
+	p, ok := parameter(timeoutAnnotation, b, pod)
+	if !ok {
+		return own.preBindTimeout, nil
+	}
+	budget, err := time.ParseDuration(p.Value)
+	if err != nil || budget <= 0 {
+		invalid := oldframework.Invalid(p.On, "annotation "+p.Annotation+": invalid duration", p.Field("must be a positive duration")).
+			Advise("use a positive duration, for example 90s or 5m")
+		invalid.Plugin = oldframework.Binder
+		return 0, invalid
+	}
+	return min(budget, own.maxPreBindTimeout), nil
+}
+
+// requiredPlugins returns the PreBind plugins that must take part in the bind. It is an error if one
+// of them is not enabled.
+func requiredPlugins(plugins []framework.Plugin, b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *oldframework.Error) {
+	p, ok := parameter(requireAnnotation, b, pod)
+	if !ok {
+		return nil, nil
+	}
+	var on []string
+	for _, plugin := range plugins {
+		on = append(on, plugin.Name())
+	}
+	known := "enabled: " + strings.Join(on, ", ")
+	if len(on) == 0 {
+		known = "none is enabled"
+	}
+	names := map[string]bool{}
+	for name := range strings.SplitSeq(p.Value, ",") {
+		name = strings.TrimSpace(name)
+		if name != "" && !slices.Contains(on, name) {
+			err := oldframework.Refuse(p.On, "annotation %s: PreBind plugin %q is not enabled (%s)",
+				p.Annotation, short(name), known).Advise("correct the annotation, or enable the plugin with --prebind-plugins")
+			err.Plugin = oldframework.Binder
+			return nil, err
+		}
+		names[name] = true
+	}
+	return names, nil
+}
+
+// parameter returns the annotation of the Binding, or else of the pod.
+func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (oldframework.Parameter, bool) {
+	p := oldframework.Parameter{Annotation: key, On: oldframework.Object{Kind: "Binding", Namespace: pod.Namespace, Name: pod.Name}}
+	var ok bool
+	if p.Value, ok = b.Annotations[key]; ok {
+		return p, true
+	}
+	p.On.Kind = "Pod"
+	p.Value, ok = pod.Annotations[key]
+	return p, ok
+}
+
+// takingPart returns the plugins that take part in the bind, in order.
+func takingPart(plugins []framework.Plugin, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []framework.Plugin {
+	var taking []framework.Plugin
+	for _, p := range plugins {
+		on, ok := p.(framework.OnRequest)
+		if !ok || required[p.Name()] || len(oldframework.Parameters(p.Name(), on.RequestedBy(), b, pod)) > 0 {
+			taking = append(taking, p)
+		}
+	}
+	return taking
+}
+
+func takesPart(plugins []framework.Plugin, name string) bool {
+	return slices.ContainsFunc(plugins, func(p framework.Plugin) bool { return p.Name() == name })
+}
