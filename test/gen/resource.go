@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// SharedPool is the pool of devices that every node can use.
-const SharedPool = "shared"
+// sharedPool is the pool of devices that every node can use.
+const sharedPool = "shared"
 
 // ResourceClaimOption is an option of ResourceClaim and ResourceClaimTemplate.
 type ResourceClaimOption interface {
@@ -104,7 +104,7 @@ func DeviceClass(name string) *resourcev1.DeviceClass {
 }
 
 // ResourceSlice makes the only slice of the node's pool, which is of the node's
-// name; with an empty node, of SharedPool, for every node.
+// name; with an empty node, of sharedPool, for every node.
 func ResourceSlice(driver, node string, devices ...resourcev1.Device) *resourcev1.ResourceSlice {
 	slice := &resourcev1.ResourceSlice{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice"},
@@ -125,7 +125,7 @@ func ResourceSlice(driver, node string, devices ...resourcev1.Device) *resourcev
 
 func poolOf(node string) string {
 	if node == "" {
-		return SharedPool
+		return sharedPool
 	}
 	return node
 }
