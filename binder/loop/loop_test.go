@@ -619,7 +619,7 @@ func TestRetryAfter(t *testing.T) {
 		"First":  {want: minRetry},
 		"Half":   {elapsed: 20 * time.Second, want: 10 * time.Second},
 		"Spread": {elapsed: 40 * time.Second, jitter: 1, want: 25 * time.Second},
-		"Most":   {elapsed: time.Hour, want: maxRetry},
+		"Most":   {elapsed: time.Hour, want: MaxRetryAfter},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, RetryAfter(tc.elapsed, tc.jitter)) })
