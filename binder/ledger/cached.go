@@ -20,9 +20,6 @@ import (
 // known returns the newest record that this replica has, without a request to the API
 // server. It returns nil if the replica has no record that can be decoded.
 func (s *Store[K, R]) known(ctx context.Context, key K) *Version[R] {
-	if !s.kind.Cached {
-		return nil
-	}
 	object, err := framework.Get(ctx, s.h.Cached, &corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
 	if err != nil {
 		return nil

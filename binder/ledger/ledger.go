@@ -9,8 +9,7 @@
 // decision, and their decisions never contradict each other.
 //
 // A plugin defines a Kind of records and opens a Store. Update reads a record, lets the
-// plugin change it and writes it, and retries on conflicts. A plugin that changes several
-// records together reads them with Get or List, and writes each with Write.
+// plugin change it and writes it, and retries on conflicts.
 package ledger
 
 import (
@@ -42,7 +41,7 @@ type Record[K comparable] interface {
 	Encode() (map[string]string, error)
 }
 
-// Kind describes the records of one plugin. All fields except Cached are required.
+// Kind describes the records of one plugin. All fields are required.
 type Kind[K comparable, R Record[K]] struct {
 	// Component is the value of Label.
 	Component string
@@ -55,8 +54,6 @@ type Kind[K comparable, R Record[K]] struct {
 	// Missing returns the record of a key that has no ConfigMap: an empty record, or one
 	// restored from other objects. Only Update calls it.
 	Missing func(ctx context.Context, key K) (R, error)
-	// Cached reports whether the cache contains the ConfigMaps with the label.
-	Cached bool
 }
 
 // Store reads and writes the records of one kind. It is safe for concurrent use, except for
@@ -73,7 +70,8 @@ type Store[K comparable, R Record[K]] struct {
 	written map[K]*corev1.ConfigMap
 }
 
-// Open returns the store of a kind of records. It sends no requests.
+// Open returns the store of a kind of records. It sends no requests. The cache of the handle
+// must contain the ConfigMaps with the label.
 func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
 	return &Store[K, R]{h: h, kind: kind, turns: turns[K]{of: map[K]*turn{}}, written: map[K]*corev1.ConfigMap{}}
 }
@@ -91,7 +89,7 @@ func (s *Store[K, R]) Ref(key K) framework.Ref {
 }
 
 // Get reads a record through the reader. It returns nil if the record does not exist, and
-// ErrUnreadable if it cannot be decoded.
+// an error if it cannot be decoded.
 func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (*Version[R], error) {
 	object, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
 	if err != nil || object == nil {
@@ -215,11 +213,9 @@ func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
 		return framework.FromAPI(s.Ref(key).Object(), "writing it", err)
 	}
 	v.object = object
-	if s.kind.Cached {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.written[key] = object
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written[key] = object
 	return nil
 }
 

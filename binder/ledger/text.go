@@ -18,9 +18,6 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// ErrUnreadable is wrapped by the errors of ConfigMaps that cannot be decoded.
-var ErrUnreadable = errors.New("the record cannot be decoded")
-
 // Unreadable returns an error for Kind.Decode that names the key of the ConfigMap. advice
 // describes the fix for an operator.
 func Unreadable(key string, err error, advice string) error {
@@ -68,7 +65,7 @@ func (s *Store[K, R]) decodeAs(key K, object *corev1.ConfigMap) (*Version[R], er
 // undecodable returns the error for an operator, who has to fix the ConfigMap.
 func undecodable(object *corev1.ConfigMap, err error) error {
 	about := framework.Object{Kind: "ConfigMap", Namespace: object.Namespace, Name: object.Name}
-	e := framework.Internal(about, err).Because(fmt.Errorf("%w: %w", ErrUnreadable, err))
+	e := framework.Internal(about, err)
 	var u *unreadable
 	if errors.As(err, &u) && u.advice != "" {
 		return e.Advise("%s", u.advice)

@@ -56,7 +56,7 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 	return &Plugin{
 		h: h, args: args, sights: sights{of: map[string]sight{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
-			Component: recordValue, Name: recordName, Decode: decode, Cached: true,
+			Component: recordValue, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
 		}),
 	}, nil
