@@ -22,7 +22,7 @@ import (
 
 // forged adds a mark that a tenant wrote.
 func forged(uid types.UID, attempt, pod, node string) claimOption {
-	return meta1(gen.Annotation(markKey(uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q,"allocated":true}`, pod, node)))
+	return meta1(gen.Annotation(markKey(uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q}`, pod, node)))
 }
 
 // sweepAll rolls back all marks that the plugin lists, as the sweep does for pods that do
