@@ -55,6 +55,8 @@ type world struct {
 	// late contains the changes that the cache lacks, if it is lagging.
 	lagging bool
 	late    []func()
+	// indexed is how much later than the cache the index of free volumes is.
+	indexed time.Duration
 }
 
 // patched is a patch request.
@@ -83,11 +85,17 @@ func (w *world) changed(o client.Object, deleted bool) {
 			w.cache.Put(o)
 		}
 		w.hub.Changed(oldframework.RefTo(o, o.GetNamespace(), o.GetName()))
-		switch {
-		case deleted && volume:
-			w.free.OnDelete(o)
-		case volume:
-			w.free.OnUpdate(nil, o)
+		if !volume {
+			return
+		}
+		index := func() { w.free.OnUpdate(nil, o) }
+		if deleted {
+			index = func() { w.free.OnDelete(o) }
+		}
+		if w.indexed > 0 {
+			time.AfterFunc(w.indexed, index)
+		} else {
+			index()
 		}
 	}
 	w.mu.Lock()
