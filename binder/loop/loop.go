@@ -5,7 +5,7 @@
 // rejected, or has to be posted again:
 //
 //	read and decide       SetupBindContextExtension and PreFlight of every plugin, from the cache
-//	somebody rejects?     if the call is as old as Settle: reject; otherwise wait for a change
+//	somebody rejects?     if that has been so for Settle: reject; otherwise wait for a change
 //	somebody writes?      PreBind of those plugins, once per change; then repeat
 //	somebody waits?       wait until something changes that was read, or the hold ends
 //	all ready             reserve, answer, and check once that the call has not ended
@@ -32,8 +32,8 @@ import (
 )
 
 const (
-	// Settle is the age of a call before which it is not rejected by the cache. A watch is rarely
-	// later. If it is, the rejection can be false, and the scheduler tries again.
+	// Settle is how long the cache must lead to a rejection before the call is rejected. A watch is
+	// rarely later. If it is, the rejection can be false, and the scheduler tries again.
 	Settle = time.Second
 	// pace is the minimum time between two passes of a call.
 	pace = 20 * time.Millisecond
@@ -127,7 +127,6 @@ type Outcome struct {
 type call struct {
 	*Loop
 	Bind
-	began   time.Time
 	changes *oldframework.Subscription
 	// entry is the work that the call has joined, or nil. id is the attempt's ID.
 	entry *work.Entry
@@ -139,6 +138,9 @@ type call struct {
 	// over is the end of the hold, after the call has asked for it. held says that the hold has ended.
 	over <-chan time.Time
 	held bool
+	// settles is when a rejection counts, or zero if the last pass had none. It counts from the first
+	// rejection and not from the call: the watches of two kinds can be apart at any time.
+	settles time.Time
 	// waited says that observers have received a wait.
 	waited bool
 }
@@ -146,7 +148,7 @@ type call struct {
 // Run decides on the call. It returns when the bind is allowed or rejected, when the hold ends, or
 // when the context ends; then it never allows.
 func (l *Loop) Run(ctx context.Context, b Bind) Outcome {
-	c := &call{Loop: l, Bind: b, began: l.Clock.Now(), asked: map[string]bool{}}
+	c := &call{Loop: l, Bind: b, asked: map[string]bool{}}
 	c.changes = l.Changes.Subscribe(
 		oldframework.RefTo(&corev1.Pod{}, b.Pod.Namespace, b.Pod.Name), oldframework.RefTo(&corev1.Node{}, "", b.Key.Node))
 	defer c.changes.Close()
@@ -196,6 +198,9 @@ func (c *call) run(ctx context.Context) Outcome {
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			return Outcome{Err: c.unfinished(context.Cause(ctx)), Results: results}
 		}
+		if next.do != reject {
+			c.settles = time.Time{}
+		}
 		switch next.do {
 		case finish:
 			return Outcome{Err: next.err, Results: results}
@@ -203,10 +208,14 @@ func (c *call) run(ctx context.Context) Outcome {
 			continue
 		case allow, write, reserve, wait: // write and reserve returned one of the others.
 		case reject:
-			if c.Clock.Since(c.began) >= Settle {
+			now := c.Clock.Now()
+			if c.settles.IsZero() {
+				c.settles = now.Add(Settle)
+			}
+			if !now.Before(c.settles) {
 				return Outcome{Err: next.err, Results: results}
 			}
-			next.until = c.began.Add(Settle)
+			next.until = c.settles
 		}
 		if err := c.wait(ctx, next, results); err != nil {
 			return Outcome{Err: err, Results: results}
@@ -447,7 +456,7 @@ func (c *call) about() framework.Object {
 // waiting returns the answer to a call that could not wait any longer.
 func (c *call) waiting(s step, now time.Time) *framework.Error {
 	if len(s.waits) == 0 {
-		// The call may be rejected, but is not old enough to say so.
+		// The call may be rejected, but it is too early to say so.
 		return oldframework.AsError(oldframework.Binder, oldframework.Wait(c.about(), "waiting for the cache").Advise("retry the Binding"))
 	}
 	first, more := s.waits[0], ""

@@ -306,6 +306,20 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 			assert.Nil(t, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err)
 		})
 	})
+	t.Run("PassesAfterAWait", func(t *testing.T) {
+		in(t, func(t *testing.T, w *world) {
+			time.AfterFunc(5*time.Second, func() { w.set("a") })
+			time.AfterFunc(5*time.Second+Settle/2, func() { w.set("fixed") })
+			strict := rejecter(w)
+			late := plugin{name: "strict", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
+				if !w.is("a") {
+					return framework.Verdict{Wait: framework.Wait{For: "a"}}, nil
+				}
+				return strict.PreFlight(bc)
+			}}
+			assert.Nil(t, w.Run(t.Context(), w.bind(nodeName, late)).Err, "the cache can be behind at any time, not only at the beginning")
+		})
+	})
 	t.Run("Within a seatless replica", func(t *testing.T) {
 		in(t, func(t *testing.T, w *world) {
 			w.hold = 0

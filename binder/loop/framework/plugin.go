@@ -33,8 +33,8 @@ type Plugin interface {
 	// the annotations and devices of the pod. It is a pure function of the context and its extension. It runs once
 	// per pass, for dry runs too. The verdict of the last pass counts.
 	//
-	// An error rejects the bind. The cache can be behind, so the engine repeats the pass until
-	// the call is as old as Settle before it rejects.
+	// An error rejects the bind. The cache can be behind, so the engine repeats the pass for the
+	// time of Settle before it rejects.
 	PreFlight(bc *BindContext) (Verdict, error)
 }
 
