@@ -17,14 +17,6 @@ func TestDecideOnClaims(t *testing.T) {
 	ephemeralPod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp", gen.OfClass("local")))
 	ofPod := gen.OwnedBy("Pod", "web", "pod-1")
 	cases := map[string]decideCase{
-		"NoClaims": {
-			reason:  "the plugin ignores volumes without a claim",
-			objects: []client.Object{gen.Pod("web", gen.EmptyDir("tmp"))},
-		},
-		"Missing": {
-			reason: "the claim does not exist", want: oldframework.KindRefuse,
-			about: "PersistentVolumeClaim default/data", says: "does not exist",
-		},
 		"Terminating": {
 			reason: "the kubelet would not start the pod", want: oldframework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.Terminating()), volumeNamed("pv", gen.ClaimRef(theClaim()))},
@@ -40,11 +32,6 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", ofPod), local},
 			dynamic: []string{"web-tmp"},
 		},
-		"EphemeralOfAnother": {
-			reason: "the claim has the expected name and another owner", want: oldframework.KindRefuse,
-			objects: []client.Object{ephemeralPod, claimNamed("web-tmp"), local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
-		},
 		"EphemeralOfEarlierPod": {
 			reason: "the owner is compared by UID", want: oldframework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0")), local},
@@ -54,10 +41,6 @@ func TestDecideOnClaims(t *testing.T) {
 			reason:  "the controller has not created the claim yet",
 			objects: []client.Object{ephemeralPod, local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: `"tmp"`,
-		},
-		"Bound": {
-			reason:  "the claim is bound to a volume on the node",
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-a"))},
 		},
 		"BoundWithPhasePending": {
 			reason:  "the phase is updated later and does not count",

@@ -21,8 +21,8 @@ import (
 )
 
 // forOnePod returns the bound ReadWriteOncePod claim data.
-func forOnePod(options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
-	return theClaim(append([]gen.ClaimOption{gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv")}, options...)...)
+func forOnePod() *corev1.PersistentVolumeClaim {
+	return theClaim(gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
 }
 
 // sharer returns a pod with the claim data.
@@ -165,20 +165,6 @@ func TestExclusive_TwoReplicas(t *testing.T) {
 	})
 }
 
-// TestExclusive_WaitText: the other pod is named, and nothing is written.
-func TestExclusive_WaitText(t *testing.T) {
-	w := onePod()
-	p := pluginIn(w)
-	first, second := contextFor(sharer("first")), contextFor(sharer("second"))
-	_, err := p.pass(t.Context(), first)
-	require.NoError(t, err)
-	require.NoError(t, p.PreBind(t.Context(), first))
-	verdict, err := p.pass(t.Context(), second)
-	require.NoError(t, err)
-	assert.Empty(t, verdict.Writes)
-	assert.Equal(t, "PersistentVolumeClaim default/data: the bind of pod default/first, which uses the ReadWriteOncePod claim", verdict.Wait.String())
-}
-
 // TestExclusive_Release: attempts at the bind of one pod share the reservation, and each releases its own part.
 func TestExclusive_Release(t *testing.T) {
 	w := onePod()
@@ -200,8 +186,10 @@ func TestExclusive_Release(t *testing.T) {
 	}, marks)
 
 	stranger := contextFor(sharer("two"))
-	_, err = p.pass(t.Context(), stranger)
+	verdict, err := p.pass(t.Context(), stranger)
 	require.NoError(t, err)
+	assert.Empty(t, verdict.Writes)
+	assert.Equal(t, "PersistentVolumeClaim default/data: the bind of pod default/one, which uses the ReadWriteOncePod claim", verdict.Wait.String())
 	require.NoError(t, p.PreBindRollBack(t.Context(), stranger))
 	require.NoError(t, p.PreBindRollBack(t.Context(), first))
 	require.NoError(t, p.PreBindRollBack(t.Context(), first), "the rollback is idempotent")
@@ -216,25 +204,7 @@ func TestExclusive_Release(t *testing.T) {
 	assert.Empty(t, w.records(), "a bound pod needs no reservation, whichever attempt has bound it")
 }
 
-// TestExclusive_ReleaseFails: the engine repeats the rollback.
-func TestExclusive_ReleaseFails(t *testing.T) {
-	w := onePod()
-	p, bc := pluginIn(w), contextFor(thePod())
-	_, err := p.pass(t.Context(), bc)
-	require.NoError(t, err)
-	require.NoError(t, p.PreBind(t.Context(), bc))
-	w.fail = func(string) error { return apierrors.NewServiceUnavailable("restarting") }
-	require.Error(t, p.PreBindRollBack(t.Context(), bc))
-	w.fail = nil
-	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	assert.Empty(t, w.records())
-}
-
 func TestRecord_Unreadable(t *testing.T) {
-	good, err := (&record{claim: "c", holder: holder{UID: "u", Attempts: map[string]string{"r-1": "n"}}}).Encode()
-	require.NoError(t, err)
-	_, err = decodeRecord(good)
-	require.Error(t, err, "the pod is required")
 	cases := map[string]map[string]string{
 		"Empty":      {},
 		"NoAttempts": {claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{}}`},
@@ -249,6 +219,6 @@ func TestRecord_Unreadable(t *testing.T) {
 			assert.Error(t, err)
 		})
 	}
-	_, err = decodeRecord(map[string]string{claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`})
+	_, err := decodeRecord(map[string]string{claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`})
 	require.NoError(t, err)
 }

@@ -13,10 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -67,7 +63,7 @@ func newWorld(objects ...client.Object) *world {
 	_ = SetupIndexes(context.Background(), w.cache)
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
-	w.Connection, w.cached = w.server.Connect(), packing{w.cache.Connect()}
+	w.Connection, w.cached = w.server.Connect(), w.cache.Connect()
 	w.Before = w.before
 	for _, o := range objects {
 		w.put(o)
@@ -79,10 +75,10 @@ func newWorld(objects ...client.Object) *world {
 func (w *world) changed(o client.Object, deleted bool) {
 	apply := func() {
 		_, volume := o.(*corev1.PersistentVolume)
-		if deleted {
+		if seen, err := packed(o); deleted || err != nil || seen == nil {
 			w.cache.Remove(o)
 		} else {
-			w.cache.Put(o)
+			w.cache.Put(seen)
 		}
 		w.hub.Changed(oldframework.RefTo(o, o.GetNamespace(), o.GetName()))
 		if !volume {
@@ -173,59 +169,18 @@ func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, 
 	return err
 }
 
-// packing is a reader of a cache.
-type packing struct{ client.Reader }
-
-func (p packing) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
-	if err := p.Reader.Get(ctx, key, into, options...); err != nil {
-		return err
-	}
-	found, err := packed(into.DeepCopyObject())
-	if err != nil {
-		return err
-	}
-	if found == nil {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: fakeapi.Kind(into)}, key.Name)
-	}
-	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
-	return nil
-}
-
-func (p packing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
-	if err := p.Reader.List(ctx, into, options...); err != nil {
-		return err
-	}
-	all, err := meta.ExtractList(into)
-	if err != nil {
-		return err
-	}
-	var seen []runtime.Object
-	for _, o := range all {
-		if found, err := packed(o); err != nil {
-			return err
-		} else if found != nil {
-			seen = append(seen, found)
-		}
-	}
-	return meta.SetList(into, seen)
-}
-
 // packed returns the object as a reader of the cache gets it, or nil if the cache hides it.
-func packed(o runtime.Object) (runtime.Object, error) {
+func packed(o client.Object) (client.Object, error) {
 	for kind, by := range volumes.Caches("") {
 		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
 			continue
 		}
-		out, err := by.Transform(o)
-		if err != nil {
-			return nil, err
-		}
+		out, err := by.Transform(o.DeepCopyObject())
 		if small, ok := out.(compact.Object); ok {
-			if unpacked := small.Unpack(); unpacked != nil {
-				return unpacked, nil
-			}
-			return nil, nil
+			return small.Unpack(), err
 		}
+		o, _ = out.(client.Object)
+		return o, err
 	}
 	return o, nil
 }
@@ -273,7 +228,7 @@ func newReplica(t *testing.T, w *world, name string) *replica {
 	set := work.NewSet(work.Options{
 		Runner: r, Replica: name, Changes: w.hub, Clock: clock.RealClock{}, Ended: func(bool) {}, Term: func() (int64, bool) { return 1, true },
 	})
-	t.Cleanup(func() { require.NoError(t, set.Stop(context.Background())) })
+	t.Cleanup(func() { require.NoError(t, set.Stop(context.WithoutCancel(t.Context()))) })
 	r.Loop = &loop.Loop{
 		CachedFor: func(string) framework.Reader { return w.cached }, Changes: w.hub, Work: set, Replica: name, Tracker: runner.Untracked{},
 		Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },

