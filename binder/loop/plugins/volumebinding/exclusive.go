@@ -177,7 +177,11 @@ func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, which f
 		return err
 	}
 	records, err := p.records.List(ctx, p.h.Live)
-	errs := []error{err}
+	if records == nil {
+		return err
+	}
+	// Another error is about a record that cannot be decoded. The binds with its claim report it.
+	var errs []error
 	for _, v := range records {
 		r := v.Record
 		before := len(r.Attempts)

@@ -11,10 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/binder/loop/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -165,6 +167,19 @@ func TestExclusive_TwoReplicas(t *testing.T) {
 	})
 }
 
+// TestExclusive_TwoClaims: two pods list the same claims in another order. Each bind reserves them in one order, so that
+// neither has one claim and waits for the other.
+func TestExclusive_TwoClaims(t *testing.T) {
+	logs := claimNamed("logs", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv2"))
+	p := pluginIn(onePod(logs, volumeNamed("pv2", gen.ClaimRef(logs))))
+	for _, claims := range [][]string{{"data", "logs"}, {"logs", "data"}} {
+		bc := contextFor(gen.Pod("web", gen.UsesClaim(claims[0]), gen.UsesClaim(claims[1])))
+		_, err := p.pass(t.Context(), bc)
+		require.NoError(t, err)
+		assert.Equal(t, "data", planned(t, bc).exclusive[0].claim.Name)
+	}
+}
+
 // TestExclusive_Release: attempts at the bind of one pod share the reservation, and each releases its own part.
 func TestExclusive_Release(t *testing.T) {
 	w := onePod()
@@ -197,11 +212,13 @@ func TestExclusive_Release(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, marks, 1, "the other attempt keeps its part")
 
+	// A record that cannot be decoded does not keep the others.
+	w.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: "broken", Labels: map[string]string{ledger.Label: recordComponent}}})
 	recovered := &framework.BindContext{Pod: second.Pod, Node: second.Node, Attempt: "gone-1", Recovered: true}
 	require.NoError(t, p.PreBindRollBack(t.Context(), recovered))
-	assert.Len(t, w.records(), 1, "the rollback of another attempt releases nothing")
+	assert.Len(t, w.records(), 2, "the rollback of another attempt releases nothing")
 	require.NoError(t, p.PostBind(t.Context(), recovered))
-	assert.Empty(t, w.records(), "a bound pod needs no reservation, whichever attempt has bound it")
+	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 
 func TestRecord_Unreadable(t *testing.T) {

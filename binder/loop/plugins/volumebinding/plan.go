@@ -62,7 +62,8 @@ func newSnapshot(pod *corev1.Pod, node *corev1.Node) snapshot {
 type plan struct {
 	// wait is a wait that comes before all writes, or zero.
 	wait framework.Wait
-	// exclusive contains the ReadWriteOncePod claims.
+	// exclusive contains the ReadWriteOncePod claims by UID. All binds reserve them in this order, so
+	// that two binds with two claims never wait for each other.
 	exclusive []reservation
 	// static contains the claims that get an existing volume.
 	static []match
@@ -182,10 +183,12 @@ func findPodVolumes(s snapshot) (plan, error) {
 			return plan{}, err
 		}
 	}
+	slices.SortFunc(p.exclusive, func(a, b reservation) int { return cmp.Compare(a.claim.UID, b.claim.UID) })
 	if p.wait != (framework.Wait{}) {
 		return p, nil
 	}
-	return p, s.match(unbound, &p)
+	err := s.match(unbound, &p)
+	return p, err
 }
 
 // match finds a volume for each unbound claim, the smallest claim first, and adds the claims to the
