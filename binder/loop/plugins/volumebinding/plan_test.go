@@ -104,17 +104,12 @@ func (tc decideCase) check(t *testing.T) {
 	assert.Equal(t, tc.dynamic, dynamic, tc.reason)
 }
 
-// TestSmallest_FindsTheSameVolumeAsUpstream covers the fields that must match.
+// These are the cases that neither the tables of upstream have nor TestSmallest_FindsTheSameVolumeAsUpstream.
 func TestDecideOnVolumes(t *testing.T) {
 	twoClaims := thePod(gen.UsesClaim("logs"))
 	ofStatic := gen.OfClass("static")
 	inStatic := gen.VolumeOfClass("static")
 	cases := map[string]decideCase{
-		"Static": {
-			reason:  "an existing volume takes precedence over provisioning",
-			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.OnNode("node-a"))},
-			static:  []string{"data=pv"},
-		},
 		"StaticPreBoundVolume": {
 			reason: "the volume that names the claim takes precedence over a smaller one",
 			objects: []client.Object{
@@ -174,28 +169,6 @@ func TestDecideOnVolumes(t *testing.T) {
 			objects: []client.Object{theClaim(), local, volumeNamed("pv", gen.VolumePhase(corev1.VolumePending))},
 			dynamic: []string{"data"},
 		},
-		"StaticTwoCompete": {
-			reason: "the smaller claim is matched first, and no volume is matched twice",
-			objects: []client.Object{
-				twoClaims, local, theClaim(gen.Requests("2Gi")), claimNamed("logs", gen.Requests("1Gi")),
-				volumeNamed("pv2", gen.Capacity("2Gi")), volumeNamed("pv1", gen.Capacity("1Gi")),
-			},
-			static: []string{"logs=pv1", "data=pv2"},
-		},
-		"StaticAndDynamic": {
-			reason: "one volume exists for two claims, and the other volume is provisioned",
-			objects: []client.Object{
-				twoClaims, local, theClaim(), claimNamed("logs"), volumeNamed("pv"),
-			},
-			static: []string{"data=pv"}, dynamic: []string{"logs"},
-		},
-		"StaticOneTooFew": {
-			reason: "one volume exists for two claims, and the class does not provision volumes", want: oldframework.KindRefuse,
-			objects: []client.Object{
-				twoClaims, static, theClaim(ofStatic), claimNamed("logs", ofStatic), volumeNamed("pv", inStatic),
-			},
-			about: "PersistentVolumeClaim default/logs", says: "node-a",
-		},
 		"BadSelector": {
 			reason: "the selector of the claim is invalid", want: oldframework.KindRefuse,
 			objects: []client.Object{local, volumeNamed("pv"), func() *corev1.PersistentVolumeClaim {
@@ -204,25 +177,6 @@ func TestDecideOnVolumes(t *testing.T) {
 				return claim
 			}()},
 			about: "PersistentVolumeClaim default/data", says: "correct the claim",
-		},
-		"Dynamic": {
-			reason:  "a volume is provisioned if none exists",
-			objects: []client.Object{theClaim(), local}, dynamic: []string{"data"},
-		},
-		"DynamicNoProvisioner": {
-			reason: "the class does not provision volumes", want: oldframework.KindRefuse,
-			objects: []client.Object{theClaim(ofStatic), static},
-			about:   "PersistentVolumeClaim default/data", says: "node-a",
-		},
-		"TopologyAllowed": {
-			reason:  "the node is in an allowed zone",
-			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi", gen.AllowedTopology(corev1.LabelTopologyZone, "z0", "z1"))},
-			dynamic: []string{"data"},
-		},
-		"TopologyExcluded": {
-			reason: "the class does not provision volumes in the zone of the node", want: oldframework.KindRefuse,
-			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi", gen.AllowedTopology(corev1.LabelTopologyZone, "z2"))},
-			about:   "PersistentVolumeClaim default/data", says: "allowedTopologies",
 		},
 		"SelectedThisNode": {
 			reason:  "the volume is being provisioned, so no other volume is matched",
