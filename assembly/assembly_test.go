@@ -55,11 +55,3 @@ func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration
 	require.NoError(t, err)
 	return New(Options{Manager: mgr, Registry: r, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
 }
-
-func namesOf(plugins []framework.PreBinder) []string {
-	var names []string
-	for _, p := range plugins {
-		names = append(names, p.Name())
-	}
-	return names
-}

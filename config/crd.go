@@ -1,6 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package config contains the manifests that Prebind ships.
 package config
 
 import (

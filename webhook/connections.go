@@ -85,7 +85,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		var later <-chan time.Time
 		if l.count > 0 {
-			later = time.After(time.Second)
+			later = l.limits.o.Clock.After(time.Second)
 		}
 		slow = false
 		select {
@@ -177,7 +177,7 @@ func (l *listener) next(slow bool) *connection {
 			return nil
 		}
 	}
-	if len(l.limits.connections) >= l.limits.maxConnections && !l.limits.makeRoom(idle) && !(slow && l.limits.makeRoom(arriving)) {
+	if len(l.limits.connections) >= l.limits.maxConnections && !l.limits.makeRoom(idle) && (!slow || !l.limits.makeRoom(arriving)) {
 		return nil
 	}
 	c := l.waiting[source][0]

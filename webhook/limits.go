@@ -56,7 +56,7 @@ var errOverloaded = errors.New("this replica cannot read the request")
 
 // LimitOptions are the options of Limits. All fields are required.
 type LimitOptions struct {
-	Clock clock.PassiveClock
+	Clock clock.Clock
 	// Refused is called with one of RefusalReasons for each refusal. It must be safe for concurrent use and must not
 	// block.
 	Refused func(reason string)

@@ -150,7 +150,7 @@ func rulesOf(t *testing.T, folder string) []rbacv1.PolicyRule {
 	content, err := os.ReadFile(path.Join(root, "config/webhook", folder, "role.yaml"))
 	require.NoError(t, err)
 	var rules []rbacv1.PolicyRule
-	for _, document := range strings.Split(string(content), "\n---\n") {
+	for document := range strings.SplitSeq(string(content), "\n---\n") {
 		var role rbacv1.ClusterRole // A Role has the same fields.
 		require.NoError(t, yaml.Unmarshal([]byte(document), &role))
 		rules = append(rules, role.Rules...)

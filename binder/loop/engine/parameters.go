@@ -91,7 +91,3 @@ func takingPart(plugins []framework.Plugin, required map[string]bool, b *corev1.
 	}
 	return taking
 }
-
-func takesPart(plugins []framework.Plugin, name string) bool {
-	return slices.ContainsFunc(plugins, func(p framework.Plugin) bool { return p.Name() == name })
-}

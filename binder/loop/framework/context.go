@@ -26,11 +26,11 @@ type Finding = framework.Finding
 // Error is an error that the client receives.
 type Error = framework.Error
 
-// Parameter is an annotation that a plugin reads, and Source says which objects may have it.
-type (
-	Parameter = framework.Parameter
-	Source    = framework.Source
-)
+// Parameter is an annotation that a plugin reads.
+type Parameter = framework.Parameter
+
+// Source says which objects may have the parameters of a plugin.
+type Source = framework.Source
 
 // BindContext is the bind as a plugin sees it. The engine creates one for each plugin and pass.
 // It is not safe for concurrent use. Plugins change only the extension.

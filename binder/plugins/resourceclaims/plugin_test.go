@@ -29,14 +29,13 @@ func TestNew(t *testing.T) {
 	require.ErrorContains(t, err, "bindingTimeout")
 }
 
-// between runs f before the nth request of the kind, like a client that is faster.
-func between(r *replica, verb string, n int, f func()) {
+// between runs f before the first request of the kind, like a client that is faster.
+func between(r *replica, verb string, f func()) {
+	done := false
 	r.conn.Before = func(w fakeapi.Call) error {
-		if w.Verb == verb {
-			n--
-			if n == 0 {
-				f()
-			}
+		if w.Verb == verb && !done {
+			done = true
+			f()
 		}
 		return nil
 	}
@@ -108,18 +107,18 @@ func TestPreBind_APIServerFails(t *testing.T) {
 		fail   func(fakeapi.Call) error
 		want   framework.Kind
 	}{
-		"Mark":        {reason: "the write can have succeeded", fail: nthWrite("patch", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
-		"Reservation": {reason: "the write can have succeeded", fail: nthWrite("patch status", 1, apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
-		"Read":        {reason: "nothing was written", fail: nthWrite("get", 1, apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
-		"Forbidden":   {reason: "waiting does not grant permissions", fail: nthWrite("patch status", 1, errDown), want: framework.KindInternal},
+		"Mark":        {reason: "the write can have succeeded", fail: firstWrite("patch", apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Reservation": {reason: "the write can have succeeded", fail: firstWrite("patch status", apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
+		"Read":        {reason: "nothing was written", fail: firstWrite("get", apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
+		"Forbidden":   {reason: "waiting does not grant permissions", fail: firstWrite("patch status", errDown), want: framework.KindInternal},
 		"Invalid": {reason: "the permission for resourceclaims/binding can be missing", fail: func(w fakeapi.Call) error {
 			if w.Verb == "patch status" {
 				return fakeapi.Invalid("resourceclaims/binding")
 			}
 			return nil
 		}, want: framework.KindInternal},
-		"Gone":      {reason: "the claim was deleted", fail: nthWrite("patch status", 1, fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
-		"Recreated": {reason: "the claim was deleted and created again", fail: nthWrite("patch", 1, fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
+		"Gone":      {reason: "the claim was deleted", fail: firstWrite("patch status", fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
+		"Recreated": {reason: "the claim was deleted and created again", fail: firstWrite("patch", fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -142,7 +141,7 @@ func TestPreBind_LostResponse(t *testing.T) {
 	for _, verb := range []string{"patch", "patch status"} {
 		t.Run(verb, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			r.conn.After = nthWrite(verb, 1, apierrors.NewTimeoutError("lost", 1))
+			r.conn.After = firstWrite(verb, apierrors.NewTimeoutError("lost", 1))
 			bc := bind(pod, "node-a", "here-1")
 			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
 			again := bind(pod, "node-a", "here-1")
@@ -159,7 +158,7 @@ func TestReserve_AfterTheRollBackFails(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	var late *resourcev1.ResourceClaim
-	r.conn.Before = nthWrite("patch status", 1, apierrors.NewTimeoutError("slow", 1))
+	r.conn.Before = firstWrite("patch status", apierrors.NewTimeoutError("slow", 1))
 	require.Error(t, r.PreBind(t.Context(), bc))
 	r.conn.Before = nil
 	late = s.claim("c")
@@ -175,7 +174,7 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 	for name, at := range map[string]string{"BeforeTheMark": "patch", "AfterTheMark": "patch status"} {
 		t.Run(name, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			between(r, at, 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+			between(r, at, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")), "the claim has one reservation for the pod")
@@ -187,7 +186,7 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 	}
 	t.Run("Crash", func(t *testing.T) {
 		s, pod, r, two := setup(t)
-		between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+		between(r, "patch status", func() { s.change("c", "kube-scheduler", reservedTo("web")) })
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "a mark without a reservation of this attempt removes nothing else")
@@ -238,7 +237,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
-		between(one, "patch", 1, func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
+		between(one, "patch", func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Empty(t, users(s.claim("c")), "the last attempt removes the reservation")
 		assert.Empty(t, unsettled(s.claim("c")))
@@ -247,7 +246,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		s, pod, one, two := setup(t)
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
 		require.NoError(t, one.PreBind(t.Context(), a))
-		between(one, "patch status", 1, func() { require.NoError(t, two.PreBind(t.Context(), b)) })
+		between(one, "patch status", func() { require.NoError(t, two.PreBind(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the roll-back reads the claim again")
 	})
@@ -255,7 +254,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		s, pod, one, two := setup(t)
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
 		require.NoError(t, one.PreBind(t.Context(), a))
-		between(two, "patch", 1, func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
+		between(two, "patch", func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
 		require.NoError(t, two.PreBind(t.Context(), b))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt reserves the claim itself")
 	})
@@ -386,7 +385,7 @@ func TestReserve_ManyPods(t *testing.T) {
 // Two pods reserve a claim that has room for one.
 func TestReserve_LastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
-	between(r, "patch status", 1, func() { s.change("c", "kube-scheduler", reservedTo("db")) })
+	between(r, "patch status", func() { s.change("c", "kube-scheduler", reservedTo("db")) })
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Len(t, s.claim("c").Status.ReservedFor, 256)

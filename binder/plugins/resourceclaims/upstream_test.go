@@ -203,14 +203,13 @@ func TestUpstreamBindFailure(t *testing.T) {
 	}
 }
 
-// nthWrite makes the nth write with the verb fail.
-func nthWrite(verb string, n int, err error) func(fakeapi.Call) error {
+// firstWrite makes the first request with the verb fail.
+func firstWrite(verb string, err error) func(fakeapi.Call) error {
+	done := false
 	return func(w fakeapi.Call) error {
-		if w.Verb == verb {
-			n--
-			if n == 0 {
-				return err
-			}
+		if w.Verb == verb && !done {
+			done = true
+			return err
 		}
 		return nil
 	}

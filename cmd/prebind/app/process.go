@@ -87,7 +87,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	if err := p.add(apiclient.NewExemption(p.client, p.engine.Exempt)); err != nil {
 		return err
 	}
-	if err := p.buildServers(ctx); err != nil {
+	if err := p.buildServers(); err != nil {
 		return err
 	}
 	defer p.traces.Flush(ctx)
@@ -263,7 +263,7 @@ func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
 func (everyReplica) NeedLeaderElection() bool { return false }
 
 // buildServers adds the certificates and all servers.
-func (p *process) buildServers(ctx context.Context) error {
+func (p *process) buildServers() error {
 	handler, err := webhook.NewHandler(webhook.Options{
 		Engine: p.engine, Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{},
 	})

@@ -250,7 +250,7 @@ func TestPlugin_KeepsOtherValues(t *testing.T) {
 		"Clears": {reason: "the scheduler has cleared the field", clears: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
+			in(t, func(_ *testing.T, s *scene) {
 				bc := bind("r1-a", "node-a")
 				if tc.before != "" {
 					s.nominate(tc.before)

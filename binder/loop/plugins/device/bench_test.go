@@ -135,7 +135,7 @@ func (c *crowd) bind(tb testing.TB, node int, name string) {
 	}
 	require.NoError(tb, prepare(ctx, c.plugin, bc))
 	bound := c.pod(node, name)
-	c.plugin.PostBind(ctx, bc)
+	require.NoError(tb, c.plugin.PostBind(ctx, bc))
 	c.mu.Lock()
 	delete(c.pods, client.ObjectKeyFromObject(bound))
 	c.mu.Unlock()

@@ -5,7 +5,6 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -102,10 +101,7 @@ type flight struct {
 // crash is the panic that ends a replica.
 type crash struct{}
 
-var (
-	errGivenUp = errors.New("given up")
-	errTimeout = apierrors.NewTimeoutError("lost", 1)
-)
+var errTimeout = apierrors.NewTimeoutError("lost", 1)
 
 func newModel(t *testing.T, seed uint64) *model {
 	m := &model{

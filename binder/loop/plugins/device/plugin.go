@@ -91,7 +91,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 }
 
 // PreFlight rejects a bind that requests invalid devices, and waits while another bind holds the node lock. A bind that requests
-// devices of other pods goes on to PreBind, because these pods may be gone, and the cache contains only pending pods.
+// devices of other pods continues with PreBind, because these pods may be gone, and the cache contains only pending pods.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	a, err := p.ask(bc)
 	if err != nil || a.nothing() {

@@ -13,23 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/volumes"
 )
 
 // nodeField is the field of pods and VolumeAttachments that names their node.
 const nodeField = "spec.nodeName"
-
-// caches returns the kinds of which the cache holds only a part. A cluster has one CSINode per node.
-func caches(namespace string) map[client.Object]cache.ByObject {
-	all := volumes.Caches(namespace)
-	all[&storagev1.CSINode{}] = cache.ByObject{Transform: packNode}
-	return all
-}
 
 // attachments selects all VolumeAttachments, by node. The API server does not know the field, so
 // only the cached reader can list them.

@@ -477,7 +477,7 @@ func TestWait_TimesOut(t *testing.T) {
 				requests(gpu, "1")(pod)
 				c := cluster(t, nil, pod, node)
 				bind := plugintest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
-				<-time.After(tc.after - time.Nanosecond)
+				<-time.After(tc.after + loop.Settle - time.Nanosecond)
 				ended, err := bind.Ended()
 				require.False(t, ended, "%s: %v", tc.reason, err)
 				<-time.After(time.Nanosecond)

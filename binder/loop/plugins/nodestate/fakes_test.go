@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	oldframework "github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop/framework"
@@ -42,10 +41,6 @@ func theNode(changes ...func(*corev1.Node)) *corev1.Node {
 		change(node)
 	}
 	return node
-}
-
-func uid(uid types.UID) func(*corev1.Node) {
-	return func(node *corev1.Node) { gen.UID(uid)(&node.ObjectMeta) }
 }
 
 func terminating(node *corev1.Node) { gen.Terminating()(&node.ObjectMeta) }

@@ -176,7 +176,7 @@ func TestPost_Ends(t *testing.T) {
 		want  string
 	}{
 		"Rejected": {
-			reason: "the scheduler should choose another node", after: 30 * time.Second,
+			reason: "the scheduler should choose another node", after: 30*time.Second + loop.Settle,
 			want: "start-limit: Node node-a: still waiting for pods on the node to start (limit 1) after 30s; choose another node",
 		},
 		"Opens": {
@@ -185,7 +185,7 @@ func TestPost_Ends(t *testing.T) {
 					w.Put(bound(fmt.Sprint(i), refusedFor("OutOfcpu", time.Now())))
 				}
 				w.Put(bound("old", inPhase(corev1.PodRunning)))
-			}, after: 10*time.Second + 50*time.Millisecond,
+			}, after: 10*time.Second + loop.Settle + 50*time.Millisecond,
 			want: "start-limit: Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:10Z; " +
 				"choose another node, and check the events of the node",
 		},
@@ -208,7 +208,7 @@ func TestPost_Ends(t *testing.T) {
 					tc.act(w)
 				}
 				<-time.After(tc.after - time.Since(began) - time.Nanosecond)
-				if tc.after > 11*time.Second {
+				if tc.after > 12*time.Second {
 					assertWaits(t, tc.reason, running)
 				}
 				<-time.After(time.Nanosecond)

@@ -101,14 +101,6 @@ func (s *slots) connect(c clock.WithDelayedExecution, changed func(node string),
 	s.clock, s.changed, s.replicas = c, changed, replicas
 }
 
-// sharers returns the number of live replicas, or 0 if it is not known.
-func (s *slots) sharers() int {
-	s.mu.Lock()
-	replicas := s.replicas
-	s.mu.Unlock()
-	return replicas()
-}
-
 // sight returns the state of the node for the pod.
 func (s *slots) sight(node, namespace string, uid types.UID, r rules, now time.Time) sight {
 	s.mu.Lock()

@@ -91,7 +91,7 @@ func (p plan) watched() []string {
 	return names
 }
 
-// verdict returns the writes of PreBind, and the first wait.
+// verdict returns the writes of PreBind and the first wait.
 func (p plan) verdict(bc *framework.BindContext) framework.Verdict {
 	v := framework.Verdict{Wait: p.wait}
 	waits := func(o client.Object, format string, args ...any) {

@@ -54,10 +54,9 @@ func snap(objects ...client.Object) snapshot {
 }
 
 var (
-	// local provisions volumes, static does not, and eager binds without a pod.
+	// local provisions volumes, and static does not.
 	local  = gen.StorageClass("local", "csi.example.com")
 	static = gen.StorageClass("static", volume.NotSupportedProvisioner)
-	eager  = gen.StorageClass("eager", "csi.example.com", gen.Immediate())
 )
 
 // decideCase is a snapshot and the expected decision.
