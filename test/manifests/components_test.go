@@ -86,7 +86,7 @@ func TestConfiguration(t *testing.T) {
 	require.NoError(t, yaml.UnmarshalStrict([]byte(config.Data["config.yaml"]), &content))
 	assert.Equal(t, map[string]any{"apiVersion": "config.prebind.dev/v1alpha1", "kind": "PrebindConfiguration"}, content,
 		"as shipped it says nothing: the defaults are the program's")
-	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins announce, node-state, policy, device, resource-claims, volumebinding", checkedConfig(t, config.Data["config.yaml"]))
+	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins node-state, policy, device, resource-claims, volumebinding", checkedConfig(t, config.Data["config.yaml"]))
 	for _, m := range container.VolumeMounts {
 		assert.Empty(t, m.SubPath, "the kubelet does not bring new certificates to a single file")
 		assert.True(t, m.ReadOnly, "the program writes no file")

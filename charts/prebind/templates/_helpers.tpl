@@ -120,6 +120,7 @@ subjects:
 {{- with include "prebind.toggles" (dict "values" .Values.mutators "on" (list "topology")) -}}
 {{- $_ := set $config "mutators" (fromJsonArray .) -}}
 {{- end -}}
+{{- /* The program has policy on where its CustomResourceDefinition is installed. Helm keeps the definition. */ -}}
 {{- with include "prebind.toggles" (dict "values" .Values.prebindPlugins "on" (list "node-state" "policy" "device" "resource-claims" "volumebinding")) -}}
 {{- $_ := set $config "prebindPlugins" (fromJsonArray .) -}}
 {{- end -}}
