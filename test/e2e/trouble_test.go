@@ -185,7 +185,7 @@ func TestMissingPermission(t *testing.T) {
 
 	l := b.loner(proxy.Kubeconfig, "--namespace="+b.ns)
 	b.untilReadyz(l, http.StatusServiceUnavailable,
-		"PreBind plugin volumebinding: the service account lacks a permission", `cannot list resource "persistentvolume`, "apply its role")
+		"PreBind plugin volumebinding: the service account lacks a permission", `cannot list resource "csidrivers"`, "apply its role")
 	logged := func() int {
 		log, err := os.ReadFile(l.LogFile())
 		require.NoError(t, err)
