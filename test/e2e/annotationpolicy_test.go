@@ -186,7 +186,6 @@ func testPolicyBind(t *testing.T, w *world) {
 		})
 	}
 	b := newBench(t, w, nil)
-	b.pod(byHand)
 	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 	assert.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(b.podWith(byHand), "node-1"), dry), "a dry run writes nothing")
 }
