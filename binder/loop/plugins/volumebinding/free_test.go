@@ -43,7 +43,7 @@ func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, c
 // FindMatchingVolume finds among all volumes.
 func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 	found := 0
-	for seed := range uint64(300) {
+	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The seed makes the test repeatable.
 		free, all := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
 		for range 120 {
@@ -93,7 +93,7 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 		assert.Empty(t, free.byName)
 		assert.Empty(t, free.shelves, "the index keeps nothing of deleted volumes")
 	}
-	assert.Greater(t, found, 1000, "enough worlds have volumes that fit")
+	assert.Greater(t, found, 500, "enough worlds have volumes that fit")
 }
 
 func pick[T any](random *rand.Rand, some ...T) T { return some[random.IntN(len(some))] }
