@@ -65,7 +65,8 @@ func New(o Options) *Assembly {
 	return &Assembly{Changes: framework.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
 }
 
-// Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the caches, and for plugins that implement framework.Starter.
+// Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
+// caches, and for plugins that implement framework.Starter.
 func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
 	out := binder.Settings{
 		Mode: c.Mode, Hold: c.Budgets.Hold, MaxHolds: c.Budgets.MaxHolds,

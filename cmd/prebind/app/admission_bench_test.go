@@ -171,7 +171,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	}
 	selectedPlugins, err := registry.PluginsOf(s)
 	require.NoError(tb, err)
-	require.Len(tb, selectedPlugins, 5, "all plugins are on by default")
+	require.Len(tb, selectedPlugins, 5, "the plugins that are on by default")
 	var plugins []framework.PreBinder
 	for _, p := range selectedPlugins {
 		built, err := p.New(framework.Handle{
