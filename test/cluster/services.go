@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,19 +39,27 @@ type Backend struct {
 // HTTPReady returns a [Backend]'s Ready that asks a health URL, such as
 // http://127.0.0.1:8081/readyz, and takes any answer but 200 for no. It waits
 // 5 s for the answer. That is longer than the shipped readiness probe, which is repeated before a pod is not ready.
+// Connections that begin at the same time share one answer, because a burst of probes is not what a replica gets from a kubelet.
 func HTTPReady(url string) func(ctx context.Context) bool {
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	var probes singleflight.Group
 	return func(ctx context.Context) bool {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return false
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			return false
-		}
-		_ = response.Body.Close()
-		return response.StatusCode == http.StatusOK
+		_, err, _ := probes.Do("", func() (any, error) {
+			request, err := http.NewRequestWithContext(context.WithoutCancel(ctx), http.MethodGet, url, nil)
+			if err != nil {
+				return nil, err
+			}
+			response, err := client.Do(request)
+			if err != nil {
+				return nil, err
+			}
+			_ = response.Body.Close()
+			if response.StatusCode != http.StatusOK {
+				return nil, errors.New(response.Status)
+			}
+			return nil, nil
+		})
+		return err == nil
 	}
 }
 

@@ -1,0 +1,243 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+var (
+	now  = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	both = []string{"attached", "programmed"}
+	yes  = map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True"}
+)
+
+// labelled allocates the claim for the nodes of a zone.
+func labelled(zone string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		allocated("pool", "gpu-0")(claim)
+		claim.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
+		}}}
+	}
+}
+
+func anywhere(claim *resourcev1.ResourceClaim) { claim.Status.Allocation.NodeSelector = nil }
+
+// share replaces the device of the claim with a share of it.
+func share(of, said string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		if of != "" {
+			claim.Status.Allocation.Devices.Results[0].ShareID = new(types.UID(of))
+		}
+		if said != "" {
+			claim.Status.Devices[0].ShareID = &said
+		}
+	}
+}
+
+func full(claim *resourcev1.ResourceClaim) {
+	for i := range resourcev1.ResourceClaimReservedForMaxSize {
+		reservedTo(fmt.Sprintf("other-%d", i))(claim)
+	}
+}
+
+func TestAssess(t *testing.T) {
+	inZone := gen.Node("node-a", gen.Zone("z1"))
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		ref    reference
+		claim  []claimOption
+		want   state
+		refuse string
+	}{
+		"Unallocated":  {reason: "upstream no-resources: the claim is not allocated", refuse: "not allocated by the scheduler"},
+		"Unreserved":   {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, want: unreserved},
+		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
+		"ByOthers":     {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
+		"SameName":     {reason: "the reservation is for an earlier pod with the same name", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, want: unreserved},
+		"Deleted":      {reason: "upstream deleted-claim: the claim is being deleted", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
+		"WrongNode":    {reason: "upstream wrong-topology: the devices are on another node", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
+		"WrongNodeToo": {reason: "a reservation does not make the devices available", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "not available"},
+		"Zone":         {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, want: unreserved},
+		"OtherZone":    {reason: "upstream wrong-topology: the node is in another zone", claim: []claimOption{labelled("z2")}, refuse: "not available"},
+		"Anywhere":     {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, want: unreserved},
+		"BadSelector":  {reason: "Prebind cannot evaluate the node selector", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
+		"Full":         {reason: "upstream reserved-for max: the claim has the maximum number of reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
+		"FullWithUs":   {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}, want: ready},
+		"Own":          {reason: "upstream claim-template: the pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
+		"WrongOwner":   {reason: "upstream wrong-claim: another pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
+		"NoOwner":      {reason: "the claim has no owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
+		"Group": {
+			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped), ref: reference{generated: true},
+			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")}, want: ready,
+		},
+		"GroupUnreserved": {
+			reason: "only a scheduler reserves claims for PodGroups", pod: thePod("web", grouped), ref: reference{generated: true},
+			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup",
+		},
+		"Extended":           {reason: "kube-scheduler has created and reserved the claim", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
+		"ExtendedUnreserved": {reason: "only kube-scheduler reserves claims for extended resources", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := tc.pod
+			if pod == nil {
+				pod = thePod("web")
+			}
+			b := basis{pod: pod, node: inZone, attempt: "here-1", timeout: timeout, since: now, now: now}
+			a, err := b.assess(tc.ref, theClaim("c", tc.claim...))
+			if tc.refuse != "" {
+				require.True(t, oldframework.IsKind(err, oldframework.KindRefuse), "%s: %v", tc.reason, err)
+				assert.ErrorContains(t, err, tc.refuse, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, a.state, tc.reason)
+		})
+	}
+}
+
+func oldReservation(claim *resourcev1.ResourceClaim) {
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: "web", UID: "before"})
+}
+
+func badSelector(claim *resourcev1.ResourceClaim) {
+	claim.Status.Allocation.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Operator = "?"
+}
+
+func fullWithUs(claim *resourcev1.ResourceClaim) {
+	full(claim)
+	claim.Status.ReservedFor[100] = consumer("web")
+}
+
+func TestConditions(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		claim  []claimOption
+		// began is the time since the start of the wait.
+		began  time.Duration
+		want   state
+		waits  string
+		refuse string
+	}{
+		"None":      {reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for", claim: []claimOption{allocated("node-a", "gpu-0")}, want: ready},
+		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}, want: ready},
+		"SucceededLate": {
+			reason: "true conditions count even after the timeout", want: ready,
+			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-time.Hour)), needs(both, nil), says("gpu-0", yes)},
+		},
+		"Silent": {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
+		"Half": {
+			reason: "all binding conditions must be true", want: unready, waits: "programmed",
+			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "Unknown"})},
+		},
+		"Failed": {
+			reason: "upstream bound-claim-with-failed-binding: a failure condition is true", refuse: "failed: broken (Why) because",
+			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "broken": "True"})},
+		},
+		"FailedAndTrue": {
+			reason: "a failure takes precedence over true binding conditions", refuse: "failed",
+			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "True"})},
+		},
+		"NotFailed": {
+			reason: "a failure condition that is false is not a failure", want: ready,
+			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "False"})},
+		},
+		"NoFailureWithoutCondition": {
+			reason: "like upstream, failures of a device without binding conditions do not count", want: ready,
+			claim: []claimOption{allocated("node-a", "gpu-0"), needs(nil, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"})},
+		},
+		"Mixed": {
+			reason: "upstream bound-claim-with-mixed-binding-conditions: one condition is false after the timeout", refuse: "programmed",
+			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "False"})},
+		},
+		"TimedOut": {
+			reason: "upstream bound-claim-with-timed-out-binding: the timeout starts with the allocation", refuse: "more than 10m0s ago",
+			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", nil)},
+		},
+		"InTime": {
+			reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", want: unready, waits: "attached",
+			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(10*time.Second - timeout)), needs(both, nil)},
+		},
+		"NoTime":     {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
+		"NoTimeOver": {reason: "the timeout of the bind has passed", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "still waiting for"},
+		"SecondDevice": {
+			reason: "the conditions of every device must be true", want: unready, waits: "gpu-1",
+			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, nil), says("gpu-0", yes)},
+		},
+		"SecondDeviceFailed": {
+			reason: "a failure is final even if the driver has not reported on another device", refuse: "gpu-1",
+			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})},
+		},
+		"OtherDevice": {reason: "the report is about another device", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-9", yes)}},
+		"Share":       {reason: "consumable capacity: the report is about the share", want: ready, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s1")}},
+		"OtherShare":  {reason: "the report is about another share of the device", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s2")}},
+		"NoShareSaid": {reason: "the report is about the device, not about the share", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "")}},
+		"ShareOfNone": {reason: "the report is about a share that the claim does not have", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("", "s1")}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
+			b := basis{pod: thePod("web"), node: gen.Node("node-a"), attempt: "here-1", timeout: timeout, since: now.Add(-tc.began), now: now}
+			a, err := b.assess(reference{}, claim)
+			if tc.refuse != "" {
+				require.True(t, oldframework.IsKind(err, oldframework.KindRefuse), "%s: %v", tc.reason, err)
+				assert.ErrorContains(t, err, tc.refuse, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.want, a.state, tc.reason)
+			assert.Contains(t, a.waits, tc.waits, tc.reason)
+			if tc.want == unready {
+				assert.True(t, a.until.After(now), "the wait has a limit")
+			}
+		})
+	}
+}
+
+func TestReadiness(t *testing.T) {
+	b := basis{pod: thePod("web", uses("a", "b")), node: gen.Node("node-a"), attempt: "here-1", timeout: timeout, since: now, now: now}
+	mine := theClaim("a", allocated("node-a", "gpu-1"))
+	_, err := b.readiness(claims{"a": mine, "b": nil})
+	require.True(t, oldframework.IsKind(err, oldframework.KindRefuse), "%v", err)
+	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
+	_, err = b.readiness(claims{"a": mine, "b": theClaim("b")})
+	require.ErrorContains(t, err, "ResourceClaim default/b: not allocated", "one claim that is not allocated rejects the bind")
+	r, err := b.readiness(claims{"a": mine, "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})
+	require.NoError(t, err)
+	assert.Len(t, r.in(unreserved), 1)
+	assert.Len(t, r.in(borrowed), 1, "the reservation belongs to another attempt")
+}
+
+func TestReadiness_Messages(t *testing.T) {
+	claim := func(name string) *resourcev1.ResourceClaim { return theClaim(name) }
+	r := readiness{basis: basis{pod: thePod("web"), node: gen.Node("node-a")}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
+		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unreserved}, {claim: claim("c"), state: borrowed},
+		{claim: claim("d"), state: unready, waits: "the switch", until: now.Add(time.Hour)}, {claim: claim("e"), state: ready},
+		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},
+	}}
+	assert.Empty(t, r.writes(), "nothing is reserved for a pod that may wait long")
+	assert.Equal(t, podObject(thePod("web")), r.wait().Object)
+	assert.Contains(t, r.wait().For, `"gpu"`)
+	r.unmade = nil
+	assert.Len(t, r.writes(), 3)
+	assert.Equal(t, framework.Wait{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, r.wait(), "the wait ends when the first claim is rejected")
+	assert.Empty(t, readiness{}.wait())
+	assert.Empty(t, readiness{claims: r.claims[4:5]}.writes())
+}

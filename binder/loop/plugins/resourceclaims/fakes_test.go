@@ -1,0 +1,273 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	timeout = 10 * time.Minute
+	driver  = "gpu.example.com"
+	class   = "gpu"
+)
+
+// claimOption changes a claim.
+type claimOption func(*resourcev1.ResourceClaim)
+
+// theClaim returns a claim in the default namespace that requests one device.
+func theClaim(name string, options ...claimOption) *resourcev1.ResourceClaim {
+	claim := &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("claim-" + name)},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+			{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 1}},
+		}}},
+	}
+	for _, o := range options {
+		o(claim)
+	}
+	return claim
+}
+
+// allocated allocates devices from the pool of the node.
+func allocated(node string, devices ...string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
+		claim.Status.Allocation = &resourcev1.AllocationResult{NodeSelector: onNode(node)}
+		for _, device := range devices {
+			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{
+				Request: "r", Driver: driver, Pool: node, Device: device,
+			})
+		}
+	}
+}
+
+func onNode(node string) *corev1.NodeSelector {
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+	}}}
+}
+
+// allocatedAt sets the time of the allocation.
+func allocatedAt(at time.Time) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(at))
+	}
+}
+
+// needs sets the binding conditions of all devices.
+func needs(conditions, failures []string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		for i := range claim.Status.Allocation.Devices.Results {
+			claim.Status.Allocation.Devices.Results[i].BindingConditions = conditions
+			claim.Status.Allocation.Devices.Results[i].BindingFailureConditions = failures
+		}
+	}
+}
+
+// says sets the conditions that the driver reports for a device.
+func says(device string, conditions map[string]metav1.ConditionStatus) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		status := resourcev1.AllocatedDeviceStatus{Driver: driver, Pool: claim.Status.Allocation.Devices.Results[0].Pool, Device: device}
+		for name, is := range conditions {
+			status.Conditions = append(status.Conditions, metav1.Condition{Type: name, Status: is, Reason: "Why", Message: "because"})
+		}
+		claim.Status.Devices = append(claim.Status.Devices, status)
+	}
+}
+
+// reservedTo reserves the claim for the named pods.
+func reservedTo(pods ...string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		for _, pod := range pods {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer(pod))
+		}
+	}
+}
+
+func consumer(pod string) resourcev1.ResourceClaimConsumerReference {
+	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("pod-" + pod)}
+}
+
+func meta1(m gen.Meta) claimOption {
+	return func(claim *resourcev1.ResourceClaim) { m(&claim.ObjectMeta) }
+}
+
+// made makes the pod the owner, like a claim from a template.
+func made(pod string) claimOption {
+	return meta1(gen.OwnedBy("Pod", pod, types.UID("pod-"+pod)))
+}
+
+// marked adds the mark of an attempt at the pod's bind.
+func marked(pod, attempt string) claimOption {
+	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
+}
+
+// versioned sets the version of a claim in a cache.
+func versioned(version string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) { claim.ResourceVersion = version }
+}
+
+type podChange func(*corev1.Pod)
+
+// thePod returns a pod without a node.
+func thePod(name string, changes ...podChange) *corev1.Pod {
+	pod := gen.Pod(name, gen.UID(types.UID("pod-"+name)))
+	for _, change := range changes {
+		change(pod)
+	}
+	return pod
+}
+
+// uses makes the pod refer to the named claims.
+func uses(claims ...string) podChange {
+	return func(pod *corev1.Pod) {
+		for _, claim := range claims {
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "of-" + claim, ResourceClaimName: new(claim)})
+		}
+	}
+}
+
+// template makes the pod refer to a template. claim is the name of the claim, or empty if the
+// claim does not exist yet.
+func template(claim string) podChange {
+	const of = "gpu"
+	return func(pod *corev1.Pod) {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: of, ResourceClaimTemplateName: new("a-template")})
+		if claim != "" {
+			pod.Status.ResourceClaimStatuses = append(pod.Status.ResourceClaimStatuses, corev1.PodResourceClaimStatus{Name: of, ResourceClaimName: new(claim)})
+		}
+	}
+}
+
+// extended names the claim for the extended resources of the pod.
+func extended(claim string) podChange {
+	return func(pod *corev1.Pod) {
+		pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim}
+	}
+}
+
+// grouped adds the pod to the PodGroup team.
+func grouped(pod *corev1.Pod) {
+	pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("team")}
+}
+
+// replica is one instance of the plugin, with its cache and its connections.
+type replica struct {
+	*Plugin
+	api   *apiServer
+	cache *cached
+	conn  *fakeapi.Connection
+}
+
+// newReplica returns a replica with its own cache.
+func newReplica(t testing.TB, s *apiServer) *replica {
+	t.Helper()
+	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
+	h := oldframework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{}}
+	p, err := New(h, &Arguments{BindingTimeout: timeout})
+	require.NoError(t, err)
+	r.Plugin = p
+	return r
+}
+
+// bind returns the context of an attempt to bind the pod to the node.
+func bind(pod *corev1.Pod, node, attempt string) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
+}
+
+// recovered returns the context of an attempt after a crash.
+func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
+	bc := bind(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}, node, attempt)
+	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	bc.Recovered = true
+	return bc
+}
+
+// preFlight runs Setup and PreFlight like the engine.
+func (r *replica) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
+	return r.ask(ctx, r.cache, bc)
+}
+
+func (r *replica) ask(ctx context.Context, reader oldframework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+	bc.Now = r.h.Clock.Now()
+	bc.Since = bc.Now
+	if err := r.SetupBindContextExtension(ctx, reader, bc); err != nil {
+		return framework.Verdict{}, err
+	}
+	return r.PreFlight(bc)
+}
+
+// isReady returns whether the bind may proceed.
+func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For == "" }
+
+// PreBind runs PreFlight and PreBind like the engine.
+func (r *replica) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	v, err := r.preFlight(ctx, bc)
+	if err != nil || len(v.Writes) == 0 {
+		return err
+	}
+	return r.Plugin.PreBind(ctx, bc)
+}
+
+// confirm returns an error unless the bind may proceed.
+func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
+	v, err := r.preFlight(ctx, bc)
+	if err == nil && !isReady(v) {
+		err = oldframework.Wait(podObject(bc.Pod), "not prepared")
+	}
+	return err
+}
+
+// users returns the names of the consumers that the claim is reserved for.
+func users(claim *resourcev1.ResourceClaim) []string {
+	names := []string{}
+	for _, r := range claim.Status.ReservedFor {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// ofGroup makes the PodGroup the owner, like a claim from a template.
+func ofGroup(group string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.OwnerReferences = append(claim.OwnerReferences, metav1.OwnerReference{
+			APIVersion: "scheduling.k8s.io/v1alpha2", Kind: "PodGroup", Name: group, UID: types.UID("group-" + group), Controller: new(true),
+		})
+	}
+}
+
+// reservedToGroup reserves the claim for a PodGroup.
+func reservedToGroup(group string) claimOption {
+	return func(claim *resourcev1.ResourceClaim) {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{
+			APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: group, UID: types.UID("group-" + group),
+		})
+	}
+}
+
+func bound(pod *corev1.Pod, node string) *corev1.Pod {
+	pod = pod.DeepCopy()
+	pod.Spec.NodeName = node
+	return pod
+}
+
+func claimKey(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: "default", Name: name}
+}

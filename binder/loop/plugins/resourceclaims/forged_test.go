@@ -1,0 +1,232 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// forged adds a mark that a tenant wrote.
+func forged(uid types.UID, attempt, pod, node string) claimOption {
+	return meta1(gen.Annotation(markKey(uid, attempt), fmt.Sprintf(`{"pod":%q,"node":%q}`, pod, node)))
+}
+
+// sweepAll rolls back all marks that the plugin lists, as the sweep does for pods that do
+// not exist.
+func sweepAll(t *testing.T, r *replica) {
+	t.Helper()
+	marks, err := r.Marks(t.Context())
+	require.NoError(t, err)
+	for _, m := range marks {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
+		require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
+	}
+}
+
+// A tenant writes marks after Prebind has reserved a claim and its pod is bound.
+func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		forge  claimOption
+	}{
+		"NoSuchPod":     {reason: "the name in the mark does not decide", forge: forged("pod-web", "here-1", "no-such-pod", "node-a")},
+		"Replayed":      {reason: "the attempt's own mark comes back after PostBind", forge: forged("pod-web", "here-1", "web", "node-a")},
+		"OtherNode":     {reason: "the pod is bound to another node", forge: forged("pod-web", "here-1", "web", "node-b")},
+		"NoSuchReplica": {reason: "the replica does not exist", forge: forged("pod-web", "nosuchid-1", "no-such-pod", "x")},
+		"OtherUID":      {reason: "the claim is not reserved for the pod of the mark", forge: forged("pod-db", "here-1", "db", "node-a")},
+		"ManagedFields": {reason: "clients can write managedFields", forge: func(c *resourcev1.ResourceClaim) {
+			forged("pod-web", "here-1", "no-such-pod", "x")(c)
+			c.ManagedFields = []metav1.ManagedFieldsEntry{managed(string(fieldOwner), "web")}
+		}},
+		"Junk": {reason: "an invalid mark is ignored", forge: meta1(gen.Annotation(markKey("pod-web", "here-1"), "{"))},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			bc := bind(pod, "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), bc))
+			s.Put(bound(pod, "node-a"))
+			require.NoError(t, r.PostBind(t.Context(), bc))
+			s.change("c", "kubectl", tc.forge)
+			sweepAll(t, r)
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), tc.reason)
+			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c")), tc.reason)
+			assert.Empty(t, unsettled(s.claim("c")), "the sweep removes the mark")
+		})
+	}
+}
+
+func TestForgedMark_KeepsOtherReservations(t *testing.T) {
+	group := types.UID("group-batch")
+	cases := map[string]struct {
+		reason string
+		claim  []claimOption
+		want   []string
+	}{
+		"PodGroup": {
+			reason: "schedulers reserve claims for PodGroups",
+			claim:  []claimOption{reservedToGroup("batch"), forged(group, "nosuchid-1", "batch", "x")},
+			want:   []string{"batch"},
+		},
+		"StaleName": {
+			reason: "the sweep has decided about another pod", want: []string{"web"},
+			claim: []claimOption{reservedTo("web"), forged("pod-web", "nosuchid-1", "no-such-pod", "x")},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
+			r := newReplica(t, s)
+			for _, m := range markings(s.claim("c")) {
+				content, ok := decodeMark(m.value)
+				require.True(t, ok)
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: content.Pod, UID: m.pod}}
+				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.attempt)))
+			}
+			assert.Equal(t, tc.want, users(s.claim("c")), tc.reason)
+			assert.NotNil(t, s.claim("c").Status.Allocation, tc.reason)
+		})
+	}
+}
+
+func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	n := 0
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb != "get" {
+			n++
+			s.change("c", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
+		}
+		return nil
+	}
+	require.Error(t, r.PreBindRollBack(t.Context(), bc))
+	assert.LessOrEqual(t, n, releaseConflicts+1)
+	r.conn.Before = nil
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Empty(t, users(s.claim("c")))
+}
+
+// Thousands of marks on a claim are listed as a few, and removed together.
+func TestCrowd(t *testing.T) {
+	flood := func(uid func(i int) types.UID) claimOption {
+		return func(c *resourcev1.ResourceClaim) {
+			for i := range 2000 {
+				forged(uid(i), fmt.Sprintf("forged-%d", i), "no-such-pod", "x")(c)
+			}
+		}
+	}
+	t.Run("WithoutReservation", func(t *testing.T) {
+		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
+		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+		require.True(t, oldframework.IsKind(err, oldframework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
+		assert.ErrorContains(t, err, "512 annotations")
+		marks, err := r.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, marks, 1, "Marks lists one mark for all of them")
+		s.Forget()
+		sweepAll(t, r)
+		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes all of them")
+		assert.Empty(t, markings(s.claim("c")))
+		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+	})
+	t.Run("OfABoundPod", func(t *testing.T) {
+		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
+		s.Put(bound(pod, "node-a"))
+		marks, err := r.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, marks, crowd)
+		assert.Equal(t, "web", marks[0].Pod.Name, "the name is from the reservation")
+		s.Forget()
+		sweepAll(t, r)
+		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
+		assert.Empty(t, markings(s.claim("c")))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")))
+	})
+	t.Run("OfAPodThatIsGone", func(t *testing.T) {
+		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
+		s.Remove(pod)
+		s.Forget()
+		sweepAll(t, r)
+		assert.Equal(t, []string{"patch status ResourceClaim c", "patch ResourceClaim c"}, s.written())
+		assert.Empty(t, users(s.claim("c")))
+	})
+	t.Run("Committed", func(t *testing.T) {
+		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
+		s.Put(bound(pod, "node-a"))
+		require.NoError(t, r.PostBind(t.Context(), recovered(pod, "x", "forged-0")))
+		assert.Empty(t, markings(s.claim("c")))
+	})
+}
+
+func TestUnsettled(t *testing.T) {
+	few := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-x", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
+	want := []framework.Mark{
+		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
+		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
+	}
+	assert.Equal(t, want, unsettled(few), "the name is from the reservation if there is one; a mark with an invalid name is ignored")
+	many := theClaim("c", reservedTo("web", "db"))
+	for i := range 3 * crowd {
+		forged("pod-web", fmt.Sprintf("a-%d", i), "x", "x")(many)
+		forged("pod-db", fmt.Sprintf("a-%d", i), "x", "x")(many)
+		forged(types.UID(fmt.Sprintf("pod-%d", i)), "a", "x", "x")(many)
+	}
+	assert.Len(t, unsettled(many), 2*crowd+1, "a crowd for each pod, and one mark without a reservation")
+}
+
+func TestPointless(t *testing.T) {
+	claim := theClaim("c", reservedTo("web", "db"), marked("web", "here-1"), marked("web", "there-1"), marked("db", "there-1"), marked("new", "there-1"))
+	key := func(pod, attempt string) string { return markKey(types.UID("pod-"+pod), attempt) }
+	cases := map[string]struct {
+		reason string
+		pod    types.UID
+		at     oldframework.Whereabouts
+		want   []string
+	}{
+		"Pending": {reason: "another attempt can be in progress", pod: "pod-web", at: oldframework.Pending, want: []string{key("web", "here-1")}},
+		"Bound":   {reason: "the marks of a bound pod protect nothing", pod: "pod-web", at: oldframework.BoundElsewhere, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"Gone":    {reason: "the marks of a deleted pod protect nothing", pod: "pod-web", at: oldframework.Gone, want: []string{key("web", "here-1"), key("web", "there-1")}},
+		"None":    {reason: "another attempt can be about to reserve the claim", pod: "pod-x", want: []string{key("x", "here-1")}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, pointless(claim, tc.pod, "here-1", tc.at), tc.reason)
+		})
+	}
+}
+
+func TestRoomForAMark(t *testing.T) {
+	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
+	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+	require.True(t, oldframework.IsKind(err, oldframework.KindRefuse), "%v", err)
+	assert.ErrorContains(t, err, "no room")
+	assert.Empty(t, s.written())
+}
+
+// A tenant removes the mark of an attempt. The reservation stays until the pod is bound or
+// gone, and affects no other pod.
+func TestMark_RemovedByATenant(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	s.change("c", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Equal(t, []string{"web"}, users(s.claim("c")))
+}

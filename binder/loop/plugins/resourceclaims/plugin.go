@@ -1,0 +1,162 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package resourceclaims is the PreBind plugin for pods with ResourceClaims. Before the pod
+// is bound, the plugin ensures that the scheduler has allocated its claims for the node, that
+// they are reserved for the pod, and that their binding conditions are true. It does the
+// PreBind work of kube-scheduler's DynamicResources for every scheduler that allocates
+// claims. If the scheduler has already done that work, the plugin does nothing.
+//
+// Decisions are pure functions of pod, node and claims (references.go, decide.go, marks.go).
+// plugin.go, prebind.go and release.go read and write.
+//
+// Before an attempt reserves a claim, it writes a mark with its name into the annotations of
+// the claim. That is a separate write, because the API does not accept annotations together
+// with a status. The mark fences the writes of the attempt: each write of the status
+// requires the mark or a version of the claim, so that no write takes effect late. An
+// attempt that relies on a reservation marks the claim.
+//
+// Tenants can write marks and managedFields, so neither decides that something is undone
+// (release.go). The reservation in the status and the pod that it names decide: a bound pod
+// keeps its claims. Allocations stay, like in kube-scheduler.
+package resourceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+// Name of the plugin.
+const Name = "resource-claims"
+
+// Plugin reserves claims. It is safe for concurrent use.
+type Plugin struct {
+	h    oldframework.Handle
+	args *Arguments
+}
+
+var (
+	_ framework.PreBinder           = (*Plugin)(nil)
+	_ framework.BindContextExtender = (*Plugin)(nil)
+)
+
+// New returns the plugin, or an error if the arguments are invalid. It starts nothing.
+func New(h oldframework.Handle, args *Arguments) (*Plugin, error) {
+	for _, p := range args.Validate() {
+		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
+	}
+	return &Plugin{h: h, args: args}, nil
+}
+
+// Name implements framework.Plugin.
+func (*Plugin) Name() string { return Name }
+
+// claims contains ResourceClaims of the namespace of the pod, by name.
+type claims map[string]*resourcev1.ResourceClaim
+
+// SetupBindContextExtension reads the claims of the pod.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
+	if !hasClaims(bc.Pod) {
+		return nil
+	}
+	refs, _ := references(bc.Pod) // PreFlight reports the error.
+	all := make(claims, len(refs))
+	for _, ref := range refs {
+		if ref.claim == "" {
+			continue
+		}
+		claim, err := oldframework.Get(ctx, cache, &resourcev1.ResourceClaim{}, bc.Pod.Namespace, ref.claim)
+		if err != nil {
+			return err
+		}
+		all[ref.claim] = claim
+	}
+	framework.Extend(bc, all)
+	return nil
+}
+
+// PreFlight rejects the same binds as Filter of kube-scheduler's DynamicResources.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	r, err := p.readiness(bc)
+	if err != nil {
+		return framework.Verdict{}, err
+	}
+	return framework.Verdict{Writes: r.writes(), Wait: r.wait()}, nil
+}
+
+// readiness decides on the claims that were read.
+func (p *Plugin) readiness(bc *framework.BindContext) (readiness, error) {
+	if !hasClaims(bc.Pod) {
+		return readiness{}, nil
+	}
+	all, err := framework.Extension[claims](bc)
+	if err != nil {
+		return readiness{}, err
+	}
+	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
+	return b.readiness(all)
+}
+
+// PreBind reserves the claims for the pod.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	r, err := p.readiness(bc)
+	if err != nil {
+		return err
+	}
+	for _, a := range r.toTake() {
+		if err := p.take(ctx, bc, r.basis, a.ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PreBindRollBack removes the reservations that this attempt made.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+	names, err := p.touched(ctx, bc)
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, p.release(ctx, bc, name))
+	}
+	return errors.Join(errs...)
+}
+
+// PostBind removes the marks of this attempt, because the reservations now belong to the
+// pod.
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
+	names, err := p.touched(ctx, bc)
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, p.unmark(ctx, bc, name))
+	}
+	return errors.Join(errs...)
+}
+
+// Marks lists the attempts whose reservations are not confirmed. If the claim is reserved
+// for the pod of a mark, the name of the pod is from the reservation, because tenants can
+// write marks. The number of marks per claim is limited.
+func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
+	var list resourcev1.ResourceClaimList
+	if err := p.h.Cached.List(ctx, &list, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	var marks []framework.Mark
+	seen := sets.New[framework.Mark]()
+	for i := range list.Items {
+		for _, m := range unsettled(&list.Items[i]) {
+			if !seen.Has(m) { // A pod can have several claims.
+				seen.Insert(m)
+				marks = append(marks, m)
+			}
+		}
+	}
+	return marks, nil
+}

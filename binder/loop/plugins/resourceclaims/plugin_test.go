@@ -1,0 +1,342 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestNew(t *testing.T) {
+	r := newReplica(t, newAPI())
+	assert.Equal(t, Name, r.Name())
+	_, err := New(r.h, &Arguments{})
+	require.ErrorContains(t, err, "bindingTimeout")
+}
+
+// between runs f before the first request of the kind, like a client that is faster.
+func between(r *replica, verb string, f func()) {
+	done := false
+	r.conn.Before = func(w fakeapi.Call) error {
+		if w.Verb == verb && !done {
+			done = true
+			f()
+		}
+		return nil
+	}
+}
+
+// setup returns a claim that is allocated and not reserved, its pod, and two replicas.
+func setup(t *testing.T, options ...claimOption) (s *apiServer, pod *corev1.Pod, one, two *replica) {
+	t.Helper()
+	pod = thePod("web", uses("c"))
+	s = newAPI(gen.Node("node-a"), gen.Node("node-b"), pod, theClaim("c", append([]claimOption{allocated("node-a", "gpu-0"), anywhere}, options...)...))
+	return s, pod, newReplica(t, s), newReplica(t, s)
+}
+
+func TestPreBind_APIServerFails(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		fail   func(fakeapi.Call) error
+		want   oldframework.Kind
+	}{
+		"Mark":        {reason: "the write can have succeeded", fail: firstWrite("patch", apierrors.NewTimeoutError("slow", 1)), want: oldframework.KindWait},
+		"Reservation": {reason: "the write can have succeeded", fail: firstWrite("patch status", apierrors.NewServiceUnavailable("restarting")), want: oldframework.KindWait},
+		"Read":        {reason: "nothing was written", fail: firstWrite("get", apierrors.NewTimeoutError("slow", 1)), want: oldframework.KindWait},
+		"Forbidden":   {reason: "waiting does not grant permissions", fail: firstWrite("patch status", errDown), want: oldframework.KindInternal},
+		"Invalid": {reason: "the permission for resourceclaims/binding can be missing", fail: func(w fakeapi.Call) error {
+			if w.Verb == "patch status" {
+				return fakeapi.Invalid("resourceclaims/binding")
+			}
+			return nil
+		}, want: oldframework.KindInternal},
+		"Gone":      {reason: "the claim was deleted", fail: firstWrite("patch status", fakeapi.NotFound("ResourceClaim", "c")), want: oldframework.KindRefuse},
+		"Recreated": {reason: "the claim was deleted and created again", fail: firstWrite("patch", fakeapi.Invalid("metadata.uid: field is immutable")), want: oldframework.KindWait},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			r.conn.Before = tc.fail
+			bc := bind(pod, "node-a", "here-1")
+			err := r.PreBind(t.Context(), bc)
+			require.Error(t, err)
+			assert.Equal(t, tc.want, oldframework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
+			r.conn.Before = nil
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Empty(t, users(s.claim("c")))
+			assert.Empty(t, unsettled(s.claim("c")))
+		})
+	}
+}
+
+// The write succeeds, and its response is lost.
+func TestPreBind_LostResponse(t *testing.T) {
+	for _, verb := range []string{"patch", "patch status"} {
+		t.Run(verb, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			r.conn.After = firstWrite(verb, apierrors.NewTimeoutError("lost", 1))
+			bc := bind(pod, "node-a", "here-1")
+			require.True(t, oldframework.IsKind(r.PreBind(t.Context(), bc), oldframework.KindWait))
+			again := bind(pod, "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), again), "the next call continues")
+			require.NoError(t, r.PreBindRollBack(t.Context(), again))
+			assert.Empty(t, users(s.claim("c")), "the roll-back removes the reservation of this attempt")
+			assert.Empty(t, unsettled(s.claim("c")))
+		})
+	}
+}
+
+// The API server applies a reservation after the roll-back.
+func TestReserve_AfterTheRollBackFails(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	var late *resourcev1.ResourceClaim
+	r.conn.Before = firstWrite("patch status", apierrors.NewTimeoutError("slow", 1))
+	require.Error(t, r.PreBind(t.Context(), bc))
+	r.conn.Before = nil
+	late = s.claim("c")
+	require.NotEmpty(t, markOn(bc, late))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	_, err := r.reserve(t.Context(), bc, late, false)
+	require.Error(t, err, "the write requires the mark")
+	assert.Empty(t, users(s.claim("c")))
+}
+
+// kube-scheduler reserves the claim between two requests. Its reservation stays.
+func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
+	for name, at := range map[string]string{"BeforeTheMark": "patch", "AfterTheMark": "patch status"} {
+		t.Run(name, func(t *testing.T) {
+			s, pod, r, _ := setup(t)
+			between(r, at, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+			bc := bind(pod, "node-a", "here-1")
+			require.NoError(t, r.PreBind(t.Context(), bc))
+			assert.Equal(t, []string{"web"}, users(s.claim("c")), "the claim has one reservation for the pod")
+			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+			assert.Equal(t, []string{"web"}, users(s.claim("c")))
+			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
+		})
+	}
+	t.Run("Crash", func(t *testing.T) {
+		s, pod, r, two := setup(t)
+		between(r, "patch status", func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+		require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, "node-a", "here-1")))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "a mark without a reservation of this attempt removes nothing else")
+	})
+	t.Run("SchedulerGivesUp", func(t *testing.T) {
+		s, pod, r, _ := setup(t)
+		bc := bind(pod, "node-a", "here-1")
+		require.NoError(t, r.PreBind(t.Context(), bc))
+		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
+		require.True(t, oldframework.IsKind(r.confirm(t.Context(), bc), oldframework.KindWait), "the next pass notices the change")
+		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next call reserves the claim again")
+	})
+}
+
+// Two replicas work on the bind of one pod.
+func TestTwoAttempts_AtOneBind(t *testing.T) {
+	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *framework.BindContext, *framework.BindContext) {
+		t.Helper()
+		s, pod, one, two := setup(t)
+		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
+		require.NoError(t, one.PreBind(t.Context(), a))
+		require.NoError(t, two.PreBind(t.Context(), b), "another attempt can remove the reservation")
+		require.Len(t, unsettled(s.claim("c")), 2, "the second attempt marks the claim too")
+		return s, pod, one, two, a, b
+	}
+	t.Run("FirstFails", func(t *testing.T) {
+		s, _, one, two, a, b := begin(t)
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt relies on the reservation")
+		require.NoError(t, two.confirm(t.Context(), b))
+		require.NoError(t, two.PreBindRollBack(t.Context(), b))
+		assert.Empty(t, users(s.claim("c")), "no attempt relies on the reservation")
+	})
+	t.Run("SecondBinds", func(t *testing.T) {
+		s, pod, one, two, a, b := begin(t)
+		pod = pod.DeepCopy()
+		pod.Spec.NodeName = "node-b"
+		s.Put(pod)
+		require.NoError(t, two.PostBind(t.Context(), b))
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound to another node and uses the claim")
+		assert.Empty(t, unsettled(s.claim("c")))
+	})
+	t.Run("BothFailAtOnce", func(t *testing.T) {
+		s, _, one, two, a, b := begin(t)
+		between(one, "patch", func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Empty(t, users(s.claim("c")), "the last attempt removes the reservation")
+		assert.Empty(t, unsettled(s.claim("c")))
+	})
+	t.Run("SecondComesWhileFirstGoes", func(t *testing.T) {
+		s, pod, one, two := setup(t)
+		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
+		require.NoError(t, one.PreBind(t.Context(), a))
+		between(one, "patch status", func() { require.NoError(t, two.PreBind(t.Context(), b)) })
+		require.NoError(t, one.PreBindRollBack(t.Context(), a))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the roll-back reads the claim again")
+	})
+	t.Run("FirstGoesWhileSecondMarks", func(t *testing.T) {
+		s, pod, one, two := setup(t)
+		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
+		require.NoError(t, one.PreBind(t.Context(), a))
+		between(two, "patch", func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
+		require.NoError(t, two.PreBind(t.Context(), b))
+		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt reserves the claim itself")
+	})
+	t.Run("Rounds", func(t *testing.T) {
+		s, pod, one, _ := setup(t)
+		require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "one-1")))
+		s.Forget()
+		again := bind(pod, "node-a", "one-1")
+		require.NoError(t, one.confirm(t.Context(), again), "a repeated call of the attempt has its mark")
+		assert.Empty(t, s.written())
+	})
+}
+
+func TestRollBack_WithoutTheMarkInTheCache(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	r.cache.freeze()
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	again := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBindRollBack(t.Context(), again), "the context of a repeated call does not know the writes")
+	assert.Empty(t, users(s.claim("c")))
+}
+
+func TestPreFlight_ClaimIsGone(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	s.Remove(theClaim("c"))
+	require.True(t, oldframework.IsKind(r.confirm(t.Context(), bc), oldframework.KindRefuse), "the claim is gone")
+	require.NoError(t, r.PostBind(t.Context(), bc))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "there is nothing to roll back")
+	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	assert.Equal(t, []string{"web"}, users(s.claim("c")), "a claim with another UID keeps its reservations")
+}
+
+func TestMarks(t *testing.T) {
+	s, pod, r, two := setup(t)
+	marks, err := r.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, marks)
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	marks, err = two.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
+	require.NoError(t, two.PostBind(t.Context(), recovered(pod, "node-a", "here-1")))
+	marks, err = two.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, marks, "PostBind removes the mark")
+	assert.Equal(t, []string{"web"}, users(s.claim("c")))
+}
+
+// The replica crashes after each of its writes, and another one rolls back.
+func TestCrash_AfterEachWrite(t *testing.T) {
+	for n := 1; n <= 2; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			s, pod, r, two := setup(t)
+			left := n
+			r.conn.Before = func(w fakeapi.Call) error {
+				if w.Verb != "get" && w.Verb != "list" {
+					left--
+				}
+				if left < 0 {
+					return errDown
+				}
+				return nil
+			}
+			_ = r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+			marks, err := two.Marks(t.Context())
+			require.NoError(t, err)
+			require.Len(t, marks, 1, "the first write is the mark")
+			for _, m := range marks {
+				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
+			}
+			assert.Empty(t, users(s.claim("c")))
+			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c")), "the roll-back keeps the allocation")
+			assert.Empty(t, unsettled(s.claim("c")))
+		})
+	}
+}
+
+func TestReserve_ManyPods(t *testing.T) {
+	s, _, r, two := setup(t)
+	var all sync.WaitGroup
+	errs := make([]error, 60)
+	for i := range errs {
+		pod := thePod(fmt.Sprintf("web-%d", i), uses("c"))
+		s.Put(pod)
+		all.Go(func() {
+			errs[i] = []*replica{r, two}[i%2].PreBind(context.WithoutCancel(t.Context()), bind(pod, "node-a", fmt.Sprintf("here-%d", i)))
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	assert.Len(t, s.claim("c").Status.ReservedFor, 60)
+	s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
+	err := r.PreBind(t.Context(), bind(thePod("web-0", uses("c")), "node-a", "here-x"))
+	require.ErrorContains(t, err, "256 pods")
+	assert.Equal(t, oldframework.KindRefuse, oldframework.AsError(Name, err).Kind)
+}
+
+// Two pods reserve a claim that has room for one.
+func TestReserve_LastPlace(t *testing.T) {
+	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
+	between(r, "patch status", func() { s.change("c", "kube-scheduler", reservedTo("db")) })
+	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+	require.True(t, oldframework.IsKind(err, oldframework.KindRefuse), "%v", err)
+	assert.Len(t, s.claim("c").Status.ReservedFor, 256)
+}
+
+// BenchmarkPreFlight measures a bind whose claim the scheduler has already reserved.
+func BenchmarkPreFlight(b *testing.B) {
+	pod := thePod("web", uses("c"))
+	claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, nil), says("gpu-0", yes))
+	s := newAPI(pod, claim)
+	r := newReplica(b, s)
+	cache := oneClaim{claim: claim}
+	bc := bind(pod, "node-a", "here-1")
+	b.ReportAllocs()
+	for b.Loop() {
+		if v, err := r.ask(b.Context(), cache, bc); err != nil || !isReady(v) {
+			b.Fatal(v, err)
+		}
+	}
+}
+
+// oneClaim is a cache without cost.
+type oneClaim struct {
+	client.Reader
+	claim *resourcev1.ResourceClaim
+}
+
+func (c oneClaim) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if claim, ok := into.(*resourcev1.ResourceClaim); ok {
+		*claim = *c.claim
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package resourceclaims
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop/framework"
+)
+
+// touched returns the names of the claims that may have the mark of the attempt: the claims
+// of its pod, which a recovered attempt does not know, and the marked claims of the namespace.
+func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]string, error) {
+	var names []string
+	refs, _ := references(bc.Pod) // A pod with invalid references has no claims.
+	for _, ref := range refs {
+		if ref.claim != "" {
+			names = append(names, ref.claim)
+		}
+	}
+	var list resourcev1.ResourceClaimList
+	err := p.h.Cached.List(ctx, &list, client.InNamespace(bc.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
+	for i := range list.Items {
+		if markOn(bc, &list.Items[i]) != "" {
+			names = append(names, list.Items[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// releaseConflicts is the maximum number of conflicts in one roll-back of a claim. The
+// engine and the sweep retry it later. The owner of the claim can change it at any rate.
+const releaseConflicts = 10
+
+// release removes the reservation and the mark of the attempt from the claim.
+func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) error {
+	for conflicts := 0; ; {
+		over, err := p.releaseStep(ctx, bc, name)
+		if apierrors.IsConflict(err) {
+			conflicts++
+		}
+		if over || err != nil && (!apierrors.IsConflict(err) || conflicts > releaseConflicts) {
+			return client.IgnoreNotFound(err)
+		}
+	}
+}
+
+// releaseStep sends at most one write. It reports whether nothing is left to do, and fails with a
+// conflict if the claim has changed since it was read.
+//
+// The mark only selects the attempt. The reservation in the claim and the pod that it names
+// decide. An attempt removes its mark after it has bound the pod, so releaseStep first reads
+// the claim and then the pod. It removes only the mark if the pod is bound, because the pod
+// uses the claim, and if another attempt at the bind has marked the claim, because that
+// attempt relies on the reservation.
+func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (over bool, err error) {
+	claim := &resourcev1.ResourceClaim{}
+	if err := p.h.Live.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); err != nil {
+		return false, err
+	}
+	if markOn(bc, claim) == "" {
+		return true, nil
+	}
+	at := oldframework.Whereabouts("")
+	if user, ok := reservations(claim)[bc.Pod.UID]; ok {
+		if user != bc.Pod.Name {
+			// The caller has decided about another pod. The next list of marks names the
+			// right one.
+			return true, nil
+		}
+		pod, err := oldframework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+		if err != nil {
+			return false, err
+		}
+		at = oldframework.WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
+	}
+	unused := isGone(at) || at == oldframework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
+	// Another manager removes the reservation or uses it.
+	if unused && !reservedByOthers(claim, bc.Pod.UID) {
+		return false, p.unreserve(ctx, bc, claim)
+	}
+	err = p.removeMarks(ctx, claim, pointless(claim, bc.Pod.UID, bc.Attempt, at))
+	return err == nil, err
+}
+
+// unreserve removes the reservation for the pod, on the condition that the claim has not
+// changed: an attempt that has marked it since then may rely on the reservation.
+func (p *Plugin) unreserve(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) error {
+	return p.h.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
+		"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
+		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": bc.Pod.UID}}},
+	}), fieldOwner)
+}
+
+// removeMarks removes the marks, on the condition that the claim has not changed: the marks
+// of other attempts decide about the reservation.
+func (p *Plugin) removeMarks(ctx context.Context, claim *resourcev1.ResourceClaim, keys []string) error {
+	return p.h.Writer.Patch(ctx, claim.DeepCopy(), patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
+		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": nulls(keys),
+	}}), fieldOwner)
+}
+
+// unmark removes all marks for the bound pod and keeps its reservation. The marks of other
+// attempts at the bind protect nothing any more.
+func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name string) error {
+	claim := &resourcev1.ResourceClaim{}
+	// pointless returns the attempt's own mark in any case.
+	if err := p.h.Cached.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if !bc.Recovered && markOn(bc, claim) == "" {
+		return nil // The cache has shown the mark before the bind was allowed.
+	}
+	keys := pointless(claim, bc.Pod.UID, bc.Attempt, oldframework.BoundHere)
+	marked := &resourcev1.ResourceClaim{}
+	marked.Namespace, marked.Name = bc.Pod.Namespace, name
+	return client.IgnoreNotFound(p.h.Writer.Patch(ctx, marked, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
+		"annotations": nulls(keys),
+	}}), fieldOwner))
+}
+
+// nulls returns a merge patch that removes the annotations.
+func nulls(keys []string) map[string]any {
+	removed := map[string]any{}
+	for _, key := range keys {
+		removed[key] = nil
+	}
+	return removed
+}
