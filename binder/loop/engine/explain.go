@@ -23,13 +23,13 @@ func refusalOf(err *oldframework.Error) *Refusal {
 // rehearsed returns the decision on a dry run, by the results of one pass. The first plugin that rejects the bind decides. The
 // explanation has the obstacles of all.
 func (c *call) rehearsed(ctx context.Context, o loop.Outcome) Decision {
-	d := denied(oldframework.AsError(oldframework.Binder, o.Err))
-	if o.Err == nil {
-		if err := c.compose(ctx, loop.Ready{View: loop.View{Pod: c.pod, Node: c.node}, Results: o.Results}); err != nil {
-			d = denied(err)
-		} else {
-			d = c.composed
-		}
+	var d Decision
+	if o.Err != nil {
+		d = denied(oldframework.AsError(oldframework.Binder, o.Err))
+	} else if err := c.compose(ctx, loop.Ready{View: loop.View{Pod: c.pod, Node: c.node}, Results: o.Results}); err != nil {
+		d = denied(err)
+	} else {
+		d = c.composed
 	}
 	d.Explanation = &Explanation{}
 	asked := map[string]loop.Result{}

@@ -1,0 +1,331 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// scene is an engine with an API server in memory, whose cache is always up to date.
+type scene struct {
+	*Engine
+	server *fakeapi.Server
+	pod    *corev1.Pod
+	// runs counts the runs of the mutators.
+	runs int
+
+	mu     sync.Mutex
+	events []string
+}
+
+// Eventf implements events.EventRecorder.
+func (s *scene) Eventf(_, _ runtime.Object, _, reason, _, note string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, reason+": "+fmt.Sprintf(note, args...))
+}
+
+func (s *scene) said() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string{}, s.events...)
+}
+
+// Name and Mutate implement mutators.Mutator.
+func (*scene) Name() string { return "count" }
+
+func (s *scene) Mutate(in mutators.Input) (mutators.Output, error) {
+	s.runs++
+	return mutators.Output{Annotations: map[string]string{"devices": fmt.Sprint(len(in.Devices))}}, nil
+}
+
+// in runs the test in a bubble with the plugins.
+func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene), plugins ...framework.Plugin) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &scene{pod: gen.Pod("web", gen.UID("pod-1"))}
+		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
+		hub := oldframework.NewHub()
+		s.server.OnChange(func(o client.Object, _ bool) { hub.Changed(oldframework.RefTo(o, o.GetNamespace(), o.GetName())) })
+		chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
+		require.NoError(t, err)
+		o := Options{
+			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Clock: clock.RealClock{},
+			Settings: Settings{
+				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
+				PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 20 * time.Minute,
+			},
+		}
+		if change != nil {
+			change(&o)
+		}
+		s.Engine, err = New(o)
+		require.NoError(t, err)
+		test(t, s)
+		require.NoError(t, s.Stop(t.Context()))
+	})
+}
+
+func (s *scene) post(ctx context.Context, change ...func(*Request)) Decision {
+	b := gen.Binding(s.pod, "node-a")
+	r := Request{Pod: types.NamespacedName{Namespace: s.pod.Namespace, Name: s.pod.Name}, Binding: b}
+	for _, f := range change {
+		f(&r)
+	}
+	return s.Bind(ctx, r)
+}
+
+func dryRun(r *Request) { r.DryRun = true }
+
+func annotated(key, value string) func(*Request) {
+	return func(r *Request) {
+		if r.Binding.Annotations == nil {
+			r.Binding.Annotations = map[string]string{}
+		}
+		r.Binding.Annotations[key] = value
+	}
+}
+
+// labelled waits for a label of the node.
+func labelled(key string) framework.Plugin {
+	return framework.NewPlugin("wait-"+key, func(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+		if _, ok := bc.Node.Labels[key]; ok {
+			return framework.Verdict{
+				Annotations: map[string]string{"waited": "yes", "example.com/x": key}, Warnings: []string{"mind the gap"},
+				Devices: []framework.Device{{Name: "gpu"}},
+			}, nil
+		}
+		return framework.Verdict{Wait: framework.Wait{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the label " + key}}, nil
+	})
+}
+
+// rejecting rejects every bind.
+func rejecting(name string) framework.Plugin {
+	return framework.NewPlugin(name, func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		return framework.Verdict{}, oldframework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no").Advise("choose another node")
+	})
+}
+
+func (s *scene) label(key string) {
+	s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label(key, "yes")))
+}
+
+func TestBind_NothingToDo(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "0"}, d.Annotations)
+		assert.Equal(t, types.UID("pod-1"), d.UID, "the Binding is pinned")
+		assert.Equal(t, 1, s.runs)
+		assert.Empty(t, s.said())
+	})
+}
+
+func TestBind_Waits(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		began := time.Now()
+		time.AfterFunc(10*time.Second, func() { s.label("a") })
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.LessOrEqual(t, time.Since(began), 10*time.Second+50*time.Millisecond)
+		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "1", "wait-a.prebind.dev/waited": "yes", "example.com/x": "a"}, d.Annotations)
+		assert.Equal(t, []string{"mind the gap"}, d.Warnings)
+		assert.Equal(t, 1, s.runs, "the mutators run once, for the answer")
+		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (0s); retry the Binding"}, s.said())
+		assert.Zero(t, s.Stats().Holds)
+	}, labelled("a"))
+}
+
+func TestBind_HoldEnds(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, oldframework.KindWait, d.Err.Kind)
+		assert.Equal(t, 25*time.Second, time.Since(began))
+		assert.Equal(t, time.Second, d.RetryAfter, "the next call is probably held again")
+		pass(d.RetryAfter)
+		s.label("a")
+		d = s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, 2, d.Calls)
+		assert.Equal(t, 26*time.Second, d.Waited)
+		assert.Len(t, s.said(), 1, "the same wait is reported once")
+	}, labelled("a"))
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
+func TestBind_NoSeat(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.MaxHolds = 0 }, func(t *testing.T, s *scene) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, oldframework.KindWait, d.Err.Kind)
+		assert.Zero(t, time.Since(began))
+		assert.GreaterOrEqual(t, d.RetryAfter, 2*time.Second)
+	}, labelled("a"))
+}
+
+func TestBind_Rejects(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, oldframework.KindRefuse, d.Err.Kind)
+		assert.Equal(t, loop.Settle, time.Since(began), "the cache may be behind")
+		assert.Equal(t, "p", d.Err.Plugin)
+		assert.Equal(t, []string{"BindRefused: p: Node node-a: no; choose another node"}, s.said())
+		assert.Zero(t, s.runs)
+	}, rejecting("p"))
+}
+
+// A call whose context has ended is never allowed, and reports nothing.
+func TestBind_ContextEnds(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		d := s.post(ctx)
+		require.Equal(t, oldframework.KindWait, d.Err.Kind)
+		assert.Empty(t, s.said())
+	}, labelled("a"))
+}
+
+func TestBind_Parameters(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		change func(*Request)
+		kind   oldframework.Kind
+		text   string
+	}{
+		"Budget":   {reason: "the duration is invalid", change: annotated(timeoutAnnotation, "soon"), kind: oldframework.KindInvalid, text: "invalid duration"},
+		"Required": {reason: "the plugin is not enabled", change: annotated(requireAnnotation, "other"), kind: oldframework.KindRefuse, text: `"other" is not enabled`},
+		"Metadata": {reason: "the pod could not be updated any more", change: annotated("no key", "x"), kind: oldframework.KindInvalid, text: "invalid metadata"},
+		"Node":     {reason: "the node does not exist", change: func(r *Request) { r.Binding.Target.Name = "none" }, kind: oldframework.KindRefuse, text: "Node none: not found"},
+		"NodeName": {reason: "the API server accepts every name", change: func(r *Request) { r.Binding.Target.Name = "no/name" }, kind: oldframework.KindRefuse, text: "invalid name"},
+		"Pod":      {reason: "the pod does not exist", change: func(r *Request) { r.Pod.Name, r.Binding.Name = "none", "none" }, kind: oldframework.KindStale, text: "not found"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			in(t, nil, func(t *testing.T, s *scene) {
+				d := s.post(t.Context(), tc.change)
+				require.NotNil(t, d.Err, tc.reason)
+				assert.Equal(t, tc.kind, d.Err.Kind, tc.reason)
+				assert.Contains(t, d.Err.Error(), tc.text)
+				assert.Equal(t, "binder", d.Err.Plugin)
+			}, labelled("a"))
+		})
+	}
+}
+
+// TestBind_PodChanges: the API server has its own answer about the pod.
+func TestBind_PodChanges(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		pod    *corev1.Pod
+		want   Decision
+	}{
+		"Bound":    {reason: "another client was faster", pod: gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b")), want: Decision{PassThrough: true, UID: "pod-1"}},
+		"Deleted":  {reason: "the pod is terminating", pod: gen.Pod("web", gen.UID("pod-1"), gen.Terminating()), want: Decision{PassThrough: true, UID: "pod-1"}},
+		"Replaced": {reason: "the new pod was not checked", pod: gen.Pod("web", gen.UID("pod-2")), want: Decision{PassThrough: true, UID: "pod-1"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			in(t, nil, func(t *testing.T, s *scene) {
+				time.AfterFunc(5*time.Second, func() { s.server.Put(tc.pod) })
+				d := s.post(t.Context())
+				d.Calls, d.Waited = 0, 0
+				assert.Equal(t, tc.want, d, tc.reason)
+			}, labelled("a"))
+		})
+	}
+}
+
+func TestBind_NodeIsRecreated(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		time.AfterFunc(5*time.Second, func() { s.server.Put(gen.Node("node-a", gen.UID("node-2"), gen.Label("a", "yes"))) })
+		d := s.post(t.Context())
+		require.Equal(t, oldframework.KindRefuse, d.Err.Kind)
+		assert.Contains(t, d.Err.Error(), "deleted and recreated")
+	}, labelled("a"))
+}
+
+func TestBind_DryRun(t *testing.T) {
+	writer := framework.NewPlugin("write", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		return framework.Verdict{Writes: []string{"grant a device"}}, nil
+	})
+	in(t, nil, func(t *testing.T, s *scene) {
+		d := s.post(t.Context(), dryRun)
+		require.Nil(t, d.Err)
+		assert.Equal(t, VerdictWait, d.Explanation.Verdict)
+		assert.Equal(t, []PluginExplanation{
+			{Name: "write", Verdict: PluginActs, Would: []string{"grant a device"}},
+			{Name: "wait-a", Verdict: PluginWaits, WaitsFor: []string{"Node node-a: the label a"}},
+		}, d.Explanation.Plugins)
+		assert.Contains(t, d.Warnings, "dry run: write would grant a device")
+	}, writer, labelled("a"))
+	in(t, nil, func(t *testing.T, s *scene) {
+		d := s.post(t.Context(), dryRun)
+		require.NotNil(t, d.Err)
+		assert.Equal(t, VerdictRefuse, d.Explanation.Verdict)
+		assert.Len(t, d.Explanation.Plugins, 2, "the explanation has the obstacles of all plugins")
+		assert.Empty(t, s.said())
+	}, rejecting("p"), labelled("a"))
+}
+
+func TestBind_Audit(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeAudit }, func(t *testing.T, s *scene) {
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Empty(t, d.Annotations)
+		assert.Equal(t, "refused", d.Audit.Kind)
+		assert.Equal(t, []string{"BindAudited: audit: the bind would be rejected (refused): p: Node node-a: no; choose another node"}, s.said())
+	}, rejecting("p"))
+}
+
+func TestBind_ModeOff(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeOff }, func(t *testing.T, s *scene) {
+		assert.Equal(t, Decision{PassThrough: true}, s.post(t.Context()))
+	}, rejecting("p"))
+}
+
+func TestBind_Drain(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		time.AfterFunc(3*time.Second, s.Drain)
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, oldframework.KindWait, d.Err.Kind)
+		assert.Equal(t, 3*time.Second, time.Since(began))
+		assert.Equal(t, time.Second, d.RetryAfter)
+	}, labelled("a"))
+}
+
+func TestNew_Validates(t *testing.T) {
+	_, err := New(Options{})
+	require.ErrorContains(t, err, "required")
+	in(t, nil, func(t *testing.T, s *scene) {
+		o := Options{Cached: s.cached, Live: s.live, Replica: "here", Changes: oldframework.NewHub(), Events: s, Clock: clock.RealClock{}, Settings: s.settings}
+		o.Settings.Plugins = []framework.Plugin{rejecting("count")}
+		_, err := New(o)
+		assert.ErrorContains(t, err, `"count"`, "a mutator has the name")
+	})
+}

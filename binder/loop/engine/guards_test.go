@@ -1,0 +1,193 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	oldframework "github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func TestTargetsNode(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		target corev1.ObjectReference
+		want   bool
+	}{
+		"Node":      {reason: "the usual target", target: corev1.ObjectReference{Kind: "Node", Name: "a"}, want: true},
+		"EmptyKind": {reason: "the API server treats an empty kind as Node", target: corev1.ObjectReference{Name: "a"}, want: true},
+		"OtherKind": {reason: "the API server rejects other kinds", target: corev1.ObjectReference{Kind: "Minion", Name: "a"}},
+		"OtherCase": {reason: "kinds are compared exactly", target: corev1.ObjectReference{Kind: "node", Name: "a"}},
+		"EmptyName": {reason: "the API server rejects an empty target", target: corev1.ObjectReference{Kind: "Node"}},
+		"Empty":     {reason: "the API server rejects an empty target"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, tc.want, targetsNode(&corev1.Binding{Target: tc.target}), tc.reason)
+		})
+	}
+}
+
+// TestUnbindable: such a Binding passes to the API server, pinned so that it can bind no pod that Prebind has not checked.
+func TestUnbindable(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		pod     *corev1.Pod
+		binding []gen.BindingOption
+		want    bool
+		pins    Decision
+	}{
+		"SameUID":   {reason: "the Binding names this pod", pod: gen.Pod("web", gen.UID("1")), binding: []gen.BindingOption{gen.UID("1")}},
+		"NoUID":     {reason: "a Binding without a UID is pinned later", pod: gen.Pod("web", gen.UID("1"))},
+		"OtherUID":  {reason: "the Binding has the UID of a deleted pod", pod: gen.Pod("web", gen.UID("2")), binding: []gen.BindingOption{gen.UID("1")}, want: true},
+		"Bound":     {reason: "another pod of the name can be created", pod: gen.Pod("web", gen.UID("1"), gen.BoundTo("node-b")), want: true, pins: Decision{UID: "1"}},
+		"Deleted":   {reason: "another pod of the name can be created", pod: gen.Pod("web", gen.UID("1"), gen.Terminating()), want: true, pins: Decision{UID: "1"}},
+		"Gated":     {reason: "the gate can be removed", pod: gen.Pod("web", gen.UID("1"), gen.Gate("g")), want: true, pins: Decision{UID: "1", ResourceVersion: "7"}},
+		"GatedUID":  {reason: "the gate can be removed from the named pod", pod: gen.Pod("web", gen.UID("1"), gen.Gate("g")), binding: []gen.BindingOption{gen.UID("1")}, want: true, pins: Decision{ResourceVersion: "7"}},
+		"GatedNext": {reason: "the client guesses the version without the gate", pod: gen.Pod("web", gen.UID("1"), gen.Gate("g")), binding: []gen.BindingOption{gen.AtVersion("8")}, want: true, pins: Decision{UID: "1", ResourceVersion: "7"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			tc.pod.ResourceVersion = "7"
+			binding := gen.Binding(tc.pod, "node-a", tc.binding...)
+			assert.Equal(t, tc.want, unbindable(tc.pod, binding), tc.reason)
+			if tc.want {
+				tc.pins.PassThrough = true
+				assert.Equal(t, tc.pins, rejectedBy(tc.pod, binding), tc.reason)
+			}
+		})
+	}
+}
+
+func TestGuardMerged(t *testing.T) {
+	const limit = 256 << 10
+	cases := map[string]struct {
+		reason  string
+		pod     *corev1.Pod
+		binding []gen.BindingOption
+		added   map[string]string
+		labels  map[string]string
+		mayCome map[string]string
+		// want are the paths of the invalid fields.
+		want []string
+	}{
+		"Nothing": {reason: "no metadata is valid", pod: gen.Pod("web")},
+		"Valid": {
+			reason:  "ordinary keys, with and without prefix, are valid",
+			pod:     gen.Pod("web", gen.Annotation("a", "1"), gen.Annotation("example.com/b", "")),
+			binding: []gen.BindingOption{gen.Annotation("example.com/c", "x\ny"), gen.Label("topology.kubernetes.io/zone", "z1")},
+			added:   map[string]string{"topology.prebind.dev/zone": "z1"},
+		},
+		"UpperCaseDomain": {
+			reason:  "annotation keys are checked in lower case, as the API server does",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("Example.com/c", "")},
+		},
+		"BadKeyOfBinding": {
+			reason:  "the API server stores the key and then rejects every update of the pod",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("no good", "x")},
+			want:    []string{"metadata.annotations"},
+		},
+		"BadKeyAdded": {
+			reason: "annotations that Prebind adds are checked, too",
+			pod:    gen.Pod("web"),
+			added:  map[string]string{"a/b/c": "x"},
+			want:   []string{"metadata.annotations"},
+		},
+		"BadLabelValue": {
+			reason:  "the API server does not validate labels of a Binding",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Label("rack", "no good")},
+			want:    []string{"metadata.labels"},
+		},
+		"BadLabelKey": {
+			reason:  "the API server does not validate labels of a Binding",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Label("no good", "x")},
+			want:    []string{"metadata.labels"},
+		},
+		"BadLabelAdded": {
+			reason: "labels of mutators are checked, too",
+			pod:    gen.Pod("web"),
+			labels: map[string]string{"rack": "a/b"},
+			want:   []string{"metadata.labels"},
+		},
+		"Several": {
+			reason:  "every problem is listed",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("no good", "x"), gen.Label("rack", "no good")},
+			want:    []string{"metadata.annotations", "metadata.labels"},
+		},
+		"JustFits": {
+			reason:  "256 KiB of keys and values are allowed",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-3))},
+		},
+		"TooLargeAlone": {
+			reason:  "one byte more is too much",
+			pod:     gen.Pod("web"),
+			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-2))},
+			want:    []string{"metadata.annotations"},
+		},
+		"TooLargeTogether": {
+			reason:  "pod, Binding and mutators count together",
+			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit/2))),
+			binding: []gen.BindingOption{gen.Annotation("b", strings.Repeat("x", limit/4))},
+			added:   map[string]string{"m": strings.Repeat("x", limit/4)},
+			want:    []string{"metadata.annotations"},
+		},
+		"NoRoomForWhatMayCome": {
+			reason:  "the annotation of a later attempt needs space, too",
+			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-6))),
+			mayCome: map[string]string{"attempt": "x"},
+			want:    []string{"metadata.annotations"},
+		},
+		"HasComeAlready": {
+			reason:  "the annotation of the attempt counts once",
+			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-9))),
+			added:   map[string]string{"attempt": "y"},
+			mayCome: map[string]string{"attempt": "long"},
+		},
+		"ReplacedCountsOnce": {
+			reason:  "a replaced value does not count",
+			pod:     gen.Pod("web", gen.Annotation("k", strings.Repeat("x", limit/2))),
+			binding: []gen.BindingOption{gen.Annotation("k", strings.Repeat("y", limit/2))},
+			added:   map[string]string{"k": strings.Repeat("z", limit/2)},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := gen.Binding(tc.pod, "node-a", tc.binding...)
+			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
+
+			err := guardMerged(tc.pod, b, tc.added, tc.labels, tc.mayCome)
+
+			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
+			assert.Equal(t, binding, b, "the Binding must not change")
+			if len(tc.want) == 0 {
+				assert.Nil(t, err, tc.reason)
+				return
+			}
+			require.NotNil(t, err, tc.reason)
+			assert.Equal(t, oldframework.KindInvalid, err.Kind, tc.reason)
+			assert.Equal(t, "binder", err.Plugin)
+			assert.NotEmpty(t, err.Advice)
+			var paths []string
+			for _, f := range err.Fields {
+				paths = append(paths, f.Path)
+				assert.NotEmpty(t, f.Message)
+			}
+			assert.Equal(t, tc.want, paths, tc.reason)
+			assert.NotContains(t, err.Error(), "\n", "a message is one line")
+			assert.Less(t, len(err.Error()), 4096, "a message does not repeat a large annotation")
+		})
+	}
+}
