@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -104,9 +105,12 @@ func (u *upgrade) testConfiguration(t *testing.T) {
 		err := cmd.Run()
 		return out.String(), errs.String(), err
 	}
+	// The argument allocate of resource-claims was removed in this version; see CHANGELOG.md.
+	removed := regexp.MustCompile(`(?m)^ *allocate:.*\n`)
 	check := func(from, with install.Version) (string, error) {
 		defaults, errs, err := run(from, "config", "defaults")
 		require.NoError(t, err, errs)
+		defaults = removed.ReplaceAllString(defaults, "")
 		file := filepath.Join(t.TempDir(), "config.yaml")
 		require.NoError(t, os.WriteFile(file, []byte(defaults), 0o600))
 		_, errs, err = run(with, "config", "check", file)
