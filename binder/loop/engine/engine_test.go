@@ -107,16 +107,16 @@ func annotated(key, value string) func(*Request) {
 	}
 }
 
-// labelled waits for a label of the node.
-func labelled(key string) framework.Plugin {
-	return framework.NewPlugin("wait-"+key, func(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
-		if _, ok := bc.Node.Labels[key]; ok {
+// labelled waits for the label a of the node.
+func labelled() framework.Plugin {
+	return framework.NewPlugin("wait-a", func(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+		if _, ok := bc.Node.Labels["a"]; ok {
 			return framework.Verdict{
-				Annotations: map[string]string{"waited": "yes", "example.com/x": key}, Warnings: []string{"mind the gap"},
+				Annotations: map[string]string{"waited": "yes", "example.com/x": "a"}, Warnings: []string{"mind the gap"},
 				Devices: []framework.Device{{Name: "gpu"}},
 			}, nil
 		}
-		return framework.Verdict{Wait: framework.Wait{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the label " + key}}, nil
+		return framework.Verdict{Wait: framework.Wait{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the label a"}}, nil
 	})
 }
 
@@ -127,8 +127,8 @@ func rejecting(name string) framework.Plugin {
 	})
 }
 
-func (s *scene) label(key string) {
-	s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label(key, "yes")))
+func (s *scene) label() {
+	s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label("a", "yes")))
 }
 
 func TestBind_NothingToDo(t *testing.T) {
@@ -145,7 +145,7 @@ func TestBind_NothingToDo(t *testing.T) {
 func TestBind_Waits(t *testing.T) {
 	in(t, nil, func(t *testing.T, s *scene) {
 		began := time.Now()
-		time.AfterFunc(10*time.Second, func() { s.label("a") })
+		time.AfterFunc(10*time.Second, func() { s.label() })
 		d := s.post(t.Context())
 		require.Nil(t, d.Err)
 		assert.LessOrEqual(t, time.Since(began), 10*time.Second+50*time.Millisecond)
@@ -154,7 +154,7 @@ func TestBind_Waits(t *testing.T) {
 		assert.Equal(t, 1, s.runs, "the mutators run once, for the answer")
 		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (0s); retry the Binding"}, s.said())
 		assert.Zero(t, s.Stats().Holds)
-	}, labelled("a"))
+	}, labelled())
 }
 
 func TestBind_HoldEnds(t *testing.T) {
@@ -165,13 +165,13 @@ func TestBind_HoldEnds(t *testing.T) {
 		assert.Equal(t, 25*time.Second, time.Since(began))
 		assert.Equal(t, time.Second, d.RetryAfter, "the next call is probably held again")
 		pass(d.RetryAfter)
-		s.label("a")
+		s.label()
 		d = s.post(t.Context())
 		require.Nil(t, d.Err)
 		assert.Equal(t, 2, d.Calls)
 		assert.Equal(t, 26*time.Second, d.Waited)
 		assert.Len(t, s.said(), 1, "the same wait is reported once")
-	}, labelled("a"))
+	}, labelled())
 }
 
 // pass lets virtual time pass.
@@ -184,7 +184,7 @@ func TestBind_NoSeat(t *testing.T) {
 		require.Equal(t, oldframework.KindWait, d.Err.Kind)
 		assert.Zero(t, time.Since(began))
 		assert.GreaterOrEqual(t, d.RetryAfter, 2*time.Second)
-	}, labelled("a"))
+	}, labelled())
 }
 
 func TestBind_Rejects(t *testing.T) {
@@ -207,7 +207,7 @@ func TestBind_ContextEnds(t *testing.T) {
 		d := s.post(ctx)
 		require.Equal(t, oldframework.KindWait, d.Err.Kind)
 		assert.Empty(t, s.said())
-	}, labelled("a"))
+	}, labelled())
 }
 
 func TestBind_Parameters(t *testing.T) {
@@ -232,7 +232,7 @@ func TestBind_Parameters(t *testing.T) {
 				assert.Equal(t, tc.kind, d.Err.Kind, tc.reason)
 				assert.Contains(t, d.Err.Error(), tc.text)
 				assert.Equal(t, "binder", d.Err.Plugin)
-			}, labelled("a"))
+			}, labelled())
 		})
 	}
 }
@@ -255,7 +255,7 @@ func TestBind_PodChanges(t *testing.T) {
 				d := s.post(t.Context())
 				d.Calls, d.Waited = 0, 0
 				assert.Equal(t, tc.want, d, tc.reason)
-			}, labelled("a"))
+			}, labelled())
 		})
 	}
 }
@@ -266,7 +266,7 @@ func TestBind_NodeIsRecreated(t *testing.T) {
 		d := s.post(t.Context())
 		require.Equal(t, oldframework.KindRefuse, d.Err.Kind)
 		assert.Contains(t, d.Err.Error(), "deleted and recreated")
-	}, labelled("a"))
+	}, labelled())
 }
 
 func TestBind_DryRun(t *testing.T) {
@@ -282,14 +282,14 @@ func TestBind_DryRun(t *testing.T) {
 			{Name: "wait-a", Verdict: PluginWaits, WaitsFor: []string{"Node node-a: the label a"}},
 		}, d.Explanation.Plugins)
 		assert.Contains(t, d.Warnings, "dry run: write would grant a device")
-	}, writer, labelled("a"))
+	}, writer, labelled())
 	in(t, nil, func(t *testing.T, s *scene) {
 		d := s.post(t.Context(), dryRun)
 		require.NotNil(t, d.Err)
 		assert.Equal(t, VerdictRefuse, d.Explanation.Verdict)
 		assert.Len(t, d.Explanation.Plugins, 2, "the explanation has the obstacles of all plugins")
 		assert.Empty(t, s.said())
-	}, rejecting("p"), labelled("a"))
+	}, rejecting("p"), labelled())
 }
 
 func TestBind_Audit(t *testing.T) {
@@ -316,7 +316,7 @@ func TestBind_Drain(t *testing.T) {
 		require.Equal(t, oldframework.KindWait, d.Err.Kind)
 		assert.Equal(t, 3*time.Second, time.Since(began))
 		assert.Equal(t, time.Second, d.RetryAfter)
-	}, labelled("a"))
+	}, labelled())
 }
 
 func TestNew_Validates(t *testing.T) {

@@ -119,11 +119,6 @@ func marked(pod, attempt string) claimOption {
 	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
 }
 
-// versioned sets the version of a claim in a cache.
-func versioned(version string) claimOption {
-	return func(claim *resourcev1.ResourceClaim) { claim.ResourceVersion = version }
-}
-
 type podChange func(*corev1.Pod)
 
 // thePod returns a pod without a node.
