@@ -41,7 +41,10 @@ type policyAPI struct {
 func TestBindPolicyAPI(t *testing.T) {
 	t.Parallel()
 	a := &policyAPI{world: shared}
-	a.apply(t, "crd.yaml")
+	// A replica that starts meanwhile has the plugin on.
+	for _, file := range []string{"role.yaml", "rolebinding.yaml", "crd.yaml"} {
+		a.apply(t, file)
+	}
 	a.connect(t)
 	for name, test := range map[string]func(*testing.T, *policyAPI){
 		"validation": testPolicyValidation, "defaults": testPolicyDefaults, "status": testPolicyStatus, "explain": testPolicyExplained,
