@@ -41,7 +41,7 @@ type policyAPI struct {
 func TestBindPolicyAPI(t *testing.T) {
 	t.Parallel()
 	a := &policyAPI{world: shared}
-	// A replica that starts meanwhile has the plugin on.
+	// A replica that starts during the test has the plugin on.
 	for _, file := range []string{"role.yaml", "rolebinding.yaml", "crd.yaml"} {
 		a.apply(t, file)
 	}
