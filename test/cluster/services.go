@@ -38,10 +38,10 @@ type Backend struct {
 
 // HTTPReady returns a [Backend]'s Ready that asks a health URL, such as
 // http://127.0.0.1:8081/readyz, and takes any answer but 200 for no. It waits
-// 5 s for the answer. That is longer than the shipped readiness probe, which is repeated before a pod is not ready.
+// 2 s for the answer, like the shipped readiness probe.
 // Connections that begin at the same time share one answer, because a burst of probes is not what a replica gets from a kubelet.
 func HTTPReady(url string) func(ctx context.Context) bool {
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var probes singleflight.Group
 	return func(ctx context.Context) bool {
 		_, err, _ := probes.Do("", func() (any, error) {
@@ -179,7 +179,7 @@ func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	t := &tunnel{address: backend}
 	if !s.isCut(backend) {
-		t.backend, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(r.Context(), "tcp", backend)
+		t.backend, err = (&net.Dialer{Timeout: 5 * time.Second}).DialContext(r.Context(), "tcp", backend)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
