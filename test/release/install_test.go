@@ -238,7 +238,7 @@ func (w *world) statusWarning() string {
 func (w *world) assertConflict() {
 	w.t.Helper()
 	maps := w.client.CoreV1().ConfigMaps(install.Namespace)
-	config, err := maps.Get(w.t.Context(), "prebind-config", metav1.GetOptions{})
+	config, err := maps.Get(w.t.Context(), w.configName(), metav1.GetOptions{})
 	require.NoError(w.t, err)
 	shipped := config.Data["config.yaml"]
 	config.Data["config.yaml"] = shipped + "mode: Audit\n"
@@ -248,6 +248,20 @@ func (w *world) assertConflict() {
 	config.Data["config.yaml"] = shipped
 	_, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
+}
+
+// configName returns the name of the ConfigMap with the configuration, which ends with a hash of its content.
+func (w *world) configName() string {
+	w.t.Helper()
+	d, err := w.client.AppsV1().Deployments(install.Namespace).Get(w.t.Context(), "prebind", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	for _, v := range d.Spec.Template.Spec.Volumes {
+		if v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, "prebind-config-") {
+			return v.ConfigMap.Name
+		}
+	}
+	require.Fail(w.t, "the Deployment has no configuration")
+	return ""
 }
 
 // pinned is the image in the manifests of a release.
