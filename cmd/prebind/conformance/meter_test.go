@@ -52,7 +52,7 @@ func TestMeter_Overload(t *testing.T) {
 				}}
 				ctx, cancel := context.WithCancel(t.Context())
 				go m.run(ctx)
-				time.Sleep(length) //nolint:forbidigo // In a synctest bubble.
+				<-time.After(length)
 				got := m.overload(began, time.Now())
 				cancel()
 				assert.Equal(t, tc.want, got, tc.reason)
