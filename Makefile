@@ -55,6 +55,11 @@ test-unit: kustomize helm ## Run the unit tests with the race detector
 	cd release && go test -timeout 10m ./...
 
 # make test uses fixed seeds, so that its result does not depend on chance.
+.PHONY: simulate
+simulate: ## Run seeds of the simulation (SEEDS=1000: number of seeds; SEED=7: first seed; MUTANTS=true: show that it finds faults)
+	go test -count=1 ./test/simulation -timeout=60m -seeds=$(SEEDS) -seed=$(SEED)
+	$(if $(MUTANTS),go run ./test/simulation/mutants -seeds=$(SEEDS))
+
 .PHONY: properties
 properties: ## Run property and model tests with random seeds (ROUNDS=50: number of rounds; SEED=7: repeat a failure)
 	PREBIND_SEED=$(if $(filter-out file,$(origin SEED)),$(SEED),random) go test -race -timeout 60m -count=$(ROUNDS) \
@@ -163,6 +168,10 @@ fuzz: ## Run every fuzz target (FUZZTIME=1m: time per target; FUZZ=FuzzReview: o
 
 # The tests would also build these, but go test shows no progress. The first build of the control plane takes minutes, later ones
 # use a cache. If KUBEBUILDER_ASSETS is set, its binaries are used.
+.PHONY: size
+size: ## Count the lines of code, lines of tests and words of documentation
+	go run ./test/size
+
 .PHONY: control-plane
 control-plane:
 	go run ./test/cluster/build

@@ -160,12 +160,12 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 }
 
 // plugins builds the plugins that are on.
-func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.PreBinder, error) {
+func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.Plugin, error) {
 	entries, err := a.o.Registry.PluginsOf(c)
 	if err != nil {
 		return nil, err
 	}
-	var list []framework.PreBinder
+	var list []framework.Plugin
 	for _, e := range entries {
 		missing, err := a.missing(e.Requires...)
 		if err != nil {
@@ -185,7 +185,7 @@ func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration
 }
 
 // plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
-func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.PreBinder, error) {
+func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.Plugin, error) {
 	var examples []client.Object
 	if e.Watches != nil {
 		examples = e.Watches(arguments)

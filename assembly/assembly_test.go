@@ -4,7 +4,6 @@
 package assembly
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -22,7 +21,9 @@ type kept struct{ name string }
 
 func (k kept) Name() string { return k.name }
 
-func (kept) PreBind(context.Context, *framework.BindContext) error { return nil }
+func (kept) PreFlight(*framework.BindContext) (framework.Verdict, error) {
+	return framework.Verdict{}, nil
+}
 
 // limit contains the arguments of the plugins of these tests.
 type limit struct {
@@ -36,7 +37,7 @@ func (*limit) Validate() []framework.Problem { return nil }
 func keeping(name string) framework.Registration {
 	return framework.Registration{
 		Name: name, Description: "d", On: true, Arguments: func() framework.Arguments { return &limit{Limit: time.Minute} },
-		New: func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return kept{name: name}, nil },
+		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return kept{name: name}, nil },
 	}
 }
 

@@ -61,7 +61,7 @@ func (c countingIndexer) IndexField(context.Context, client.Object, string, clie
 func narrowing(name string, kinds ...client.Object) framework.Registration {
 	return framework.Registration{
 		Name: name, Description: "d",
-		New: func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return nil, nil },
+		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return nil, nil },
 		Caches: func(string) map[client.Object]cache.ByObject {
 			all := map[client.Object]cache.ByObject{}
 			for _, kind := range kinds {

@@ -41,7 +41,7 @@ func run(t *testing.T, a *Assembly) {
 func handles(name string, h *framework.Handle) framework.Registration {
 	r := keeping(name)
 	build := r.New
-	r.New = func(given framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+	r.New = func(given framework.Handle, a framework.Arguments) (framework.Plugin, error) {
 		*h = given
 		return build(given, a)
 	}

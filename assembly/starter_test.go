@@ -40,7 +40,7 @@ func (s *started) HasSynced() bool { return s.synced.Load() }
 func starts() (*started, framework.Registration) {
 	s := &started{kept: kept{name: "test"}, began: make(chan struct{}), fail: make(chan error, 1)}
 	r := keeping(s.name)
-	r.New = func(framework.Handle, framework.Arguments) (framework.PreBinder, error) { return s, nil }
+	r.New = func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return s, nil }
 	return s, r
 }
 

@@ -4,107 +4,133 @@
 package binder
 
 import (
+	"context"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
-
-// services are what all calls of an engine share.
-type services struct {
-	reader
-	runner   *runner.Runner
-	attempts *attempt.Set
-	waits    waits
-	seats    seating
-	// replica and term are those of Options.
-	replica string
-	term    func() (int64, bool)
-	clock   clock.WithDelayedExecution
-	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
-	anyAttempt map[string]string
-	// draining is closed by Engine.Drain.
-	draining chan struct{}
-}
 
 // call is one Request on its way through the engine.
 type call struct {
-	*services
+	*Engine
 	Request
-	// settings are those of the engine, and policy what they say of the
-	// pod's namespace.
-	settings *Settings
-	policy   policy
+	// policy is what the settings say of the pod's namespace.
+	policy policy
+	// audit is set if Request.DryRun is because of the mode Audit.
+	audit bool
+	began time.Time
 
-	key  attempt.Key
+	key work.Key
+	// pod and node are those of the last pass.
 	pod  *corev1.Pod
 	node *corev1.Node
-	// refreshed is the context whose pod and node are live, or nil.
-	refreshed *framework.BindContext
-	// plugins are those that take part.
-	plugins []framework.PreBinder
-	budget  time.Duration
-	began   time.Time
-	// preview is the answer if no plugin has anything to do.
-	preview Decision
-	// joined is the attempt that the call began or joined, or nil.
-	joined *attempt.Attempt
-	// held is set if the call was held to the end of its hold.
-	held bool
-	// contexts are those whose warnings the answer shows.
-	contexts []*framework.BindContext
+	// first is the time of the first call for the bind, and calls is the number of earlier ones.
+	first time.Time
+	calls int
+	// budget is the time that the bind has from the first call on.
+	budget time.Duration
+	// final is the decision if the API server gives its own answer about the pod.
+	final *Decision
+	// composed is the decision that allows the bind.
+	composed Decision
+	hold     hold
 }
 
-// context returns that of an attempt for this call.
-func (c *call) context(id string) *framework.BindContext {
-	now := c.clock.Now()
-	bc := &framework.BindContext{
-		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: id, DryRun: c.DryRun, Now: now, Since: now,
+// run runs the loop of the call.
+func (c *call) run(ctx context.Context) Decision {
+	defer c.hold.release()
+	o := c.loop.Run(ctx, loop.Bind{
+		Key: c.key, Pod: c.Pod, Binding: c.Binding, User: c.User, DryRun: c.DryRun, Audit: c.audit, First: c.first,
+		Look: c.look, Hold: c.settings.Hold, Seat: func() bool { return c.take(ctx) }, Waits: c.awaits, Draining: c.draining, Answer: c.compose,
+	})
+	switch {
+	case c.final != nil:
+		c.waits.forget(c.key)
+		return *c.final
+	case c.DryRun:
+		return c.rehearsed(ctx, o)
+	case o.Err != nil:
+		return c.later(o)
 	}
-	c.contexts = append(c.contexts, bc)
-	return bc
+	c.waits.forget(c.key)
+	c.composed.Attempt = o.Attempt
+	return c.composed
 }
 
-// warnings returns the warnings of plugins, each once, within the limits of a decision.
-func (c *call) warnings() []string {
+// later denies. If the client has to wait, the decision says for how long, and the call counts as one that had to wait.
+func (c *call) later(o loop.Outcome) Decision {
+	d := denied(framework.AsError(framework.Binder, o.Err))
+	d.Attempt, d.Warnings = o.Attempt, warningsOf(o.Results)
+	if o.Err.Kind == framework.KindWait {
+		d.RetryAfter = max(o.RetryAfter, time.Second)
+		c.waits.change(c.key, c.began, func(w *waited) {
+			w.calls++
+			w.pod, w.waiting, w.budget = c.Pod, d.Err, c.budget
+			if w.wait = o.Wait; w.wait.For == "" {
+				w.wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
+			}
+		})
+	} else {
+		c.waits.reject(c.key)
+	}
+	return d
+}
+
+// look reads what the engine needs for a pass. The pod must be the one of the first pass, and so must the node.
+func (c *call) look(ctx context.Context) (loop.View, *framework.Error) {
+	pod, err := c.reader.pod(ctx, c.Request)
+	switch {
+	case err != nil:
+		return loop.View{}, err
+	case unbindable(pod, c.Binding) || pod.UID != c.key.Pod:
+		d := rejectedBy(pod, c.Binding)
+		if d.UID != "" {
+			// The API server must reject it: it was not checked.
+			d.UID = c.key.Pod
+		}
+		c.final = &d
+		return loop.View{}, framework.Stale(podObject(c.Pod), "changed during the bind").Advise("discard the Binding")
+	}
+	c.pod = pod
+	if err := guardMerged(pod, c.Binding, nil, nil, c.mayCome()); err != nil {
+		return loop.View{}, err
+	}
+	required, err := requiredPlugins(c.settings.Plugins, c.Binding, pod)
+	if err != nil {
+		return loop.View{}, err
+	}
+	budget, err := budgetOf(c.policy, c.Binding, pod)
+	if err != nil {
+		return loop.View{}, err
+	}
+	c.budget = budget
+	node, err := c.reader.node(ctx, c.key.Node)
+	switch {
+	case err != nil:
+		return loop.View{}, err
+	case c.node != nil && c.node.UID != node.UID:
+		return loop.View{}, framework.AsError(framework.Binder,
+			framework.Refuse(framework.Object{Kind: "Node", Name: node.Name}, "the node was deleted and recreated").Advise("schedule the pod again"))
+	}
+	c.node = node
+	return loop.View{Pod: pod, Node: node, Plugins: takingPart(c.settings.Plugins, required, c.Binding, pod), Budget: budget}, nil
+}
+
+// warningsOf returns the warnings of plugins, each once, within the limits of a decision.
+func warningsOf(results []loop.Result) []string {
 	var all []string
-	for _, bc := range c.contexts {
-		for _, w := range bc.Warnings() {
+	for _, r := range results {
+		for _, w := range r.Verdict.Warnings {
 			if w = runner.Clip(w, maxMessage); len(all) < maxWarnings && !slices.Contains(all, w) {
 				all = append(all, w)
 			}
 		}
 	}
 	return all
-}
-
-// attemptID returns the ID of the attempt that the call began or joined, or "".
-func (c *call) attemptID() string {
-	if c.joined == nil {
-		return ""
-	}
-	return c.joined.ID()
-}
-
-// step is one of the engine's own steps on this call.
-func (c *call) step(name, id string) runner.Step {
-	return runner.Step{Name: name, Pod: c.Pod, Node: c.key.Node, Attempt: id}
-}
-
-// before returns the earlier calls for the bind.
-func (c *call) before() waited { return c.waits.before(c.key, c.began) }
-
-// isClosed returns whether a channel that carries no values is closed.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }

@@ -61,8 +61,8 @@ type Decision struct {
 	// Attempt is the ID of the attempt that the call began or joined, or "".
 	Attempt string
 	// Calls is how often the Binding was posted to this replica, this call included. Waited is
-	// the time since the first of these calls. Both are zero for a first call without an
-	// attempt.
+	// the time since the first of these calls. Both are zero for a first call that neither waited nor
+	// has an attempt.
 	Calls  int
 	Waited time.Duration
 }

@@ -4,28 +4,34 @@
 // Package binder decides on Bindings before the API server executes them. It does not depend
 // on HTTP.
 //
-// A bind passes through guards, mutators, the check of the merged metadata, and PreFlight of
-// every plugin. If a plugin has work to do, an attempt runs PreBind. It outlives the call.
+// A bind passes through guards (guards.go), and then through the loop of its call (package loop),
+// in which plugins decide, write and wait. When all are ready, the mutators run once, and the
+// merged metadata of the pod is checked (compose.go). All that outlives the call is in package work.
 package binder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 // Options of an Engine. All fields are required but CachedFor, Term and Recorder.
@@ -36,19 +42,18 @@ type Options struct {
 	// CachedFor returns the cached reader of a plugin, by its name. It may be nil: then all
 	// plugins read through Cached.
 	CachedFor func(plugin string) framework.Reader
-	// Live reads the same from the API server, if the cache lacks an object or has one that
-	// would end the bind.
+	// Live reads pods and nodes from the API server, if the cache lacks them.
 	Live framework.Reader
 	// Settings are those of the configuration.
 	Settings Settings
 	// Replica identifies this process, by letters and digits.
 	Replica string
 	// Term returns the number of the replica's current term, and whether the replica holds
-	// it. A bind may rely only on writes of an attempt in a term that is still held: other
-	// replicas may have rolled back the others. Term must be fast, and safe for concurrent
-	// use. It may be nil if there are no other replicas.
+	// it. A bind may rely only on writes in a term that is still held: other replicas may
+	// have rolled back the others. Term must be fast, and safe for concurrent use. It may be
+	// nil if there are no other replicas.
 	Term func() (term int64, held bool)
-	// Changes reports changes of pods.
+	// Changes reports changes of the objects of the cache.
 	Changes *framework.Hub
 	// Events records on the pod what its bind waits for, and why it is rejected.
 	Events events.EventRecorder
@@ -60,9 +65,9 @@ type Options struct {
 func (o Options) validate() error {
 	switch {
 	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
-		return errors.New("engine: Cached, Live, Changes, Events and Clock are required")
-	case o.Replica == "" || strings.Contains(o.Replica, attempt.IDSeparator):
-		return fmt.Errorf("engine: Replica is required, without %q", attempt.IDSeparator)
+		return errors.New("binder: Cached, Live, Changes, Events and Clock are required")
+	case o.Replica == "" || strings.Contains(o.Replica, work.IDSeparator):
+		return fmt.Errorf("binder: Replica is required, without %q", work.IDSeparator)
 	default:
 		return o.Settings.validateNames()
 	}
@@ -70,8 +75,17 @@ func (o Options) validate() error {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	services
+	reader
 	settings Settings
+	loop     *loop.Loop
+	runner   *runner.Runner
+	waits    waits
+	seats    seating
+	clock    clock.WithDelayedExecution
+	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
+	anyAttempt map[string]string
+	// draining is closed by drain.
+	draining chan struct{}
 	drain    func()
 }
 
@@ -86,23 +100,42 @@ func New(o Options) (*Engine, error) {
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
 	}
+	if o.CachedFor == nil {
+		o.CachedFor = func(string) framework.Reader { return o.Cached }
+	}
 	draining := make(chan struct{})
 	e := &Engine{
-		services: services{
-			reader:  reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
-			runner:  &runner.Runner{Cached: o.Cached, CachedFor: o.CachedFor, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
-			waits:   newWaits(o.Clock),
-			replica: o.Replica, term: o.Term, clock: o.Clock,
-			anyAttempt: map[string]string{framework.AttemptAnnotation: attempt.NewID(o.Replica)},
-			draining:   draining,
-		},
+		reader:   reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
 		settings: o.Settings,
-		drain:    sync.OnceFunc(func() { close(draining) }),
+		runner:   &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
+		waits:    newWaits(o.Clock), clock: o.Clock,
+		anyAttempt: map[string]string{framework.AttemptAnnotation: work.NewID(o.Replica)},
+		draining:   draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}
-	e.attempts = attempt.NewSet(attempt.Options{
-		Runner: e.runner, Changes: o.Changes, Observer: o.Recorder, Term: o.Term, Clock: o.Clock,
-	})
+	e.loop = &loop.Loop{
+		CachedFor: o.CachedFor, Changes: o.Changes, Replica: o.Replica, Tracker: o.Recorder, Clock: o.Clock,
+		Jitter: rand.Float64,
+		Work: work.NewSet(work.Options{
+			Runner: recorded{Runner: e.runner, recorder: o.Recorder}, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+			Ended: func(bound bool) {
+				o.Recorder.AttemptEnded(map[bool]string{true: Bound, false: NotBound}[bound])
+			},
+		}),
+	}
 	return e, nil
+}
+
+// recorded records the rollbacks of a Runner.
+type recorded struct {
+	*runner.Runner
+	recorder Recorder
+}
+
+// RollBack implements work.Runner.
+func (r recorded) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error {
+	err := r.Runner.RollBack(ctx, p, bc, pod)
+	r.recorder.RolledBack(p.Name(), err)
+	return err
 }
 
 // Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
@@ -118,7 +151,7 @@ func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) {
 
 // Stats are the numbers of what is in progress.
 type Stats struct {
-	// Attempts by phase, with all of attempt.Phases.
+	// Attempts by phase, with all of work.Phases.
 	Attempts map[string]int
 	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
 	Holds, MaxHolds int
@@ -126,13 +159,27 @@ type Stats struct {
 
 // Stats returns the present numbers; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: e.attempts.Count()}
+	s := Stats{Attempts: e.loop.Work.Count()}
 	s.Holds, s.MaxHolds = e.seats.count(e.settings.MaxHolds)
 	return s
 }
 
-// InFlight returns the attempts in progress, the oldest first; the caller owns the slice.
-func (e *Engine) InFlight() []attempt.InFlight { return e.attempts.InFlight() }
+// InFlight returns the binds in progress, the oldest first; the caller owns the slice.
+func (e *Engine) InFlight() []work.InFlight {
+	all, now := e.loop.Work.InFlight(), e.clock.Now()
+	for key, w := range e.waits.all() {
+		f, ok := all[key]
+		if !ok {
+			f = work.InFlight{Namespace: w.pod.Namespace, Pod: w.pod.Name, Node: key.Node, Phase: work.Waiting}
+		}
+		f.Plugin, f.WaitsFor, f.Budget.Duration = w.waiting.Plugin, w.wait.String(), w.budget
+		f.Since = metav1.NewTime(now.Add(-now.Sub(w.since)))
+		all[key] = f
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b work.InFlight) int {
+		return cmp.Or(a.Since.Compare(b.Since.Time), strings.Compare(a.Namespace+"/"+a.Pod, b.Namespace+"/"+b.Pod))
+	})
+}
 
 // Drain ends every hold. Waiting calls, and all later ones that would wait, are answered with
 // KindWait. It cannot be undone.
@@ -140,25 +187,25 @@ func (e *Engine) Drain() { e.drain() }
 
 // Settle waits until the outcome of every allowed bind is known, or the context ends. Call it
 // between Drain and Stop, while the caches are still updated.
-func (e *Engine) Settle(ctx context.Context) { e.attempts.Settle(ctx) }
+func (e *Engine) Settle(ctx context.Context) { e.loop.Work.Settle(ctx) }
 
-// Stop drains, ends the attempts without a rollback, and waits for them until the context
+// Stop drains, ends the work without a rollback, and waits for it until the context
 // ends. The repeated calls reach another replica, which continues.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
-	return e.attempts.Stop(ctx)
+	return e.loop.Work.Stop(ctx)
 }
 
 // Sweeper returns the sweeper for the writes that ended replicas left behind. One replica at a
 // time should run it.
 func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	return recovery.New(recovery.Options{
-		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.attempts.Working,
-		Plugins: func() []framework.PreBinder { return e.settings.Plugins }, Clock: e.clock,
+		Runner: e.runner, Observer: e.recorder, Replica: e.loop.Replica, Replicas: replicas, Working: e.loop.Work.Working,
+		Plugins: e.settings.Plugins, Clock: e.clock,
 	})
 }
 
-// OwnSweeper returns the sweeper for the writes that attempts of this replica could not roll
+// OwnSweeper returns the sweeper for the writes of this replica that could not be rolled
 // back, for example because the API server did not respond. Every replica runs one.
 func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 
@@ -166,30 +213,24 @@ func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	ctx, began := e.recorder.Begin(ctx), e.clock.Now()
-	d := e.answer(ctx, r, began)
+	d := e.answer(ctx, r)
 	e.recorder.Decided(ctx, r, d, e.clock.Since(began))
 	return d
 }
 
-// answer decides on one Binding that arrived at the time.
-func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
+// answer decides on one Binding.
+func (e *Engine) answer(ctx context.Context, r Request) Decision {
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{services: &e.services, Request: r, settings: &e.settings, began: began}
-	c.policy = c.settings.policyFor(r.Pod.Namespace)
+	c := &call{Engine: e, Request: r, policy: e.settings.policyFor(r.Pod.Namespace), began: e.clock.Now()}
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	c.DryRun = r.DryRun || c.policy.mode == ModeAudit
-	d, pod := c.decide(ctx)
-	if cause := cutShort(ctx, d.Err); cause != nil {
-		// There is no decision that an event could report.
-		d, pod = d.deny(unfinished(r, cause)), nil
-	}
-	warnings := c.warnings()
-	d.Warnings = append(d.Warnings, warnings...)
-	d = d.bounded()
+	c.audit = !r.DryRun && c.policy.mode == ModeAudit
+	c.DryRun = r.DryRun || c.audit
+	d := c.decide(ctx).bounded()
+	warnings := d.Warnings
 	if c.DryRun {
 		d = explain(c.policy.mode, d)
 	}
@@ -201,117 +242,44 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 		d = auditOnly(d)
 		d.Warnings = append(d.Warnings, warnings...)
 	}
-	if pod != nil && !r.DryRun {
-		c.report(pod, d)
+	if c.pod != nil && !r.DryRun {
+		c.report(c.pod, d)
 	}
 	return d
 }
 
-// decide decides on a Binding, and returns the pod unless the API server gives its
-// own answer about it.
-func (c *call) decide(ctx context.Context) (Decision, *corev1.Pod) {
+// decide runs the guards and the loop.
+func (c *call) decide(ctx context.Context) Decision {
 	if err := guardTarget(c.Binding); err != nil {
 		if c.settings.idle() {
-			return Decision{PassThrough: true}, nil
+			return Decision{PassThrough: true}
 		}
-		return denied(err), nil
+		return denied(err)
 	}
 	pod, err := c.reader.pod(ctx, c.Request)
-	if err != nil {
-		c.key = attempt.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
-		return c.later(err), pod
-	}
-	if unbindable(pod, c.Binding) {
-		return rejectedBy(pod, c.Binding), nil
-	}
-	c.pod, c.key = pod, attempt.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
-	before := c.before()
-	d := c.bind(ctx)
-	if c.joined != nil || before.calls > 0 {
-		d.Attempt, d.Calls, d.Waited = c.attemptID(), before.calls+1, c.clock.Since(before.since)
-	}
-	return d, pod
-}
-
-// bind decides on a Binding for a pod that can be bound. The cache can be behind a correction of
-// the pod, so a rejection of the pod before PreFlight counts only for the live one. PreFlight does the
-// same for rejections of plugins.
-func (c *call) bind(ctx context.Context) Decision {
-	d, decided := c.begin(ctx)
-	if decided && d.Err != nil && d.Err.Object.Kind == "Pod" {
-		outdated, err := c.outdated(ctx)
-		switch {
-		case err != nil:
-			return c.later(err)
-		case outdated:
-			d, decided = c.begin(ctx)
-		}
-	}
-	if decided {
-		return d
-	}
-	if c.DryRun {
-		return c.rehearse(ctx)
-	}
-	return c.prepare(ctx)
-}
-
-// begin reads the parameters and the node, runs the mutators, and checks the merged metadata. It
-// returns false if there is no decision yet.
-func (c *call) begin(ctx context.Context) (Decision, bool) {
-	required, err := requiredPlugins(c.settings.Plugins, c.Binding, c.pod)
-	if err != nil {
-		return denied(err), true
-	}
-	if c.settings.idle() {
-		if err := guardMerged(c.pod, c.Binding, nil, nil, nil); err != nil {
-			return denied(err), true
-		}
-		return Decision{PassThrough: true}, true
-	}
-	if c.budget, err = budgetOf(c.policy, c.Binding, c.pod); err != nil {
-		return denied(err), true
-	}
-	if c.node, err = c.reader.node(ctx, c.key.Node); err != nil {
-		return c.later(err), true
-	}
-	c.plugins = takingPart(c.settings.Plugins, required, c.Binding, c.pod)
-	if err := c.mutate(ctx); err != nil {
-		return c.preview.deny(err), true
-	}
-	return Decision{}, false
-}
-
-// outdated reads the pod live, and returns whether the call has decided on an earlier version of it.
-// Then the call continues with the live pod.
-func (c *call) outdated(ctx context.Context) (bool, *framework.Error) {
-	pod, err := c.livePod(ctx, c.Pod, runner.ReadDoubted)
-	if err != nil || framework.WhereaboutsOf(pod, c.pod.UID, c.key.Node) != framework.Pending || guardVersion(pod, c.Binding) != nil ||
-		pod.ResourceVersion == c.pod.ResourceVersion {
-		return false, err
-	}
-	c.pod = pod
-	return true, nil
-}
-
-// cutShort returns why a call that has ended has no decision: the client canceled it, or it timed out. An ended call is never
-// allowed, because a step can have been left out. cutShort returns nil if the decision stands.
-func cutShort(ctx context.Context, err *framework.Error) error {
 	switch {
-	case ctx.Err() == nil:
-		return nil
-	case err == nil:
-		return context.Cause(ctx)
-	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		return err
-	default:
-		return nil
+	case err != nil:
+		c.key = work.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
+		return c.later(loop.Outcome{Err: err, RetryAfter: loop.RetryAfter(0, 0)})
+	case unbindable(pod, c.Binding):
+		return rejectedBy(pod, c.Binding)
 	}
-}
-
-// unfinished is the answer to a call that ended before the decision.
-func unfinished(r Request, cause error) *framework.Error {
-	err := framework.Wait(podObject(r.Pod), "the request ended before the decision").Advise("retry the Binding").Because(cause)
-	err.Plugin = framework.Binder
-	return err
+	c.pod, c.key = pod, work.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
+	if c.settings.idle() {
+		err := guardMerged(pod, c.Binding, nil, nil, nil)
+		if err == nil {
+			_, err = requiredPlugins(nil, c.Binding, pod)
+		}
+		if err != nil {
+			return denied(err)
+		}
+		return Decision{PassThrough: true}
+	}
+	before := c.waits.before(c.key, c.began)
+	c.first, c.calls = before.since, before.calls
+	d := c.run(ctx)
+	if d.Attempt != "" || before.calls > 0 || c.hold.leave != nil {
+		d.Calls, d.Waited = before.calls+1, c.clock.Since(before.since)
+	}
+	return d
 }

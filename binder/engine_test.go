@@ -4,399 +4,327 @@
 package binder
 
 import (
-	"errors"
-	"strings"
+	"context"
+	"fmt"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestOptions(t *testing.T) {
-	valid := Options{
-		Cached: holding(), Live: holding(), Clock: clock.RealClock{},
-		Changes: framework.NewHub(), Events: &recorder{}, Replica: "here",
-		Settings: Settings{
-			Mode: ModeEnforce, Mutators: chain(t),
-			Hold: time.Second, MaxHolds: 1, PreBindTimeout: time.Second, MaxPreBindTimeout: time.Second,
-		},
+// scene is an engine with an API server in memory, whose cache is always up to date.
+type scene struct {
+	*Engine
+	server *fakeapi.Server
+	pod    *corev1.Pod
+	// runs counts the runs of the mutators.
+	runs int
+
+	mu     sync.Mutex
+	events []string
+}
+
+// Eventf implements events.EventRecorder.
+func (s *scene) Eventf(_, _ runtime.Object, _, reason, _, note string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, reason+": "+fmt.Sprintf(note, args...))
+}
+
+func (s *scene) said() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string{}, s.events...)
+}
+
+// Name and Mutate implement mutators.Mutator.
+func (*scene) Name() string { return "count" }
+
+func (s *scene) Mutate(in mutators.Input) (mutators.Output, error) {
+	s.runs++
+	return mutators.Output{Annotations: map[string]string{"devices": fmt.Sprint(len(in.Devices))}}, nil
+}
+
+// in runs the test in a bubble with the plugins.
+func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene), plugins ...framework.Plugin) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &scene{pod: gen.Pod("web", gen.UID("pod-1"))}
+		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
+		hub := framework.NewHub()
+		s.server.OnChange(func(o client.Object, _ bool) { hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName())) })
+		chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
+		require.NoError(t, err)
+		o := Options{
+			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Clock: clock.RealClock{},
+			Settings: Settings{
+				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
+				PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 20 * time.Minute,
+			},
+		}
+		if change != nil {
+			change(&o)
+		}
+		s.Engine, err = New(o)
+		require.NoError(t, err)
+		test(t, s)
+		require.NoError(t, s.Stop(t.Context()))
+	})
+}
+
+func (s *scene) post(ctx context.Context, change ...func(*Request)) Decision {
+	b := gen.Binding(s.pod, "node-a")
+	r := Request{Pod: types.NamespacedName{Namespace: s.pod.Namespace, Name: s.pod.Name}, Binding: b}
+	for _, f := range change {
+		f(&r)
 	}
+	return s.Bind(ctx, r)
+}
+
+func dryRun(r *Request) { r.DryRun = true }
+
+func annotated(key, value string) func(*Request) {
+	return func(r *Request) {
+		if r.Binding.Annotations == nil {
+			r.Binding.Annotations = map[string]string{}
+		}
+		r.Binding.Annotations[key] = value
+	}
+}
+
+// labelled waits for the label a of the node.
+func labelled() framework.Plugin {
+	return framework.NewPlugin("wait-a", func(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+		if _, ok := bc.Node.Labels["a"]; ok {
+			return framework.Verdict{
+				Annotations: map[string]string{"waited": "yes", "example.com/x": "a"}, Warnings: []string{"mind the gap"},
+				Devices: []framework.Device{{Name: "gpu"}},
+			}, nil
+		}
+		return framework.Verdict{Wait: framework.Wait{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the label a"}}, nil
+	})
+}
+
+// rejecting rejects every bind.
+func rejecting(name string) framework.Plugin {
+	return framework.NewPlugin(name, func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		return framework.Verdict{}, framework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no").Advise("choose another node")
+	})
+}
+
+func (s *scene) label() {
+	s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label("a", "yes")))
+}
+
+func TestBind_NothingToDo(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "0"}, d.Annotations)
+		assert.Equal(t, types.UID("pod-1"), d.UID, "the Binding is pinned")
+		assert.Equal(t, 1, s.runs)
+		assert.Empty(t, s.said())
+	})
+}
+
+func TestBind_Waits(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		began := time.Now()
+		time.AfterFunc(10*time.Second, func() { s.label() })
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.LessOrEqual(t, time.Since(began), 10*time.Second+50*time.Millisecond)
+		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "1", "wait-a.prebind.dev/waited": "yes", "example.com/x": "a"}, d.Annotations)
+		assert.Equal(t, []string{"mind the gap"}, d.Warnings)
+		assert.Equal(t, 1, s.runs, "the mutators run once, for the answer")
+		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (0s); retry the Binding"}, s.said())
+		assert.Zero(t, s.Stats().Holds)
+	}, labelled())
+}
+
+func TestBind_HoldEnds(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, framework.KindWait, d.Err.Kind)
+		assert.Equal(t, 25*time.Second, time.Since(began))
+		assert.Equal(t, time.Second, d.RetryAfter, "the next call is probably held again")
+		pass(d.RetryAfter)
+		s.label()
+		d = s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, 2, d.Calls)
+		assert.Equal(t, 26*time.Second, d.Waited)
+		assert.Len(t, s.said(), 1, "the same wait is reported once")
+	}, labelled())
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
+func TestBind_NoSeat(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.MaxHolds = 0 }, func(t *testing.T, s *scene) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, framework.KindWait, d.Err.Kind)
+		assert.Zero(t, time.Since(began))
+		assert.GreaterOrEqual(t, d.RetryAfter, 2*time.Second)
+	}, labelled())
+}
+
+func TestBind_Rejects(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, framework.KindRefuse, d.Err.Kind)
+		assert.Equal(t, loop.Settle, time.Since(began), "the cache may be behind")
+		assert.Equal(t, "p", d.Err.Plugin)
+		assert.Equal(t, []string{"BindRefused: p: Node node-a: no; choose another node"}, s.said())
+		assert.Zero(t, s.runs)
+	}, rejecting("p"))
+}
+
+// A call whose context has ended is never allowed.
+func TestBind_ContextEnds(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		d := s.post(ctx)
+		require.Equal(t, framework.KindWait, d.Err.Kind)
+		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (1s); retry the Binding"}, s.said())
+	}, labelled())
+}
+
+func TestBind_Parameters(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		change func(o *Options)
-		ok     bool
+		change func(*Request)
+		kind   framework.Kind
+		text   string
 	}{
-		"Valid":           {reason: "plugins are not required", change: func(*Options) {}, ok: true},
-		"NoCache":         {reason: "required", change: func(o *Options) { o.Cached = nil }},
-		"NoLive":          {reason: "required", change: func(o *Options) { o.Live = nil }},
-		"NoMutators":      {reason: "an empty chain has no mutators, nil is an error", change: func(o *Options) { o.Settings.Mutators = nil }},
-		"NoClock":         {reason: "required", change: func(o *Options) { o.Clock = nil }},
-		"NoChanges":       {reason: "required", change: func(o *Options) { o.Changes = nil }},
-		"NoEvents":        {reason: "required", change: func(o *Options) { o.Events = nil }},
-		"NoReplica":       {reason: "the ID of an attempt contains it", change: func(o *Options) { o.Replica = "" }},
-		"ReplicaWithDash": {reason: "the ID of an attempt could not be split", change: func(o *Options) { o.Replica = "a-b" }},
-		"TwoPlugins":      {reason: "other names are valid", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "b"}} }, ok: true},
-		"SamePluginTwice": {reason: "a duplicate is an error", change: func(o *Options) { o.Settings.Plugins = []framework.PreBinder{&plugin{name: "a"}, &plugin{name: "a"}} }},
+		"Budget":   {reason: "the duration is invalid", change: annotated(timeoutAnnotation, "soon"), kind: framework.KindInvalid, text: "invalid duration"},
+		"Required": {reason: "the plugin is not enabled", change: annotated(requireAnnotation, "other"), kind: framework.KindRefuse, text: `"other" is not enabled`},
+		"Metadata": {reason: "the pod could not be updated any more", change: annotated("no key", "x"), kind: framework.KindInvalid, text: "invalid metadata"},
+		"Node":     {reason: "the node does not exist", change: func(r *Request) { r.Binding.Target.Name = "none" }, kind: framework.KindRefuse, text: "Node none: not found"},
+		"NodeName": {reason: "the API server accepts every name", change: func(r *Request) { r.Binding.Target.Name = "no/name" }, kind: framework.KindRefuse, text: "invalid name"},
+		"Pod":      {reason: "the pod does not exist", change: func(r *Request) { r.Pod.Name, r.Binding.Name = "none", "none" }, kind: framework.KindStale, text: "not found"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := valid
-			tc.change(&o)
-			_, err := New(o)
-			assert.Equal(t, tc.ok, err == nil, tc.reason)
-		})
-	}
-}
-
-// TestBind_PassesThrough: the API server gives its own answer, and Prebind has no side effect.
-func TestBind_PassesThrough(t *testing.T) {
-	bound := gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"))
-	gated := gen.Pod("web", gen.UID("pod-1"), gen.Gate("g"))
-	cases := map[string]struct {
-		reason       string
-		binding      *corev1.Binding
-		cached, live *store
-		liveReads    int32
-		// pins is the UID of the Binding in the patch.
-		pins types.UID
-	}{
-		"EmptyTarget": {
-			reason:  "without a target nothing is read",
-			binding: gen.Binding(thePod, ""), cached: holding(thePod, theNode), live: holding(),
-		},
-		"OtherTarget": {
-			reason:  "Prebind decides on nodes only",
-			binding: gen.Binding(thePod, "node-a", gen.TargetKind("Machine")), cached: holding(thePod, theNode), live: holding(),
-		},
-		"UIDIsOld": {
-			reason:  "the API server rejects the UID of a deleted pod",
-			binding: gen.Binding(thePod, "node-a", gen.UID("pod-0")), cached: holding(thePod, theNode), live: holding(thePod), liveReads: 1,
-		},
-		"Terminating": {
-			reason:  "the API server rejects the Binding",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(terminatingCopy(), theNode), live: holding(terminatingCopy()), liveReads: 1, pins: "pod-1",
-		},
-		"Gated": {
-			reason:  "the API server rejects the Binding",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(gated, theNode), live: holding(gated), liveReads: 1, pins: "pod-1",
-		},
-		"PodBound": {
-			reason:  "the cache of pending pods lacks it, and the API server rejects the Binding",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), live: holding(bound), liveReads: 1, pins: "pod-1",
-		},
-		"PodBoundInCache": {
-			reason:  "a bound pod in the cache is read again",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(bound, theNode), live: holding(bound), liveReads: 1, pins: "pod-1",
-		},
-		"BoundAndTerminating": {
-			reason:  "the API server answers for a bound pod",
-			binding: gen.Binding(thePod, "node-a"), cached: holding(theNode), liveReads: 1, pins: "pod-1",
-			live: holding(gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"), gen.Terminating())),
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			p := &checker{plugin: plugin{name: "p"}}
-			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{p}
-			})
-			d := e.Bind(t.Context(), requestFor(tc.binding))
-			d.ResourceVersion = "" // See TestUnbindable.
-			assert.Equal(t, Decision{PassThrough: true, UID: tc.pins}, d, tc.reason)
-			assert.Equal(t, tc.liveReads, tc.live.reads.Load(), "live reads")
-			assert.Zero(t, p.preFlights.Load()+p.preBinds.Load(), "no plugin runs")
-		})
-	}
-}
-
-func TestBind_ReadsPod(t *testing.T) {
-	cases := map[string]struct {
-		reason       string
-		cached, live *store
-		want         framework.Kind
-		liveReads    int32
-	}{
-		"Cached": {
-			reason: "a cached pod costs no request",
-			cached: holding(thePod, theNode), live: holding(thePod),
-		},
-		"Missed": {
-			reason: "a missing pod costs one live read",
-			cached: holding(theNode), live: holding(thePod), liveReads: 1,
-		},
-		"CachedUIDIsOld": {
-			reason: "the cache lacks the new pod",
-			cached: holding(gen.Pod("web", gen.UID("pod-0")), theNode), live: holding(thePod), liveReads: 1,
-		},
-		"CachedGateIsOld": {
-			reason: "the gate was removed, and the cache is stale",
-			cached: holding(gen.Pod("web", gen.UID("pod-1"), gen.Gate("g")), theNode), live: holding(thePod), liveReads: 1,
-		},
-		"Gone": {
-			reason: "a pod that is created a moment later must not be bound unchecked",
-			cached: holding(theNode), live: holding(), want: framework.KindStale, liveReads: 1,
-		},
-		"CachedIsGone": {
-			reason: "the Binding has a UID that the cache lacks",
-			cached: holding(gen.Pod("web", gen.UID("pod-0")), theNode), live: holding(), want: framework.KindStale, liveReads: 1,
-		},
-		"CacheFails": {
-			reason: "the pod is read live if the cache fails",
-			cached: brokenStore(errors.New("no informer")), live: holding(thePod, theNode), liveReads: 2,
-		},
-		"LiveFails": {
-			reason: "without the pod there is no decision",
-			cached: holding(theNode), live: brokenStore(errors.New("boom")), want: framework.KindInternal, liveReads: 1,
-		},
-		"LiveOverloaded": {
-			reason: "an overloaded API server recovers",
-			cached: holding(theNode), live: brokenStore(apierrors.NewTooManyRequestsError("slow down")),
-			want: framework.KindWait, liveReads: 1,
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			checks := 0
-			p := &checker{plugin: plugin{name: "p"}, preFlight: func(*framework.BindContext) (framework.Next, error) {
-				checks++
-				return framework.Skip, nil
-			}}
-			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{p}
-			})
-			d := e.Bind(t.Context(), theRequest())
-			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
-			assert.Equal(t, tc.liveReads, tc.live.reads.Load(), "live reads")
-			assert.Equal(t, tc.want == "", checks == 1, "PreFlight runs for a valid pod")
-			if tc.want == "" {
-				return
-			}
-			assert.Equal(t, "binder", d.Err.Plugin)
-			assert.Equal(t, framework.Object{Kind: "Pod", Namespace: "default", Name: "web"}, d.Err.Object)
-			assert.NotEmpty(t, d.Err.Advice)
-			assert.Equal(t, tc.want == framework.KindWait, d.RetryAfter >= time.Second, "only a wait has a RetryAfter")
-		})
-	}
-}
-
-func TestBind_ReadsNode(t *testing.T) {
-	other := errors.New("boom")
-	cases := map[string]struct {
-		reason string
-		cached *store
-		live   *store
-		want   framework.Kind
-		reads  int32
-	}{
-		"Cached":  {reason: "no call", cached: holding(thePod, theNode), live: holding(theNode)},
-		"Missed":  {reason: "the cache may lack a new node", cached: holding(thePod), live: holding(theNode), reads: 1},
-		"Unknown": {reason: "the node does not exist", cached: holding(thePod), live: holding(), want: framework.KindRefuse, reads: 1},
-		"Fails":   {reason: "Prebind's failure", cached: holding(thePod), live: brokenStore(other), want: framework.KindInternal, reads: 1},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			e := newTestEngine(t, func(o *Options) {
-				o.Cached, o.Live, o.Settings.Plugins = tc.cached, tc.live, []framework.PreBinder{&plugin{name: "p"}}
-			})
-			d := e.Bind(t.Context(), theRequest())
-			assert.Equal(t, tc.want, kindOf(d.Err), "%s: %v", tc.reason, d.Err)
-			assert.Equal(t, tc.reads, tc.live.reads.Load(), "live reads")
-			if d.Err != nil {
+			in(t, nil, func(t *testing.T, s *scene) {
+				d := s.post(t.Context(), tc.change)
+				require.NotNil(t, d.Err, tc.reason)
+				assert.Equal(t, tc.kind, d.Err.Kind, tc.reason)
+				assert.Contains(t, d.Err.Error(), tc.text)
 				assert.Equal(t, "binder", d.Err.Plugin)
-				assert.Equal(t, framework.Object{Kind: "Node", Name: "node-a"}, d.Err.Object)
-				assert.NotEmpty(t, d.Err.Advice)
-			}
+			}, labelled())
 		})
 	}
 }
 
-func TestBind_Mutates(t *testing.T) {
-	writes := mutatorFunc(func(in mutators.Input) (mutators.Output, error) {
-		return mutators.Output{Annotations: map[string]string{"node": in.Node.Name}}, nil
-	})
-	errNoIdea := errors.New("no idea")
-	breaks := mutatorFunc(func(mutators.Input) (mutators.Output, error) { return mutators.Output{}, errNoIdea })
-	labels := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
-		return mutators.Output{Labels: map[string]string{"rack": "r1"}}, nil
-	})
-	floods := mutatorFunc(func(mutators.Input) (mutators.Output, error) {
-		return mutators.Output{Annotations: map[string]string{"big": strings.Repeat("x", 256<<10)}}, nil
-	})
+// TestBind_PodChanges: the API server has its own answer about the pod.
+func TestBind_PodChanges(t *testing.T) {
 	cases := map[string]struct {
-		reason   string
-		mutator  mutators.Mutator
-		required bool
-		binding  []gen.BindingOption
-		want     Decision
-		warns    string
-		kind     framework.Kind
+		reason string
+		pod    *corev1.Pod
+		want   Decision
 	}{
-		"Pinned": {
-			reason:  "a Binding without UID is pinned to the pod that was checked",
-			mutator: writes,
-			want:    Decision{Annotations: map[string]string{"test.prebind.dev/node": "node-a"}, UID: "pod-1"},
-		},
-		"HasUID": {
-			reason:  "the UID of the Binding is unchanged",
-			mutator: writes,
-			binding: []gen.BindingOption{gen.UID("pod-1")},
-			want:    Decision{Annotations: map[string]string{"test.prebind.dev/node": "node-a"}},
-		},
-		"Replaced": {
-			reason:  "a replaced value causes a warning",
-			mutator: writes,
-			binding: []gen.BindingOption{gen.UID("pod-1"), gen.Annotation("test.prebind.dev/node", "mine")},
-			want: Decision{
-				Annotations: map[string]string{"test.prebind.dev/node": "node-a"},
-				Conflicts:   []mutators.Conflict{{Mutator: "test", Field: "annotation", Key: "test.prebind.dev/node", Source: "Binding"}},
-			},
-			warns: "test.prebind.dev/node",
-		},
-		"Fails": {
-			reason:  "a failing mutator does not reject the bind",
-			mutator: breaks,
-			binding: []gen.BindingOption{gen.UID("pod-1")},
-			want:    Decision{Annotations: map[string]string{}, Failures: []mutators.Failure{{Mutator: "test", Err: errNoIdea}}},
-			warns:   "no idea",
-		},
-		"Labels": {
-			reason:  "labels are added like annotations",
-			mutator: labels,
-			binding: []gen.BindingOption{gen.UID("pod-1")},
-			want:    Decision{Annotations: map[string]string{}, Labels: map[string]string{"test.prebind.dev/rack": "r1"}},
-		},
-		"LabelKept": {
-			reason:  "a label of the user stays, with a warning",
-			mutator: labels,
-			binding: []gen.BindingOption{gen.UID("pod-1"), gen.Label("test.prebind.dev/rack", "mine")},
-			want: Decision{
-				Annotations: map[string]string{},
-				Conflicts:   []mutators.Conflict{{Mutator: "test", Field: "label", Key: "test.prebind.dev/rack", Source: "Binding", Kept: true}},
-			},
-			warns: "test.prebind.dev/rack",
-		},
-		"RequiredFails": {
-			reason:   "a required mutator must succeed",
-			mutator:  breaks,
-			required: true,
-			kind:     framework.KindRefuse,
-		},
-		"TooMuch": {
-			reason:  "metadata that blocks updates of the pod is rejected",
-			mutator: floods,
-			kind:    framework.KindInvalid,
-		},
+		"Bound":    {reason: "another client was faster", pod: gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b")), want: Decision{PassThrough: true, UID: "pod-1"}},
+		"Deleted":  {reason: "the pod is terminating", pod: gen.Pod("web", gen.UID("pod-1"), gen.Terminating()), want: Decision{PassThrough: true, UID: "pod-1"}},
+		"Replaced": {reason: "the new pod was not checked", pod: gen.Pod("web", gen.UID("pod-2")), want: Decision{PassThrough: true, UID: "pod-1"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := mutators.Options{Mutators: []mutators.Mutator{tc.mutator}}
-			if tc.required {
-				o.Required = []string{"test"}
-			}
-			c, err := mutators.NewChain(o)
-			require.NoError(t, err)
-			e := newTestEngine(t, func(o *Options) { o.Settings.Mutators = c })
-			d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", tc.binding...)))
-			require.Equal(t, tc.kind, kindOf(d.Err), tc.reason)
-			if tc.kind != "" {
-				return
-			}
-			if tc.warns == "" {
-				assert.Empty(t, d.Warnings)
-			} else if assert.Len(t, d.Warnings, 1) {
-				assert.Contains(t, d.Warnings[0], tc.warns)
-				assert.Contains(t, d.Warnings[0], "test: ", "the mutator is named")
-			}
-			d.Warnings = nil
-			if tc.want.Labels == nil {
-				tc.want.Labels = map[string]string{}
-			}
-			assert.Equal(t, tc.want, d, tc.reason)
-			assert.Equal(t, "allowed", d.Kind())
+			in(t, nil, func(t *testing.T, s *scene) {
+				time.AfterFunc(5*time.Second, func() { s.server.Put(tc.pod) })
+				d := s.post(t.Context())
+				d.Calls, d.Waited = 0, 0
+				assert.Equal(t, tc.want, d, tc.reason)
+			}, labelled())
 		})
 	}
 }
 
-// TestBind_AllDisabled: Bindings pass unchanged, but their metadata is still validated.
-func TestBind_AllDisabled(t *testing.T) {
-	e := newTestEngine(t, func(o *Options) { o.Cached, o.Live = holding(thePod), holding() })
-	d := e.Bind(t.Context(), requestFor(gen.Binding(thePod, "no-such-node")))
-	assert.Equal(t, Decision{PassThrough: true}, d, "the node is not read, and the UID is not pinned")
-	assert.Equal(t, "passed-through", d.Kind())
-
-	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.Annotation("no good", ""))))
-	assert.Equal(t, framework.KindInvalid, kindOf(d.Err), "metadata that blocks updates of the pod is rejected")
-
-	d = e.Bind(t.Context(), requestFor(gen.Binding(thePod, "node-a", gen.UID("pod-2"))))
-	require.ErrorIs(t, d.Err, ErrPodNotFound)
+func TestBind_NodeIsRecreated(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		time.AfterFunc(5*time.Second, func() { s.server.Put(gen.Node("node-a", gen.UID("node-2"), gen.Label("a", "yes"))) })
+		d := s.post(t.Context())
+		require.Equal(t, framework.KindRefuse, d.Err.Kind)
+		assert.Contains(t, d.Err.Error(), "deleted and recreated")
+	}, labelled())
 }
 
 func TestBind_DryRun(t *testing.T) {
-	writes := &checker{plugin: plugin{name: "writes"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
-		assert.True(t, bc.DryRun)
-		bc.Intend("it would write %s", "a")
-		bc.Intend("it would write b")
-		return framework.Run, nil
-	}}
-	plain := &plugin{name: "plain"}
-	e := engineWith(t, writes, plain)
-	r := theRequest()
-	r.DryRun = true
-
-	d := e.Bind(t.Context(), r)
-
-	assert.Nil(t, d.Err)
-	assert.Equal(t, []string{"dry run: it would write a", "dry run: it would write b"}, d.Warnings)
-	assert.Zero(t, writes.preBinds.Load()+plain.preBinds.Load(), "a dry run never calls PreBind")
-	assert.Zero(t, writes.rollBacks.Load()+plain.rollBacks.Load(), "a dry run never writes")
-
-	writes.preFlight = func(*framework.BindContext) (framework.Next, error) {
-		return framework.Run, framework.Refuse(claim, "no")
-	}
-	assert.Equal(t, framework.KindRefuse, kindOf(e.Bind(t.Context(), r).Err), "a dry run is rejected like any bind")
+	writer := framework.NewPlugin("write", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		return framework.Verdict{Writes: []string{"grant a device"}}, nil
+	})
+	in(t, nil, func(t *testing.T, s *scene) {
+		d := s.post(t.Context(), dryRun)
+		require.Nil(t, d.Err)
+		assert.Equal(t, VerdictWait, d.Explanation.Verdict)
+		assert.Equal(t, []PluginExplanation{
+			{Name: "write", Verdict: PluginActs, Would: []string{"grant a device"}},
+			{Name: "wait-a", Verdict: PluginWaits, WaitsFor: []string{"Node node-a: the label a"}},
+		}, d.Explanation.Plugins)
+		assert.Contains(t, d.Warnings, "dry run: write would grant a device")
+	}, writer, labelled())
+	in(t, nil, func(t *testing.T, s *scene) {
+		d := s.post(t.Context(), dryRun)
+		require.NotNil(t, d.Err)
+		assert.Equal(t, VerdictRefuse, d.Explanation.Verdict)
+		assert.Len(t, d.Explanation.Plugins, 2, "the explanation has the obstacles of all plugins")
+		assert.Empty(t, s.said())
+	}, rejecting("p"), labelled())
 }
 
-func TestBind_PreFlight(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		next   framework.Next
-		err    error
-		want   framework.Kind
-		retry  time.Duration
-	}{
-		"Run":     {reason: "PreBind must run", next: framework.Run},
-		"Skip":    {reason: "the plugin has no work to do", next: framework.Skip},
-		"Refuse":  {reason: "a rejection is final", err: framework.Refuse(claim, "no"), want: framework.KindRefuse},
-		"Wait":    {reason: "the same bind can succeed later", err: framework.Wait(claim, "later"), want: framework.KindWait, retry: minRetryAfter},
-		"Unknown": {reason: "any other error is a failure of the plugin", err: errors.New("boom"), want: framework.KindInternal},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			p := &checker{plugin: plugin{name: "p"}, preFlight: func(bc *framework.BindContext) (framework.Next, error) {
-				assert.Equal(t, types.UID("pod-1"), bc.Pod.UID)
-				assert.Equal(t, "node-a", bc.Node.Name)
-				assert.Equal(t, "someone", bc.User.Username)
-				return tc.next, tc.err
-			}}
-			e := engineWith(t, p)
-			r := theRequest()
-			r.User.Username = "someone"
-			d := e.Bind(t.Context(), r)
-			assert.Equal(t, tc.want, kindOf(d.Err), tc.reason)
-			assert.Equal(t, tc.retry, d.RetryAfter)
-			assert.Equal(t, tc.next == framework.Run && tc.err == nil, p.preBinds.Load() == 1, "PreBind")
-			if tc.err != nil {
-				assert.Equal(t, "p", d.Err.Plugin)
-			}
-		})
-	}
+func TestBind_Audit(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeAudit }, func(t *testing.T, s *scene) {
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Empty(t, d.Annotations)
+		assert.Equal(t, "refused", d.Audit.Kind)
+		assert.Equal(t, []string{"BindAudited: audit: the bind would be rejected (refused): p: Node node-a: no; choose another node"}, s.said())
+	}, rejecting("p"))
+}
+
+func TestBind_ModeOff(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeOff }, func(t *testing.T, s *scene) {
+		assert.Equal(t, Decision{PassThrough: true}, s.post(t.Context()))
+	}, rejecting("p"))
+}
+
+func TestBind_Drain(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *scene) {
+		time.AfterFunc(3*time.Second, s.Drain)
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Equal(t, framework.KindWait, d.Err.Kind)
+		assert.Equal(t, 3*time.Second, time.Since(began))
+		assert.Equal(t, time.Second, d.RetryAfter)
+	}, labelled())
+}
+
+func TestNew_Validates(t *testing.T) {
+	_, err := New(Options{})
+	require.ErrorContains(t, err, "required")
+	in(t, nil, func(t *testing.T, s *scene) {
+		o := Options{Cached: s.cached, Live: s.live, Replica: "here", Changes: framework.NewHub(), Events: s, Clock: clock.RealClock{}, Settings: s.settings}
+		o.Settings.Plugins = []framework.Plugin{rejecting("count")}
+		_, err := New(o)
+		assert.ErrorContains(t, err, `"count"`, "a mutator has the name")
+	})
 }

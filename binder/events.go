@@ -9,9 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
 )
@@ -38,27 +36,8 @@ func (c *call) report(pod *corev1.Pod, d Decision) {
 	}
 }
 
-// reportHold records an event about what the call waits for, once it has been held for
-// reportAfter. The caller stops the timer when the hold ends.
-func (c *call) reportHold(r *attempt.Round) clock.Timer {
-	pod, a := c.pod, c.joined
-	return c.clock.AfterFunc(reportAfter, func() {
-		if a != nil {
-			c.reportWait(pod, a.Waiting(r, c.clock.Now()))
-		}
-	})
-}
-
-// reportWait records an event about a wait, unless it was reported a short time ago.
+// reportWait records an event about a wait, unless this replica has reported it a short time ago.
 func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
-	if c.reportsWait(err) {
-		c.event(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
-	}
-}
-
-// reportsWait returns whether an event must report the wait, and records that it does. It
-// returns false if this replica has just reported it.
-func (c *call) reportsWait(err *framework.Error) bool {
 	reports, now := false, c.clock.Now()
 	c.waits.change(c.key, c.began, func(w *waited) {
 		reports = w.reported.IsZero() || w.object != err.Object || now.Sub(w.reported) >= reportAgain
@@ -66,7 +45,9 @@ func (c *call) reportsWait(err *framework.Error) bool {
 			w.reported, w.object = now, err.Object
 		}
 	})
-	return reports
+	if reports {
+		c.event(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
+	}
 }
 
 // event records an event; err may be nil.

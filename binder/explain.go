@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -20,93 +20,62 @@ func refusalOf(err *framework.Error) *Refusal {
 	return &Refusal{Kind: err.Kind, Plugin: err.Plugin, Object: err.Object.String(), Message: err.Message, Advice: err.Advice}
 }
 
-// rehearse runs the PreFlight of a dry run. The first plugin that rejects the bind decides.
-// The PreFlight of the others still runs, so that the explanation lists all obstacles.
-func (c *call) rehearse(ctx context.Context) Decision {
-	bc := c.context(attempt.NewID(c.replica))
-	var first *framework.Error
-	var all []rehearsed
-	works := false
-	for _, p := range c.settings.Plugins {
-		r := c.rehearsePlugin(ctx, p, bc)
-		all = append(all, r)
-		works = works || r.next == framework.Run
-		if first == nil {
-			first = r.err
-		}
-	}
-	d := c.preview
-	if first != nil {
-		d = d.deny(first)
+// rehearsed returns the decision on a dry run, by the results of one pass. The first plugin that rejects the bind decides. The
+// explanation has the obstacles of all.
+func (c *call) rehearsed(ctx context.Context, o loop.Outcome) Decision {
+	var d Decision
+	if o.Err != nil {
+		d = denied(framework.AsError(framework.Binder, o.Err))
+	} else if err := c.compose(ctx, loop.Ready{View: loop.View{Pod: c.pod, Node: c.node}, Results: o.Results}); err != nil {
+		d = denied(err)
 	} else {
-		d = c.allow(ctx, bc)
+		d = c.composed
 	}
-	x := &Explanation{}
-	for _, r := range all {
-		if r.next == framework.Accompany {
-			r = r.accompanying(works)
+	d.Explanation = &Explanation{}
+	asked := map[string]loop.Result{}
+	for _, r := range o.Results {
+		asked[r.Plugin.Name()] = r
+	}
+	for _, p := range c.settings.Plugins {
+		x := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
+		if r, ok := asked[p.Name()]; ok {
+			x = explained(r)
 		}
-		x.Plugins = append(x.Plugins, r.PluginExplanation)
-		for _, intent := range r.intents {
-			if first == nil {
-				d.Warnings = append(d.Warnings, "dry run: "+intent)
-			}
+		d.Explanation.Plugins = append(d.Explanation.Plugins, x)
+		if d.Err != nil {
+			continue
+		}
+		for _, would := range x.Would {
+			d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would "+would)
+		}
+		if len(x.Would) > 0 {
+			continue // The writes say what they wait for.
+		}
+		for _, awaited := range x.WaitsFor {
+			d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would wait for "+awaited)
 		}
 	}
-	d.Explanation = x
 	return d
 }
 
-// rehearsed is the result of one plugin's PreFlight in a dry run.
-type rehearsed struct {
-	PluginExplanation
-	next    framework.Next
-	err     *framework.Error
-	intents []string
-}
-
-// accompanying returns the result of a plugin that returned Accompany. works is set if PreBind of
-// another plugin would run.
-func (r rehearsed) accompanying(works bool) rehearsed {
+// explained returns the explanation of one result.
+func explained(r loop.Result) PluginExplanation {
+	x := PluginExplanation{Name: r.Plugin.Name(), Verdict: PluginReady, Findings: boundedFindings(r.Verdict.Findings)}
+	for _, w := range r.Verdict.Writes {
+		x.Verdict, x.Would = PluginActs, append(x.Would, w)
+	}
+	if r.Verdict.Wait.For != "" {
+		x.Verdict, x.WaitsFor = PluginWaits, []string{r.Verdict.Wait.String()}
+	}
 	switch {
-	case !works:
-		r.Verdict, r.Would, r.intents = PluginReady, nil, nil
-	case r.Verdict == PluginReady:
-		r.Verdict = PluginActs
-	}
-	return r
-}
-
-// rehearsePlugin runs one plugin's PreFlight, if it takes part.
-func (c *call) rehearsePlugin(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) rehearsed {
-	x := PluginExplanation{Name: p.Name()}
-	if !takesPart(c.plugins, p.Name()) {
-		x.Verdict = PluginNotAsked
-		return rehearsed{PluginExplanation: x, next: framework.Skip}
-	}
-	before, waits, findings := len(bc.Intents()), len(bc.ExpectedWaits()), len(bc.Findings())
-	next, err := c.check(ctx, p, bc)
-	intents := bc.Intents()[before:]
-	for _, intent := range intents {
-		x.Would = append(x.Would, strings.TrimPrefix(intent, p.Name()+" "))
-	}
-	for _, w := range bc.ExpectedWaits()[waits:] {
-		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(w.Object.String()+": "+w.For, ": "))
-	}
-	x.Findings = boundedFindings(bc.Findings()[findings:])
-	switch {
-	case err != nil && err.Kind == framework.KindWait:
-		x.Verdict, x.Refusal, x.WaitsFor = PluginWaits, refusalOf(err), append(x.WaitsFor, strings.TrimPrefix(err.Object.String()+": "+err.Message, ": "))
-	case err != nil:
-		x.Verdict, x.Refusal = PluginRefuses, refusalOf(err)
-	case len(x.WaitsFor) > 0:
-		x.Verdict = PluginWaits
-	case next == framework.Run:
-		x.Verdict = PluginActs
+	case r.Err == nil:
+	case r.Err.Kind == framework.KindWait:
+		x.Verdict, x.Refusal = PluginWaits, refusalOf(r.Err)
+		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(r.Err.Object.String()+": "+r.Err.Message, ": "))
 	default:
-		x.Verdict = PluginReady
+		x.Verdict, x.Refusal = PluginRefuses, refusalOf(r.Err)
 	}
-	return rehearsed{PluginExplanation: x, next: next, err: err, intents: intents}
+	return x
 }
 
 // boundedFindings returns the findings within the limits.

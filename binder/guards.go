@@ -73,6 +73,18 @@ var (
 	labelsPath      = field.NewPath("metadata", "labels")
 )
 
+// maxLabels is the maximum total size of the labels of a Binding, in bytes. The API server limits only their number and length, by
+// the size of the request.
+const maxLabels = 64 << 10
+
+func sizeOf(labels map[string]string) int {
+	size := 0
+	for key, value := range labels {
+		size += len(key) + len(value)
+	}
+	return size
+}
+
 // guardMerged checks what the pod will carry once the API server has merged the
 // Binding into it. The API server does not: it stores what it is given, and then
 // refuses every later update of that pod, the kubelet's included. There must be room
@@ -85,7 +97,11 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCom
 		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
 	}
 	// The pod's own labels are valid already.
-	problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
+	if sizeOf(b.Labels) > maxLabels {
+		problems = append(problems, field.TooLong(labelsPath, "", maxLabels))
+	} else {
+		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
+	}
 	problems = append(problems, metav1validation.ValidateLabels(labels, labelsPath)...)
 	if len(problems) == 0 {
 		return nil

@@ -4,12 +4,10 @@
 package binder
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -42,7 +40,7 @@ func budgetOf(own policy, b *corev1.Binding, pod *corev1.Pod) (time.Duration, *f
 
 // requiredPlugins returns the PreBind plugins that must take part in the bind. It is an error if one
 // of them is not enabled.
-func requiredPlugins(plugins []framework.PreBinder, b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *framework.Error) {
+func requiredPlugins(plugins []framework.Plugin, b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *framework.Error) {
 	p, ok := parameter(requireAnnotation, b, pod)
 	if !ok {
 		return nil, nil
@@ -82,8 +80,8 @@ func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (framework.Parame
 }
 
 // takingPart returns the plugins that take part in the bind, in order.
-func takingPart(plugins []framework.PreBinder, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []framework.PreBinder {
-	var taking []framework.PreBinder
+func takingPart(plugins []framework.Plugin, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []framework.Plugin {
+	var taking []framework.Plugin
 	for _, p := range plugins {
 		on, ok := p.(framework.OnRequest)
 		if !ok || required[p.Name()] || len(framework.Parameters(p.Name(), on.RequestedBy(), b, pod)) > 0 {
@@ -91,60 +89,4 @@ func takingPart(plugins []framework.PreBinder, required map[string]bool, b *core
 		}
 	}
 	return taking
-}
-
-func takesPart(plugins []framework.PreBinder, name string) bool {
-	return slices.ContainsFunc(plugins, func(p framework.PreBinder) bool { return p.Name() == name })
-}
-
-// sameParameters returns whether a Binding and its pod have the same parameters for the binder
-// and the plugins as those of the context. What plugins added to the Binding does not count: it
-// comes back when the API server calls again for the same request.
-func sameParameters(plugins []framework.PreBinder, b *corev1.Binding, pod *corev1.Pod, bc *framework.BindContext) bool {
-	added := bc.Annotations()
-	none := func(string, string) bool { return false }
-	ours := func(key, value string) bool {
-		prefix, short, _ := strings.Cut(key, "/")
-		own, ok := added[strings.TrimSuffix(prefix, "."+framework.Domain)][short]
-		return ok && own == value || key == framework.AttemptAnnotation
-	}
-	return sameFor(plugins, b.Annotations, bc.Binding.Annotations, ours) && sameFor(plugins, pod.Annotations, bc.Pod.Annotations, none)
-}
-
-// sameFor returns whether the annotations are the same for the binder and the plugins, except
-// those to leave out.
-func sameFor(plugins []framework.PreBinder, a, b map[string]string, leaveOut func(key, value string) bool) bool {
-	return sameWhere(a, b, func(key, value string) bool { return isParameter(plugins, key) && !leaveOut(key, value) })
-}
-
-// isParameter returns whether an annotation is for the binder or an enabled plugin.
-func isParameter(plugins []framework.PreBinder, key string) bool {
-	prefix, _, _ := strings.Cut(key, "/")
-	name, ok := strings.CutSuffix(prefix, "."+framework.Domain)
-	return ok && (name == framework.Binder || takesPart(plugins, name))
-}
-
-// sameWhere returns whether the values that count are the same.
-func sameWhere(a, b map[string]string, counts func(key, value string) bool) bool {
-	within := func(x, y map[string]string) bool {
-		for key, value := range x {
-			if had, ok := y[key]; (!ok || had != value) && counts(key, value) {
-				return false
-			}
-		}
-		return true
-	}
-	return within(a, b) && within(b, a)
-}
-
-// sameOrigin returns whether the request is of the same user as the context, with the same annotations and labels
-// of the Binding. Parameters do not count; see sameParameters.
-func sameOrigin(plugins []framework.PreBinder, r Request, bc *framework.BindContext) bool {
-	return sameUser(r.User, bc.User) && maps.Equal(r.Binding.Labels, bc.Binding.Labels) &&
-		sameWhere(r.Binding.Annotations, bc.Binding.Annotations, func(key, _ string) bool { return !isParameter(plugins, key) })
-}
-
-func sameUser(a, b authenticationv1.UserInfo) bool {
-	return a.Username == b.Username && a.UID == b.UID && slices.Equal(a.Groups, b.Groups) &&
-		maps.EqualFunc(a.Extra, b.Extra, slices.Equal[authenticationv1.ExtraValue])
 }

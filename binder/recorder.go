@@ -7,17 +7,25 @@ import (
 	"context"
 	"time"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
+)
+
+// Outcomes of binds that were allowed.
+const (
+	Bound    = "bound"
+	NotBound = "not bound"
 )
 
 // Recorder records the work on binds and its outcomes. Its methods are called concurrently,
 // and must not block, because every bind waits for them.
 type Recorder interface {
 	runner.Tracker
-	attempt.Observer
 	recovery.Observer
+	// AttemptEnded is called when the outcome of a bind is known that was allowed: Bound or NotBound.
+	AttemptEnded(outcome string)
+	// RolledBack is called when a rollback of a plugin has ended: err is why it failed, or nil.
+	RolledBack(plugin string, err error)
 	// Begin is called when the decision on a Binding begins. It returns the context of the
 	// decision, derived from ctx.
 	Begin(ctx context.Context) context.Context
@@ -34,11 +42,11 @@ func (unrecorded) Begin(ctx context.Context) context.Context { return ctx }
 // Decided implements Recorder.
 func (unrecorded) Decided(context.Context, Request, Decision, time.Duration) {}
 
-// AttemptEnded implements attempt.Observer.
+// AttemptEnded implements Recorder.
 func (unrecorded) AttemptEnded(string) {}
-
-// RolledBack implements attempt.Observer.
-func (unrecorded) RolledBack(string, error) {}
 
 // Swept implements recovery.Observer.
 func (unrecorded) Swept(string, string, error) {}
+
+// RolledBack implements Recorder.
+func (unrecorded) RolledBack(string, error) {}

@@ -41,7 +41,7 @@ type Settings struct {
 	// Mutators run on every Binding.
 	Mutators *mutators.Chain
 	// Plugins are the PreBind plugins, in the order in which they run.
-	Plugins []framework.PreBinder
+	Plugins []framework.Plugin
 	// Claimed returns the devices that are allocated to the pod by its ResourceClaims. It is nil
 	// if no mutator needs them.
 	Claimed func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error)
@@ -107,7 +107,7 @@ func (s *Settings) idle() bool { return s.Mutators.Len() == 0 && len(s.Plugins) 
 // annotations, are unique.
 func (s *Settings) validateNames() error {
 	if s.Mutators == nil {
-		return errors.New("engine: Mutators are required")
+		return errors.New("binder: Mutators are required")
 	}
 	seen := map[string]bool{framework.Binder: true}
 	for _, name := range s.Mutators.Names() {
@@ -115,11 +115,11 @@ func (s *Settings) validateNames() error {
 	}
 	for _, p := range s.Plugins {
 		if seen[p.Name()] {
-			return fmt.Errorf("engine: plugin %q is registered twice, or a mutator has its name", p.Name())
+			return fmt.Errorf("binder: plugin %q is registered twice, or a mutator has its name", p.Name())
 		}
 		seen[p.Name()] = true
 		if problems := validation.IsDNS1123Subdomain(p.Name() + "." + framework.Domain); len(problems) > 0 {
-			return fmt.Errorf("engine: plugin %q: its name is not valid as part of an annotation key: %s", p.Name(), strings.Join(problems, "; "))
+			return fmt.Errorf("binder: plugin %q: its name is not valid as part of an annotation key: %s", p.Name(), strings.Join(problems, "; "))
 		}
 	}
 	return nil

@@ -4,13 +4,10 @@
 package binder
 
 import (
-	"context"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-
-	"github.com/prebind/prebind/binder/framework"
 )
 
 func TestPolicyFor(t *testing.T) {
@@ -37,35 +34,6 @@ func TestPolicyFor(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, tc.want, s.policyFor(tc.namespace), tc.reason)
-		})
-	}
-}
-
-func TestBind_ModeOff(t *testing.T) {
-	e := newTestEngine(t, func(o *Options) {
-		o.Settings.Plugins = []framework.PreBinder{&plugin{name: "p", preBind: func(context.Context, *framework.BindContext) error { return framework.Refuse(claim, "no") }}}
-		o.Settings.Namespaces = []NamespaceRule{{Names: []string{"default"}, Mode: ModeOff}}
-	})
-	assert.Equal(t, Decision{PassThrough: true}, e.Bind(t.Context(), theRequest()), "ModeOff passes every Binding")
-}
-
-func TestNames_AreUnique(t *testing.T) {
-	for name, names := range map[string][]string{"Twice": {"p", "p"}, "Mutator": {"test"}, "Binder": {"binder"}, "NoPrefix": {"No Name"}} {
-		t.Run(name, func(t *testing.T) {
-			o := Options{
-				Cached: holding(), Live: holding(), Replica: "here",
-				Settings: Settings{
-					Mode: ModeEnforce, Mutators: chain(t, mutatorFunc(nil)),
-					Hold: 1, MaxHolds: 1, PreBindTimeout: 1, MaxPreBindTimeout: 1,
-				},
-			}
-			e := newTestEngine(t, nil)
-			o.Changes, o.Events, o.Clock = framework.NewHub(), e.runner.Events, e.clock
-			for _, n := range names {
-				o.Settings.Plugins = append(o.Settings.Plugins, &plugin{name: n})
-			}
-			_, err := New(o)
-			assert.ErrorContains(t, err, `"`+names[0]+`"`)
 		})
 	}
 }

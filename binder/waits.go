@@ -7,25 +7,34 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/work"
 )
 
 const (
 	// forgetWaits is how long a bind is remembered after its last call. It is longer than any
 	// Retry-After.
-	forgetWaits = MaxRetryAfter + 2*time.Minute
+	forgetWaits = 2*time.Minute + loop.MaxRetryAfter
 	// rememberWaits is the number of binds that are remembered.
 	rememberWaits = 10_000
 )
 
-// waited describes the earlier calls for one bind.
+// waited describes the calls for one bind. The zero waited means that there was none since the bind was rejected last.
 type waited struct {
 	calls int
+	// since is the time of the first call.
 	since time.Time
+	// pod is the name of the pod. waiting is the answer to a call that waits for wait, or nil. budget is the time that
+	// the bind has.
+	pod     types.NamespacedName
+	waiting *framework.Error
+	wait    framework.Wait
+	budget  time.Duration
 	// reported is when an event last reported the wait, and object the object that it named.
 	reported time.Time
 	object   framework.Object
@@ -42,9 +51,12 @@ func newWaits(c clock.Clock) waits {
 }
 
 // before returns the earlier calls for the bind. Without any, its wait begins at the time.
-func (w *waits) before(key attempt.Key, began time.Time) waited {
+func (w *waits) before(key work.Key, began time.Time) waited {
 	if found, ok := w.cache.Get(key); ok {
 		if known, ok := found.(waited); ok {
+			if known.since.IsZero() {
+				known.since = began
+			}
 			return known
 		}
 	}
@@ -52,7 +64,7 @@ func (w *waits) before(key attempt.Key, began time.Time) waited {
 }
 
 // change changes what is remembered of the bind.
-func (w *waits) change(key attempt.Key, began time.Time, change func(*waited)) {
+func (w *waits) change(key work.Key, began time.Time, change func(*waited)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	known := w.before(key, began)
@@ -60,5 +72,24 @@ func (w *waits) change(key attempt.Key, began time.Time, change func(*waited)) {
 	w.cache.Add(key, known, forgetWaits)
 }
 
+// all returns the binds that wait.
+func (w *waits) all() map[work.Key]waited {
+	all := map[work.Key]waited{}
+	for _, k := range w.cache.Keys() {
+		key, ok := k.(work.Key)
+		if known := w.before(key, time.Time{}); ok && known.waiting != nil {
+			all[key] = known
+		}
+	}
+	return all
+}
+
+// reject begins the bind again. Only its events are remembered.
+func (w *waits) reject(key work.Key) {
+	if known := w.before(key, time.Time{}); !known.since.IsZero() {
+		w.change(key, time.Time{}, func(w *waited) { *w = waited{reported: w.reported, object: w.object} })
+	}
+}
+
 // forget drops a bind that was allowed.
-func (w *waits) forget(key attempt.Key) { w.cache.Remove(key) }
+func (w *waits) forget(key work.Key) { w.cache.Remove(key) }

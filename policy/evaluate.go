@@ -26,7 +26,7 @@ import (
 //
 // A match condition that is false makes the policy not apply, even if another one fails.
 func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) {
-	return c.run(ctx, s, o, (*evaluation).all)
+	return c.run(ctx, s, o)
 }
 
 // Selects returns whether the selectors of matchConstraints select the bind. An error means that the Namespace could
@@ -42,13 +42,7 @@ func (c *Compiled) Selects(ctx context.Context, s *Subject, o Objects) (bool, er
 	return err == nil && failed == nil && c.match.matchesNamespace(ns), errors.Join(err, failed)
 }
 
-// Confirm evaluates only matchConstraints, matchConditions and validations. It is for binds that were
-// allowed some time ago.
-func (c *Compiled) Confirm(ctx context.Context, s *Subject, o Objects) (Result, error) {
-	return c.run(ctx, s, o, (*evaluation).validate)
-}
-
-func (c *Compiled) run(ctx context.Context, s *Subject, o Objects, steps func(*evaluation) error) (Result, error) {
+func (c *Compiled) run(ctx context.Context, s *Subject, o Objects) (Result, error) {
 	notMatched := Result{Policy: c.name, Audit: c.audit, Verdict: NotMatched}
 	if s.Pod == nil || s.Node == nil {
 		return Result{}, errNoSubject
@@ -73,7 +67,7 @@ func (c *Compiled) run(ctx context.Context, s *Subject, o Objects, steps func(*e
 	}
 	if err == nil && matched {
 		e.result.Verdict = Allowed
-		err = e.protect(steps)
+		err = e.protect((*evaluation).all)
 	}
 	e.result.Cost = e.cost
 	switch {
@@ -208,8 +202,6 @@ func (e *evaluation) wait() error {
 		}
 		deadline := e.subject.Since.Add(w.timeout)
 		switch {
-		case w.allow && e.subject.Waived[e.policy.WaitID(w.name)]:
-			e.result.Waived = append(e.result.Waived, w.name)
 		case e.subject.Now.Before(deadline):
 			if e.result.Until.IsZero() || deadline.Before(e.result.Until) {
 				e.result.Until = deadline

@@ -215,24 +215,6 @@ mutations:
 	const own = "p.policy.prebind.dev/"
 	assert.Equal(t, map[string]string{own + "string": "x", own + "empty": "", own + "some": "a.1", own + "dyn": "x"}, r.Annotations)
 	assert.Equal(t, map[string]string{own + "l": "node-1"}, r.Labels)
-
-	r, err = c.Confirm(t.Context(), subject(), world())
-	require.NoError(t, err)
-	assert.Equal(t, policy.Result{Policy: "p", Verdict: policy.Allowed}, r, "Confirm evaluates validations only")
-}
-
-func TestConfirm(t *testing.T) {
-	c := compile(t, "mode: Audit\n"+validation("pod.metadata.name == 'web'")+"waitFor: [{name: a, expression: 'false'}]\n")
-	r, err := c.Confirm(t.Context(), subject(), world())
-	require.NoError(t, err)
-	assert.Equal(t, policy.Allowed, r.Verdict, "a wait is over")
-	assert.True(t, r.Audit)
-	s := subject()
-	s.Pod.Name = "db"
-	r, err = c.Confirm(t.Context(), s, world())
-	require.NoError(t, err)
-	assert.Equal(t, policy.Rejected, r.Verdict)
-	assert.True(t, r.Verdict.Rejects())
 }
 
 func TestEvaluate_LongMessages(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -87,20 +86,7 @@ type Subject struct {
 	DryRun  bool
 	// Now is the time of the evaluation. Since is the start of the wait, or Now.
 	Now, Since time.Time
-	// Waived contains the waits that timed out with Allow in an earlier evaluation for the bind. They stay
-	// allowed. It may be nil.
-	Waived map[WaitID]bool
 }
-
-// WaitID identifies a wait of one generation of a policy.
-type WaitID struct {
-	policy     types.UID
-	generation int64
-	name       string
-}
-
-// WaitID returns the identity of a wait.
-func (c *Compiled) WaitID(name string) WaitID { return WaitID{c.UID(), c.Generation(), name} }
 
 // LimitError is an error of Objects.Resource if the resource has too many or too large objects. It counts as an error of
 // the policy.

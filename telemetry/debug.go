@@ -15,7 +15,7 @@ import (
 
 	"k8s.io/component-base/logs"
 
-	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
@@ -25,7 +25,7 @@ const maxLevel = 16
 // DebugOptions are the sources of the debug endpoints. All fields are required.
 type DebugOptions struct {
 	// InFlight returns the attempts in progress.
-	InFlight func() []attempt.InFlight
+	InFlight func() []work.InFlight
 	Config   *v1alpha1.Loaded
 }
 
@@ -41,7 +41,7 @@ func debugHandler(o DebugOptions) http.Handler {
 	mux.HandleFunc("GET /debug/attempts", func(w http.ResponseWriter, _ *http.Request) {
 		all := o.InFlight()
 		if all == nil {
-			all = []attempt.InFlight{}
+			all = []work.InFlight{}
 		}
 		writeJSON(w, all, nil)
 	})

@@ -16,7 +16,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
@@ -35,8 +35,8 @@ func TestDebugHandler(t *testing.T) {
 	require.NoError(t, given.Parse([]string{"--hold=3s", "--prebind-plugins=*,-device", "--mutators=node-info"}))
 	c, err := v1alpha1.Load(registered, "", given)
 	require.NoError(t, err)
-	attempts := []attempt.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
-	h := debugHandler(DebugOptions{Config: c, InFlight: func() []attempt.InFlight { return attempts }})
+	attempts := []work.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
+	h := debugHandler(DebugOptions{Config: c, InFlight: func() []work.InFlight { return attempts }})
 	get := func(path string, into any) string {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
@@ -47,7 +47,7 @@ func TestDebugHandler(t *testing.T) {
 		return w.Body.String()
 	}
 
-	var shown []attempt.InFlight
+	var shown []work.InFlight
 	get("/debug/attempts", &shown)
 	assert.Equal(t, attempts[0].Attempt, shown[0].Attempt)
 	attempts = nil

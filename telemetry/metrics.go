@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/work"
 )
 
 // metrics are the metrics that the Recorder writes.
@@ -53,7 +53,7 @@ func newMetrics(version, config string) metrics {
 	}, []string{"decision"}))
 	m.wait = add(&m, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "prebind_bind_wait_seconds",
-		Help:    "Time from the first call for a bind at this replica until it allowed the bind. Includes only binds for which a plugin had work.",
+		Help:    "Time from the first call for a bind at this replica until it allowed the bind. Includes only binds that waited or for which a plugin wrote.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 17),
 	}))
 	m.audited = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -70,7 +70,7 @@ func newMetrics(version, config string) metrics {
 	}, []string{"mutator"}))
 	m.attempts = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_attempts_total",
-		Help: "Attempts that had prepared their bind, by outcome: bound, bound by another attempt, or not bound.",
+		Help: "Allowed binds for which a plugin had written, by outcome: bound or not bound.",
 	}, []string{"outcome"}))
 	m.rollBacks = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prebind_rollbacks_total",
@@ -91,7 +91,7 @@ func newMetrics(version, config string) metrics {
 	}, []string{"plugin", "extension_point", "result"}))
 	m.mutators = add(&m, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "prebind_mutator_duration_seconds",
-		Help:    "Duration of calls of mutators. A bind for which plugins have work calls each mutator more than once.",
+		Help:    "Duration of calls of mutators.",
 		Buckets: prometheus.ExponentialBuckets(0.000001, 10, 7),
 	}, []string{"mutator"}))
 	m.reads = add(&m, prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -136,7 +136,7 @@ func (r *Recorder) gauges() []prometheus.Collector {
 		gauge("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, plus 16 times as many that the FlowSchema prebind exempts.", nil,
 			func() float64 { return float64(r.stats().MaxHolds) }),
 	}
-	for _, phase := range attempt.Phases() {
+	for _, phase := range work.Phases() {
 		all = append(all, gauge("prebind_attempts", "Attempts in progress, by phase.", prometheus.Labels{"phase": phase},
 			func() float64 { return float64(r.stats().Attempts[phase]) }))
 	}

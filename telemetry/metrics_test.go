@@ -108,7 +108,7 @@ func TestRecorder_Attempts(t *testing.T) {
 		"prebind_attempts_total bound": 2, "prebind_rollbacks_total device done": 1, "prebind_rollbacks_total device failed": 1,
 		"prebind_rollbacks_total volumebinding failed": 0, "prebind_swept_total device failed commit": 0, "prebind_swept_total device failed roll back": 0,
 		"prebind_swept_total volumebinding failed commit": 0, "prebind_swept_total volumebinding failed roll back": 0,
-		"prebind_swept_total device done roll back": 1, "prebind_attempts failed": 0, "prebind_attempts prepared": 0, "prebind_attempts undoing": 0, "prebind_attempts preparing": 2,
+		"prebind_swept_total device done roll back": 1, "prebind_attempts prepared": 0, "prebind_attempts undoing": 0, "prebind_attempts preparing": 2,
 		"prebind_holds": 3, "prebind_max_holds": 32,
 	}, values)
 }

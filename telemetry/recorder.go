@@ -157,7 +157,7 @@ func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder
 	for _, f := range d.Failures {
 		r.failures.WithLabelValues(f.Mutator).Inc()
 	}
-	if d.Err == nil && d.Attempt != "" {
+	if d.Err == nil && d.Calls > 0 {
 		r.wait.Observe(d.Waited.Seconds())
 	}
 	if r.tracer != nil {

@@ -44,7 +44,7 @@ func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision
 	}
 	_, end := step(ctx, runner.StepPreFlight, "device", "a-1")
 	end(nil)
-	attempt, ended := step(context.WithoutCancel(ctx), runner.StepAttempt, "", "a-1")
+	attempt, ended := step(context.WithoutCancel(ctx), runner.StepHold, "", "a-1")
 	go func() {
 		defer close(b.over)
 		<-b.release
@@ -52,7 +52,7 @@ func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision
 		end(errors.New("boom"))
 		ended(framework.Refuse(framework.Object{}, "no"))
 	}()
-	err := framework.Wait(framework.Object{}, "waiting for the device")
+	err := framework.NotYet(framework.Object{}, "waiting for the device")
 	err.Plugin = "device"
 	return binder.Decision{Err: err, Attempt: "a-1", Calls: 1}
 }
@@ -102,7 +102,7 @@ func TestTracing_Spans(t *testing.T) {
 	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	spans := traced(t, 0, "00-"+trace+"-"+parent+"-01")
 	require.Len(t, spans, 5, "%v", spans)
-	under := map[string]string{"AdmissionReview": "", "Bind": "AdmissionReview", "PreFlight device": "Bind", "Attempt": "Bind", "PreBind device": "Attempt"}
+	under := map[string]string{"AdmissionReview": "", "Bind": "AdmissionReview", "PreFlight device": "Bind", "Hold": "Bind", "PreBind device": "Hold"}
 	for name, above := range under {
 		s := spans[name]
 		require.NotNil(t, s, name)
@@ -121,8 +121,8 @@ func TestTracing_Spans(t *testing.T) {
 	assert.Equal(t, "device", spans["PreBind device"].Attributes["prebind.plugin"])
 	assert.True(t, spans["PreBind device"].Failed, "an internal error fails the span")
 	assert.Equal(t, "ok", spans["PreFlight device"].Attributes["prebind.result"])
-	assert.Equal(t, "refused", spans["Attempt"].Attributes["prebind.result"])
-	assert.False(t, spans["Attempt"].Failed, "a rejection is not a failure")
+	assert.Equal(t, "refused", spans["Hold"].Attributes["prebind.result"])
+	assert.False(t, spans["Hold"].Failed, "a rejection is not a failure")
 	assert.Equal(t, "waiting", spans["Bind"].Attributes["prebind.decision"])
 	assert.Equal(t, "device: waiting for the device", spans["Bind"].Attributes["prebind.reason"])
 }

@@ -102,7 +102,7 @@ func TestGolden(t *testing.T) {
 		"dry-run":         {reason: "a dry run returns warnings", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
 		"passed-through":  {reason: "the API server decides", decision: binder.Decision{PassThrough: true}},
 		"waiting": {reason: "client-go repeats the request", decision: binder.Decision{
-			Err:        by(framework.Wait(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
+			Err:        by(framework.NotYet(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
 			RetryAfter: 4 * time.Second, Annotations: topology, UID: "0a1b2c3d", Warnings: []string{"topology: something is replaced"},
 		}},
 		"refused": {reason: "the scheduler chooses another node", decision: binder.Decision{

@@ -112,9 +112,9 @@ func Refuse(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindRefuse, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wait returns a KindWait about the object: the client repeats the Binding, and the bind starts
-// again. To wait within a bind, return a Waiting from a Look instead.
-func Wait(object Object, format string, args ...any) *Error {
+// NotYet returns a KindWait about the object. From PreBind, it means that the bind waits for a change. From
+// PreFlight, return a Verdict with a Wait instead.
+func NotYet(object Object, format string, args ...any) *Error {
 	return &Error{Kind: KindWait, Object: object, Message: fmt.Sprintf(format, args...)}
 }
 

@@ -36,7 +36,7 @@ func TestError_Text(t *testing.T) {
 			want:   "volumebinding: PersistentVolumeClaim shop/data: it is gone; make it",
 		},
 		"ClusterScoped": {reason: "a cluster-scoped object has no namespace", err: Refuse(node, "it is gone"), want: "Node node-a: it is gone"},
-		"NoObject":      {reason: "the zero Object is omitted", err: Wait(Object{}, "%d of %d", 1, 2), want: "1 of 2"},
+		"NoObject":      {reason: "the zero Object is omitted", err: NotYet(Object{}, "%d of %d", 1, 2), want: "1 of 2"},
 		"Advise":        {reason: "Advise formats the advice", err: Stale(node, "no").Advise("take %s", "another"), want: "Node node-a: no; take another"},
 		"NoAdvice":      {reason: "the advice is optional", err: &Error{Kind: KindInternal, Plugin: "p", Message: "m"}, want: "p: m"},
 		"Internal":      {reason: "the cause is the message", err: Internal(claim, errRaw), want: "PersistentVolumeClaim shop/data: raw"},
@@ -48,7 +48,7 @@ func TestError_Text(t *testing.T) {
 
 func TestKinds(t *testing.T) {
 	made := map[Kind]*Error{
-		KindRefuse: Refuse(node, "a"), KindWait: Wait(node, "a"), KindStale: Stale(node, "a"), KindInternal: Internal(node, errRaw),
+		KindRefuse: Refuse(node, "a"), KindWait: NotYet(node, "a"), KindStale: Stale(node, "a"), KindInternal: Internal(node, errRaw),
 	}
 	for kind, err := range made {
 		assert.Equal(t, kind, err.Kind)

@@ -20,7 +20,7 @@ type Handle struct {
 	// Writer writes objects with Prebind's permissions. Status writes their status.
 	Writer client.Writer
 	Status client.StatusClient
-	// Changes wakes waits when an object of the cache changes. Await uses it.
+	// Changes reports changes of the objects of the cache.
 	Changes *Hub
 	Clock   clock.WithDelayedExecution
 	// Events records events on objects of the cluster. An event on the pod of a bind is the

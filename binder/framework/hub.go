@@ -73,7 +73,7 @@ func (h *Hub) wake(ref Ref) {
 }
 
 // Subscribe returns a subscription to the objects. Subscribe before you read the objects, so
-// that no change is missed, and close the subscription at the end. Await does both.
+// that no change is missed, and close the subscription at the end.
 func (h *Hub) Subscribe(refs ...Ref) *Subscription {
 	s := &Subscription{hub: h, c: make(chan struct{}, 1), refs: map[Ref]struct{}{}}
 	s.Add(refs...)

@@ -1,151 +1,100 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package framework is the contract of PreBind plugins.
+//
+// A call decides on a bind in a loop. In each pass, the engine calls SetupBindContextExtension
+// and PreFlight of every plugin, and repeats the pass when an object changes that a plugin has
+// read. So a plugin needs no loop and no subscription of its own, sees what other plugins have
+// changed, and all plugins wait at the same time.
+//
+// Every method returns an error of this package (Refuse, NotYet, Stale, Invalid, FromAPI), or any
+// other error, which counts as the plugin's own failure.
 package framework
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Reader reads objects from the cache or from the API server. Objects from the cache are
-// shared: do not change them. The cached Reader has the kinds that the plugin's Registration
-// watches, pods without a node, and nodes. It returns an error for other kinds.
+// Reader reads objects from the cache: the kinds that the plugin's Registration watches, pods
+// without a node, and nodes. It returns an error for other kinds. The objects are shared: do not
+// change them. A bind wakes up when an object changes that was read through it.
 type Reader = client.Reader
 
-// PreBinder is a PreBind plugin. It prepares a bind before the API server executes it. The
-// other interfaces of this file are optional.
-//
-// One instance serves all binds concurrently. For one pair of pod UID and node, a replica runs
-// only one of the writing methods (PreBind, PreBindRollBack, PostBind) at a time. Another
-// replica can work on the same bind, so writes must contain BindContext.Attempt.
-type PreBinder interface {
+// Plugin takes part in the decision on a bind. One instance serves all binds concurrently.
+type Plugin interface {
 	// Name is the plugin's name in kebab-case, for flags, annotation keys, messages, and
 	// metrics. It never changes.
 	Name() string
 
-	// PreBind writes what the pod needs on the node, and waits for it with Await. It
-	// runs only if PreFlight returned Run.
+	// PreFlight decides: it returns the writes that PreBind has to make, the wait of the bind, and
+	// the annotations and devices of the pod. It is a pure function of the context and its extension. It runs once
+	// per pass, for dry runs too. The verdict of the last pass counts.
 	//
-	// It must be idempotent: after a crash, on another replica, and when a scheduler repeats a
-	// bind, it is called again and continues from the state in the API server. The context
-	// outlives the scheduler's call and ends with the attempt's budget. Nil means that the bind
-	// may proceed.
-	PreBind(ctx context.Context, bc *BindContext) error
+	// An error rejects the bind. The cache can be behind, so the engine repeats the pass for the
+	// time of Settle before it rejects.
+	PreFlight(bc *BindContext) (Verdict, error)
 }
 
-// BindContextExtender is a PreBinder that reads objects for its PreFlight.
+// BindContextExtender is a Plugin that reads objects for its PreFlight.
 type BindContextExtender interface {
-	// SetupBindContextExtension reads everything that PreFlight needs, through the
-	// reader, into an extension of the context (see ExtensionKey). It neither writes nor
-	// rejects: PreFlight handles missing objects. An error means that a read failed.
-	//
-	// The engine calls it just before PreFlight, first with the cached reader. When it
-	// fails, when PreFlight rejects, and when PreFlight returns Verify, the engine calls
-	// it again with the live reader. So no bind is rejected based on the cache alone.
-	SetupBindContextExtension(ctx context.Context, reader Reader, bc *BindContext) error
+	// SetupBindContextExtension reads, from the cache, everything that PreFlight needs into the
+	// extension of the context (see Extend). It neither writes nor rejects: PreFlight handles
+	// missing objects. An error means that a read failed.
+	SetupBindContextExtension(ctx context.Context, cache Reader, bc *BindContext) error
 }
 
-// PreFlighter is a PreBinder that decides before the first write of any plugin. A
-// PreBinder without it always runs PreBind.
-type PreFlighter interface {
-	// PreFlight decides: Skip if there is nothing to do, Run if PreBind has to write or
-	// to wait, or an error that says why the bind is rejected. It is a pure function of
-	// the context and its extension. It reserves nothing, and it also runs for dry-run
-	// requests.
+// PreBinder is a Plugin that writes. For one pair of pod UID and node, a replica runs only one of
+// its methods at a time, but for PreFlight. Another replica can work on the same bind, so writes
+// must contain BindContext.Attempt.
+type PreBinder interface {
+	Plugin
+
+	// PreBind makes the next writes and returns; it never waits. The engine calls it when the
+	// verdict has Writes, and repeats the pass after it. While the cache does not show what
+	// PreBind wrote, PreFlight keeps asking for it; the engine then waits for a change before it
+	// calls PreBind again.
 	//
-	// It records the writes that PreBind would make with BindContext.Intend, and what
-	// PreBind would wait for with BindContext.ExpectWait. The engine discards these
-	// records, and a rejection, when it repeats PreFlight on live objects.
-	PreFlight(bc *BindContext) (Next, error)
-}
+	// It must be idempotent: after a crash, on another replica, and when a scheduler repeats the
+	// bind, it continues from the state in the API server. Every write is a compare-and-swap. An
+	// error of the kind Wait, such as a conflict, means that the cache is behind: the bind waits
+	// for a change. Every other error rejects the bind at once.
+	PreBind(ctx context.Context, bc *BindContext) error
 
-// Next is the decision of a PreFlight that does not reject.
-type Next int
-
-const (
-	// Run asks the engine to call PreBind.
-	Run Next = iota
-	// Skip means that the plugin has nothing to do for this bind. The engine calls neither
-	// PreBind nor PreBindRollBack, as for the Skip of kube-scheduler's PreBindPreFlight.
-	Skip
-	// Verify asks the engine to repeat SetupBindContextExtension with the live reader,
-	// and then PreFlight. Use it if a decision other than a rejection must not rely on the
-	// cache. If BindContext.Live is set, Verify means Run.
-	Verify
-	// Accompany means that the plugin has work only while another plugin waits or writes. The
-	// engine calls PreBind if the PreFlight of another plugin returns Run, and otherwise treats
-	// Accompany as Skip.
-	Accompany
-	// Take means that the plugin has only something to reserve in memory. If no PreFlight returns Run,
-	// the engine calls Take of the plugin, and treats true as Skip. Otherwise, and without a Taker,
-	// Take means Run.
-	Take
-)
-
-// Taker is a PreFlighter that can do its work in memory, without a wait. A bind for which all
-// plugins skip or take needs no attempt, which costs a request to the API server.
-type Taker interface {
-	// Take returns whether the bind may proceed without PreBind. The engine then allows the bind, and
-	// does not report whether the pod is bound, so all that Take reserves must end by itself. Take
-	// reads only the cache, is idempotent, and is not called for dry runs.
-	Take(ctx context.Context, bc *BindContext) bool
-}
-
-// RollBacker is a PreBinder whose PreBind writes something that can be undone.
-type RollBacker interface {
-	// PreBindRollBack undoes the writes of PreBind for this bind, and nothing else.
-	//
-	// The engine calls it for every plugin whose PreBind was started, the failing one
-	// included, in reverse order, on a context of its own, and repeats it when it fails.
-	// PreBind can have stopped at any point, even before its first write. PreBindRollBack must
-	// be idempotent, and must not change later writes of another attempt. The engine has
-	// checked that the live pod is not bound to the node. Report with BindContext.Undid.
+	// PreBindRollBack undoes the writes of PreBind for this attempt, and nothing else. The engine
+	// calls it for every plugin whose PreBind was started, in reverse order, and repeats it when
+	// it fails. PreBind can have stopped at any point, even before its first write.
+	// PreBindRollBack must be idempotent, and must not change later writes of another attempt.
+	// The engine has checked that the live pod is not bound to the node. The context is that of the last
+	// PreBind, but the pod has only its name, its UID and the annotations of Prebind, and the node only its name
+	// and UID.
 	PreBindRollBack(ctx context.Context, bc *BindContext) error
-}
 
-// Starter is a PreBinder with work of its own, such as reading objects that configure it.
-type Starter interface {
-	// Start runs until the context ends with the process. Prebind starts it after the plugin's watches, in
-	// every replica.
-	Start(ctx context.Context) error
-	// HasSynced returns whether the plugin can decide. Before that, Prebind is not ready. It is safe for concurrent use.
-	HasSynced() bool
-}
+	// PostBind confirms the writes: the engine has observed that the pod is bound to the node. It has the
+	// same context as PreBindRollBack, and is called for plugins whose PreBind was started, in order, and repeated through Marks if it
+	// fails or if the process ends first.
+	PostBind(ctx context.Context, bc *BindContext) error
 
-// Confirmer is a PreBinder that checks again before the bind is allowed.
-type Confirmer interface {
-	// Confirm is called after the PreBind of all plugins, even if its own was skipped,
-	// because another plugin's PreBind can have taken minutes. It only reads, through the
-	// reader. If it fails with the cached reader, the engine calls it again with the live one
-	// and BindContext.Live set. A plugin that must not rely on the cache returns an error if
-	// Live is not set. An error ends the attempt, and the engine rolls it back.
-	Confirm(ctx context.Context, reader Reader, bc *BindContext) error
-}
-
-// PostBinder is a PreBinder that acts after a bind.
-type PostBinder interface {
-	// PostBind is called after the engine has observed that this attempt bound the pod, for
-	// plugins whose PreBind ran, in the same order. Best effort: it is not called if the
-	// process exits first, unless the plugin is a Recoverer.
-	PostBind(ctx context.Context, bc *BindContext)
-}
-
-// Recoverer is a PreBinder whose writes name the attempt that made them, so that they
-// can be found and settled after a crash. Every RollBacker should be one.
-type Recoverer interface {
-	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed
-	// by PostBind. One replica at a time calls it, every few seconds. For each mark whose
-	// replica is gone, the engine calls PostBind or PreBindRollBack with a recovered
-	// BindContext. Both must tolerate marks that have changed since, and repeated calls.
+	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
+	// PostBind. One replica at a time calls it, every few seconds. For each mark whose replica is
+	// gone, the engine calls PostBind or PreBindRollBack with a recovered BindContext.
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and
-	// limit their number per object. A mark only identifies an attempt. Before the plugin undoes
-	// a write, it checks fields that the API server guards, or a record in Prebind's own
-	// namespace, by the pod's UID.
+	// limit their number per object.
 	Marks(ctx context.Context) ([]Mark, error)
+}
+
+// Reserver is a Plugin that reserves something in the memory of this replica, such as a slot.
+type Reserver interface {
+	// Reserve is called when all other plugins are ready and the plugin's verdict is Late. The
+	// reservation must end by itself, because the engine does not report whether the pod is bound. It
+	// reads only the cache and is idempotent. False means that there was nothing to reserve any
+	// more: the bind waits for a change. It is not called for dry runs.
+	Reserve(bc *BindContext) bool
 }
 
 // Mark names the attempt that made a write.
@@ -161,16 +110,25 @@ type Mark struct {
 	Attempt string
 }
 
-// Tidier is a PreBinder that keeps state for running pods.
+// Tidier is a Plugin that keeps state for running pods.
 type Tidier interface {
 	// Tidy releases the state of pods that have finished or no longer exist. One replica at a
 	// time calls it, every few minutes.
 	Tidy(ctx context.Context) error
 }
 
-// OnRequest is a PreBinder that takes part only in binds that request it: by an annotation
+// Starter is a Plugin with work of its own, such as reading objects that configure it.
+type Starter interface {
+	// Start runs until the context ends with the process. Prebind starts it after the plugin's watches, in
+	// every replica.
+	Start(ctx context.Context) error
+	// HasSynced returns whether the plugin can decide. Before that, Prebind is not ready. It is safe for concurrent use.
+	HasSynced() bool
+}
+
+// OnRequest is a Plugin that takes part only in binds that request it: by an annotation
 // <name>.prebind.dev/… on the objects of RequestedBy, or by its name in
-// binder.prebind.dev/require. A PreBinder without it takes part in every bind.
+// binder.prebind.dev/require. A Plugin without it takes part in every bind.
 type OnRequest interface {
 	// RequestedBy returns the objects that may carry the annotations. It never changes.
 	RequestedBy() Source
@@ -185,3 +143,67 @@ const (
 	// ByBindingOrPod means the Binding and the pod. The Binding's value of a key wins.
 	ByBindingOrPod
 )
+
+// Observer is a Plugin that reports what binds wait for and how they are decided. Its methods must not block. They
+// receive the context and the extension of the last pass, and are not called for dry runs.
+type Observer interface {
+	// BindWaits is called when a call begins to wait, and when what it waits for changes.
+	BindWaits(ctx context.Context, bc *BindContext, waits []Wait)
+	// BindDecided is called when a call is allowed or rejected. A bind that is not called any more ends without it.
+	BindDecided(ctx context.Context, bc *BindContext)
+}
+
+// Verdict is the decision of a plugin on a bind that it does not reject. The zero Verdict means
+// that the bind may proceed. The engine owns its maps and slices.
+type Verdict struct {
+	// Writes are the writes that PreBind has to make. Each completes the sentence "the plugin would …", for
+	// dry runs. They require a PreBinder, or a Reserver if Late is set.
+	Writes []string
+	// Late means that the writes have to wait until all other plugins are ready. The engine then
+	// calls Reserve instead of PreBind.
+	Late bool
+	// Wait is what the bind waits for. The zero Wait means nothing.
+	Wait Wait
+	// Annotations and Labels are added to the Binding, and by the API server to the pod. An
+	// annotation without a slash gets the prefix <plugin>.prebind.dev/. Labels require Kubernetes
+	// 1.35 or later. An invalid key or value rejects the bind.
+	Annotations, Labels map[string]string
+	// Devices are what the pod gets. Mutators receive them.
+	Devices []Device
+	// Warnings are shown to the client that posted the Binding.
+	Warnings []string
+	// Findings are the results of single rules of the plugin. 'prebind explain' shows them.
+	Findings []Finding
+}
+
+// Wait is what a bind waits for.
+type Wait struct {
+	// Object has to change. It may be the zero Object.
+	Object Object
+	// For completes the sentence "waiting for …". It is not empty.
+	For string
+	// Until is when the pass is repeated even if nothing has changed. Set it for a state that ends
+	// with time. Zero means never.
+	Until time.Time
+}
+
+// String returns "Kind namespace/name: for".
+func (w Wait) String() string {
+	if object := w.Object.String(); object != "" {
+		return object + ": " + w.For
+	}
+	return w.For
+}
+
+// AtMost returns the wait with an end, or an error that rejects the bind if the end has come. The
+// time counts from the bind's first call that this replica received.
+func (bc *BindContext) AtMost(limit time.Duration, w Wait) (Wait, error) {
+	end := bc.Since.Add(limit)
+	if !bc.Now.Before(end) {
+		return Wait{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")
+	}
+	if w.Until.IsZero() || end.Before(w.Until) {
+		w.Until = end
+	}
+	return w, nil
+}

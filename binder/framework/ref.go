@@ -39,6 +39,10 @@ func AllOfList(list client.ObjectList, namespace string) Ref {
 	return Ref{kind: KindOf(list), namespace: namespace}
 }
 
+// AllBinds is the reference of every call that waits. A plugin that keeps what it decides with in memory, such as
+// rules, reports its change with Hub.Changed.
+func AllBinds() Ref { return Ref{kind: "Binding"} }
+
 // Object returns the reference for errors and messages.
 func (r Ref) Object() Object { return Object{Kind: r.kind, Namespace: r.namespace, Name: r.name} }
 

@@ -64,7 +64,7 @@ type Registration struct {
 	// prebind_<plugin> or prebind_<its objects>, and labels never contain pods, nodes or namespaces.
 	Metrics []prometheus.Collector
 	// New builds the plugin. It is called at most once per process. The arguments are valid and do not change.
-	New func(h Handle, a Arguments) (PreBinder, error)
+	New func(h Handle, a Arguments) (Plugin, error)
 }
 
 // Arguments are the arguments of one plugin; see registration.Arguments.
@@ -96,8 +96,8 @@ func Always(examples ...client.Object) func(Arguments) []client.Object {
 }
 
 // Build returns a Registration.New that calls build with the arguments in their own type.
-func Build[T Arguments](build func(h Handle, args T) (PreBinder, error)) func(Handle, Arguments) (PreBinder, error) {
-	return func(h Handle, a Arguments) (PreBinder, error) {
+func Build[T Arguments](build func(h Handle, args T) (Plugin, error)) func(Handle, Arguments) (Plugin, error) {
+	return func(h Handle, a Arguments) (Plugin, error) {
 		args, err := ArgumentsAs[T](a)
 		if err != nil {
 			return nil, err

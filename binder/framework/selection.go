@@ -24,11 +24,11 @@ import (
 // informer, so several can have the same kind. Its objects have one indexed field, by which the
 // plugin reads them.
 //
-// A plugin lists objects through the reader of its Setup or Look:
+// A plugin lists objects through the reader of SetupBindContextExtension:
 //
 //	err := reader.List(ctx, &pods, agents.Where(node.Name))
 //
-// Await then wakes up when an object of the selection with this value of the field changes.
+// A call that waits decides again when an object of the selection with this value of the field changes.
 // The live reader sends the same selectors to the API server.
 type Selection struct {
 	// Name begins with the name of the plugin and a slash. It is unique. Two selections with

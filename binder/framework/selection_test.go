@@ -4,9 +4,7 @@
 package framework
 
 import (
-	"context"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -127,36 +125,3 @@ func TestHub_Selection(t *testing.T) {
 	h.Changed(RefTo(&corev1.Pod{}, "kube-system", "agent"))
 	assert.False(t, woken(onA), "the cache of pods has changed, not the selection")
 }
-
-// A look that lists a selection wakes up when an object with the value changes.
-func TestAwait_Selection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, ready := newScene(), false
-		s.h.Cached = listing{s.cached}
-		go func() {
-			s.result <- Await(t.Context(), s.h, s.bc, func(ctx context.Context, reader Reader) (Waiting, error) {
-				s.looks++
-				if err := reader.List(ctx, &corev1.PodList{}, agents.Where("node-a")); err != nil || ready {
-					return Waiting{}, err
-				}
-				return Waiting{For: "the agent"}, nil
-			})
-		}()
-		synctest.Wait()
-		s.h.Changes.Changed(agents.Changed("node-b"))
-		s.h.Changes.Changed(RefTo(gen.Pod("agent"), "kube-system", "agent"))
-		synctest.Wait()
-		assert.Equal(t, 1, s.looks, "only an object with the value wakes the look")
-		ready = true
-		s.h.Changes.Changed(agents.Changed("node-a"))
-		ended, err := s.ended()
-		assert.True(t, ended)
-		require.NoError(t, err)
-		assert.Empty(t, s.h.Changes.subs, "the subscription ends")
-	})
-}
-
-// listing lists nothing. The fake API server does not support these field selectors.
-type listing struct{ client.Reader }
-
-func (listing) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }

@@ -6,8 +6,7 @@ package loop
 import (
 	"time"
 
-	oldframework "github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop/framework"
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // action is what a call does after a pass.
@@ -67,7 +66,7 @@ func decide(results []Result, asked map[string]bool) step {
 	for i, r := range results {
 		name, v := r.Plugin.Name(), r.Verdict
 		switch {
-		case r.Err != nil && r.Err.Kind == oldframework.KindWait:
+		case r.Err != nil && r.Err.Kind == framework.KindWait:
 			waits(name, framework.Wait{Object: r.Err.Object, For: r.Err.Message})
 		case r.Err != nil:
 			return step{do: reject, err: r.Err}

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -24,11 +25,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	oldframework "github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop/calls"
-	"github.com/prebind/prebind/binder/loop/framework"
-	"github.com/prebind/prebind/binder/loop/work"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 const (
@@ -50,7 +49,7 @@ type Loop struct {
 	// CachedFor returns the cached reader of a plugin.
 	CachedFor func(plugin string) framework.Reader
 	// Changes reports changes of the objects that readers return.
-	Changes *oldframework.Hub
+	Changes *framework.Hub
 	Work    *work.Set
 	// Replica identifies this process; see work.NewID.
 	Replica string
@@ -60,24 +59,27 @@ type Loop struct {
 	Jitter func() float64
 }
 
-// Bind is one call. All fields but DryRun are required.
+// Bind is one call. All fields but DryRun and Audit are required.
 type Bind struct {
 	Key     work.Key
 	Pod     types.NamespacedName
 	Binding *corev1.Binding
 	User    authenticationv1.UserInfo
-	DryRun  bool
+	// DryRun and Audit are those of the BindContext.
+	DryRun, Audit bool
 	// First is the time of the first call for this bind that this replica received.
 	First time.Time
 	// Look returns what the engine reads in each pass, or why the call ends. A rejection counts like that of
 	// a plugin.
 	Look func(ctx context.Context) (View, *framework.Error)
-	// Hold is called once, when the call has to wait. It returns a channel that receives when the
-	// call has waited for long enough, or false if the call must not wait at all.
-	Hold func() (over <-chan time.Time, ok bool)
+	// Hold is how long the call may take, writes included. The API server answers a client with an error if the
+	// answer comes too late.
+	Hold time.Duration
+	// Seat is called once, when the call has to wait. It returns false if the call must not wait at all.
+	Seat func() bool
 	// Waits is called when the call begins to wait, and when what it waits for can have changed, with what the client would
-	// receive. It must not block.
-	Waits func(*framework.Error)
+	// receive and with the first wait. It must not block.
+	Waits func(*framework.Error, framework.Wait)
 	// Draining is closed when the replica shuts down.
 	Draining <-chan struct{}
 	// Answer builds the answer that allows the bind, when all plugins are ready. The attempt is
@@ -117,6 +119,8 @@ type Outcome struct {
 	// again after RetryAfter.
 	Err        *framework.Error
 	RetryAfter time.Duration
+	// Wait is the first wait of a call that could not wait any longer.
+	Wait framework.Wait
 	// Results are those of the last pass, by plugin, in order.
 	Results []Result
 	// Attempt is that of the bind if a plugin has written for it.
@@ -127,7 +131,7 @@ type Outcome struct {
 type call struct {
 	*Loop
 	Bind
-	changes *oldframework.Subscription
+	changes *framework.Subscription
 	// entry is the work that the call has joined, or nil. id is the attempt's ID.
 	entry *work.Entry
 	id    string
@@ -135,14 +139,13 @@ type call struct {
 	asked map[string]bool
 	// budget is that of the last view.
 	budget time.Duration
-	// over is the end of the hold, after the call has asked for it. held says that the hold has ended.
-	over <-chan time.Time
-	held bool
+	// seated says that the call has a seat, and held that the hold has ended.
+	seated, held bool
 	// settles is when a rejection counts, or zero if the last pass had none. It counts from the first
 	// rejection and not from the call: the watches of two kinds can be apart at any time.
 	settles time.Time
-	// waited says that observers have received a wait.
-	waited bool
+	// observed are the waits that observers have received last.
+	observed []framework.Wait
 }
 
 // Run decides on the call. It returns when the bind is allowed or rejected, when the hold ends, or
@@ -150,22 +153,26 @@ type call struct {
 func (l *Loop) Run(ctx context.Context, b Bind) Outcome {
 	c := &call{Loop: l, Bind: b, asked: map[string]bool{}}
 	c.changes = l.Changes.Subscribe(
-		oldframework.RefTo(&corev1.Pod{}, b.Pod.Namespace, b.Pod.Name), oldframework.RefTo(&corev1.Node{}, "", b.Key.Node))
+		framework.RefTo(&corev1.Pod{}, b.Pod.Namespace, b.Pod.Name), framework.RefTo(&corev1.Node{}, "", b.Key.Node), framework.AllBinds())
 	defer c.changes.Close()
-	o := c.run(ctx)
-	if o.Err != nil && o.Err.Kind == oldframework.KindWait {
+	held, cancel := context.WithTimeout(ctx, b.Hold)
+	defer cancel()
+	o := c.run(held)
+	if o.Err != nil && o.Err.Kind == framework.KindWait {
 		o.RetryAfter = c.retryAfter()
 	}
 	if c.entry != nil {
 		if l.Work.HasWritten(c.entry) {
 			o.Attempt = c.id
 		}
-		if o.Err != nil && o.Err.Kind != oldframework.KindWait {
+		if o.Err != nil && o.Err.Kind != framework.KindWait {
 			l.Work.Reject(c.entry)
 		}
 		l.Work.Leave(c.entry, o.RetryAfter)
 	}
-	c.observe(ctx, o.Results, nil, o.RetryAfter > 0)
+	if o.RetryAfter == 0 {
+		c.observe(ctx, o.Results, nil)
+	}
 	return o
 }
 
@@ -180,7 +187,7 @@ func (c *call) run(ctx context.Context) Outcome {
 			c.budget = view.Budget
 			results = c.pass(ctx, view)
 			next = decide(results, c.asked)
-		case err.Kind == oldframework.KindRefuse || err.Kind == oldframework.KindInvalid:
+		case err.Kind == framework.KindRefuse || err.Kind == framework.KindInvalid:
 			next.do = reject
 		}
 		if c.DryRun {
@@ -196,6 +203,7 @@ func (c *call) run(ctx context.Context) Outcome {
 			next = c.allow(ctx, Ready{View: view, Results: results})
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
+			c.held = true
 			return Outcome{Err: c.unfinished(context.Cause(ctx)), Results: results}
 		}
 		if next.do != reject {
@@ -218,7 +226,11 @@ func (c *call) run(ctx context.Context) Outcome {
 			next.until = c.settles
 		}
 		if err := c.wait(ctx, next, results); err != nil {
-			return Outcome{Err: err, Results: results}
+			o := Outcome{Err: err, Results: results}
+			if len(next.waits) > 0 {
+				o.Wait = next.waits[0]
+			}
+			return o
 		}
 	}
 }
@@ -232,7 +244,7 @@ func (c *call) pass(ctx context.Context, view View) []Result {
 	results := make([]Result, 0, len(view.Plugins))
 	for _, p := range view.Plugins {
 		bc := &framework.BindContext{
-			Pod: view.Pod, Node: view.Node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.First, DryRun: c.DryRun,
+			Pod: view.Pod, Node: view.Node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.First, DryRun: c.DryRun, Audit: c.Audit,
 			Written: c.entry != nil && c.Work.Written(c.entry, p.Name()),
 		}
 		r := Result{Plugin: p, bc: bc}
@@ -246,7 +258,7 @@ func (c *call) pass(ctx context.Context, view View) []Result {
 			r.Verdict, err = p.PreFlight(bc)
 			return err
 		})
-		r.Err = oldframework.AsError(p.Name(), err)
+		r.Err = framework.AsError(p.Name(), err)
 		results = append(results, r)
 	}
 	return results
@@ -278,7 +290,7 @@ func (c *call) write(ctx context.Context, results []Result, s step) step {
 		r := results[i]
 		p, ok := r.Plugin.(framework.PreBinder)
 		if !ok {
-			return step{do: finish, err: oldframework.AsError(r.Plugin.Name(), errors.New("the plugin has writes, but no PreBind"))}
+			return step{do: finish, err: framework.AsError(r.Plugin.Name(), errors.New("the plugin has writes, but no PreBind"))}
 		}
 		c.asked[p.Name()] = true
 		err := c.Work.Write(ctx, c.entry, p, r.bc, func() error {
@@ -301,12 +313,12 @@ func (c *call) failed(plugin string, err error) (step, bool) {
 		return step{do: wait, over: c.entry.Over(), waits: []framework.Wait{{Object: c.about(), For: "the rollback of an earlier attempt"}}}, true
 	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped):
 		return step{do: finish, err: c.lease(err)}, true
-	case errors.As(err, &own) && own.Kind == oldframework.KindWait:
+	case errors.As(err, &own) && own.Kind == framework.KindWait:
 		// The cache is behind, or the API server is slow.
 		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.Clock.Now().Add(readAgain)}
 		return step{do: wait, waits: []framework.Wait{w}, until: w.Until}, true
 	default:
-		return step{do: finish, err: oldframework.AsError(plugin, err)}, true
+		return step{do: finish, err: framework.AsError(plugin, err)}, true
 	}
 }
 
@@ -316,7 +328,7 @@ func (c *call) reserve(results []Result, s step) step {
 		r := results[i]
 		p, ok := r.Plugin.(framework.Reserver)
 		if !ok {
-			return step{do: finish, err: oldframework.AsError(r.Plugin.Name(), errors.New("the plugin has late writes, but no Reserve"))}
+			return step{do: finish, err: framework.AsError(r.Plugin.Name(), errors.New("the plugin has late writes, but no Reserve"))}
 		}
 		if !p.Reserve(r.bc) {
 			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}
@@ -334,7 +346,7 @@ func (c *call) allow(ctx context.Context, ready Ready) step {
 		return step{do: finish, err: err}
 	}
 	if ready.Attempt != "" {
-		if next, failed := c.failed(oldframework.Binder, c.Work.Allow(c.entry)); failed {
+		if next, failed := c.failed(framework.Binder, c.Work.Allow(c.entry)); failed {
 			return next
 		}
 	}
@@ -351,15 +363,13 @@ func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Er
 		if !now.Before(end) {
 			return c.overBudget(s)
 		}
-		if c.over == nil {
-			over, ok := c.Hold()
-			if !ok {
+		if !c.seated {
+			if c.seated = c.Seat(); !c.seated {
 				return c.waiting(s, now)
 			}
-			c.over = over
 		}
-		c.Waits(c.waiting(s, now))
-		c.observe(ctx, results, s.waits, false)
+		c.Waits(c.waiting(s, now), s.waits[0])
+		c.observe(ctx, results, s.waits)
 		if until.IsZero() || end.Before(until) {
 			until = end
 		}
@@ -375,13 +385,11 @@ func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Er
 		c.Work.Leave(c.entry, 0)
 		c.entry, c.id = nil, ""
 		clear(c.asked)
-	case <-c.over:
-		c.held = true
-		return c.waiting(s, c.Clock.Now())
 	case <-c.Draining:
 		return c.waiting(s, c.Clock.Now())
 	case <-ctx.Done():
-		return c.unfinished(context.Cause(ctx))
+		c.held = true
+		return c.waiting(s, c.Clock.Now()).Because(context.Cause(ctx))
 	}
 	return c.rest(ctx, now)
 }
@@ -402,12 +410,12 @@ func (c *call) rest(ctx context.Context, last time.Time) *framework.Error {
 	}
 }
 
-// observe reports to observers what the bind waits for, or that it is decided.
-func (c *call) observe(ctx context.Context, results []Result, waits []framework.Wait, later bool) {
-	if len(waits) == 0 && (!c.waited || later) {
+// observe reports to observers what the bind waits for, if that has changed, or that it is decided.
+func (c *call) observe(ctx context.Context, results []Result, waits []framework.Wait) {
+	if c.DryRun || len(waits) > 0 && slices.EqualFunc(waits, c.observed, sameWait) {
 		return
 	}
-	c.waited = true
+	c.observed = waits
 	for _, r := range results {
 		o, ok := r.Plugin.(framework.Observer)
 		switch {
@@ -415,10 +423,12 @@ func (c *call) observe(ctx context.Context, results []Result, waits []framework.
 		case len(waits) > 0:
 			o.BindWaits(ctx, r.bc, waits)
 		default:
-			o.BindEnded(ctx, r.bc)
+			o.BindDecided(ctx, r.bc)
 		}
 	}
 }
+
+func sameWait(a, b framework.Wait) bool { return a.Object == b.Object && a.For == b.For }
 
 // retryAfter returns when the client should post the Binding again: at once if it probably gets a seat again, and otherwise after half
 // of the time that the bind has waited so far, within limits, spread by a quarter.
@@ -446,7 +456,7 @@ func RetryAfter(elapsed time.Duration, jitter float64) time.Duration {
 // call makes one call of a plugin, contained and tracked.
 func (c *call) call(ctx context.Context, name string, p framework.Plugin, f func(ctx context.Context) error) error {
 	step := runner.Step{Name: name, Plugin: p.Name(), Pod: c.Pod, Node: c.Key.Node, Attempt: c.id}
-	return calls.Call(ctx, c.Tracker, step, f)
+	return runner.Call(ctx, c.Tracker, step, f)
 }
 
 func (c *call) about() framework.Object {
@@ -457,32 +467,32 @@ func (c *call) about() framework.Object {
 func (c *call) waiting(s step, now time.Time) *framework.Error {
 	if len(s.waits) == 0 {
 		// The call may be rejected, but it is too early to say so.
-		return oldframework.AsError(oldframework.Binder, oldframework.Wait(c.about(), "waiting for the cache").Advise("retry the Binding"))
+		return framework.AsError(framework.Binder, framework.NotYet(c.about(), "waiting for the cache").Advise("retry the Binding"))
 	}
 	first, more := s.waits[0], ""
 	if n := len(s.waits) - 1; n > 0 {
 		more = fmt.Sprintf(", and %d more", n)
 	}
-	err := oldframework.Wait(first.Object, "waiting for %s (%s)%s", first.For, now.Sub(c.First).Round(time.Second), more).Advise("retry the Binding")
+	err := framework.NotYet(first.Object, "waiting for %s (%s)%s", first.For, now.Sub(c.First).Round(time.Second), more).Advise("retry the Binding")
 	err.Plugin = s.plugin
-	return oldframework.AsError(oldframework.Binder, err)
+	return framework.AsError(framework.Binder, err)
 }
 
 // overBudget returns the answer to a bind that has waited for too long.
 func (c *call) overBudget(s step) *framework.Error {
-	err := oldframework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.budget, s.waits[0].For).
+	err := framework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.budget, s.waits[0].For).
 		Advise("check the cause of the delay, or raise --prebind-timeout")
 	err.Plugin = s.plugin
-	return oldframework.AsError(oldframework.Binder, err)
+	return framework.AsError(framework.Binder, err)
 }
 
 // lease returns the answer of a replica on whose work no bind may rely.
 func (c *call) lease(cause error) *framework.Error {
-	return oldframework.AsError(oldframework.Binder, oldframework.Wait(c.about(), "%v", cause).Because(cause).Advise("retry the Binding"))
+	return framework.AsError(framework.Binder, framework.NotYet(c.about(), "%v", cause).Because(cause).Advise("retry the Binding"))
 }
 
 // unfinished returns the answer to a call that ended before the decision.
 func (c *call) unfinished(cause error) *framework.Error {
-	return oldframework.AsError(oldframework.Binder,
-		oldframework.Wait(c.about(), "the request ended before the decision").Because(cause).Advise("retry the Binding"))
+	return framework.AsError(framework.Binder,
+		framework.NotYet(c.about(), "the request ended before the decision").Because(cause).Advise("retry the Binding"))
 }

@@ -4,6 +4,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -18,10 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	oldframework "github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop/framework"
-	"github.com/prebind/prebind/binder/loop/work"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -46,7 +46,7 @@ func newWorld() *world {
 		pod: gen.Pod("web"), facts: map[string]bool{}, held: true, draining: make(chan struct{}), hold: 8 * time.Second,
 	}
 	w.pod.UID = "u1"
-	hub := oldframework.NewHub()
+	hub := framework.NewHub()
 	set := work.NewSet(work.Options{
 		Runner: w, Replica: "r", Changes: hub, Clock: clock.RealClock{}, Ended: func(bound bool) { w.say("ended", bound) },
 		Term: func() (int64, bool) {
@@ -97,7 +97,7 @@ func (w *world) set(fact string) {
 }
 
 func (w *world) changed() {
-	w.Changes.Changed(oldframework.RefTo(&corev1.Pod{}, w.pod.Namespace, w.pod.Name))
+	w.Changes.Changed(framework.RefTo(&corev1.Pod{}, w.pod.Namespace, w.pod.Name))
 }
 
 // bound makes the pod bound to the node.
@@ -117,7 +117,7 @@ func (w *world) live() *corev1.Pod {
 
 // StillPending implements work.Runner.
 func (w *world) StillPending(_ context.Context, _ types.NamespacedName, uid types.UID) bool {
-	return oldframework.WhereaboutsOf(w.live(), uid, "") == oldframework.Pending
+	return framework.WhereaboutsOf(w.live(), uid, "") == framework.Pending
 }
 
 // LivePod implements work.Runner.
@@ -149,8 +149,9 @@ func (w *world) bind(node string, plugins ...framework.Plugin) Bind {
 		Key: work.Key{Pod: pod.UID, Node: node}, Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name},
 		Binding: &corev1.Binding{}, First: time.Now(), Draining: w.draining,
 		Look:  looking(w, node, 10*time.Minute, plugins...),
-		Hold:  func() (<-chan time.Time, bool) { return time.After(w.hold), w.hold > 0 },
-		Waits: func(*framework.Error) {},
+		Hold:  cmp.Or(w.hold, time.Hour),
+		Seat:  func() bool { return w.hold > 0 },
+		Waits: func(*framework.Error, framework.Wait) {},
 		Answer: func(_ context.Context, r Ready) *framework.Error {
 			w.say("answer", map[bool]string{true: "with attempt"}[r.Attempt != ""])
 			return nil
@@ -288,7 +289,7 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 			if w.is("fixed") {
 				return framework.Verdict{}, nil
 			}
-			return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "broken")
+			return framework.Verdict{}, framework.Refuse(framework.Object{}, "broken")
 		}}
 	}
 	t.Run("Stays", func(t *testing.T) {
@@ -296,7 +297,7 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 			began := time.Now()
 			o := w.Run(t.Context(), w.bind(nodeName, rejecter(w)))
 			require.NotNil(t, o.Err)
-			assert.Equal(t, oldframework.KindRefuse, o.Err.Kind)
+			assert.Equal(t, framework.KindRefuse, o.Err.Kind)
 			assert.Equal(t, Settle, time.Since(began), "the cache may be behind for that long")
 		})
 	})
@@ -323,7 +324,7 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 	t.Run("Within a seatless replica", func(t *testing.T) {
 		in(t, func(t *testing.T, w *world) {
 			w.hold = 0
-			assert.Equal(t, oldframework.KindRefuse, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err.Kind, "a rejection needs no seat")
+			assert.Equal(t, framework.KindRefuse, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err.Kind, "a rejection needs no seat")
 		})
 	})
 }
@@ -365,7 +366,7 @@ func TestRun_ConflictWaits(t *testing.T) {
 					w.set("done")
 					return nil
 				}
-				return oldframework.Wait(framework.Object{}, "conflict")
+				return framework.NotYet(framework.Object{}, "conflict")
 			},
 		}
 		time.AfterFunc(500*time.Millisecond, func() { w.set("current") })
@@ -394,14 +395,14 @@ func TestRun_EndedContextIsNeverAllowed(t *testing.T) {
 		cancel()
 		o := w.Run(ctx, w.bind(nodeName, w.writer("a")))
 		require.NotNil(t, o.Err)
-		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+		assert.Equal(t, framework.KindWait, o.Err.Kind)
 	})
 	in(t, func(t *testing.T, w *world) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		began := time.Now()
 		o := w.Run(ctx, w.bind(nodeName, w.waiter("a")))
-		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+		assert.Equal(t, framework.KindWait, o.Err.Kind)
 		assert.Equal(t, 3*time.Second, time.Since(began))
 	})
 }
@@ -412,7 +413,7 @@ func TestRun_NextCallContinues(t *testing.T) {
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
 		first := w.Run(t.Context(), b)
 		require.NotNil(t, first.Err)
-		assert.Equal(t, "binder: waiting for a (8s); retry the Binding", oldframework.AsError("", withoutPlugin(first.Err)).Error())
+		assert.Equal(t, "binder: waiting for a (8s); retry the Binding", framework.AsError("", withoutPlugin(first.Err)).Error())
 		assert.Equal(t, "wait-a", first.Err.Plugin)
 		assert.Equal(t, time.Second, first.RetryAfter, "the next call is probably held again")
 		pass(first.RetryAfter)
@@ -429,7 +430,7 @@ func TestRun_NextCallContinues(t *testing.T) {
 
 func withoutPlugin(err *framework.Error) *framework.Error {
 	e := *err
-	e.Plugin = oldframework.Binder
+	e.Plugin = framework.Binder
 	return &e
 }
 
@@ -459,7 +460,7 @@ func TestRun_RollsBack(t *testing.T) {
 			after: func(t *testing.T, w *world, b Bind) {
 				t.Helper()
 				b.Look = looking(w, nodeName, time.Hour, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
-					return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
+					return framework.Verdict{}, framework.Refuse(framework.Object{}, "no")
 				}})
 				w.Run(t.Context(), b)
 			},
@@ -471,7 +472,7 @@ func TestRun_RollsBack(t *testing.T) {
 				t.Helper()
 				b.Look = looking(w, nodeName, 10*time.Second, w.waiter("a"))
 				o := w.Run(t.Context(), b)
-				assert.Equal(t, oldframework.KindRefuse, o.Err.Kind)
+				assert.Equal(t, framework.KindRefuse, o.Err.Kind)
 				assert.Contains(t, o.Err.Error(), "timed out after 10s waiting for a")
 			},
 			within: 3 * time.Second,
@@ -495,7 +496,7 @@ func TestRun_RollsBack(t *testing.T) {
 				w.pod = gen.Pod("web")
 				w.pod.UID = "u2"
 				w.mu.Unlock()
-				w.Changes.Changed(oldframework.RefTo(&corev1.Pod{}, w.live().Namespace, "web"))
+				w.Changes.Changed(framework.RefTo(&corev1.Pod{}, w.live().Namespace, "web"))
 			},
 			within: time.Second,
 		},
@@ -506,7 +507,7 @@ func TestRun_RollsBack(t *testing.T) {
 				w.set("a")
 				require.Nil(t, w.Run(t.Context(), b).Err)
 			},
-			within: oldframework.BindSettles + time.Second,
+			within: framework.BindSettles + time.Second,
 		},
 	}
 	for name, tc := range cases {
@@ -537,10 +538,10 @@ func TestRun_AllowedIsNotRolledBack(t *testing.T) {
 		require.Nil(t, w.Run(t.Context(), b).Err)
 		w.Run(t.Context(), w.bind("node-b", w.writer("other")))
 		b.Look = looking(w, nodeName, time.Hour, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
-			return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "no")
+			return framework.Verdict{}, framework.Refuse(framework.Object{}, "no")
 		}})
 		require.NotNil(t, w.Run(t.Context(), b).Err)
-		pass(oldframework.BindSettles - 5*time.Second)
+		pass(framework.BindSettles - 5*time.Second)
 		w.bound(nodeName)
 		synctest.Wait()
 		assert.NotContains(t, w.said(), "write-w PreBindRollBack")
@@ -560,7 +561,7 @@ func TestRun_LeaseLostIsNotAllowed(t *testing.T) {
 		}
 		o := w.Run(t.Context(), b)
 		require.NotNil(t, o.Err)
-		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+		assert.Equal(t, framework.KindWait, o.Err.Kind)
 	})
 }
 
@@ -569,7 +570,7 @@ func TestRun_Drain(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		time.AfterFunc(time.Second, func() { close(w.draining) })
 		o := w.Run(t.Context(), w.bind(nodeName, w.writer("w"), w.waiter("a")))
-		assert.Equal(t, oldframework.KindWait, o.Err.Kind)
+		assert.Equal(t, framework.KindWait, o.Err.Kind)
 		assert.Equal(t, atOnce, o.RetryAfter)
 		require.NoError(t, w.Work.Stop(t.Context()))
 		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the replica that continues takes the writes over")
@@ -581,7 +582,7 @@ func TestRun_PanicFailsOneBind(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		o := w.Run(t.Context(), w.bind(nodeName, plugin{name: "p", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) { panic("boom") }}))
 		require.NotNil(t, o.Err)
-		assert.Equal(t, oldframework.KindInternal, o.Err.Kind)
+		assert.Equal(t, framework.KindInternal, o.Err.Kind)
 		assert.Contains(t, o.Err.Error(), "boom")
 	})
 }
@@ -593,7 +594,7 @@ func TestRun_TwoUsers(t *testing.T) {
 		one, two := w.bind(nodeName, w.writer("w"), w.waiter("a")), w.bind(nodeName)
 		two.Look = looking(w, nodeName, time.Hour, w.writer("w"), w.waiter("a"), plugin{name: "who", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
 			if bc.User.Username == "mallory" {
-				return framework.Verdict{}, oldframework.Refuse(framework.Object{}, "not you")
+				return framework.Verdict{}, framework.Refuse(framework.Object{}, "not you")
 			}
 			return framework.Verdict{}, nil
 		}})
@@ -606,7 +607,7 @@ func TestRun_TwoUsers(t *testing.T) {
 		calls.Wait()
 		assert.Nil(t, outcomes[0].Err)
 		require.NotNil(t, outcomes[1].Err)
-		assert.Equal(t, oldframework.KindRefuse, outcomes[1].Err.Kind)
+		assert.Equal(t, framework.KindRefuse, outcomes[1].Err.Kind)
 		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the rejection of one user does not end the bind of another")
 	})
 }

@@ -80,12 +80,12 @@ type scene struct {
 	cached, live *onePod
 }
 
-func newScene(plugins ...framework.PreBinder) *scene {
+func newScene(plugins ...framework.Plugin) *scene {
 	s := &scene{cached: &onePod{pod: thePod}, live: &onePod{pod: thePod}}
 	s.o = Options{
 		Runner:   &runner.Runner{Cached: s.cached, Live: s.live, Tracker: runner.Untracked{}, Events: events.NewFakeRecorder(100)},
 		Observer: &watcher{}, Replica: "here", Working: func(string) bool { return false },
-		Plugins: func() []framework.PreBinder { return plugins }, Clock: clock.RealClock{},
+		Plugins: plugins, Clock: clock.RealClock{},
 	}
 	return s
 }
@@ -144,7 +144,16 @@ func (w *writer) Name() string { return w.name }
 
 func (*writer) PreBind(context.Context, *framework.BindContext) error { return nil }
 
-func (w *writer) PostBind(context.Context, *framework.BindContext) { w.calls.add(w.name + " PostBind") }
+func (*writer) PreFlight(*framework.BindContext) (framework.Verdict, error) {
+	return framework.Verdict{}, nil
+}
+
+func (*writer) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
+
+func (w *writer) PostBind(context.Context, *framework.BindContext) error {
+	w.calls.add(w.name + " PostBind")
+	return nil
+}
 
 func (w *writer) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	if w.rollBack != nil {

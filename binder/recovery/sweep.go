@@ -17,9 +17,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 // Grace is how long a sweep keeps the mark of a pending pod after the attempt's replica is gone. It
@@ -102,8 +102,8 @@ type Options struct {
 	Replicas Replicas
 	// Working returns whether the attempt with this ID is in progress in this replica.
 	Working func(attempt string) bool
-	// Plugins returns the enabled plugins.
-	Plugins func() []framework.PreBinder
+	// Plugins are the enabled plugins.
+	Plugins []framework.Plugin
 	Clock   clock.WithDelayedExecution
 }
 
@@ -195,7 +195,11 @@ func (s *Sweeper) sweep(ctx context.Context) error {
 // progress. Its cost is linear in the number of all marks, and it reads caches only.
 func (s *Sweeper) due(ctx context.Context, living map[string]bool) (due []orphaned, errs []error) {
 	orphans := map[sweptMark]*orphan{}
-	for _, p := range s.o.Plugins() {
+	for _, plugin := range s.o.Plugins {
+		p, ok := plugin.(framework.PreBinder)
+		if !ok {
+			continue
+		}
 		marks, err := s.o.Runner.Marks(ctx, p)
 		now := s.o.Clock.Now()
 		for _, m := range marks {
@@ -233,7 +237,7 @@ func (s *Sweeper) tidy(ctx context.Context) error {
 	}
 	s.tidied = s.o.Clock.Now()
 	var errs []error
-	for _, p := range s.o.Plugins() {
+	for _, p := range s.o.Plugins {
 		if err := s.o.Runner.Tidy(ctx, p); err != nil {
 			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
 		}
@@ -243,7 +247,7 @@ func (s *Sweeper) tidy(ctx context.Context) error {
 
 // inProgress returns whether the mark's attempt is in progress, or belongs to another sweeper.
 func (s *Sweeper) inProgress(m framework.Mark, living map[string]bool) bool {
-	replica, own := attempt.ReplicaOf(m.Attempt), s.o.Replica
+	replica, own := work.ReplicaOf(m.Attempt), s.o.Replica
 	if s.o.Replicas == nil {
 		return replica != own || s.o.Working(m.Attempt)
 	}
@@ -274,11 +278,7 @@ func (s *Sweeper) carryOut(ctx context.Context, act action, p framework.PreBinde
 	if act == actionCommit {
 		return s.o.Runner.PostBind(ctx, p, bc)
 	}
-	err := s.o.Runner.RollBack(ctx, p, bc)
-	if pod != nil && pod.UID == m.PodUID {
-		s.o.Runner.ReportRolledBack(pod, m.Node, p.Name(), bc.Undone())
-	}
-	return err
+	return s.o.Runner.RollBack(ctx, p, bc, pod)
 }
 
 // recovered returns the context of a bind from its mark.

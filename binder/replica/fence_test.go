@@ -47,34 +47,39 @@ type grants struct {
 // grantor is the plugin of one replica. Its cache may lag behind the grants.
 type grantor struct {
 	*grants
-	// busy keeps PreBind from returning until it is closed.
+	// busy makes the bind wait after the grant until it is closed.
 	busy chan struct{}
-	// stale makes PreFlight return Skip without a grant.
+	// stale makes PreFlight allow the bind without a grant.
 	stale atomic.Bool
 }
 
 func (*grantor) Name() string { return "grantor" }
 
-func (g *grantor) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+func (g *grantor) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.stale.Load() || g.byPod[bc.Pod.UID] == bc.Attempt {
-		return framework.Skip, nil
+	if g.stale.Load() {
+		return framework.Verdict{}, nil
 	}
-	return framework.Run, nil
-}
-
-func (g *grantor) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	g.mu.Lock()
-	g.byPod[bc.Pod.UID] = bc.Attempt
-	g.mu.Unlock()
+	if g.byPod[bc.Pod.UID] != bc.Attempt {
+		return framework.Verdict{Writes: []string{"grant"}}, nil
+	}
 	select {
 	case <-g.busy:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+		return framework.Verdict{}, nil
+	default:
+		return framework.Verdict{Wait: framework.Wait{For: "the grant", Until: bc.Now.Add(100 * time.Millisecond)}}, nil
 	}
 }
+
+func (g *grantor) PreBind(_ context.Context, bc *framework.BindContext) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.byPod[bc.Pod.UID] = bc.Attempt
+	return nil
+}
+
+func (*grantor) PostBind(context.Context, *framework.BindContext) error { return nil }
 
 func (g *grantor) PreBindRollBack(_ context.Context, bc *framework.BindContext) error {
 	g.mu.Lock()
@@ -121,7 +126,7 @@ func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants
 		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term,
 		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.PreBinder{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
 			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
 		},
 	})
@@ -161,7 +166,7 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
 		go other.engine.Sweeper(other).Run(quiet(t))
-		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "PreBind is in progress")
+		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the bind waits")
 
 		cut.cut.Store(true)
 		close(cut.busy)
@@ -193,7 +198,7 @@ func TestFence_PreparedInAnEarlierTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
 		p := newParty(t, "cut", fakeapi.NewClientset(), shared)
-		require.Equal(t, framework.KindWait, p.bind(t).Kind, "PreBind is in progress")
+		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the bind waits")
 		p.cut.Store(true)
 		pass(trusted + time.Second)
 		shared.mu.Lock()
@@ -220,7 +225,7 @@ func TestFence_PreparedInAnEarlierTerm(t *testing.T) {
 func TestFence_CallThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newParty(t, "cut", fakeapi.NewClientset(), &grants{byPod: map[types.UID]string{}})
-		require.Equal(t, framework.KindWait, p.bind(t).Kind, "PreBind is in progress")
+		require.Equal(t, framework.KindWait, p.bind(t).Kind, "the bind waits")
 		p.cut.Store(true)
 		pass(trusted - renewal)
 		for held := true; held; _, held = p.Term() {
@@ -233,7 +238,7 @@ func TestFence_CallThatWaits(t *testing.T) {
 				require.NotNil(t, err, "the lease was lost before PreBind ended")
 				assert.Equal(t, framework.KindWait, err.Kind)
 			} else {
-				assert.Equal(t, framework.KindWait, (<-answer).Kind, "PreBind is in progress")
+				assert.Equal(t, framework.KindWait, (<-answer).Kind, "the bind waits")
 			}
 		}
 		p.stale.Store(true)

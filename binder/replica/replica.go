@@ -142,20 +142,29 @@ func (r *Replicas) Start(ctx context.Context) error {
 // While it holds a term, no other replica rolls back a write of this term before a bind that is
 // allowed now has settled. A term ends if the lease is not renewed in time, or if another client
 // removes it. Other replicas may then roll back the writes of this one. The next renewal begins a
-// new term. Term uses only the clock of this process, and a renewal counts from its start.
+// new term. Term uses only the clocks of this machine, and a renewal counts from its start.
 func (r *Replicas) Term() (term int64, held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.term, !r.renewed.IsZero() && r.o.Clock.Since(r.renewed) <= trusted
+	return r.term, !r.renewed.IsZero() && r.sinceRenewal() <= trusted
 }
 
-// Held returns an error if this replica does not hold a term.
+// sinceRenewal returns the time since the last successful renewal. It must be called with mu held. While a machine is
+// suspended, the monotonic clock stands, and only the wall clock shows the time that the other replicas count.
+func (r *Replicas) sinceRenewal() time.Duration {
+	wall := r.o.Clock.Now().Round(0).Sub(r.renewed.Round(0))
+	return max(r.o.Clock.Since(r.renewed), wall)
+}
+
+// Held returns an error if this replica has not renewed its lease in time. A step of the wall clock, which ends a term until the next
+// renewal, does not count: calls without writes need no term.
 func (r *Replicas) Held() error {
-	term, held := r.Term()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	switch {
-	case held:
+	case !r.renewed.IsZero() && r.o.Clock.Since(r.renewed) <= trusted:
 		return nil
-	case term == 0:
+	case r.term == 0:
 		return fmt.Errorf("this replica has not written its lease %s/%s yet: if this persists, its log contains the reason", r.o.Namespace, r.name())
 	}
 	return fmt.Errorf("this replica could not renew its lease %s/%s for more than %s: see its log for the reason", r.o.Namespace, r.name(), trusted)
@@ -245,7 +254,7 @@ func (r *Replicas) next(status string, now time.Time) *coordinationv1.Lease {
 func (r *Replicas) succeeded(began time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lost || r.o.Clock.Since(r.renewed) > trusted {
+	if r.lost || r.sinceRenewal() > trusted {
 		r.term++
 	}
 	r.renewed, r.lost = began, false

@@ -285,3 +285,36 @@ func TestHeld_NamesTheState(t *testing.T) {
 		assert.ErrorContains(t, r.Held(), "could not renew its lease prebind-system/prebind-replica-new for more than")
 	})
 }
+
+// suspended is the clock of a machine that was suspended: the wall time ran, and the monotonic time stood.
+type suspended struct {
+	clock.RealClock
+	wall time.Duration
+}
+
+func (s *suspended) Now() time.Time { return time.Now().Add(s.wall) }
+
+func (s *suspended) Since(t time.Time) time.Duration { return s.Now().Sub(t) - s.wall }
+
+// After a suspension, another replica can have rolled back the writes of the term.
+func TestTerm_EndsWhileSuspended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &suspended{}
+		r, err := New(Options{ID: "a", Client: fakeapi.NewClientset(), Namespace: "prebind-system", Clock: s})
+		require.NoError(t, err)
+		require.NoError(t, r.write(t.Context(), ""))
+		first, held := r.Term()
+		require.True(t, held)
+		s.wall = trusted + time.Second
+		_, held = r.Term()
+		assert.False(t, held)
+		assert.NoError(t, r.Held(), "calls without writes are answered")
+		require.NoError(t, r.write(t.Context(), ""))
+		second, held := r.Term()
+		assert.True(t, held)
+		assert.Greater(t, second, first, "a new term begins")
+		s.wall = 0
+		_, held = r.Term()
+		assert.True(t, held, "a clock that is set back ends no term")
+	})
+}

@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/fair"
 	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 const (
@@ -48,8 +48,8 @@ type Status struct {
 	MaxHolds int            `json:"maxHolds"`
 	// InFlight are the attempts in progress, the oldest first. If there is no room for all,
 	// namespaces take turns, and LeftOut is the number of those that are missing.
-	InFlight []attempt.InFlight `json:"inFlight,omitempty"`
-	LeftOut  int                `json:"leftOut,omitempty"`
+	InFlight []work.InFlight `json:"inFlight,omitempty"`
+	LeftOut  int             `json:"leftOut,omitempty"`
 	// Reported is the time of the report by the clock of the API server.
 	Reported metav1.Time `json:"reported"`
 	// ClockAhead is the error of the replica's clock if it is five seconds or more; negative
@@ -59,7 +59,7 @@ type Status struct {
 
 // Encode returns the JSON of the status, with the problem shortened and as many of the
 // attempts as fit into MaxStatus. The attempts are given oldest first.
-func (s Status) Encode(all []attempt.InFlight) (string, error) {
+func (s Status) Encode(all []work.InFlight) (string, error) {
 	s.Problem = runner.Clip(s.Problem, maxText)
 	s.LeftOut = len(all) // The longest number that is possible.
 	rest, err := json.Marshal(s)
@@ -67,7 +67,7 @@ func (s Status) Encode(all []attempt.InFlight) (string, error) {
 		return "", err
 	}
 	room := MaxStatus - len(rest) - len(`,"inFlight":[]`)
-	for _, f := range fair.Interleave(all, func(f attempt.InFlight) string { return f.Namespace }) {
+	for _, f := range fair.Interleave(all, func(f work.InFlight) string { return f.Namespace }) {
 		f.WaitsFor = runner.Clip(f.WaitsFor, maxText)
 		encoded, err := json.Marshal(f)
 		if err != nil {
@@ -79,7 +79,7 @@ func (s Status) Encode(all []attempt.InFlight) (string, error) {
 		s.InFlight = append(s.InFlight, f)
 	}
 	s.LeftOut -= len(s.InFlight)
-	slices.SortStableFunc(s.InFlight, func(a, b attempt.InFlight) int { return a.Since.Compare(b.Since.Time) })
+	slices.SortStableFunc(s.InFlight, func(a, b work.InFlight) int { return a.Since.Compare(b.Since.Time) })
 	encoded, err := json.Marshal(s)
 	return string(encoded), err
 }

@@ -18,17 +18,17 @@ import (
 	clientsetfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/work"
 )
 
 // hugeAttempts returns n attempts of a namespace with the longest texts that a tenant can write.
 // "<" takes six bytes in JSON.
-func hugeAttempts(namespace string, n int) []attempt.InFlight {
+func hugeAttempts(namespace string, n int) []work.InFlight {
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	all := make([]attempt.InFlight, n)
+	all := make([]work.InFlight, n)
 	for i := range all {
 		name := fmt.Sprintf("%s-%d-", namespace, i)
-		all[i] = attempt.InFlight{
+		all[i] = work.InFlight{
 			Namespace: namespace, Pod: name + strings.Repeat("p", 253-len(name)), Node: strings.Repeat("n", 253), Attempt: "replica-" + name,
 			Phase: "preparing", Plugin: "node-state", WaitsFor: strings.Repeat("<", 4096), Since: metav1.NewTime(began.Add(time.Duration(i) * time.Second)),
 		}
@@ -41,7 +41,7 @@ func hugeAttempts(namespace string, n int) []attempt.InFlight {
 func TestStatus_EncodeIsBounded(t *testing.T) {
 	tests := map[string]struct {
 		reason  string
-		all     []attempt.InFlight
+		all     []work.InFlight
 		leftOut bool
 	}{
 		"None":  {reason: "an empty status is complete"},
@@ -66,7 +66,7 @@ func TestStatus_EncodeIsBounded(t *testing.T) {
 	}
 }
 
-func sinceOf(all []attempt.InFlight) []int64 {
+func sinceOf(all []work.InFlight) []int64 {
 	since := make([]int64, 0, len(all))
 	for _, f := range all {
 		since = append(since, f.Since.Unix())
@@ -85,7 +85,7 @@ func TestStatuses(t *testing.T) {
 			{ObjectMeta: metav1.ObjectMeta{Name: "of-another-program"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("aaa")}},
 		}}
 		for id, ahead := range map[string]time.Duration{"aaa": time.Hour, "bbb": -90 * time.Second, "ccc": 4 * time.Second} {
-			status, err := json.Marshal(Status{Replica: id, InFlight: []attempt.InFlight{{Pod: "web", Since: metav1.NewTime(written.Add(ahead - time.Minute))}}})
+			status, err := json.Marshal(Status{Replica: id, InFlight: []work.InFlight{{Pod: "web", Since: metav1.NewTime(written.Add(ahead - time.Minute))}}})
 			require.NoError(t, err)
 			lease := coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(ahead)))}}
 			lease.Labels, lease.Annotations = map[string]string{label: id}, map[string]string{statusAnnotation: string(status)}

@@ -4,7 +4,6 @@
 package runner
 
 import (
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,16 +35,6 @@ const (
 // Report records an event on the pod; related may be nil.
 func (r *Runner) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
 	r.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", Clip(note, maxNote))
-}
-
-// ReportRolledBack records an event about what a plugin has rolled back, if anything.
-func (r *Runner) ReportRolledBack(pod *corev1.Pod, node, plugin string, undone []string) {
-	undone = slices.Compact(undone)
-	if len(undone) == 0 {
-		return
-	}
-	r.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
-		plugin+": Node "+node+": the pod was not bound; "+strings.Join(undone, ", "))
 }
 
 // Clip returns at most that many bytes of the text, and marks that it is shortened.

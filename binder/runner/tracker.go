@@ -8,7 +8,6 @@ import (
 	"errors"
 
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -44,16 +43,12 @@ type Step struct {
 const (
 	StepPreFlight       = "PreFlight"
 	StepPreBind         = "PreBind"
-	StepConfirm         = "Confirm"
 	StepPostBind        = "PostBind"
 	StepPreBindRollBack = "PreBindRollBack"
 	// StepMutators is a run of all mutators.
 	StepMutators = "Mutators"
 	// StepHold keeps a call waiting.
 	StepHold = "Hold"
-	// StepAttempt is an attempt from its start to its end. It outlives the call that started
-	// it.
-	StepAttempt = "Attempt"
 )
 
 // Reasons for a live read. These are the values of a label of the metrics.
@@ -83,18 +78,6 @@ func Result(err error) string {
 	}
 }
 
-// StepOf returns the step of a plugin for a bind.
-func StepOf(name, plugin string, bc *framework.BindContext) Step {
-	s := Step{Name: name, Plugin: plugin, Attempt: bc.Attempt}
-	if bc.Pod != nil {
-		s.Pod = types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
-	}
-	if bc.Node != nil {
-		s.Node = bc.Node.Name
-	}
-	return s
-}
-
 // Untracked is a Tracker that ignores all calls.
 type Untracked struct{}
 
@@ -121,23 +104,4 @@ func (c Cause) Error() string { return string(c) }
 func Ended(err error) bool {
 	var cause Cause
 	return errors.As(err, &cause) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// trackedReader reports the reads of a plugin.
-type trackedReader struct {
-	framework.Reader
-	tracker Tracker
-	plugin  string
-}
-
-// Get implements client.Reader.
-func (r trackedReader) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	r.tracker.ReadLive(r.plugin, framework.KindOf(into), ReadDoubted)
-	return r.Reader.Get(ctx, key, into, opts...)
-}
-
-// List implements client.Reader.
-func (r trackedReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	r.tracker.ReadLive(r.plugin, framework.KindOf(into), ReadDoubted)
-	return r.Reader.List(ctx, into, opts...)
 }

@@ -7,9 +7,11 @@ package volumes
 
 import (
 	"slices"
+	"strings"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
@@ -27,21 +29,29 @@ const (
 	// maxBound is the maximum total length of the names and UIDs of a packed claim.
 	maxBound = 1 << 10
 	// maxClaim is the maximum size of another claim in the cache, in bytes as stored by the API
-	// server. The cache hides a larger one, so that plugins read it from the API server.
+	// server. Of a larger one, the cache has only the annotation TooLarge.
 	maxClaim = 8 << 10
+	// maxAnnotation is the maximum length of a kept annotation. Names are shorter.
+	maxAnnotation = 253
 )
+
+// TooLarge is the annotation of a claim whose spec the cache does not hold, because of its size. A tenant who sets it affects
+// only the own pods.
+const TooLarge = "prebind.dev/too-large"
 
 // keptAnnotations are the annotations of a claim that plugins and their helpers read.
 var keptAnnotations = []string{
 	volume.AnnBindCompleted, volume.AnnBoundByController, volume.AnnSelectedNode, volume.AnnStorageProvisioner, corev1.BetaStorageClassAnnotation,
+	TooLarge,
 }
 
-// Caches returns transforms that reduce the memory of claims and volumes. All plugins that read
+// Caches returns transforms that reduce the memory of claims, volumes and CSINodes. All plugins that read
 // them register it as Registration.Caches, so that they share one cache.
 func Caches(string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&corev1.PersistentVolumeClaim{}: {Transform: PackClaim},
 		&corev1.PersistentVolume{}:      {Transform: PackVolume},
+		&storagev1.CSINode{}:            {Transform: PackNode},
 	}
 }
 
@@ -74,7 +84,7 @@ var (
 )
 
 // PackClaim is the transform for claims. It may change the object. It returns a compact.Object for a
-// bound claim and for one that is too large.
+// bound claim.
 func PackClaim(o any) (any, error) {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
 	if !ok {
@@ -85,7 +95,7 @@ func PackClaim(o any) (any, error) {
 		return packed, nil
 	}
 	if claim.Size() > maxClaim {
-		return compact.Hide(claim), nil
+		claim.Annotations, claim.OwnerReferences, claim.Spec = map[string]string{TooLarge: ""}, nil, corev1.PersistentVolumeClaimSpec{}
 	}
 	return claim, nil
 }
@@ -115,7 +125,8 @@ func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	kept := map[string]string{}
 	for _, key := range keptAnnotations {
 		if value, ok := claim.Annotations[key]; ok {
-			kept[key] = value
+			// The clone does not keep the rest in memory.
+			kept[key] = strings.Clone(value[:min(len(value), maxAnnotation)])
 		}
 	}
 	var owners []metav1.OwnerReference
@@ -208,4 +219,59 @@ func (v *boundVolume) Unpack() client.Object {
 		}
 	}
 	return pv
+}
+
+// node is the packed form of a CSINode: the names and limits of the drivers, which nodes of the same kind share, the
+// in-tree plugins that were migrated to CSI, and the node that owns it.
+type node struct {
+	name, version     string
+	drivers, migrated unique.Handle[string]
+	owner             types.UID
+}
+
+var _ compact.Object = (*node)(nil)
+
+// PackNode is the transform for CSINodes. It returns a compact.Object.
+func PackNode(o any) (any, error) {
+	from, ok := o.(*storagev1.CSINode)
+	if !ok {
+		return o, nil
+	}
+	var spec storagev1.CSINodeSpec
+	for _, d := range from.Spec.Drivers {
+		spec.Drivers = append(spec.Drivers, storagev1.CSINodeDriver{Name: d.Name, Allocatable: d.Allocatable})
+	}
+	encoded, err := spec.Marshal()
+	if err != nil {
+		return o, nil //nolint:nilerr // The unpacked form is correct, too.
+	}
+	packed := &node{
+		name: from.Name, version: from.ResourceVersion,
+		drivers: unique.Make(string(encoded)), migrated: unique.Make(from.Annotations[corev1.MigratedPluginsAnnotationKey]),
+	}
+	for _, o := range from.OwnerReferences {
+		if o.Kind == "Node" {
+			packed.owner = o.UID
+		}
+	}
+	return packed, nil
+}
+
+// GetObjectMeta implements compact.Object.
+func (n *node) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Name: n.name, ResourceVersion: n.version}
+}
+
+// Unpack implements compact.Object.
+func (n *node) Unpack() client.Object {
+	o := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{
+		Name: n.name, ResourceVersion: n.version, Annotations: map[string]string{corev1.MigratedPluginsAnnotationKey: n.migrated.Value()},
+	}}
+	if n.owner != "" {
+		o.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", UID: n.owner}}
+	}
+	if o.Spec.Unmarshal([]byte(n.drivers.Value())) != nil {
+		return nil // It was encoded above.
+	}
+	return o
 }

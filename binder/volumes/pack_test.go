@@ -40,11 +40,11 @@ func TestPackClaim(t *testing.T) {
 		"Unbound":     {reason: "an unbound claim is matched by its spec", claim: theClaim(), want: &corev1.PersistentVolumeClaim{}},
 		"PreBound":    {reason: "the claim is not bound yet", claim: theClaim(gen.NamesVolume("v")), want: &corev1.PersistentVolumeClaim{}},
 		"Labels":      {reason: "plugins do not read labels", claim: theClaim(gen.Label("example.com/note", long)), want: &corev1.PersistentVolumeClaim{}},
-		"LongNode":    {reason: "a tenant can write selected-node", claim: bound(gen.SelectedNode(long)), want: &compact.Hidden{}},
-		"LongVolume":  {reason: "a tenant can write volumeName", claim: bound(gen.BoundToVolume(long)), want: &compact.Hidden{}},
-		"LongClass":   {reason: "a tenant can write the annotation", claim: theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, long)), want: &compact.Hidden{}},
-		"Selector":    {reason: "a tenant can write the selector", claim: theClaim(gen.Selects("example.com/rack", long)), want: &compact.Hidden{}},
-		"LongOwner":   {reason: "a tenant can write the owner", claim: theClaim(gen.OwnedBy("Pod", "p", types.UID(long))), want: &compact.Hidden{}},
+		"LongNode":    {reason: "a tenant can write selected-node", claim: bound(gen.SelectedNode(long)), want: &boundClaim{}},
+		"LongVolume":  {reason: "a tenant can write volumeName", claim: bound(gen.BoundToVolume(long)), want: &corev1.PersistentVolumeClaim{}},
+		"LongClass":   {reason: "a tenant can write the annotation", claim: theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, long)), want: &corev1.PersistentVolumeClaim{}},
+		"Selector":    {reason: "a tenant can write the selector", claim: theClaim(gen.Selects("example.com/rack", long)), want: &corev1.PersistentVolumeClaim{}},
+		"LongOwner":   {reason: "a tenant can write the owner", claim: theClaim(gen.OwnedBy("Pod", "p", types.UID(long))), want: &corev1.PersistentVolumeClaim{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := PackClaim(tc.claim)
@@ -53,6 +53,9 @@ func TestPackClaim(t *testing.T) {
 			again, err := PackClaim(got)
 			require.NoError(t, err)
 			assert.Equal(t, got, again, "an informer can transform an object twice")
+			if claim, ok := got.(*corev1.PersistentVolumeClaim); ok {
+				assert.LessOrEqual(t, claim.Size(), maxClaim, tc.reason)
+			}
 		})
 	}
 }

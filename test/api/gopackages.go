@@ -31,7 +31,7 @@ const module = "github.com/prebind/prebind"
 var goAPI = []string{"binder/framework", "cmd/prebind/app", "config/v1alpha1", "mutators", "policy/v1alpha1", "registration"}
 
 // outputs are the packages with the types that the commands print as JSON and YAML.
-var outputs = []string{"binder", "binder/attempt", "binder/framework", "binder/replica", "cmd/prebind/app"}
+var outputs = []string{"binder", "binder/work", "binder/framework", "binder/replica", "cmd/prebind/app"}
 
 // listed is a package as 'go list' describes it.
 type listed struct {

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -24,7 +25,10 @@ func TestWritingAPlugin_Compiles(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(root, "docs/writing-a-plugin.md"))
 	require.NoError(t, err)
 	blocks := goBlock.FindAllStringSubmatch(string(page), -1)
-	require.GreaterOrEqual(t, len(blocks), 3, "plugin, main, and test")
+	require.Len(t, blocks, 4, "plugin, main, test, and an excerpt of nodelock")
+	nodelock, err := os.ReadFile(filepath.Join(root, "docs/example/nodelock/nodelock.go"))
+	require.NoError(t, err)
+	assert.Contains(t, string(nodelock), blocks[3][1])
 
 	// The overlay replaces the files of the example, so that no folder has to be created.
 	const folder = "docs/example/after"

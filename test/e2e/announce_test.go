@@ -140,7 +140,7 @@ func TestAnnounce(t *testing.T) {
 		for name, test := range map[string]func(t *testing.T, w *world){
 			"a client": testAnnounceByHand, "rejected": testAnnounceRejected, "fast": testAnnounceFast, "taken": testAnnounceTaken,
 			"kube-scheduler": testAnnounceKubeScheduler, "another node": testAnnounceAnotherNode, "preemption": testAnnouncePreemption,
-			"pinned": testAnnouncePinned, "explain": testAnnounceExplain,
+			"pinned": testAnnouncePinned,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -179,7 +179,6 @@ func testAnnounceRejected(t *testing.T, w *world) {
 	b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
 	b.assertNominations(h, "", node+"*", "")
 	assert.Equal(t, corev1.PodPending, b.until("unbound", notBound).Status.Phase, "the rest of the status stays")
-	b.untilEvent("PreBindRolledBack", "announce: Node "+node+": the pod was not bound; cleared status.nominatedNodeName")
 }
 
 // A bind that does not wait is not announced.
@@ -233,18 +232,6 @@ func testAnnouncePinned(t *testing.T, w *world) {
 	pod := b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
 	b.assertRefused(b.bindByHand(b.binding(node, gen.AtVersion(pod.ResourceVersion))), "still waiting for the label")
 	b.assertNominations(h, "")
-}
-
-func testAnnounceExplain(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	b.podWith(byHand, expects(driver+"=550"), waits("60s"))
-	x, code := b.explain("node-1")
-	assert.Equal(t, 1, code)
-	assert.Equal(t, []string{"would set status.nominatedNodeName of the pod if the bind waits longer than 2s"}, x.plugin("announce").Would)
-	assert.EqualValues(t, "acts", x.plugin("announce").Verdict)
-	x, code = newPending(t, w).explain("node-1")
-	assert.Equal(t, 0, code)
-	assert.EqualValues(t, "ready", x.plugin("announce").Verdict)
 }
 
 // kube-scheduler binds a pod that waits, without a failure.
@@ -356,7 +343,7 @@ func testAnnounceKilled(t *testing.T, w *world) {
 	require.NoError(t, doomed.Kill())
 
 	abandoned.assertNominations(histories[abandoned], "", nodes[abandoned]+"*", "")
-	abandoned.untilEvent("PreBindRolledBack", "announce: Node "+nodes[abandoned]+": the pod was not bound; cleared status.nominatedNodeName")
+	abandoned.untilEvent("PreBindRolledBack", "announce: Node "+nodes[abandoned]+": the pod was not bound")
 	pod := continued.until("announced by the other replica only", func(pod *corev1.Pod) bool {
 		n := nominationOf(pod)
 		return n.ours() && !slices.Contains(n.by, first[continued])

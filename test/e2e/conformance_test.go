@@ -189,7 +189,7 @@ func TestConformance_Violations(t *testing.T) {
 		says   string
 		advice string
 	}{
-		"drops":     {reason: "a 429 is not final", faults: faults{givesUpWaiting: true}, check: "wait", args: []string{"--timeout=1m"}, says: "was not bound within 1m0s", advice: "post the same Binding again after Retry-After"},
+		"drops":     {reason: "a 429 is not final", faults: faults{givesUpWaiting: true}, check: "wait", args: []string{"--wait=35s", "--timeout=1m"}, says: "was not bound within 1m0s", advice: "post the same Binding again after Retry-After"},
 		"moves":     {reason: "a 429 does not reject the node", faults: faults{moves: true}, check: "wait", args: []string{"--wait=1m"}, says: "posted Bindings to other nodes in the meantime", advice: "rest.Config.Timeout"},
 		"forfeits":  {reason: "a refusal is not final", faults: faults{givesUpRefused: true}, check: "refused", args: []string{"--timeout=1m"}, says: "gave up after one refusal", advice: "schedule the pod again, with backoff"},
 		"loops":     {reason: "repeated calls cost the API server", faults: faults{loops: true}, check: "refused", says: "posted a Binding again", advice: "with backoff"},

@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/attempt"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -215,14 +215,14 @@ func TestStatus(t *testing.T) {
 	type status struct {
 		Replica, Pod, Config, Problem string
 		Leader                        bool
-		InFlight                      []attempt.InFlight
+		InFlight                      []work.InFlight
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		out, errs, code := b.command("status", "-o=json")
 		require.Equal(c, 0, code, errs)
 		var all []status
 		require.NoError(c, json.Unmarshal([]byte(out), &all))
-		var found *attempt.InFlight
+		var found *work.InFlight
 		for _, s := range all {
 			for i := range s.InFlight {
 				if s.InFlight[i].Namespace == b.ns {
@@ -233,9 +233,9 @@ func TestStatus(t *testing.T) {
 		require.NotNil(c, found, "%s", out)
 		assert.Equal(c, "pod", found.Pod)
 		assert.Equal(c, "node-5", found.Node)
-		assert.Equal(c, "preparing", found.Phase)
+		assert.Contains(c, []string{"preparing", "waiting"}, found.Phase, "another replica may have written")
 		assert.Equal(c, "volumebinding", found.Plugin)
-		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: provisioning")
+		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: provisioning on node-5")
 	}, patience, again)
 	out, _, code := b.command("status")
 	assert.Equal(t, 0, code)

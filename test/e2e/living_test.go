@@ -277,7 +277,7 @@ func (l *living) testNothingRemains(t *testing.T) {
 	}
 	for _, line := range []string{
 		"prebind_holds 0", `prebind_attempts{phase="preparing"} 0`, `prebind_attempts{phase="prepared"} 0`, `prebind_attempts{phase="undoing"} 0`,
-		"prebind_start_limit_reserved 0", "prebind_start_limit_queued 0",
+		"prebind_start_limit_reserved 0",
 	} {
 		l.untilMetric(t, line)
 	}

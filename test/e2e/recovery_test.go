@@ -82,7 +82,7 @@ func TestPluginFromOutside(t *testing.T) {
 		require.NotEmpty(t, b.lock("node-3"), "the bind may still succeed")
 		b.untilUnlocked("node-3")
 		require.EventuallyWithT(t, func(e *assert.CollectT) {
-			assert.Contains(e, b.events(), "PreBindRolledBack: nodelock: Node node-3: the pod was not bound; released the lock of the node")
+			assert.Contains(e, b.events(), "PreBindRolledBack: nodelock: Node node-3: the pod was not bound, and the plugin released what it held")
 		}, patience, 100*time.Millisecond)
 	})
 

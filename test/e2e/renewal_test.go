@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
@@ -47,7 +47,7 @@ func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 	}
 
 	var status struct {
-		InFlight []attempt.InFlight
+		InFlight []work.InFlight
 		LeftOut  int
 	}
 	report := func(c require.TestingT) replica.Report {

@@ -173,7 +173,7 @@ func TestBindingConditionsFail(t *testing.T) {
 		b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
 		claim := b.untilResourceClaim(slowClaim, "released", released)
 		assert.NotNil(t, claim.Status.Allocation, "the allocation should not belong to Prebind")
-		b.untilEvent("PreBindRolledBack", "node-3", b.ns+"/nic")
+		b.untilEvent("PreBindRolledBack", "node-3")
 		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 
 		// The next call fails immediately.

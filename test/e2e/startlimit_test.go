@@ -293,7 +293,7 @@ func testStartsOfCrowd(t *testing.T, w *world) {
 	for _, r := range w.prebind.Replicas() {
 		metrics, err := r.Metrics(t.Context())
 		require.NoError(t, err)
-		assert.Contains(t, metrics, `prebind_plugin_duration_seconds_count{extension_point="PreBind",plugin="start-limit",result="ok"}`, "both replicas should take part")
+		assert.Contains(t, metrics, `prebind_plugin_duration_seconds_count{extension_point="PreFlight",plugin="start-limit",result="ok"}`, "both replicas should take part")
 	}
 }
 

@@ -59,7 +59,8 @@ func lastRelease(t *testing.T) install.Version {
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	u := &upgrade{t: t, old: lastRelease(t), new: install.Version{Binary: shared.prebind.Binary()}}
-	u.world = ownWorldWith(t, install.Options{Root: u.old.Root, Binary: u.old.Binary}, 2)
+	// The default of the last release, 28 s, leaves a busy machine too little time for the answer.
+	u.world = ownWorldWith(t, install.Options{Root: u.old.Root, Binary: u.old.Binary}, 2, "--hold=25s")
 	var err error
 	u.new.Root, err = filepath.Abs(filepath.Join("..", ".."))
 	require.NoError(t, err)
@@ -124,7 +125,8 @@ func (u *upgrade) testConfiguration(t *testing.T) {
 	}
 }
 
-// testImageOnly starts this version with the command line and the permissions of the last release. It is ready, or exits with one line.
+// testImageOnly starts this version with the command line and the permissions of the last release. It is ready, or logs the missing
+// permission.
 func (u *upgrade) testImageOnly(t *testing.T) {
 	u.prebind.Use(u.new)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -132,10 +134,7 @@ func (u *upgrade) testImageOnly(t *testing.T) {
 	r, err := u.start(ctx)
 	require.NotNil(t, r, "%v", err)
 	if err != nil {
-		lines := strings.Split(strings.TrimSpace(r.Tail(2)), "\n")
-		t.Logf("this version reports: %s", lines[len(lines)-1])
-		assert.Regexp(t, `^error: `, lines[len(lines)-1])
-		assert.NotErrorIs(t, err, context.DeadlineExceeded)
+		assert.Contains(t, r.Tail(200), "the service account lacks a permission")
 	}
 	if gone := u.prebind.Remove(r); err == nil {
 		require.NoError(t, gone)

@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// rollBackFile contains rollsBack, the only line with which the engine rolls back a plugin.
+// rollBackFile contains rollsBack, the only call with which the engine rolls back a plugin.
 const (
-	rollBackFile = "binder/runner/rollback.go"
+	rollBackFile = "binder/runner/runner.go"
 	rollsBack    = "return p.PreBindRollBack(ctx, bc)"
 )
 

@@ -14,8 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder/attempt"
 	leases "github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
@@ -84,7 +84,7 @@ func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Du
 		require.NoError(t, err, "no lease has a renewal time with offset %s and %d binds; last reports: %+v", wrong, binds, last)
 		for _, r := range reports {
 			var status struct {
-				InFlight []attempt.InFlight `json:"inFlight"`
+				InFlight []work.InFlight `json:"inFlight"`
 			}
 			off := r.Ahead - wrong
 			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &status) != nil || len(status.InFlight) != binds {

@@ -61,7 +61,7 @@ type setup struct {
 	required []string
 	plugins  []on
 	// added contains plugins that are not in the registry.
-	added  []framework.PreBinder
+	added  []framework.Plugin
 	dryRun bool
 }
 
@@ -119,7 +119,6 @@ func TestGolden(t *testing.T) {
 		"announce":                    {reason: "the node of a bind that waits is in the status of the pod", setup: setup{plugins: []on{announced, nodeState}}},
 		"announce-nominated":          {reason: "the scheduler has nominated another node", setup: setup{plugins: []on{announced, nodeState}}},
 		"announce-nothing-to-do":      {reason: "the bind does not wait", setup: setup{plugins: []on{announced, nodeState}}},
-		"announce-dry-run":            {reason: "a dry run reports the write", setup: setup{plugins: []on{announced, nodeState}, dryRun: true}},
 		"node-state":                  {reason: "the state of the node matches", setup: setup{plugins: []on{nodeState}}},
 		"node-state-cordoned":         {reason: "the node was cordoned after the scheduling decision", setup: setup{plugins: []on{nodeState}}},
 		"node-state-expectation":      {reason: "the expectation of the scheduler does not match the node", setup: setup{plugins: []on{nodeState}}},
@@ -169,7 +168,7 @@ func TestGolden(t *testing.T) {
 		"passed-gated":                {reason: "the API server rejects a Binding of a gated pod, pinned to this version", setup: setup{plugins: []on{nodeState}}},
 		"stale-version":               {reason: "the Binding is for an earlier version of the pod", setup: setup{plugins: []on{nodeState}}},
 		"stale-missing":               {reason: "a pod that is created a moment later must not be bound unchecked", setup: setup{plugins: []on{nodeState}}},
-		"everything-together-taken":   {reason: "a denial after mutators keeps their warnings", setup: setup{mutators: []on{places}, plugins: []on{nodeState, devices}}},
+		"everything-together-taken":   {reason: "mutators run only for a bind that is allowed", setup: setup{mutators: []on{places}, plugins: []on{nodeState, devices}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

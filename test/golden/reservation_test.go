@@ -25,13 +25,20 @@ type denier struct{ inPreFlight bool }
 
 func (denier) Name() string { return "denier" }
 
-func (d denier) PreFlight(bc *framework.BindContext) (framework.Next, error) {
-	return framework.Run, d.deny(bc, d.inPreFlight)
+func (d denier) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	if bc.Written {
+		return framework.Verdict{}, nil
+	}
+	return framework.Verdict{Writes: []string{"deny"}}, d.deny(bc, d.inPreFlight)
 }
 
 func (d denier) PreBind(_ context.Context, bc *framework.BindContext) error { return d.deny(bc, true) }
 
 func (denier) PreBindRollBack(context.Context, *framework.BindContext) error { return nil }
+
+func (denier) PostBind(context.Context, *framework.BindContext) error { return nil }
+
+func (denier) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 
 func (denier) deny(bc *framework.BindContext, now bool) error {
 	if now && bc.Pod.Name == "first" {
@@ -49,7 +56,7 @@ func TestDeniedBindKeepsNoClaim(t *testing.T) {
 				claim := gen.Claim("data", gen.UID("claim"), gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
 				objects := []client.Object{gen.Node("node-a"), claim, gen.Volume("pv", gen.ClaimRef(claim))}
 				pod := func(name string) *corev1.Pod { return gen.Pod(name, gen.UID(types.UID(name)), gen.UsesClaim("data")) }
-				p := newPrebind(t, setup{plugins: []on{volumes}, added: []framework.PreBinder{denier{inPreFlight: inPreFlight}}}, append(objects, pod("first"), pod("second")))
+				p := newPrebind(t, setup{plugins: []on{volumes}, added: []framework.Plugin{denier{inPreFlight: inPreFlight}}}, append(objects, pod("first"), pod("second")))
 				defer p.stop(t)
 				bind := func(name string) *admissionv1.AdmissionResponse {
 					var review admissionv1.AdmissionReview

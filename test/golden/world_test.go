@@ -48,8 +48,13 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	t.Helper()
 	server := fakeapi.New(objects...)
 	c, changes := server.Connect(), framework.NewHub()
+	server.OnChange(func(o client.Object, _ bool) {
+		changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		// The selections are not known here.
+		changes.Changed(framework.AllBinds())
+	})
 	handle := framework.Handle{Cached: c, Live: c, Writer: c, Status: c, Changes: changes, Clock: clock.RealClock{}, Namespace: namespace}
-	plugins := make([]framework.PreBinder, 0, len(s.plugins)+len(s.added))
+	plugins := make([]framework.Plugin, 0, len(s.plugins)+len(s.added))
 	for _, p := range s.plugins {
 		plugins = append(plugins, p.plugin(t, server, objects, handle))
 		start(t, plugins[len(plugins)-1])
@@ -75,7 +80,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 }
 
 // plugin creates the plugin like the program does.
-func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object, h framework.Handle) framework.PreBinder {
+func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object, h framework.Handle) framework.Plugin {
 	t.Helper()
 	all := app.RegisteredPlugins()
 	i := slices.IndexFunc(all, func(r framework.Registration) bool { return r.Name == o.name })
@@ -110,7 +115,7 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 }
 
 // start starts a framework.Starter, and waits until it can decide.
-func start(t *testing.T, p framework.PreBinder) {
+func start(t *testing.T, p framework.Plugin) {
 	t.Helper()
 	starter, ok := p.(framework.Starter)
 	if !ok {

@@ -46,7 +46,7 @@ func TestRoles(t *testing.T) {
 				"storage.k8s.io/storageclasses":       read,
 				"storage.k8s.io/csidrivers":           read,
 				"storage.k8s.io/csistoragecapacities": read,
-				"storage.k8s.io/csinodes":             {"get"},
+				"storage.k8s.io/csinodes":             {"get", "list", "watch"},
 			},
 		},
 	}
@@ -71,6 +71,10 @@ func TestRoleInOwnNamespace(t *testing.T) {
 		"prebind": {
 			reason: "replicas discover each other through leases only",
 			want:   map[string][]string{"coordination.k8s.io/leases": {"create", "delete", "get", "list", "update"}},
+		},
+		"prebind-volumebinding": {
+			reason: "the reservations of ReadWriteOncePod claims",
+			want:   map[string][]string{"configmaps": {"create", "delete", "get", "list", "update", "watch"}},
 		},
 		"prebind-device": {
 			reason: "the records of who holds the devices of a node",

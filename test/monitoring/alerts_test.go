@@ -43,11 +43,11 @@ func TestAlerts(t *testing.T) {
 		prebind_decision_duration_seconds_bucket{le="+Inf"} 0+100x30
 		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="0.0005"} 0+100x30
 		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="+Inf"} 0+100x30
-		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="0.0005"} 0x30
-		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+90x30
-		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="131.072"} 0+100x30
-		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="524.288"} 0+100x30
-		prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="+Inf"} 0+100x30`
+		prebind_bind_wait_seconds_bucket{le="0.01"} 0x30
+		prebind_bind_wait_seconds_bucket{le="2.56"} 0+90x30
+		prebind_bind_wait_seconds_bucket{le="163.84"} 0+100x30
+		prebind_bind_wait_seconds_bucket{le="655.36"} 0+100x30
+		prebind_bind_wait_seconds_bucket{le="+Inf"} 0+100x30`
 	cases := map[string]struct {
 		// fires are series that replace those of the same name and labels in well.
 		fires string
@@ -81,10 +81,10 @@ func TestAlerts(t *testing.T) {
 			"Prebind holds calls": "apiserver_admission_webhook_admission_duration_seconds_sum{name=\"pods-binding.prebind.dev\"} 0+2502x30\nprebind_decision_duration_seconds_sum{decision=\"allowed\"} 0+2500x30",
 			"no calls":            "apiserver_admission_webhook_admission_duration_seconds_sum{name=\"pods-binding.prebind.dev\"} 9x30\napiserver_admission_webhook_admission_duration_seconds_count{name=\"pods-binding.prebind.dev\"} 9x30\nprebind_decision_duration_seconds_sum{decision=\"allowed\"} 9x30",
 		}},
-		"PrebindWaitsLong": {fires: `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+50x30
-			prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="131.072"} 0+50x30`, not: map[string]string{
-			"two minutes":           `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0x30`,
-			"one bind in a hundred": `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="131.072"} 0+99x30`,
+		"PrebindWaitsLong": {fires: `prebind_bind_wait_seconds_bucket{le="2.56"} 0+50x30
+			prebind_bind_wait_seconds_bucket{le="163.84"} 0+50x30`, not: map[string]string{
+			"two minutes":           `prebind_bind_wait_seconds_bucket{le="2.56"} 0x30`,
+			"one bind in a hundred": `prebind_bind_wait_seconds_bucket{le="163.84"} 0+99x30`,
 		}},
 		"PrebindFailing": {fires: `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+10x30`, not: map[string]string{
 			"one in a hundred":       `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+1x30`,

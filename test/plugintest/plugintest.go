@@ -1,13 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugintest tests PreBind plugins without a cluster. It calls their methods the way
-// the engine does. It imports nothing that a plugin does not import, except for the fake API
-// server.
-//
-// Annotations that a plugin adds are in BindContext.Annotations, by plugin and key:
-//
-//	assert.Equal(t, "node-a", bc.Annotations()["my-plugin"]["host"])
+// Package plugintest tests PreBind plugins without a cluster: with a fake API server, and with the loop of the engine.
 package plugintest
 
 import (
@@ -16,14 +10,20 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -37,7 +37,7 @@ import (
 //   - fakeapi.Get(cluster.Server, object) returns the stored object, and Writes() what the
 //     plugin has written.
 //
-// Each of the first three wakes the waits for the object, if Registration.Watches returns its
+// Each of the first three wakes the binds that wait for the object, if Registration.Watches returns its
 // kind, or if it is in one of Registration.Selections, or in one that the plugin has added with
 // Handle.Selections. A plugin with framework.Starter is not started.
 type Cluster struct {
@@ -45,7 +45,13 @@ type Cluster struct {
 	// Handle is what Registration.New got.
 	Handle framework.Handle
 	// Plugin is what Registration.New returned.
-	Plugin framework.PreBinder
+	Plugin framework.Plugin
+	// Loop runs the plugin as the engine does.
+	Loop *loop.Loop
+	// Hold is how long a call waits. Budget is that of each bind. Both are an hour by default.
+	Hold, Budget time.Duration
+
+	first map[work.Key]time.Time
 }
 
 // New builds the plugin with the arguments, nil for the defaults, and returns it with a cluster
@@ -63,7 +69,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 			kinds.Insert(framework.KindOf(example))
 		}
 	}
-	c := &Cluster{Server: fakeapi.New(objects...)}
+	c := &Cluster{Server: fakeapi.New(objects...), Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
 	connection, changes := c.Connect(), framework.NewHub()
 	selected := &selections{registered: map[string]framework.Selection{}, added: map[string]framework.Selection{}}
 	if r.Selections != nil {
@@ -96,7 +102,29 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	if name := c.Plugin.Name(); name != r.Name {
 		t.Errorf("the plugin %q must be named as registered, got %q", r.Name, name)
 	}
+	c.loop(t)
 	return c
+}
+
+// Around returns a Cluster of the server and a plugin that was built with the handle.
+func Around(t testing.TB, server *fakeapi.Server, h framework.Handle, p framework.Plugin) *Cluster {
+	t.Helper()
+	c := &Cluster{Server: server, Handle: h, Plugin: p, Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
+	c.loop(t)
+	return c
+}
+
+func (c *Cluster) loop(t testing.TB) {
+	t.Helper()
+	set := work.NewSet(work.Options{
+		Runner: outcomes{c}, Replica: "test", Changes: c.Handle.Changes, Clock: clock.RealClock{}, Ended: func(bool) {},
+		Term: func() (int64, bool) { return 1, true },
+	})
+	t.Cleanup(func() { _ = set.Stop(context.WithoutCancel(t.Context())) })
+	c.Loop = &loop.Loop{
+		CachedFor: func(string) framework.Reader { return c.Handle.Cached }, Changes: c.Handle.Changes, Work: set, Replica: "test",
+		Tracker: runner.Untracked{}, Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
+	}
 }
 
 // watched is a cache that holds only some kinds and selections.
@@ -177,45 +205,81 @@ func (s *selections) Keep(names sets.Set[string]) {
 	maps.DeleteFunc(s.added, func(name string, _ framework.Selection) bool { return !names.Has(name) })
 }
 
-// Bind returns the context of a bind of the pod to the node.
-func Bind(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
+// Context returns the context of a bind of the pod to the node.
+func (c *Cluster) Context(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
 	now := clock.RealClock{}.Now()
 	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Attempt: "test-1", Now: now, Since: now}
 }
 
-// PreFlight calls SetupBindContextExtension and PreFlight of the plugin, first with the cached
-// reader and then, if the plugin rejects the bind or asks for it, with the live reader. A plugin
-// without PreFlight always runs.
-func PreFlight(ctx context.Context, h framework.Handle, p framework.PreBinder, bc *framework.BindContext) (framework.Next, error) {
-	decide := func(reader framework.Reader) (framework.Next, error) {
-		if extender, ok := p.(framework.BindContextExtender); ok {
-			if err := extender.SetupBindContextExtension(ctx, reader, bc); err != nil {
-				return framework.Run, err
-			}
+// PreFlight calls SetupBindContextExtension and PreFlight of the plugin.
+func (c *Cluster) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
+	if extender, ok := c.Plugin.(framework.BindContextExtender); ok {
+		if err := extender.SetupBindContextExtension(ctx, c.Handle.Cached, bc); err != nil {
+			return framework.Verdict{}, err
 		}
-		if checker, ok := p.(framework.PreFlighter); ok {
-			return checker.PreFlight(bc)
-		}
-		return framework.Run, nil
 	}
-	before := bc.Checkpoint()
-	next, err := decide(h.Cached)
-	if err == nil && next != framework.Verify {
-		return next, nil
-	}
-	bc.Restore(before)
-	if node, err := framework.Get(ctx, h.Live, &corev1.Node{}, "", bc.Node.Name); node != nil && err == nil {
-		bc.Node = node
-	}
-	bc.Live = true
-	defer func() { bc.Live = false }()
-	return decide(h.Live)
+	return c.Plugin.PreFlight(bc)
 }
 
-// Running is a PreBind that runs in a bubble of testing/synctest.
+// Post posts a Binding, and returns the outcome. It does not bind the pod.
+func (c *Cluster) Post(ctx context.Context, pod *corev1.Pod, node string, options ...gen.BindingOption) loop.Outcome {
+	key := work.Key{Pod: pod.UID, Node: node}
+	if _, ok := c.first[key]; !ok {
+		c.first[key] = c.Loop.Clock.Now()
+	}
+	return c.Loop.Run(ctx, loop.Bind{
+		Key: key, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node, options...), First: c.first[key],
+		Draining: make(chan struct{}), Waits: func(*framework.Error, framework.Wait) {},
+		Look: func(ctx context.Context) (loop.View, *framework.Error) {
+			nowPod, err := framework.Get(ctx, c.Handle.Cached, &corev1.Pod{}, pod.Namespace, pod.Name)
+			if nowPod == nil {
+				return loop.View{}, framework.AsError(framework.Binder, framework.Stale(framework.Object{}, "no pod: %v", err))
+			}
+			nowNode, err := framework.Get(ctx, c.Handle.Cached, &corev1.Node{}, "", node)
+			if nowNode == nil {
+				return loop.View{}, framework.AsError(framework.Binder, framework.Refuse(framework.Object{}, "no node: %v", err))
+			}
+			return loop.View{Pod: nowPod, Node: nowNode, Plugins: []framework.Plugin{c.Plugin}, Budget: c.Budget}, nil
+		},
+		Hold:   c.Hold,
+		Seat:   func() bool { return true },
+		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
+	})
+}
+
+// outcomes finds out whether pods were bound.
+type outcomes struct{ c *Cluster }
+
+// StillPending implements work.Runner.
+func (o outcomes) StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
+	pod, _ := o.LivePod(ctx, name)
+	return framework.WhereaboutsOf(pod, uid, "") == framework.Pending
+}
+
+// LivePod implements work.Runner.
+func (o outcomes) LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	err := o.c.Handle.Live.Get(ctx, name, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return pod, err
+}
+
+// PostBind implements work.Runner.
+func (outcomes) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
+	return p.PostBind(ctx, bc)
+}
+
+// RollBack implements work.Runner.
+func (outcomes) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
+	return p.PreBindRollBack(ctx, bc)
+}
+
+// Running is a call, such as Post, that runs in a bubble of testing/synctest.
 type Running struct{ result chan error }
 
-// Start runs f, such as a PreBind, and returns when f waits or has ended.
+// Start calls f, and returns when f waits or has ended.
 func Start(f func() error) *Running {
 	r := &Running{result: make(chan error, 1)}
 	go func() { r.result <- f() }()

@@ -5,7 +5,6 @@ package plugintest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -31,14 +30,14 @@ func (s *spy) Errorf(format string, args ...any) {
 
 // reading returns a plugin of that name that reads a ConfigMap.
 func reading(name string, watches ...client.Object) framework.Registration {
-	look := func(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
-		_, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, bc.Pod.Namespace, "settings")
-		return framework.Waiting{}, err
+	decide := func(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+		_, err := framework.Get(ctx, cache, &corev1.ConfigMap{}, bc.Pod.Namespace, "settings")
+		return framework.Verdict{}, err
 	}
 	return framework.Registration{
 		Name: "reading", Watches: framework.Always(watches...),
-		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
-			return framework.NewWaiter(name, h, look), nil
+		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) {
+			return framework.NewPlugin(name, decide), nil
 		},
 	}
 }
@@ -57,9 +56,9 @@ func TestNew_ReportsMistakes(t *testing.T) {
 			pod, node := gen.Pod("web"), gen.Node("node-a")
 			s := &spy{TB: t}
 			c := New(s, tc.r, nil, pod, node)
-			next, err := PreFlight(t.Context(), c.Handle, c.Plugin, Bind(pod, node))
+			verdict, err := c.PreFlight(t.Context(), c.Context(pod, node))
 			assert.NoError(t, err)
-			assert.Equal(t, framework.Skip, next)
+			assert.Zero(t, verdict)
 			assert.Equal(t, tc.want, s.errors, tc.reason)
 		})
 	}
@@ -75,9 +74,11 @@ func TestNew_Selections(t *testing.T) {
 		return gen.Pod(name, gen.InNamespace(namespace), gen.Label("rack", rack))
 	}
 	var h framework.Handle
-	r := framework.Registration{Name: "only", New: func(given framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+	r := framework.Registration{Name: "only", New: func(given framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 		h = given
-		return onlyPreBind{}, nil
+		return framework.NewPlugin("only", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+			return framework.Verdict{}, nil
+		}), nil
 	}}
 	s := &spy{TB: t}
 	c := New(s, r, nil, agent("a", "kube-system", "r1"), agent("b", "kube-system", "r2"), agent("c", "shop", "r1"))
@@ -104,18 +105,4 @@ func TestNew_Selections(t *testing.T) {
 	h.Selections.Keep(nil)
 	read(h.Cached)
 	assert.Len(t, s.errors, 2, "the plugin does not use it any more")
-}
-
-type onlyPreBind struct{}
-
-func (onlyPreBind) Name() string { return "only" }
-
-func (onlyPreBind) PreBind(context.Context, *framework.BindContext) error {
-	return errors.New("unused")
-}
-
-func TestPreFlight_RunsPluginsWithoutPreFlight(t *testing.T) {
-	next, err := PreFlight(t.Context(), framework.Handle{}, onlyPreBind{}, Bind(gen.Pod("web"), gen.Node("node-a")))
-	assert.NoError(t, err)
-	assert.Equal(t, framework.Run, next)
 }

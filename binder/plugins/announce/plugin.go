@@ -22,75 +22,80 @@ import (
 )
 
 const (
-	// writeTimeout limits one announcement, retries included. A rollback waits for it.
+	// writeTimeout limits one announcement, retries included.
 	writeTimeout = 5 * time.Second
 	// maxTries is how often an announcement is tried if the pod changes at the same time.
 	maxTries = 3
+	// forget is how long after its last wait a bind ends that is not called any more. It is longer than
+	// any Retry-After.
+	forget = 2 * time.Minute
 	// maxLogged is the maximum number of causes in the log.
 	maxLogged = 32
 )
 
 // Plugin publishes the nodes of binds that wait. It never delays or rejects a bind.
 //
-// The plugin writes with server-side apply, and each attempt is a field manager of its own. So the
+// The plugin writes with server-side apply, and each announcement is a field manager of its own. So the
 // API server guards what the plugin promises: it never changes or removes a value that another
-// client has set, and a value goes with the last attempt that wants it.
+// client has set, and a value goes with the last announcement that wants it.
 type Plugin struct {
 	h     framework.Handle
 	after time.Duration
 
 	mu sync.Mutex
-	// running contains the announcements by attempt. PostBind or PreBindRollBack removes them.
-	running map[string]*announcement
+	// running contains the announcements by pod.
+	running map[types.UID]*announcement
 	// logged contains the causes of errors that are already in the log.
 	logged map[metav1.StatusReason]bool
 }
 
 var (
-	_ framework.PreFlighter = (*Plugin)(nil)
-	_ framework.RollBacker  = (*Plugin)(nil)
-	_ framework.PostBinder  = (*Plugin)(nil)
-	_ framework.Recoverer   = (*Plugin)(nil)
+	_ framework.PreBinder = (*Plugin)(nil)
+	_ framework.Observer  = (*Plugin)(nil)
 )
 
-// announcement is the announcement of one attempt.
+// announcement is the announcement of one bind.
 type announcement struct {
-	timer clock.Timer
-	// done is closed when the function of the timer ends. Only then tried may be read.
+	// bc is the context of the first call that waited.
+	bc *framework.BindContext
+	// begin and expire are the timers for the write, and for the end of a bind that is not called any more.
+	begin, expire clock.Timer
+	// done is closed when the function of begin ends. Only then tried may be read.
 	done chan struct{}
 	// tried is set if the API server may have got the write.
 	tried bool
 }
 
 func newPlugin(h framework.Handle, a *Arguments) *Plugin {
-	return &Plugin{h: h, after: a.After, running: map[string]*announcement{}, logged: map[metav1.StatusReason]bool{}}
+	return &Plugin{h: h, after: a.After, running: map[types.UID]*announcement{}, logged: map[metav1.StatusReason]bool{}}
 }
 
-// Name implements framework.PreBinder.
+// Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// PreFlight implements framework.PreFlighter.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
-	if bc.Binding.ResourceVersion != "" {
-		// The API server would reject this Binding after a write to the pod.
-		return framework.Skip, nil
-	}
-	if bc.DryRun && bc.Pod.Status.NominatedNodeName == "" {
-		bc.Intend("announce would set status.nominatedNodeName of the pod if the bind waits longer than %s", p.after)
-	}
-	return framework.Accompany, nil
+// PreFlight implements framework.Plugin. The plugin has no part in the decision.
+func (*Plugin) PreFlight(*framework.BindContext) (framework.Verdict, error) {
+	return framework.Verdict{}, nil
 }
 
-// PreBind implements framework.PreBinder. It starts the timer of the announcement and does not wait.
-func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+// BindWaits implements framework.Observer. A Binding with a resourceVersion is not announced, because the API server would reject it
+// after a write to the pod.
+func (p *Plugin) BindWaits(ctx context.Context, bc *framework.BindContext, _ []framework.Wait) {
+	if bc.Binding.ResourceVersion != "" {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running[bc.Attempt] != nil {
-		return nil // The attempt repeats its PreBinds.
+	if a := p.running[bc.Pod.UID]; a != nil {
+		if a.bc.Node.Name == bc.Node.Name {
+			a.expire.Reset(forget)
+			return
+		}
+		p.end(ctx, a)
 	}
-	a := &announcement{done: make(chan struct{})}
+	a := &announcement{bc: bc, done: make(chan struct{})}
 	ctx = context.WithoutCancel(ctx)
-	a.timer = p.h.Clock.AfterFunc(p.after, func() {
+	a.begin = p.h.Clock.AfterFunc(p.after, func() {
 		defer close(a.done)
 		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 		defer cancel()
@@ -99,8 +104,59 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 			p.log(ctx, err, "Could not announce the node of a bind that waits, the bind continues", bc)
 		}
 	})
-	p.running[bc.Attempt] = a
-	return nil
+	a.expire = p.h.Clock.AfterFunc(forget, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.running[bc.Pod.UID] == a {
+			p.end(ctx, a)
+		}
+	})
+	p.running[bc.Pod.UID] = a
+}
+
+// BindDecided implements framework.Observer. The API server clears the field with the bind, except
+// without the feature gate ClearingNominatedNodeNameAfterBinding, such as before Kubernetes 1.35.
+func (p *Plugin) BindDecided(ctx context.Context, bc *framework.BindContext) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a := p.running[bc.Pod.UID]; a != nil && a.bc.Node.Name == bc.Node.Name {
+		p.end(ctx, a)
+	}
+}
+
+// end ends the announcement in the background. If that fails, the mark remains, and the sweeper withdraws it. It must be called with mu
+// held.
+func (p *Plugin) end(ctx context.Context, a *announcement) {
+	delete(p.running, a.bc.Pod.UID)
+	a.expire.Stop()
+	if a.begin.Stop() {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	go func() {
+		<-a.done
+		if !a.tried {
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+		defer cancel()
+		if err := p.withdraw(ctx, a.bc); err != nil {
+			p.log(ctx, err, "Could not clear the announced node of a bind, will retry", a.bc)
+		}
+	}()
+}
+
+// PreBind implements framework.PreBinder. It is never called, because the verdict has no writes.
+func (*Plugin) PreBind(context.Context, *framework.BindContext) error { return nil }
+
+// PreBindRollBack implements framework.PreBinder, for marks.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+	return p.withdraw(ctx, bc)
+}
+
+// PostBind implements framework.PreBinder, for marks.
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
+	return p.withdraw(ctx, bc)
 }
 
 // announce sets the field if it may. tried is set if the API server may have got the write.
@@ -132,48 +188,6 @@ func (p *Plugin) apply(ctx context.Context, bc *framework.BindContext, pod *core
 	return p.h.Status.Status().Apply(ctx, pod, append(options, client.FieldOwner(managerOf(bc.Attempt)))...)
 }
 
-// PreBindRollBack implements framework.RollBacker. If it fails, the mark remains, and the sweeper
-// calls it again. So a failure does not delay the next attempt.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	if !p.end(bc.Attempt) {
-		return nil
-	}
-	err := p.withdraw(ctx, bc)
-	if err == nil || bc.Recovered {
-		return err
-	}
-	p.log(ctx, err, "Could not clear the announced node of a bind, will retry", bc)
-	return nil
-}
-
-// PostBind implements framework.PostBinder. The API server clears the field with the bind, except
-// without the feature gate ClearingNominatedNodeNameAfterBinding, such as before Kubernetes 1.35.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
-	if !p.end(bc.Attempt) {
-		return
-	}
-	if err := p.withdraw(ctx, bc); err != nil {
-		p.log(ctx, err, "Could not clear the announced node of a bound pod", bc)
-	}
-}
-
-// end ends the announcement of the attempt, and returns whether it may be in the API server. It waits
-// for a write in progress.
-func (p *Plugin) end(attempt string) bool {
-	p.mu.Lock()
-	a := p.running[attempt]
-	delete(p.running, attempt)
-	p.mu.Unlock()
-	if a == nil {
-		return true // The attempt is from an earlier process, or this call is a repetition.
-	}
-	if a.timer.Stop() {
-		return false
-	}
-	<-a.done
-	return a.tried
-}
-
 // withdraw gives up the attempt's ownership of the field, and clears the field if the attempt is its
 // only owner. The resourceVersion ensures that no user has forged the attempt's entry since the read.
 func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error {
@@ -197,8 +211,6 @@ func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error 
 			return nil // The pod is gone.
 		case apierrors.IsConflict(conflict):
 			continue // The pod has changed, or another pod has its name.
-		case conflict == nil && last:
-			bc.Undid("cleared status.nominatedNodeName")
 		}
 		return conflict
 	}
@@ -220,15 +232,22 @@ func (p *Plugin) clear(ctx context.Context, bc *framework.BindContext, resourceV
 	return p.h.Status.Status().Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(managerOf(bc.Attempt)))
 }
 
-// Marks implements framework.Recoverer.
+// Marks implements framework.PreBinder. It omits announcements of this process that have not ended.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var pods corev1.PodList
 	if err := p.h.Cached.List(ctx, &pods, nominated.Where("")); err != nil {
 		return nil, err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var marks []framework.Mark
 	for i := range pods.Items {
-		marks = append(marks, marksOf(&pods.Items[i])...)
+		running := p.running[pods.Items[i].UID]
+		for _, m := range marksOf(&pods.Items[i]) {
+			if running == nil || running.bc.Attempt != m.Attempt {
+				marks = append(marks, m)
+			}
+		}
 	}
 	return marks, nil
 }

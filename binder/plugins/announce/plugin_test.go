@@ -112,10 +112,10 @@ func recovered() *framework.BindContext {
 	return bc
 }
 
-// wait runs PreBind and waits until its announcement is due.
+// wait reports a wait, and waits until its announcement is due.
 func (s *scene) wait(bc *framework.BindContext) {
 	s.t.Helper()
-	require.NoError(s.t, s.plugin.PreBind(s.t.Context(), bc))
+	s.plugin.BindWaits(s.t.Context(), bc, nil)
 	s.pass(moment)
 }
 
@@ -146,6 +146,14 @@ func (s *scene) nominate(node string) {
 	require.NoError(s.t, s.server.Status().Update(s.t.Context(), pod, client.FieldOwner("kube-scheduler")))
 }
 
+// end reports the end of a bind, and waits until the plugin is done.
+func (s *scene) end(bc *framework.BindContext) {
+	s.t.Helper()
+	s.plugin.BindDecided(s.t.Context(), bc)
+	synctest.Wait()
+}
+
+// rollBack withdraws the announcement of a mark.
 func (s *scene) rollBack(bc *framework.BindContext) {
 	s.t.Helper()
 	require.NoError(s.t, s.plugin.PreBindRollBack(s.t.Context(), bc))
@@ -157,60 +165,74 @@ func in(t *testing.T, f func(t *testing.T, s *scene)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		f(t, s)
-		assert.Empty(t, s.plugin.running, "the plugin must forget the attempts that have ended")
+		s.pass(forget)
+		assert.Empty(t, s.plugin.running, "the plugin must forget the binds that have ended")
 	})
 }
 
-func TestPreBind_AnnouncesAfterAMoment(t *testing.T) {
+func TestBindWaits_AnnouncesAfterAMoment(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		bc := bind("r1-a", "node-a")
-		require.NoError(t, s.plugin.PreBind(t.Context(), bc))
+		s.plugin.BindWaits(t.Context(), bc, nil)
 		s.pass(moment - time.Nanosecond)
 		s.assertNominated("", "the bind may still be fast")
 		s.pass(time.Nanosecond)
 		s.assertNominated("node-a", "the bind waits")
-		require.NoError(t, s.plugin.PreBind(t.Context(), bc), "the attempt repeats its PreBinds")
-		s.pass(moment)
-		assert.Equal(t, 1, s.applies, "the field is set once")
-		s.rollBack(bc)
-		s.assertNominated("", "the bind was given up")
-		assert.Equal(t, []string{"cleared status.nominatedNodeName"}, bc.Undone())
-		s.rollBack(bc)
-		assert.Equal(t, 2, s.applies, "the rollback is idempotent")
-		assert.Len(t, bc.Undone(), 1)
+		s.wait(bind("r1-b", "node-a"))
+		assert.Equal(t, 1, s.applies, "the field is set once, also for the next call")
+		s.end(bc)
+		s.assertNominated("", "the bind has ended")
+		s.end(bc)
+		assert.Equal(t, 2, s.applies, "the end is idempotent")
 	})
 }
 
-func TestPostBind_ClearsTheField(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+func TestBindWaits_EndsWithoutCalls(t *testing.T) {
+	in(t, func(_ *testing.T, s *scene) {
 		bc := bind("r1-a", "node-a")
 		s.wait(bc)
-		pod := s.pod()
-		pod.Spec.NodeName = "node-a"
-		require.NoError(t, s.server.Update(t.Context(), pod))
-		s.plugin.PostBind(t.Context(), bc)
-		s.assertNominated("", "an API server before 1.35 does not clear the field")
+		s.pass(forget - 2*moment)
+		s.wait(bc)
+		s.pass(forget - 2*moment)
+		s.assertNominated("node-a", "the client has called again")
+		s.pass(2 * moment)
+		s.assertNominated("", "the client does not call any more")
+	})
+}
+
+func TestBindWaits_AnotherNode(t *testing.T) {
+	in(t, func(_ *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		second := bind("r1-b", "node-b")
+		s.wait(second)
+		s.assertNominated("node-b", "the scheduler has chosen another node")
+		s.end(bind("r1-a", "node-a"))
+		s.assertNominated("node-b", "the end of the first bind does not end the second one")
+		s.end(second)
+		s.assertNominated("", "the second bind has ended")
+	})
+}
+
+func TestBindWaits_Pinned(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		bc := bind("r1-a", "node-a")
+		bc.Binding.ResourceVersion = "7"
+		s.wait(bc)
+		assert.Zero(t, s.applies, "the API server would reject the Binding after a write to the pod")
 	})
 }
 
 // The end of a fast bind costs no request.
 func TestEnd_OfAFastBind(t *testing.T) {
-	for name, end := range map[string]func(s *scene, bc *framework.BindContext){
-		"Bound":      func(s *scene, bc *framework.BindContext) { s.plugin.PostBind(s.t.Context(), bc) },
-		"RolledBack": func(s *scene, bc *framework.BindContext) { s.rollBack(bc) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
-				s.plugin.h.Live = nil // A read panics.
-				bc := bind("r1-a", "node-a")
-				require.NoError(t, s.plugin.PreBind(t.Context(), bc))
-				s.pass(moment / 2)
-				end(s, bc)
-				s.pass(moment)
-				assert.Zero(t, s.applies)
-			})
-		})
-	}
+	in(t, func(t *testing.T, s *scene) {
+		s.plugin.h.Live = nil // A read panics.
+		bc := bind("r1-a", "node-a")
+		s.plugin.BindWaits(t.Context(), bc, nil)
+		s.pass(moment / 2)
+		s.end(bc)
+		s.pass(moment)
+		assert.Zero(t, s.applies)
+	})
 }
 
 // The plugin never changes a value that another client has set.
@@ -227,7 +249,7 @@ func TestPlugin_KeepsOtherValues(t *testing.T) {
 		"Clears": {reason: "the scheduler has cleared the field", clears: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
+			in(t, func(_ *testing.T, s *scene) {
 				bc := bind("r1-a", "node-a")
 				if tc.before != "" {
 					s.nominate(tc.before)
@@ -237,9 +259,8 @@ func TestPlugin_KeepsOtherValues(t *testing.T) {
 					s.assertNominated("node-a", "the bind waits")
 					s.nominate(tc.after)
 				}
-				s.rollBack(bc)
+				s.end(bc)
 				s.assertNominated(tc.want, tc.reason)
-				assert.Empty(t, bc.Undone())
 			})
 		})
 	}
@@ -249,7 +270,7 @@ func TestPlugin_KeepsOtherValues(t *testing.T) {
 func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
-		s.plugin.running = map[string]*announcement{} // Another process.
+		s.restart() // Another process.
 		second := bind("r2-b", "node-a")
 		s.wait(second)
 		attempts, foreign := ownersOf(served(t, s.pod()))
@@ -258,27 +279,25 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 
 		s.rollBack(recovered())
 		s.assertNominated("node-a", "the second attempt still waits")
-		s.rollBack(second)
-		s.assertNominated("", "the second attempt was given up")
+		s.end(second)
+		s.assertNominated("", "the second attempt has ended")
 	})
 	in(t, func(_ *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
-		s.plugin.running = map[string]*announcement{}
+		s.restart()
 		other := bind("r2-b", "node-b")
 		s.wait(other)
 		s.assertNominated("node-b", "the scheduler has chosen another node")
 		s.rollBack(recovered())
 		s.assertNominated("node-b", "the first attempt no longer owns the field")
-		s.rollBack(other)
-		s.assertNominated("", "the second attempt was given up")
+		s.end(other)
+		s.assertNominated("", "the second attempt has ended")
 	})
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(_ *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
-		s.plugin.running = map[string]*announcement{}
-		bc := recovered()
-		s.rollBack(bc)
+		s.restart()
+		s.rollBack(recovered())
 		s.assertNominated("", "no replica continues the bind")
-		assert.Equal(t, []string{"cleared status.nominatedNodeName"}, bc.Undone())
 	})
 }
 
@@ -307,7 +326,8 @@ func TestAnnounce_Conflicts(t *testing.T) {
 				s.wait(bc)
 				s.assertNominated(tc.want, tc.reason)
 				assert.LessOrEqual(t, s.applies, maxTries)
-				s.plugin.PostBind(t.Context(), bc)
+				s.before = func() error { return nil }
+				s.end(bc)
 			})
 		})
 	}
@@ -344,10 +364,9 @@ func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
 				if tc.racing != nil {
 					s.before = func() error { tc.racing(s); return nil }
 				}
-				s.rollBack(bc)
-				s.rollBack(bc)
+				s.end(bc)
+				_ = s.plugin.PreBindRollBack(t.Context(), bc) // It may give up after some conflicts.
 				assert.Equal(t, corev1.PodPending, s.pod().Status.Phase, tc.reason)
-				assert.Empty(t, bc.Undone(), "the event must not report a change that was not made")
 			})
 		})
 	}
@@ -366,19 +385,17 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 		s.before = func() error {
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods/status"}, "web", errors.New("no permission"))
 		}
-		first, second := bind("r1-a", "node-a"), bind("r1-b", "node-a")
+		first, second := bind("r1-a", "node-a"), bind("r1-b", "node-b")
 		s.wait(first)
 		s.wait(second)
 		assert.Len(t, s.plugin.logged, 1, "each cause is logged once")
-		s.rollBack(first)
-		s.rollBack(second)
-		assert.Empty(t, first.Undone())
+		s.end(second)
 	})
 	in(t, func(t *testing.T, s *scene) {
 		bc := bind("r1-a", "node-a")
 		s.wait(bc)
 		s.before = func() error { return apierrors.NewTooManyRequests("later", 1) }
-		s.rollBack(bc)
+		s.end(bc)
 		require.Error(t, s.plugin.PreBindRollBack(t.Context(), recovered()), "the sweeper retries")
 		s.before = func() error { return nil }
 		s.rollBack(recovered())
@@ -386,7 +403,7 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 	})
 }
 
-func TestPreBindRollBack_WaitsForTheWrite(t *testing.T) {
+func TestEnd_WaitsForTheWrite(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		release := make(chan struct{})
 		s.before = func() error {
@@ -397,46 +414,42 @@ func TestPreBindRollBack_WaitsForTheWrite(t *testing.T) {
 		}
 		bc := bind("r1-a", "node-a")
 		s.wait(bc)
-		ended := make(chan error, 1)
-		go func() { ended <- s.plugin.PreBindRollBack(t.Context(), bc) }()
-		synctest.Wait()
-		assert.Empty(t, ended, "the write is in progress")
+		s.end(bc)
+		assert.Equal(t, 1, s.applies, "the write is in progress")
 		close(release)
-		require.NoError(t, <-ended)
+		synctest.Wait()
 		s.assertNominated("", "the write that was in progress is undone")
 	})
 }
 
-func TestPreFlight(t *testing.T) {
-	pinned := bind("r1-a", "node-a")
-	pinned.Binding.ResourceVersion = "7"
-	dry, taken := bind("r1-a", "node-a"), bind("r1-a", "node-a")
-	dry.DryRun, taken.DryRun, taken.Pod.Status.NominatedNodeName = true, true, "node-b"
-	would := []string{"announce would set status.nominatedNodeName of the pod if the bind waits longer than 2s"}
-	for name, tc := range map[string]struct {
-		reason  string
-		bc      *framework.BindContext
-		want    framework.Next
-		intents []string
-	}{
-		"Any":    {reason: "the plugin works while another one waits", bc: bind("r1-a", "node-a"), want: framework.Accompany},
-		"Pinned": {reason: "the API server would reject the Binding after a write to the pod", bc: pinned, want: framework.Skip},
-		"DryRun": {reason: "a dry run reports the write", bc: dry, want: framework.Accompany, intents: would},
-		"Taken":  {reason: "there would be no write", bc: taken, want: framework.Accompany},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := newScene(t).plugin.PreFlight(tc.bc)
-			require.NoError(t, err)
-			assert.Equal(t, tc.want, got, tc.reason)
-			assert.Equal(t, tc.intents, tc.bc.Intents(), tc.reason)
-		})
-	}
+// Marks omits a running announcement: the sweeper of this replica would withdraw it.
+func TestMarks(t *testing.T) {
+	in(t, func(t *testing.T, s *scene) {
+		s.wait(bind("r1-a", "node-a"))
+		s.plugin.h.Cached = everything{t: t, Reader: s.client}
+		marks, err := s.plugin.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Empty(t, marks)
+		s.restart()
+		s.plugin.h.Cached = everything{t: t, Reader: s.client}
+		marks, err = s.plugin.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, marks, 1)
+	})
 }
 
-func TestRegistration(t *testing.T) {
-	r := Registration()
-	assert.NoError(t, nominated.Check())
-	assert.Equal(t, "spec.nodeName=,status.nominatedNodeName!=", nominated.Fields.String())
-	assert.False(t, r.On, "the default installation does not grant its role")
-	assert.NotEmpty(t, (&Arguments{After: -1}).Validate())
+// everything ignores selectors, which the fake client does not support.
+type everything struct {
+	client.Reader
+	t *testing.T
+}
+
+func (e everything) List(ctx context.Context, into client.ObjectList, _ ...client.ListOption) error {
+	err := e.Reader.List(ctx, into)
+	if pods, ok := into.(*corev1.PodList); ok {
+		for i := range pods.Items {
+			served(e.t, &pods.Items[i])
+		}
+	}
+	return err
 }

@@ -25,15 +25,14 @@ const Name = "announce"
 //
 // +kubebuilder:rbac:groups="",resources=pods/status,verbs=patch
 
-// Registration returns the plugin's entry in the registry. The plugin must be registered before
-// the others: its PreBind starts a timer for their waits, and its rollback is the last one.
+// Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
 		Description: "publishes the node of a bind that waits, in status.nominatedNodeName of the pod",
 		Arguments:   func() framework.Arguments { return &Arguments{After: 2 * time.Second} },
 		Selections:  func(framework.Arguments) []framework.Selection { return []framework.Selection{nominated} },
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a), nil
 		}),
 	}

@@ -15,11 +15,10 @@ import (
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
-// BenchmarkLook measures the cost of the policies for one bind.
-func BenchmarkLook(b *testing.B) {
+// BenchmarkPreFlight measures the cost of the policies for one bind.
+func BenchmarkPreFlight(b *testing.B) {
 	const annotate = `
 variables: [{name: zone, expression: "node.metadata.labels[?'topology.kubernetes.io/zone'].orValue('')"}]
 mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
@@ -45,15 +44,17 @@ mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
 				all = append(all, &entry{name: c.Name(), compiled: c, reads: new(sharing).readsOf(c.Needs(), nil), counters: p.metrics.countersOf(c.Name(), false)})
 			}
 			p.set.Store(&all)
-			bc := plugintest.Bind(gen.Pod("web"), gen.Node("node-a", gen.Zone("z1")))
+			now := clock.RealClock{}.Now()
+			pod, node := gen.Pod("web"), gen.Node("node-a", gen.Zone("z1"))
+			bc := &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name), Now: now, Since: now}
 			b.ReportAllocs()
 			for b.Loop() {
-				before := bc.Checkpoint()
-				waiting, err := p.look(b.Context(), server.Cache(), bc)
-				if err != nil || waiting != (framework.Waiting{}) {
-					b.Fatalf("%v %v", waiting, err)
+				if err := p.SetupBindContextExtension(b.Context(), server.Cache(), bc); err != nil {
+					b.Fatal(err)
 				}
-				bc.Restore(before)
+				if verdict, err := p.PreFlight(bc); err != nil || verdict.Wait != (framework.Wait{}) {
+					b.Fatalf("%v %v", verdict, err)
+				}
 			}
 		})
 	}

@@ -20,10 +20,6 @@ import (
 // resyncInterval is the maximum time between two passes.
 const resyncInterval = time.Minute
 
-// inForceChanged is the reference to the policies in force. Waits are woken when they change, and not
-// when only the status of a policy changes.
-var inForceChanged = framework.Selection{Name: Name + "/in-force", Example: &v1alpha1.BindPolicy{}}.Changed("")
-
 // controller keeps the set of the plugin up to date. Its methods are called by one goroutine.
 type controller struct {
 	p        *Plugin
@@ -221,7 +217,7 @@ func (c *controller) apply(inForce map[string]*entry) {
 	c.last = inForce
 	now := ordered(inForce)
 	c.p.set.Store(&now)
-	c.p.h.Changes.Changed(inForceChanged)
+	c.p.h.Changes.Changed(framework.AllBinds())
 }
 
 // keep ends the watches that neither a policy in force nor a generation that is being prepared needs.

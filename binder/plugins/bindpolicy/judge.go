@@ -14,10 +14,12 @@ import (
 )
 
 // judge returns the decision that follows from the results: a rejection by the first policy that rejects the bind,
-// otherwise a wait for the first policy that delays it. Policies in mode Audit do not count.
-func judge(results []evaluated) (*framework.Error, framework.Waiting) {
+// otherwise a wait for the first policy that delays it, and otherwise the annotations and labels of all policies.
+// Policies in mode Audit do not count.
+func judge(all results) (framework.Verdict, error) {
+	v := explained(all)
 	var rejecting, waiting []policy.Result
-	for _, e := range results {
+	for _, e := range all {
 		switch r := e.result; {
 		case r.Audit:
 		case r.Verdict.Rejects():
@@ -28,12 +30,13 @@ func judge(results []evaluated) (*framework.Error, framework.Waiting) {
 	}
 	switch {
 	case len(rejecting) > 0:
-		return refusalOf(rejecting), framework.Waiting{}
+		return v, refusalOf(rejecting)
 	case len(waiting) > 0:
-		return nil, waitOf(waiting)
+		v.Wait = waitOf(waiting)
 	default:
-		return nil, framework.Waiting{}
+		mutate(&v, all)
 	}
+	return v, nil
 }
 
 // refusalOf returns the rejection by the first policy.
@@ -51,9 +54,9 @@ func advice(r policy.Result) string {
 }
 
 // waitOf returns the wait for the first policy. It ends at the earliest time at which a verdict changes.
-func waitOf(waiting []policy.Result) framework.Waiting {
+func waitOf(waiting []policy.Result) framework.Wait {
 	first := waiting[0]
-	w := framework.Waiting{Object: aboutPolicy(first.Policy), For: awaited(first) + others(waiting), Until: first.Until}
+	w := framework.Wait{Object: aboutPolicy(first.Policy), For: awaited(first) + others(waiting), Until: first.Until}
 	for _, r := range waiting[1:] {
 		if w.Until.IsZero() || !r.Until.IsZero() && r.Until.Before(w.Until) {
 			w.Until = r.Until
@@ -83,25 +86,28 @@ func others(results []policy.Result) string {
 	}
 }
 
-// explain records the results of the policies that apply to the bind, with warnings for effects that the decision does not show.
-func explain(bc *framework.BindContext, results []evaluated) {
-	for _, e := range results {
+// explained returns a verdict with the results of the policies that apply to the bind, and with warnings for effects that the
+// decision does not show.
+func explained(all results) framework.Verdict {
+	var v framework.Verdict
+	for _, e := range all {
 		r := e.result
 		verdict := string(r.Verdict)
 		if r.Audit {
 			verdict += " (audit)"
 		}
-		bc.Found(framework.Finding{Name: r.Policy, Verdict: verdict, Message: r.Message})
+		v.Findings = append(v.Findings, framework.Finding{Name: r.Policy, Verdict: verdict, Message: r.Message})
 		if text := auditText(r); text != "" {
-			bc.Warn("%s", text)
+			v.Warnings = append(v.Warnings, text)
 		}
 		if r.Verdict == policy.Ignored {
-			bc.Warn("%s: %s: skipped because an expression failed: %s", Name, aboutPolicy(r.Policy), r.Message)
+			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: skipped because an expression failed: %s", Name, aboutPolicy(r.Policy), r.Message))
 		}
 		for _, wait := range r.Waived {
-			bc.Warn("%s: %s: the wait %s timed out, and onTimeout allows the bind", Name, aboutPolicy(r.Policy), wait)
+			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: the wait %s timed out, and onTimeout allows the bind", Name, aboutPolicy(r.Policy), wait))
 		}
 	}
+	return v
 }
 
 // auditText returns what a policy in mode Audit would do, or an empty string.
@@ -119,29 +125,35 @@ func auditText(r policy.Result) string {
 }
 
 // mutate sets the annotations and labels of the policies. The last policy that sets a key wins.
-func mutate(bc *framework.BindContext, results []evaluated) {
-	var annotations, labels setKeys
-	for _, e := range results {
+func mutate(v *framework.Verdict, all results) {
+	annotations, labels := keys{what: "annotation", verdict: v}, keys{what: "label", verdict: v}
+	for _, e := range all {
 		if r := e.result; r.Verdict == policy.Allowed && !r.Audit {
-			annotations.add(bc, r.Policy, "annotation", r.Annotations, bc.SetAnnotation)
-			labels.add(bc, r.Policy, "label", r.Labels, bc.SetLabel)
+			annotations.add(r.Policy, r.Annotations)
+			labels.add(r.Policy, r.Labels)
 		}
 	}
+	v.Annotations, v.Labels = annotations.values, labels.values
 }
 
-// setKeys contains the policy that set each key.
-type setKeys map[string]string
+// keys are the annotations or labels of all policies, with the policy that set each one.
+type keys struct {
+	what    string
+	verdict *framework.Verdict
+	values  map[string]string
+	by      map[string]string
+}
 
-// add sets the keys of a policy. It records a warning for each key that an earlier policy has set.
-func (s *setKeys) add(bc *framework.BindContext, policy, what string, values map[string]string, set func(plugin, key, value string)) {
-	if len(values) > 0 && *s == nil {
-		*s = setKeys{}
+// add adds the values of a policy. It adds a warning for each key that an earlier policy has set.
+func (k *keys) add(policyName string, values map[string]string) {
+	if len(values) > 0 && k.values == nil {
+		k.values, k.by = map[string]string{}, map[string]string{}
 	}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if earlier, ok := (*s)[key]; ok {
-			bc.Warn("%s: %s: replaces the %s %s of BindPolicy %s", Name, aboutPolicy(policy), what, key, earlier)
+		if earlier, ok := k.by[key]; ok {
+			k.verdict.Warnings = append(k.verdict.Warnings,
+				fmt.Sprintf("%s: %s: replaces the %s %s of BindPolicy %s", Name, aboutPolicy(policyName), k.what, key, earlier))
 		}
-		(*s)[key] = policy
-		set(Name, key, values[key])
+		k.values[key], k.by[key] = values[key], policyName
 	}
 }

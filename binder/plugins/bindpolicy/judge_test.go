@@ -14,8 +14,8 @@ import (
 	"github.com/prebind/prebind/policy"
 )
 
-func resultsWith(all ...policy.Result) []evaluated {
-	var results []evaluated
+func resultsWith(all ...policy.Result) results {
+	var results results
 	for _, r := range all {
 		results = append(results, evaluated{entry: &entry{name: r.Policy}, result: r})
 	}
@@ -33,7 +33,7 @@ func TestJudge(t *testing.T) {
 		reason  string
 		results []policy.Result
 		refusal string
-		waiting framework.Waiting
+		waiting framework.Wait
 	}{
 		"None":    {reason: "no policy exists"},
 		"Allowed": {reason: "all policies allow the bind", results: []policy.Result{{Policy: "a", Verdict: policy.Allowed}, {Policy: "b", Verdict: policy.Ignored}}},
@@ -61,27 +61,27 @@ func TestJudge(t *testing.T) {
 		"AuditWaits":   {reason: "mode Audit only reports", results: []policy.Result{audit(waits)}},
 		"Waiting": {
 			reason: "the wait ends with the timeout", results: []policy.Result{waits},
-			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n", Until: at.Add(2 * time.Minute)},
+			waiting: framework.Wait{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n", Until: at.Add(2 * time.Minute)},
 		},
 		"WaitingWithoutMessage": {
 			reason: "the default message begins with the same words", results: []policy.Result{{Policy: "a", Verdict: policy.Waiting, Rule: "spec.waitFor[driver]", Message: "waiting for driver"}},
-			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver"},
+			waiting: framework.Wait{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver"},
 		},
 		"WaitingTwice": {
 			reason: "the bind looks again at the earliest timeout", results: []policy.Result{waits, until(named(waits, "b"), at.Add(time.Minute)), until(named(waits, "c"), at.Add(time.Hour))},
-			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n (and 2 more policies)", Until: at.Add(time.Minute)},
+			waiting: framework.Wait{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n (and 2 more policies)", Until: at.Add(time.Minute)},
 		},
 		"WaitingWithoutEnd": {
 			reason: "zero means never", results: []policy.Result{waits, until(named(waits, "b"), time.Time{})},
-			waiting: framework.Waiting{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n (and 1 more policy)", Until: at.Add(2 * time.Minute)},
+			waiting: framework.Wait{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n (and 1 more policy)", Until: at.Add(2 * time.Minute)},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			refusal, waiting := judge(resultsWith(tc.results...))
-			assert.Equal(t, tc.waiting, waiting, tc.reason)
+			verdict, refusal := judge(resultsWith(tc.results...))
+			assert.Equal(t, tc.waiting, verdict.Wait, tc.reason)
 			if tc.refusal == "" {
-				assert.Nil(t, refusal, tc.reason)
+				assert.NoError(t, refusal, tc.reason)
 				return
 			}
 			require.EqualError(t, refusal, tc.refusal, tc.reason)

@@ -25,7 +25,6 @@ import (
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 // reducing is a cached reader whose objects are those after the transform of the selection. err is the error of all lists.
@@ -67,9 +66,10 @@ func evaluateOne(t *testing.T, server *fakeapi.Server, cached framework.Reader, 
 	c, err := policy.Compile(policyOf(t, "a", spec), policy.Options{})
 	require.NoError(t, err)
 	e := &entry{name: "a", compiled: c, reads: new(sharing).readsOf(c.Needs(), server.Connect())}
-	bc := plugintest.Bind(gen.Pod("web"), gen.Node("node-a"))
+	pod, node := gen.Pod("web"), gen.Node("node-a")
+	bc := &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name)}
 	server.Forget()
-	applied, err := evaluate(t.Context(), set{e}, cached, subjectOf(bc, bc.Pod, bc.Node, bc.Now), (*policy.Compiled).Evaluate)
+	applied, err := evaluate(t.Context(), set{e}, cached, subjectOf(bc))
 	if err != nil {
 		return policy.Result{}, server.Reads(), err
 	}

@@ -30,7 +30,7 @@ func Registration() framework.Registration {
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
 		Metrics:     []prometheus.Collector{m.results, m.policies},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a, m), nil
 		}),
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/plugintest"
 )
 
 // world is a running plugin with an API server in memory and a cache that is always up to date. It must stay in one bubble of
@@ -31,6 +32,7 @@ type world struct {
 	t       *testing.T
 	server  *fakeapi.Server
 	api     *fakeapi.Connection
+	cluster *plugintest.Cluster
 	watches *watches
 	events  *events.FakeRecorder
 	leads   atomic.Bool
@@ -61,6 +63,7 @@ func prepareWorld(t *testing.T, objects ...client.Object) *world {
 		Cached: w.server.Cache(), Live: w.api, Writer: w.api, Status: w.api, Changes: hub, Clock: clock.RealClock{}, Events: w.events,
 		Selections: w.watches, Leads: w.leads.Load,
 	}, &Arguments{}, newMetrics())
+	w.cluster = plugintest.Around(t, w.server, w.h, w.Plugin)
 	return w
 }
 

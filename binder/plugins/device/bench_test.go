@@ -98,7 +98,7 @@ func newCrowd(tb testing.TB, nodes, marks int) *crowd {
 		data, err := rec.Encode()
 		require.NoError(tb, err)
 		require.NoError(tb, c.Create(tb.Context(), &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: recordValue}}, Data: data,
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: ledger.Devices}}, Data: data,
 		}))
 	}
 	h := framework.Handle{Cached: c, Live: c, Writer: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Namespace: namespace}
@@ -134,7 +134,7 @@ func (c *crowd) bind(tb testing.TB, node int, name string) {
 	}
 	require.NoError(tb, prepare(ctx, c.plugin, bc))
 	bound := c.pod(node, name)
-	c.plugin.PostBind(ctx, bc)
+	require.NoError(tb, c.plugin.PostBind(ctx, bc))
 	c.mu.Lock()
 	delete(c.pods, client.ObjectKeyFromObject(bound))
 	c.mu.Unlock()

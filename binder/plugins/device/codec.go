@@ -19,8 +19,6 @@ import (
 
 const (
 	recordPrefix = "prebind-devices-"
-	// recordValue is the ledger component of the records.
-	recordValue = "prebind-device-record"
 )
 
 // recordName returns the name of the ConfigMap for a node. If the name would be too long, it

@@ -293,45 +293,68 @@ func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
 }
 
 // preFlight runs Setup and PreFlight as the engine does.
-func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (framework.Next, error) {
+func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (framework.Verdict, error) {
 	bc.Now = p.h.Clock.Now()
-	before := bc.Checkpoint()
-	next, err := framework.Run, p.SetupBindContextExtension(ctx, p.h.Cached, bc)
-	if err == nil {
-		next, err = p.PreFlight(bc)
-	}
-	if err == nil && next != framework.Verify {
-		return next, nil
-	}
-	bc.Restore(before)
-	bc.Live = true
-	defer func() { bc.Live = false }()
-	if err := p.SetupBindContextExtension(ctx, p.h.Live, bc); err != nil {
-		return framework.Run, err
+	if err := p.SetupBindContextExtension(ctx, p.h.Cached, bc); err != nil {
+		return framework.Verdict{}, err
 	}
 	return p.PreFlight(bc)
 }
 
-// confirm runs Confirm as the engine does.
+// isReady returns whether the bind may proceed.
+func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For == "" }
+
+// confirm returns an error unless the bind may proceed.
 func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	if p.Confirm(ctx, p.h.Cached, bc) == nil {
-		return nil
+	v, err := preFlight(ctx, p, bc)
+	if err == nil && !isReady(v) {
+		err = framework.NotYet(nodeObject(bc), "not prepared")
 	}
-	bc.Live = true
-	defer func() { bc.Live = false }()
-	return p.Confirm(ctx, p.h.Live, bc)
+	return err
 }
 
-// prepare runs PreFlight and PreBind as the engine does.
+// prepare runs PreFlight and PreBind once, as the engine does.
 func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	next, err := preFlight(ctx, p, bc)
-	if err != nil || next == framework.Skip {
+	v, err := preFlight(ctx, p, bc)
+	switch {
+	case err != nil:
 		return err
+	case v.Wait.For != "":
+		return framework.NotYet(v.Wait.Object, "%s", v.Wait.For)
+	case len(v.Writes) > 0:
+		return p.PreBind(ctx, bc)
+	default:
+		return nil
 	}
-	if err := p.PreBind(ctx, bc); err != nil {
-		return err
+}
+
+// await prepares the bind as the engine does, and waits while PreFlight does.
+func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
+	changes := p.h.Changes.Subscribe(p.records.Ref(bc.Node.Name))
+	defer changes.Close()
+	for {
+		v, err := preFlight(ctx, p, bc)
+		if err == nil && isReady(v) {
+			return nil
+		}
+		until := time.Hour
+		if err == nil && len(v.Writes) > 0 {
+			if err = p.PreBind(ctx, bc); err == nil {
+				continue
+			}
+		} else if err == nil && !v.Wait.Until.IsZero() {
+			until = v.Wait.Until.Sub(bc.Now)
+		}
+		if err != nil && !framework.IsKind(err, framework.KindWait) {
+			return err
+		}
+		select {
+		case <-changes.C():
+		case <-time.After(until):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	return confirm(ctx, p, bc)
 }
 
 // held returns the grants on node-a by pod.

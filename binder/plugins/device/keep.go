@@ -9,22 +9,14 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
 )
 
-// PostBind gives the grant to the pod and releases the node lock. If that fails, the mark
-// remains and the sweep retries it.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
-	if err := p.confirmBound(ctx, bc); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to confirm a grant of devices, the sweep retries it", "node", bc.Node.Name)
-	}
-}
-
-func (p *Plugin) confirmBound(ctx context.Context, bc *framework.BindContext) error {
+// PostBind gives the grant to the pod and releases the node lock.
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
 	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 	if err != nil {
 		return err

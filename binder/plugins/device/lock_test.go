@@ -4,7 +4,6 @@
 package device
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -41,16 +40,13 @@ func lockTest(t *testing.T, f func(c *lockCase)) {
 			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
 		}
 		require.NoError(t, prepare(t.Context(), c.one, c.a))
-		next, err := preFlight(t.Context(), c.two, c.b)
+		verdict, err := preFlight(t.Context(), c.two, c.b)
 		require.NoError(t, err)
-		assert.Equal(t, framework.Run, next)
-		assert.Contains(t, c.b.Intents(), "device would lock Node node-a for the bind, and wait while another bind holds the lock")
-		go func() { c.result <- c.two.PreBind(t.Context(), c.b) }()
+		assert.Equal(t, framework.Wait{
+			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node", Until: time.Now().Add(timeout),
+		}, verdict.Wait, "the wait ends when the lock expires")
+		go func() { c.result <- await(t.Context(), c.two, c.b) }()
 		c.waits()
-		waiting := c.b.ReportedWait()
-		assert.Equal(t, "Node node-a", waiting.Object.String())
-		assert.Equal(t, "the lock that pod default/one holds on the node", waiting.For)
-		assert.Equal(t, timeout, time.Until(waiting.Until), "the wait ends when the lock expires")
 		f(c)
 	})
 }
@@ -79,7 +75,6 @@ func pass(d time.Duration) { <-time.After(d) }
 func TestLock_IsReleasedByRollBack(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		assert.Equal(c, []string{"released its devices", "released the node lock"}, c.a.Undone())
 		c.goesOn()
 	})
 }
@@ -88,7 +83,7 @@ func TestLock_IsReleasedByPostBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		c.s.bind(c.a)
 		c.waits()
-		c.one.PostBind(c.Context(), c.a)
+		require.NoError(c, c.one.PostBind(c.Context(), c.a))
 		c.goesOn()
 		assert.Equal(c, "[a: GPU-1 (gpu)] bound", held(c.s)["one"])
 	})
@@ -113,12 +108,9 @@ func TestLock_Expires(t *testing.T) {
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
 		assert.Contains(c, held(c.s), "one", "the devices do not expire")
 
-		err := confirm(c.Context(), c.one, c.a)
-		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
-		assert.ErrorContains(c, err, "expired")
+		require.Error(c, confirm(c.Context(), c.one, c.a), "the first bind has lost the lock")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
 		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "only a holder can release the lock")
-		assert.Equal(c, []string{"released its devices"}, c.a.Undone())
 	})
 }
 
@@ -143,7 +135,7 @@ func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 				a, b := bindOf(first, "a", gen.Annotation(lockIt, "true")), bindOf(second, "b", gen.Annotation(lockIt, "true"))
 				require.NoError(t, prepare(t.Context(), one, a))
 				result := make(chan error, 1)
-				go func() { result <- two.PreBind(t.Context(), b) }()
+				go func() { result <- await(t.Context(), two, b) }()
 				pass(timeout - time.Second)
 				synctest.Wait()
 				require.Empty(t, result, "pod two waits")
@@ -177,14 +169,10 @@ func TestSights_ForgetOldNodes(t *testing.T) {
 func TestLock_LastsForTheWholeBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		pass(timeout - framework.BindSettles - time.Second)
-		next, err := preFlight(c.Context(), c.one, c.a)
-		require.NoError(c, err)
-		assert.Equal(c, framework.Skip, next, "the lock lasts long enough")
-		require.NoError(c, confirm(c.Context(), c.one, c.a))
+		require.NoError(c, confirm(c.Context(), c.one, c.a), "the lock lasts long enough")
 
 		pass(3 * time.Second)
-		err = confirm(c.Context(), c.one, c.a)
-		assert.True(c, framework.IsKind(err, framework.KindWait), "%v", err)
+		require.Error(c, confirm(c.Context(), c.one, c.a), "the lock ends too early")
 		require.NoError(c, prepare(c.Context(), c.one, c.a))
 		c.waits()
 		pass(timeout - 2*time.Second)
@@ -192,59 +180,6 @@ func TestLock_LastsForTheWholeBind(t *testing.T) {
 		pass(3 * time.Second)
 		synctest.Wait()
 		require.Len(c, c.result, 1, "pod two waits until the renewed lock expires")
-	})
-}
-
-// A waiting bind takes the lock when it looks up the pod, or at the latest when the lock
-// expires.
-func TestLock_OfAPodWhoseBindHasEnded(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		then   func(c *lockCase)
-	}{
-		"Deleted":   {reason: "the pod is gone", then: func(c *lockCase) { c.s.delete(c.a.Pod) }},
-		"Bound":     {reason: "a lock ends with the bind", then: func(c *lockCase) { c.s.bind(c.a) }},
-		"Finished":  {reason: "a finished pod needs no lock", then: func(c *lockCase) { c.s.bind(c.a); c.s.finish(c.a.Pod) }},
-		"Recreated": {reason: "a lock belongs to a UID", then: func(c *lockCase) { recreate(c.s, c.one, c.a) }},
-	}
-	for name, tc := range cases {
-		for _, device := range []string{"GPU-3", "GPU-1"} {
-			t.Run(name+device, func(t *testing.T) {
-				lockTest(t, func(c *lockCase) {
-					tc.then(c)
-					third := podNamed("three")
-					require.NoError(c, c.s.Create(c.Context(), third))
-					bc := bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, device))
-					began := time.Now()
-					err := prepare(c.Context(), c.one, bc)
-					assert.Zero(c, time.Since(began), "the bind does not wait")
-					if name == "Bound" && device == "GPU-1" {
-						assert.True(c, framework.IsKind(err, framework.KindRefuse), "the devices still belong to the pod: %v", err)
-					} else {
-						require.NoError(c, err, tc.reason)
-						require.NoError(c, c.one.PreBindRollBack(c.Context(), bc))
-						c.goesOn()
-					}
-				})
-			})
-		}
-	}
-}
-
-func TestLock_WaitEndsWithTheContext(t *testing.T) {
-	lockTest(t, func(c *lockCase) {
-		ctx, cancel := context.WithCancelCause(c.Context())
-		third := podNamed("three")
-		result := make(chan error)
-		go func() {
-			result <- c.one.PreBind(ctx, bindOf(third, "d", gen.Annotation(lockIt, "true")))
-		}()
-		synctest.Wait()
-		errBudget := errors.New("the budget is spent")
-		cancel(errBudget)
-		assert.ErrorIs(c, <-result, errBudget)
-		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		c.goesOn()
 	})
 }
 
@@ -259,35 +194,12 @@ func TestLock_ConflictComesFirst(t *testing.T) {
 	})
 }
 
-func TestLock_WithAnOutdatedCache(t *testing.T) {
-	lockTest(t, func(c *lockCase) {
-		cached := newLagging(c.s)
-		behind := pluginOn(c.s, cached, &line{server: c.s}, cached.hub)
-		ctx, cancel := context.WithCancel(c.Context())
-		result := make(chan error)
-		third := bindOf(podNamed("three"), "d", gen.Annotation(lockIt, "true"))
-		go func() { result <- behind.PreBind(ctx, third) }()
-		synctest.Wait()
-		assert.Equal(c, "the lock that pod default/one holds on the node", third.ReportedWait().For, "the cache has no record")
-		cancel()
-		assert.ErrorIs(c, <-result, context.Canceled)
-
-		require.NoError(c, cached.sync(c.Context()))
-		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		c.goesOn()
-		require.NoError(c, c.two.PreBindRollBack(c.Context(), c.b))
-		require.NoError(c, behind.PreBind(c.Context(), third), "in the cache, pod one still holds the lock")
-	})
-}
-
 func TestLock_ByArgument(t *testing.T) {
 	s := newServer(t, podNamed("one"), podNamed("two"))
 	p := replicaOf(s, withLocks)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
 	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
-	next, err := preFlight(t.Context(), p, bindOf(podNamed("two"), "b"))
-	require.NoError(t, err)
-	assert.Equal(t, framework.Skip, next)
+	require.NoError(t, confirm(t.Context(), p, bindOf(podNamed("two"), "b")), "the pod requests no devices")
 }
 
 func TestLock_ManyBindsInTurn(t *testing.T) {
@@ -301,7 +213,7 @@ func TestLock_ManyBindsInTurn(t *testing.T) {
 			require.NoError(t, s.Create(t.Context(), pod))
 			go func() {
 				p, bc := replicas[i%2], bindOf(pod, pod.Name, gen.Annotation(gpu, "GPU-"+pod.Name))
-				if err := prepare(t.Context(), p, bc); err != nil {
+				if err := await(t.Context(), p, bc); err != nil {
 					results <- err
 					return
 				}
@@ -311,8 +223,7 @@ func TestLock_ManyBindsInTurn(t *testing.T) {
 				}
 				pass(time.Second)
 				s.bind(bc)
-				p.PostBind(t.Context(), bc)
-				results <- nil
+				results <- p.PostBind(t.Context(), bc)
 			}()
 		}
 		began := time.Now()

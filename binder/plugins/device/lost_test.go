@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -58,7 +57,7 @@ func TestLostRecord_ForgedAnnotationsFreeNothing(t *testing.T) {
 	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1"))))
 }
 
-// Confirm notices the loss. A bind that was already allowed gets its grant back when it is
+// The next pass notices the loss. A bind that was already allowed gets its grant back when it is
 // confirmed.
 func TestLostRecord_DuringABind(t *testing.T) {
 	web, other := podNamed("web"), podNamed("other")
@@ -67,16 +66,16 @@ func TestLostRecord_DuringABind(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
-	err := confirm(t.Context(), p, bc)
-	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	assert.ErrorContains(t, err, "ConfigMap prebind-system/prebind-devices-node-a")
-	next, err := preFlight(t.Context(), p, bc)
+	verdict, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
-	assert.Equal(t, framework.Run, next, "the repeated call is granted the devices again")
+	assert.NotEmpty(t, verdict.Writes, "the bind is granted the devices again")
+	require.NoError(t, p.PreBind(t.Context(), bc))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s))
+	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
 
 	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)
-	p.PostBind(t.Context(), bc)
+	require.NoError(t, p.PostBind(t.Context(), bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
 }
 
@@ -84,7 +83,7 @@ func TestLostRecord_DuringABind(t *testing.T) {
 func TestUnreadableRecord_StopsItsNode(t *testing.T) {
 	web := podNamed("web")
 	bad := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: recordValue}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: ledger.Devices}},
 		Data:       map[string]string{nodeField: "node-a", "p": "GPU-1"},
 	}
 	s := newServer(t, web, bad)
@@ -99,7 +98,7 @@ func TestUnreadableRecord_StopsItsNode(t *testing.T) {
 	marks, marksErr := p.Marks(t.Context())
 	assert.Len(t, marks, 1, "Marks lists the marks of other records")
 	for name, err := range map[string]error{
-		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": confirm(t.Context(), p, bc),
+		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc),
 		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
 	} {
 		assert.ErrorContains(t, err, `"p"`, name)

@@ -5,7 +5,6 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -102,10 +100,7 @@ type flight struct {
 // crash is the panic that ends a replica.
 type crash struct{}
 
-var (
-	errGivenUp = errors.New("given up")
-	errTimeout = apierrors.NewTimeoutError("lost", 1)
-)
+var errTimeout = apierrors.NewTimeoutError("lost", 1)
 
 func newModel(t *testing.T, seed uint64) *model {
 	m := &model{
@@ -132,21 +127,10 @@ func (m *model) newReplica() *replica {
 	l.before = func(verb string, o any) error { return m.cut(r, verb, o, false) }
 	l.after = func(verb string, o any) error { return m.cut(r, verb, o, true) }
 	r.plugin = pluginOn(m.s, r.cached, l, framework.NewHub(), func(h *framework.Handle, a *Arguments) {
-		h.Clock = impatient{FakeClock: m.clock, r: r}
+		h.Clock = m.clock
 		a.NodeLockTimeout = 3 * flightTakes
 	})
 	return r
-}
-
-// impatient ends a PreBind that starts to wait for a lock.
-type impatient struct {
-	*clocktesting.FakeClock
-	r *replica
-}
-
-func (c impatient) NewTimer(time.Duration) clock.Timer {
-	c.r.cancel(errGivenUp)
-	return c.FakeClock.NewTimer(1000 * time.Hour)
 }
 
 func (m *model) chance(percent int) bool { return m.rng.IntN(100) < percent }
@@ -355,13 +339,16 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancelCause(m.t.Context())
 	defer r.cancel(nil)
-	next, err := preFlight(ctx, r.plugin, bc)
-	if err == nil && next == framework.Run {
+	v, err := preFlight(ctx, r.plugin, bc)
+	if err == nil && len(v.Writes) > 0 {
 		a.ran, a.bc = true, bc
 		if err = r.plugin.PreBind(ctx, bc); err == nil {
-			m.interleave() // Other plugins run.
-			err = confirm(ctx, r.plugin, bc)
+			_ = r.cached.sync(ctx) // The call waits until the cache has the write.
+			m.interleave()         // Other plugins run.
 		}
+	}
+	if err == nil {
+		err = confirm(ctx, r.plugin, bc)
 	}
 	if err != nil {
 		m.logf("%s: %s: %v", r.id, a.id, err)
@@ -424,7 +411,7 @@ func (m *model) outcome(r *replica) {
 	case pod != nil && pod.UID == a.pod.UID && pod.Spec.NodeName == a.node:
 		if a.ran {
 			m.logf("%s: %s observes that the pod is bound", r.id, a.id)
-			r.plugin.PostBind(m.t.Context(), a.bc)
+			_ = r.plugin.PostBind(m.t.Context(), a.bc) // The sweep repeats it.
 		}
 		r.attempts = slices.DeleteFunc(r.attempts, func(other *attempt) bool { return other == a })
 	case !m.flies(a.id):
@@ -467,7 +454,7 @@ func (m *model) sweep(r *replica) {
 		switch {
 		case pod != nil && pod.UID == mark.PodUID && pod.Spec.NodeName == mark.Node:
 			m.logf("%s sweeps: %s is bound", r.id, mark.Attempt)
-			r.plugin.PostBind(m.t.Context(), bc)
+			_ = r.plugin.PostBind(m.t.Context(), bc) // The sweep repeats it.
 		case pod != nil && pod.UID == mark.PodUID && pod.Spec.NodeName == "" && m.flies(mark.Attempt):
 			// The sweep waits longer than the API server can need for a bind.
 		default:

@@ -37,13 +37,8 @@ type Plugin struct {
 
 var (
 	_ framework.PreBinder           = (*Plugin)(nil)
-	_ framework.PreFlighter         = (*Plugin)(nil)
 	_ framework.BindContextExtender = (*Plugin)(nil)
-	_ framework.RollBacker          = (*Plugin)(nil)
 	_ framework.OnRequest           = (*Plugin)(nil)
-	_ framework.Confirmer           = (*Plugin)(nil)
-	_ framework.PostBinder          = (*Plugin)(nil)
-	_ framework.Recoverer           = (*Plugin)(nil)
 	_ framework.Tidier              = (*Plugin)(nil)
 )
 
@@ -56,153 +51,140 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 	return &Plugin{
 		h: h, args: args, sights: sights{of: map[string]sight{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
-			Component: recordValue, Name: recordName, Decode: decode,
+			Component: ledger.Devices, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
 		}),
 	}, nil
 }
 
-// Name implements framework.PreBinder.
+// Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
 // RequestedBy implements framework.OnRequest: schedulers annotate the Binding, users annotate
 // the pod.
 func (*Plugin) RequestedBy() framework.Source { return framework.ByBindingOrPod }
 
-// present contains the record of the node. If it was read from the API server, it does not
-// contain holders whose pods are gone.
-var present = framework.NewExtensionKey[*record](Name + "/record")
+// seen is what PreFlight needs: the record of the node, and how long another bind can keep its lock at most.
+type seen struct {
+	record *record
+	left   time.Duration
+}
 
 // SetupBindContextExtension reads the record of the node, if the bind requests anything.
-func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	a, err := p.ask(bc)
 	if err != nil || a.nothing() {
 		return nil //nolint:nilerr // PreFlight returns the error.
 	}
-	rec, err := p.read(ctx, reader, bc)
-	if err == nil && bc.Live {
-		// The cache contains only pending pods.
-		err = dropGone(ctx, reader, rec, bc, a)
+	s := seen{record: newRecord(bc.Node.Name)}
+	found, err := p.records.Get(ctx, cache, bc.Node.Name)
+	if err != nil {
+		return err
 	}
-	present.Set(bc, rec)
-	return err
+	if found != nil {
+		s.record = found.Record
+	}
+	s.left = p.locked(s.record, bc.Pod.UID, bc.Now)
+	framework.Extend(bc, s)
+	return nil
 }
 
-// PreFlight rejects a bind that requests invalid devices, or devices that another pod holds.
-// It skips a bind that PreBind has already prepared.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+// PreFlight rejects a bind that requests invalid devices, and waits while another bind holds the node lock. A bind that requests
+// devices of other pods continues with PreBind, because these pods may be gone, and the cache contains only pending pods.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	a, err := p.ask(bc)
+	if err != nil || a.nothing() {
+		return framework.Verdict{}, err
+	}
+	s, err := framework.Extension[seen](bc)
 	if err != nil {
-		return framework.Run, err
+		return framework.Verdict{}, err
 	}
-	if a.nothing() {
-		return framework.Skip, nil
+	v := framework.Verdict{Devices: a.list(), Annotations: pinned(bc)}
+	if s.record.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
+		return v, nil
 	}
-	bc.Has(a.list()...)
-	pin(bc)
-	rec, err := present.Get(bc)
-	if err != nil {
-		return framework.Run, err
-	}
-	if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
-		if bc.Live {
-			return framework.Skip, nil
+	if bc.DryRun {
+		if err := refuseConflicts(s.record, bc, a); err != nil {
+			return v, err
 		}
-		return framework.Verify, nil
 	}
-	if err := refuseConflicts(rec, bc, a); err != nil {
-		return framework.Run, err
+	if a.lock && s.left > 0 {
+		v.Wait = framework.Wait{Object: nodeObject(bc), For: lockOf(s.record.Lock), Until: bc.Now.Add(s.left)}
+		return v, nil
 	}
 	if len(a.devices) > 0 {
-		bc.Intend("%s would grant %s of Node %s to the pod", Name, a.devices, bc.Node.Name)
+		v.Writes = append(v.Writes, fmt.Sprintf("grant %s of Node %s to the pod", a.devices, bc.Node.Name))
 	}
 	if a.lock {
-		bc.Intend("%s would lock Node %s for the bind, and wait while another bind holds the lock", Name, bc.Node.Name)
-		if rec.lockedByOther(bc.Pod.UID) {
-			bc.ExpectWait(waitingFor(rec.Lock, bc))
-		}
+		v.Writes = append(v.Writes, fmt.Sprintf("lock Node %s for the bind", bc.Node.Name))
 	}
-	return framework.Run, nil
+	return v, nil
 }
 
-// pin copies the pod's own requests to the Binding. The bound pod then lists its grant even
+// pinned returns the pod's own requests, for the Binding. The bound pod then lists its grant even
 // if its annotations are edited during the bind.
-func pin(bc *framework.BindContext) {
+func pinned(bc *framework.BindContext) map[string]string {
+	var own map[string]string
 	for key, parameter := range framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
-			bc.Annotate(Name, key, parameter.Value)
+			if own == nil {
+				own = map[string]string{}
+			}
+			own[key] = parameter.Value
 		}
 	}
+	return own
 }
 
 // errUnsure makes the caller repeat the call with data from the API server.
 var errUnsure = errors.New("the cache can be behind the API server")
 
-// PreBind grants the devices and takes the node lock, if requested, in one write. It first
-// waits until no other bind holds the lock.
+// PreBind grants the devices and takes the node lock, if requested, in one write.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	a, err := p.ask(bc)
 	if err != nil {
 		return err
 	}
-	// looked is the lock holder whose pod was read from the API server. One read is enough:
-	// when the bind of the holder ends, its attempts or the sweep change the record.
-	var looked types.UID
-	return framework.Await(ctx, p.h, bc, func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
-		var waiting framework.Waiting
-		err := p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
-			waiting = framework.Waiting{}
-			if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(p.h.Clock.Now())) {
-				return false, nil
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		now := p.h.Clock.Now()
+		if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(now)) {
+			if !live {
+				// The cache is behind the write of this replica, or the record was deleted after it.
+				return false, errUnsure
 			}
-			if rec.isBound(bc.Pod.UID) {
-				return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
-			}
-			if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
-				return false, err
-			}
-			if err := refuseConflicts(rec, bc, a); err != nil {
-				return false, err
-			}
-			if a.lock {
-				left, err := p.locked(ctx, rec, bc, live, looked)
-				if err != nil {
-					return false, err
+			return false, nil
+		}
+		if rec.isBound(bc.Pod.UID) {
+			return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
+		}
+		if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
+			return false, err
+		}
+		if err := refuseConflicts(rec, bc, a); err != nil {
+			return false, err
+		}
+		if a.lock {
+			if p.locked(rec, bc.Pod.UID, now) > 0 {
+				if !live {
+					return false, errUnsure
 				}
-				if left > 0 {
-					looked = rec.Lock.UID
-					waiting = waitingFor(rec.Lock, bc)
-					waiting.Until = p.h.Clock.Now().Add(left)
-					return false, nil
-				}
-				rec.take(bc.Pod, bc.Attempt, p.h.Clock.Now().Add(p.args.NodeLockTimeout))
+				return false, framework.NotYet(nodeObject(bc), "%s", lockOf(rec.Lock))
 			}
-			rec.grant(bc.Pod, bc.Attempt, a.devices)
-			return true, nil
-		})
-		return waiting, err
-	}, p.records.Ref(bc.Node.Name))
+			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout))
+		}
+		rec.grant(bc.Pod, bc.Attempt, a.devices)
+		return true, nil
+	})
 }
 
-// locked returns how long another pod can keep the node lock at most, or 0 if this bind can
-// take it. A pod loses the lock when its bind ends. locked does not read the pod of the
-// holder again if it has already been looked at.
-func (p *Plugin) locked(ctx context.Context, rec *record, bc *framework.BindContext, live bool, looked types.UID) (time.Duration, error) {
-	now := p.h.Clock.Now()
-	left := p.args.NodeLockTimeout - now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout))
-	switch {
-	case !rec.lockedByOther(bc.Pod.UID) || left <= 0:
-		return 0, nil
-	case rec.Lock.UID == looked:
-		return left, nil
-	case !live:
-		return 0, errUnsure
+// locked returns how long another pod can keep the node lock at most, or 0 if it does not have it. A pod loses the lock when its
+// bind ends.
+func (p *Plugin) locked(rec *record, uid types.UID, now time.Time) time.Duration {
+	if !rec.lockedByOther(uid) {
+		return 0
 	}
-	at, err := look(ctx, p.h.Live, bc.Node.Name, rec.Lock.Pod, rec.Lock.UID)
-	if err != nil || at != framework.Pending {
-		return 0, err
-	}
-	return left, nil
+	return max(0, p.args.NodeLockTimeout-now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout)))
 }
 
 // lasting returns the time until which a lock must last for a bind that is allowed now.
@@ -210,38 +192,10 @@ func (p *Plugin) lasting(now time.Time) time.Time {
 	return now.Add(min(framework.BindSettles, p.args.NodeLockTimeout/2))
 }
 
-// Confirm checks that the grant and the lock still exist. While other plugins prepared the
-// bind, an operator can have edited the record, or the lock can have expired. Confirm
-// accepts only a record from the API server, because nothing checks the record afterwards.
-func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
-	a, err := p.ask(bc)
-	if err != nil || a.nothing() {
-		return err
-	}
-	if !bc.Live {
-		return errUnsure
-	}
-	rec, err := p.read(ctx, reader, bc)
-	if err != nil {
-		return err
-	}
-	switch {
-	case rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(p.h.Clock.Now())):
-		return nil
-	case rec.granted(bc.Pod.UID, bc.Attempt, a):
-		return framework.Wait(nodeObject(bc), "the node lock of this bind expired").
-			Advise("retry the Binding, or raise --device-node-lock-timeout if other plugins need more time")
-	default:
-		return framework.Wait(p.records.Ref(bc.Node.Name).Object(), "the grant of this bind was removed").
-			Advise("retry the Binding")
-	}
-}
-
 // PreBindRollBack removes the grant and the lock of this attempt.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	var released, unlocked bool
-	err := p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
-		released, unlocked = rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		released, unlocked := rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
 		if !released && !unlocked && !live {
 			// The cache can be behind a write of another replica, or behind a write whose
 			// response was lost.
@@ -249,16 +203,6 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 		}
 		return released || unlocked, nil
 	})
-	if err != nil {
-		return err
-	}
-	if released {
-		bc.Undid("released its devices")
-	}
-	if unlocked {
-		bc.Undid("released the node lock")
-	}
-	return nil
 }
 
 // ask returns the requests of the bind.
@@ -279,9 +223,7 @@ func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
 	return nil
 }
 
-func waitingFor(l *lock, bc *framework.BindContext) framework.Waiting {
-	return framework.Waiting{Object: nodeObject(bc), For: fmt.Sprintf("the lock that pod %s holds on the node", l.Pod)}
-}
+func lockOf(l *lock) string { return fmt.Sprintf("the lock that pod %s holds on the node", l.Pod) }
 
 func podObject(bc *framework.BindContext) framework.Object {
 	return framework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name).Object()

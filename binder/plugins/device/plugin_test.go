@@ -26,9 +26,6 @@ func TestNew(t *testing.T) {
 	assert.Equal(t, framework.ByBindingOrPod, p.RequestedBy())
 	_, err = New(framework.Handle{}, &Arguments{})
 	assert.ErrorContains(t, err, "nodeLockTimeout")
-	for _, by := range Caches(namespace) {
-		assert.Equal(t, "app.kubernetes.io/component=prebind-device-record", by.Namespaces[namespace].LabelSelector.String())
-	}
 }
 
 // A grant, from the bind to the end of its pod.
@@ -38,11 +35,12 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
 
-	next, err := preFlight(t.Context(), p, bc)
+	verdict, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
-	assert.Equal(t, framework.Run, next)
-	assert.Equal(t, []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}}, bc.Devices())
-	assert.Equal(t, []string{"device would grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node node-a to the pod"}, bc.Intents())
+	assert.Equal(t, framework.Verdict{
+		Devices: []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}},
+		Writes:  []string{"grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node node-a to the pod"},
+	}, verdict)
 	assert.Zero(t, s.count(), "PreFlight writes nothing")
 
 	require.NoError(t, p.PreBind(t.Context(), bc))
@@ -51,18 +49,16 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
 	object := s.object("node-a")
-	assert.Equal(t, map[string]string{ledger.Label: recordValue, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
+	assert.Equal(t, map[string]string{ledger.Label: ledger.Devices, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
 	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)
 
-	next, err = preFlight(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5")))
-	require.NoError(t, err)
-	assert.Equal(t, framework.Skip, next, "a repeated call is already prepared")
+	require.NoError(t, confirm(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))), "a repeated call is already prepared")
 
 	s.bind(bc)
-	p.PostBind(t.Context(), bc)
-	p.PostBind(t.Context(), bc)
+	require.NoError(t, p.PostBind(t.Context(), bc))
+	require.NoError(t, p.PostBind(t.Context(), bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)] bound"}, held(s))
 	marks, err = p.Marks(t.Context())
 	require.NoError(t, err)
@@ -83,9 +79,12 @@ func TestGrant_MergesPodAndBinding(t *testing.T) {
 	web := podNamed("web", gen.Annotation(gpu, "GPU-1"), gen.Annotation(fpga, "F"))
 	s := newServer(t, web)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-2"))
-	require.NoError(t, prepare(t.Context(), replicaOf(s), bc))
+	p := replicaOf(s)
+	require.NoError(t, prepare(t.Context(), p, bc))
 	assert.Equal(t, map[string]string{"web": "[a: F (fpga), GPU-2 (gpu)]"}, held(s), "the value of the Binding takes precedence")
-	assert.Equal(t, map[string]map[string]string{"device": {"fpga": "F"}}, bc.Annotations(), "the bound pod lists its grant even if its annotations are edited during the bind")
+	verdict, err := preFlight(t.Context(), p, bc)
+	require.NoError(t, err)
+	assert.Equal(t, map[string]string{"fpga": "F"}, verdict.Annotations, "the bound pod lists its grant even if its annotations are edited during the bind")
 }
 
 // binder.prebind.dev/require can require the plugin for a bind without device annotations.
@@ -94,13 +93,7 @@ func TestBind_WithoutDevices(t *testing.T) {
 	s := newServer(t, web)
 	p := replicaOf(s, withLocks)
 	bc := bindOf(web, "a")
-	next, err := preFlight(t.Context(), p, bc)
-	require.NoError(t, err)
-	assert.Equal(t, framework.Skip, next)
-	require.NoError(t, p.PreBind(t.Context(), bc))
 	require.NoError(t, confirm(t.Context(), p, bc))
-	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	p.PostBind(t.Context(), bc)
 	require.NoError(t, p.Tidy(t.Context()))
 	assert.Zero(t, s.count())
 }
@@ -111,7 +104,7 @@ func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
 	_, preFlight := preFlight(t.Context(), p, bc)
-	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc), "Confirm": confirm(t.Context(), p, bc)} {
+	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc)} {
 		assert.True(t, framework.IsKind(err, framework.KindInvalid), name)
 		assert.ErrorContains(t, err, gpu)
 		assert.ErrorContains(t, err, fpga)
@@ -133,14 +126,17 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 		},
 		"Bound": {
 			reason: "the pod is running", want: "is held by pod default/holder",
-			then: func(s *server, p *Plugin, bc *framework.BindContext) { s.bind(bc); p.PostBind(s.t.Context(), bc) },
+			then: func(s *server, p *Plugin, bc *framework.BindContext) {
+				s.bind(bc)
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+			},
 		},
 		"Ending": {
 			reason: "the containers of a terminating pod may still run", want: "is held by pod default/holder",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
 				s.bind(bc)
-				p.PostBind(s.t.Context(), bc)
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
 				s.delete(bc.Pod)
 			},
 		},
@@ -154,14 +150,14 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 			reason: "a finished pod uses no devices",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.bind(bc)
-				p.PostBind(s.t.Context(), bc)
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
 				s.finish(bc.Pod)
 			},
 		},
 		"Deleted": {reason: "the pod is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
 		"DeletedAfterBound": {reason: "the pod is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
 			s.bind(bc)
-			p.PostBind(s.t.Context(), bc)
+			require.NoError(s.t, p.PostBind(s.t.Context(), bc))
 			s.delete(bc.Pod)
 		}},
 		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
@@ -239,7 +235,6 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 			reason: "a roll-back keeps the grant of the other attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
 			then: func(t *testing.T, _ *server, one, _ *Plugin, a, _ *framework.BindContext) {
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
-				assert.Equal(t, []string{"released its devices"}, a.Undone())
 			},
 		},
 		"RolledBackByOther": {
@@ -260,15 +255,15 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 			reason: "the annotations of the bound pod name the attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
 			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
 				s.bind(b)
-				one.PostBind(t.Context(), a)
-				two.PostBind(t.Context(), recovered(b))
+				require.NoError(t, one.PostBind(t.Context(), a))
+				require.NoError(t, two.PostBind(t.Context(), recovered(b)))
 			},
 		},
 		"BoundAndLateRollBack": {
 			reason: "a confirmed grant has no mark", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
 			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
 				s.bind(b)
-				two.PostBind(t.Context(), b)
+				require.NoError(t, two.PostBind(t.Context(), b))
 				require.NoError(t, one.PreBindRollBack(t.Context(), a))
 				require.NoError(t, two.PreBindRollBack(t.Context(), b))
 			},
@@ -278,7 +273,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 			then: func(t *testing.T, s *server, one, _ *Plugin, a, _ *framework.BindContext) {
 				s.bind(a)
 				s.delete(a.Pod)
-				one.PostBind(t.Context(), a)
+				require.NoError(t, one.PostBind(t.Context(), a))
 			},
 		},
 	}
@@ -316,7 +311,7 @@ func TestGrant_OfOtherDevicesInALaterRound(t *testing.T) {
 	assert.True(t, framework.IsKind(err, framework.KindRefuse))
 
 	s.bind(second)
-	p.PostBind(t.Context(), first)
+	require.NoError(t, p.PostBind(t.Context(), first))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-2 (gpu)] bound"}, held(s), "the pod keeps the devices that it was bound with")
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1"))))
 }
@@ -330,32 +325,12 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	s.bind(bc)
-	p.PostBind(t.Context(), bc)
+	require.NoError(t, p.PostBind(t.Context(), bc))
 	cached := newLagging(s)
 	late := pluginOn(s, cached, &line{server: s}, cached.hub)
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
 	assert.True(t, framework.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
-}
-
-// A replica that was cut off has an outdated cache.
-func TestPreFlight_ChecksWithTheAPIServer(t *testing.T) {
-	web, other := podNamed("web"), podNamed("other")
-	s := newServer(t, web, other)
-	cached := newLagging(s)
-	cutOff, swept := pluginOn(s, cached, &line{server: s}, cached.hub), replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), cutOff, bc))
-	require.NoError(t, cached.sync(t.Context()))
-	require.NoError(t, swept.PreBindRollBack(t.Context(), recovered(bc)))
-	require.NoError(t, prepare(t.Context(), swept, bindOf(other, "b", gen.Annotation(gpu, "GPU-1"))))
-
-	err := confirm(t.Context(), cutOff, bc)
-	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	_, err = preFlight(t.Context(), cutOff, bc)
-	assert.True(t, framework.IsKind(err, framework.KindRefuse), "PreFlight must reject the repeated call: %v", err)
-	_, err = preFlight(t.Context(), cutOff, bindOf(web, "c", gen.Annotation(gpu, "GPU-2")))
-	assert.NoError(t, err)
 }
 
 var errDown = apierrors.NewServiceUnavailable("down")
@@ -412,7 +387,7 @@ func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
 	require.NoError(t, prepare(t.Context(), p, bc))
-	p.PostBind(t.Context(), bc)
+	require.Error(t, p.PostBind(t.Context(), bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark remains")
 	assert.NotNil(t, s.record("node-a").Lock)
 }

@@ -21,21 +21,6 @@ import (
 // engine are shorter. Tenants can write annotations of any length.
 const maxAttempt = 128
 
-// read returns the record of the bind's node through the reader.
-func (p *Plugin) read(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (*record, error) {
-	found, err := p.records.Get(ctx, reader, bc.Node.Name)
-	switch {
-	case err != nil:
-		return nil, err
-	case found != nil:
-		return found.Record, nil
-	case bc.Live:
-		return restore(ctx, reader, bc.Node.Name)
-	default:
-		return newRecord(bc.Node.Name), nil
-	}
-}
-
 // restore returns the record of a node whose ConfigMap does not exist: the first record, or
 // one that was lost. It contains the grants of running pods, according to their annotations.
 // A tenant can edit those: an added annotation only blocks devices, but the device of a

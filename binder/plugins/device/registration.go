@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
 
 // The records are in Prebind's own namespace.
@@ -30,11 +31,11 @@ func Registration() framework.Registration {
 		AnnotationsHelp: "<resource>, node-lock",
 		Arguments:       func() framework.Arguments { return &Arguments{NodeLockTimeout: 15 * time.Minute} },
 		Watches:         framework.Always(&corev1.ConfigMap{}),
-		Caches:          Caches,
+		Caches:          ledger.Caches,
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},
-		New: func(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+		New: func(h framework.Handle, a framework.Arguments) (framework.Plugin, error) {
 			args, err := framework.ArgumentsAs[*Arguments](a)
 			if err != nil {
 				return nil, err

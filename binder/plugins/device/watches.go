@@ -9,21 +9,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/binder/ledger"
 )
-
-// Caches restricts the cache to the records in the namespace.
-func Caches(namespace string) map[client.Object]cache.ByObject {
-	return map[client.Object]cache.ByObject{
-		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
-			namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{ledger.Label: recordValue})},
-		}},
-	}
-}
 
 const (
 	// unconfirmedIndex contains the records that can have marks, under unconfirmedKey.

@@ -13,23 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/volumes"
 )
 
 // nodeField is the field of pods and VolumeAttachments that names their node.
 const nodeField = "spec.nodeName"
-
-// caches returns the kinds of which the cache holds only a part. A cluster has one CSINode per node.
-func caches(namespace string) map[client.Object]cache.ByObject {
-	all := volumes.Caches(namespace)
-	all[&storagev1.CSINode{}] = cache.ByObject{Transform: packNode}
-	return all
-}
 
 // attachments selects all VolumeAttachments, by node. The API server does not know the field, so
 // only the cached reader can list them.
@@ -107,32 +98,6 @@ func (p *packed) GetObjectMeta() metav1.Object {
 // Unpack implements compact.Object.
 func (p *packed) Unpack() client.Object {
 	return p.unpack(metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, ResourceVersion: p.version})
-}
-
-// packNode keeps the names and limits of the drivers, which nodes of the same kind share, and the in-tree
-// plugins that were migrated to CSI.
-func packNode(o any) (any, error) {
-	node, ok := o.(*storagev1.CSINode)
-	if !ok {
-		return o, nil
-	}
-	var spec storagev1.CSINodeSpec
-	for _, d := range node.Spec.Drivers {
-		spec.Drivers = append(spec.Drivers, storagev1.CSINodeDriver{Name: d.Name, Allocatable: d.Allocatable})
-	}
-	encoded, err := spec.Marshal()
-	if err != nil {
-		return o, nil //nolint:nilerr // The unpacked form is correct, too.
-	}
-	drivers, migrated := unique.Make(string(encoded)), unique.Make(node.Annotations[corev1.MigratedPluginsAnnotationKey])
-	return pack(node, func(m metav1.ObjectMeta) client.Object {
-		m.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: migrated.Value()}
-		node := &storagev1.CSINode{ObjectMeta: m}
-		if node.Spec.Unmarshal([]byte(drivers.Value())) != nil {
-			return nil // A look through the live reader finds it.
-		}
-		return node
-	}), nil
 }
 
 // packAgent keeps the node, the owner and the readiness of a pod.

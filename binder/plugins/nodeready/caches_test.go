@@ -15,6 +15,7 @@ import (
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -28,7 +29,7 @@ func TestTransforms(t *testing.T) {
 		transform func(any) (any, error)
 		same      func(t *testing.T, got client.Object)
 	}{
-		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: packNode, same: func(t *testing.T, got client.Object) {
+		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: volumes.PackNode, same: func(t *testing.T, got client.Object) {
 			node, ok := got.(*storagev1.CSINode)
 			require.True(t, ok)
 			assert.Equal(t, int32(25), *limitOf(node, driverName))

@@ -37,7 +37,7 @@ type missing struct {
 }
 
 // waitingFor returns the wait for everything that is missing. The object is that of the first.
-func waitingFor(lacks []missing) framework.Waiting {
+func waitingFor(lacks []missing) framework.Wait {
 	var shown []string
 	for _, m := range lacks[:min(len(lacks), maxShown)] {
 		shown = append(shown, m.what)
@@ -46,7 +46,7 @@ func waitingFor(lacks []missing) framework.Waiting {
 	if more := len(lacks) - len(shown); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return framework.Waiting{Object: lacks[0].object, For: text}
+	return framework.Wait{Object: lacks[0].object, For: text}
 }
 
 // missing returns what the node lacks, in the order of the checks.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
 )
@@ -32,6 +33,11 @@ const (
 
 func csiNodeWith(drivers ...storagev1.CSINodeDriver) *storagev1.CSINode {
 	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}, Spec: storagev1.CSINodeSpec{Drivers: drivers}}
+}
+
+func ownedByNode(n *storagev1.CSINode, uid types.UID) *storagev1.CSINode {
+	n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-a", UID: uid}}
+	return n
 }
 
 func theDriver(limit ...int32) storagev1.CSINodeDriver {
@@ -150,6 +156,23 @@ func only(a *Arguments, checks ...string) *Arguments {
 	return a
 }
 
+// cluster returns the plugin with the objects. Nil arguments are the defaults.
+func cluster(t *testing.T, args *Arguments, objects ...client.Object) *plugintest.Cluster {
+	t.Helper()
+	if args == nil {
+		args = defaults()
+	}
+	return plugintest.New(t, Registration(), args, objects...)
+}
+
+// errorOf returns the error of the outcome, so that nil is nil.
+func errorOf(o loop.Outcome) error {
+	if o.Err == nil {
+		return nil
+	}
+	return o.Err
+}
+
 // The table covers reading and deciding together.
 func TestPreFlight(t *testing.T) {
 	const waitsForDriver = "CSI driver csi.example.com to register on the node"
@@ -178,6 +201,8 @@ func TestPreFlight(t *testing.T) {
 		"Bound":             {reason: "the driver is registered", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver()))},
 		"NotRegistered":     {reason: "the driver of a bound claim is not registered", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(), known), waits: waitsForDriver, object: framework.Object{Kind: "CSINode", Name: "node-a"}},
 		"NoCSINode":         {reason: "the node is new", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known), waits: waitsForDriver},
+		"EarlierNode":       {reason: "the CSINode belongs to a deleted node of this name", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, ownedByNode(csiNodeWith(theDriver()), "before"), known), waits: waitsForDriver},
+		"ThisNode":          {reason: "the CSINode belongs to the node", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, ownedByNode(csiNodeWith(theDriver()), "node-a"), known)},
 		"Unknown":           {reason: "the name of the driver can be wrong", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: bound, waits: waitsForDriver + " (no CSIDriver object has this name)"},
 		"Twice":             {reason: "the message names a driver once", pod: []gen.PodOption{gen.UsesClaim("data"), gen.UsesClaim("more")}, objects: with(bound, known, gen.Claim("more", gen.BoundToVolume("pv-1"))), waits: waitsForDriver},
 		"OnlyOtherChecks":   {reason: "the check is off", args: only(defaults(), checkLimits), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known)},
@@ -286,24 +311,12 @@ func TestPreFlight(t *testing.T) {
 			if node == nil {
 				node = theNode()
 			}
-			arguments := framework.Arguments(tc.args)
-			if tc.args == nil {
-				arguments = nil
-			}
-			c := plugintest.New(t, Registration(), arguments, append(tc.objects, pod, node)...)
-			bc := plugintest.Bind(pod, node)
-			next, err := plugintest.PreFlight(t.Context(), c.Handle, c.Plugin, bc)
+			c := cluster(t, tc.args, append(tc.objects, pod, node)...)
+			verdict, err := c.PreFlight(t.Context(), c.Context(pod, node))
 			require.NoError(t, err)
-			if tc.waits == "" {
-				assert.Equal(t, framework.Skip, next, "%s: %v", tc.reason, bc.ExpectedWaits())
-				assert.Zero(t, c.Reads(), "a bind without a wait needs no request")
-				return
-			}
-			require.Equal(t, framework.Run, next, tc.reason)
-			require.Len(t, bc.ExpectedWaits(), 1)
-			assert.Equal(t, tc.waits, bc.ExpectedWaits()[0].For, tc.reason)
+			assert.Equal(t, tc.waits, verdict.Wait.For, tc.reason)
 			if tc.object != (framework.Object{}) {
-				assert.Equal(t, tc.object, bc.ExpectedWaits()[0].Object, tc.reason)
+				assert.Equal(t, tc.object, verdict.Wait.Object, tc.reason)
 			}
 		})
 	}
@@ -378,15 +391,15 @@ func requires(key, value string) func(*corev1.PodSpec) {
 func TestPreFlight_InvalidTimeout(t *testing.T) {
 	for _, value := range []string{"soon", "0s", "-1m"} {
 		pod, node := gen.Pod("web", gen.Annotation("node-ready.prebind.dev/timeout", value)), theNode()
-		c := plugintest.New(t, Registration(), nil, pod, node)
-		_, err := plugintest.PreFlight(t.Context(), c.Handle, c.Plugin, plugintest.Bind(pod, node))
+		c := cluster(t, nil, pod, node)
+		_, err := c.PreFlight(t.Context(), c.Context(pod, node))
 		assert.True(t, framework.IsKind(err, framework.KindInvalid), "%s: %v", value, err)
 		assert.ErrorContains(t, err, `annotation node-ready.prebind.dev/timeout must be a positive duration such as 5m, got "`+value+`"`)
 	}
 }
 
 // Each object wakes the wait when it changes.
-func TestPreBind_EndsWhenTheNodeIsReady(t *testing.T) {
+func TestWait_EndsWhenTheNodeIsReady(t *testing.T) {
 	bound := []client.Object{gen.Claim("data", gen.BoundToVolume("pv-1")), csiVolumeNamed("pv-1", "data")}
 	full, other := attached("a", "node-a", "pv-2"), csiVolumeNamed("pv-2", "other")
 	cases := map[string]struct {
@@ -419,30 +432,27 @@ func TestPreBind_EndsWhenTheNodeIsReady(t *testing.T) {
 				if tc.change != nil {
 					tc.change(pod)
 				}
-				arguments := framework.Arguments(tc.args)
-				if tc.args == nil {
-					arguments = nil
-				}
 				objects := append([]client.Object{pod, node, gen.CSIDriver(driverName, false)}, bound...)
-				c := plugintest.New(t, Registration(), arguments, append(objects, tc.before...)...)
-				bc := plugintest.Bind(pod, node)
-				preBind := plugintest.Start(func() error { return c.Plugin.PreBind(t.Context(), bc) })
-				ended, err := preBind.Ended()
+				c := cluster(t, tc.args, append(objects, tc.before...)...)
+				bind := plugintest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
+				ended, err := bind.Ended()
 				require.False(t, ended, "%v", err)
-				require.NotEmpty(t, bc.ReportedWait().For)
 				began := time.Now()
 				tc.ready(c)
-				ended, err = preBind.Ended()
-				require.True(t, ended, "still waiting for %s", bc.ReportedWait().For)
+				ended, err = bind.Ended()
+				if !ended { // The pace of passes.
+					<-time.After(20 * time.Millisecond)
+					ended, err = bind.Ended()
+				}
+				require.True(t, ended)
 				require.NoError(t, err)
-				assert.Zero(t, time.Since(began))
-				assert.NotZero(t, c.Reads(), "the API server confirms the end of a wait")
+				assert.LessOrEqual(t, time.Since(began), 20*time.Millisecond)
 			})
 		})
 	}
 }
 
-func TestPreBind_TimesOut(t *testing.T) {
+func TestWait_TimesOut(t *testing.T) {
 	cases := map[string]struct {
 		reason     string
 		annotation string
@@ -461,16 +471,16 @@ func TestPreBind_TimesOut(t *testing.T) {
 					pod.Annotations = map[string]string{"node-ready.prebind.dev/timeout": tc.annotation}
 				}
 				requests(gpu, "1")(pod)
-				c := plugintest.New(t, Registration(), nil, pod, node)
-				preBind := plugintest.Start(func() error { return c.Plugin.PreBind(t.Context(), plugintest.Bind(pod, node)) })
-				<-time.After(tc.after - time.Nanosecond)
-				ended, err := preBind.Ended()
+				c := cluster(t, nil, pod, node)
+				bind := plugintest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
+				<-time.After(tc.after + loop.Settle - time.Nanosecond)
+				ended, err := bind.Ended()
 				require.False(t, ended, "%s: %v", tc.reason, err)
 				<-time.After(time.Nanosecond)
-				ended, err = preBind.Ended()
+				ended, err = bind.Ended()
 				require.True(t, ended, tc.reason)
 				assert.True(t, framework.IsKind(err, framework.KindRefuse))
-				assert.EqualError(t, err, "Node node-a: still waiting for extended resource gpu.example.com/card on the node (1 requested, 0 allocatable) after "+
+				assert.EqualError(t, err, "node-ready: Node node-a: still waiting for extended resource gpu.example.com/card on the node (1 requested, 0 allocatable) after "+
 					tc.after.String()+"; choose another node")
 			})
 		})

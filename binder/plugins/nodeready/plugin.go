@@ -28,40 +28,37 @@ const keyTimeout = "timeout"
 type plugin struct {
 	rules
 	timeout, maxTimeout time.Duration
-	// cached lists VolumeAttachments, and reads their volumes.
-	cached framework.Reader
 }
 
 // New returns the plugin, or an error if the arguments are invalid. It starts nothing.
-func New(h framework.Handle, args *Arguments) (framework.PreBinder, error) {
+func New(_ framework.Handle, args *Arguments) (framework.Plugin, error) {
 	parsed, problems := args.parse()
 	for _, p := range problems {
 		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
 	}
-	p := &plugin{rules: parsed, timeout: args.Timeout, maxTimeout: args.MaxTimeout, cached: h.Cached}
-	return framework.NewWaiter(Name, h, p.look), nil
+	p := &plugin{rules: parsed, timeout: args.Timeout, maxTimeout: args.MaxTimeout}
+	return framework.NewPlugin(Name, p.decide), nil
 }
 
-// look returns what the bind waits for.
-func (p *plugin) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
+// decide returns the wait of the bind.
+func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
 	if passes(bc.Pod, p.rules) {
-		return framework.Waiting{}, nil
+		return framework.Verdict{}, nil
 	}
 	limit, err := p.limit(bc)
 	if err != nil {
-		return framework.Waiting{}, err
+		return framework.Verdict{}, err
 	}
-	f, err := p.read(ctx, reader, bc)
+	f, err := p.read(ctx, cache, bc)
 	if err != nil {
-		return framework.Waiting{}, err
+		return framework.Verdict{}, err
 	}
 	lacks := f.missing(p.rules)
 	if len(lacks) == 0 {
-		return framework.Waiting{}, nil
+		return framework.Verdict{}, nil
 	}
-	waiting := waitingFor(lacks)
-	bc.Intend("%s would wait up to %s for %s", Name, limit, waiting.For)
-	return bc.WaitAtMost(limit, waiting)
+	wait, err := bc.AtMost(limit, waitingFor(lacks))
+	return framework.Verdict{Wait: wait}, err
 }
 
 // limit returns the limit of the wait.

@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/storage/volume"
@@ -75,7 +76,7 @@ func (p *plugin) read(ctx context.Context, reader framework.Reader, bc *framewor
 		}
 	}
 	if p.checks.Has(checkLimits) && slices.ContainsFunc(f.volumes, func(v csiVolume) bool { return limitOf(f.csiNode, v.driver) != nil }) {
-		if err := f.readAttached(ctx, reader, p.cached, bc.Live); err != nil {
+		if err := f.readAttached(ctx, reader); err != nil {
 			return f, err
 		}
 	}
@@ -105,6 +106,9 @@ func (f *facts) readVolumes(ctx context.Context, reader framework.Reader) error 
 	if f.csiNode, err = framework.Get(ctx, reader, &storagev1.CSINode{}, "", f.node.Name); err != nil {
 		return err
 	}
+	if f.csiNode != nil && ofEarlierNode(f.csiNode, f.node) {
+		f.csiNode = nil
+	}
 	for i := range f.pod.Spec.Volumes {
 		if csi := f.pod.Spec.Volumes[i].CSI; csi != nil {
 			if err := f.add(ctx, reader, csiVolume{driver: csi.Driver}); err != nil {
@@ -122,6 +126,11 @@ func (f *facts) readVolumes(ctx context.Context, reader framework.Reader) error 
 		}
 	}
 	return nil
+}
+
+// ofEarlierNode returns whether the CSINode belongs to an earlier node with the same name: its owner has another UID.
+func ofEarlierNode(csiNode *storagev1.CSINode, node *corev1.Node) bool {
+	return slices.ContainsFunc(csiNode.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "Node" && o.UID != node.UID })
 }
 
 // volumeOf returns the volume of a claim. Its driver is empty if no CSI driver provides it.
@@ -168,14 +177,8 @@ func (f *facts) add(ctx context.Context, reader framework.Reader, v csiVolume) e
 }
 
 // readAttached lists the attachments of the pod's drivers. It skips those without a PersistentVolume, as
-// kube-scheduler does: an attachment whose volume was deleted can stay for ever. The API server could
-// only list the attachments of all nodes, so the live reading uses the cache for them and for their
-// volumes, and sends no request. If the cache is behind, the bind waits longer, or the attachment waits
-// after the bind.
-func (f *facts) readAttached(ctx context.Context, reader, cached framework.Reader, live bool) error {
-	if live {
-		reader = cached
-	}
+// kube-scheduler does: an attachment whose volume was deleted can stay for ever.
+func (f *facts) readAttached(ctx context.Context, reader framework.Reader) error {
 	var list storagev1.VolumeAttachmentList
 	if err := reader.List(ctx, &list, attachments.Where(f.node.Name)); err != nil {
 		return framework.FromAPI(framework.Object{Kind: "Node", Name: f.node.Name}, "listing its volume attachments", err)

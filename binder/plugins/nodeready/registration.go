@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // Name of the plugin.
@@ -22,7 +23,7 @@ func Registration() framework.Registration {
 		AnnotationsHelp: keyTimeout,
 		Arguments:       func() framework.Arguments { return defaults() },
 		Watches:         watches,
-		Caches:          caches,
+		Caches:          volumes.Caches,
 		Selections:      selections,
 		New:             framework.Build(New),
 	}

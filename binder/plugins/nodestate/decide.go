@@ -34,12 +34,7 @@ type findings struct {
 	more int
 }
 
-// Mismatches of the node as a whole.
-var (
-	gone     = mismatch{found: "the node does not exist", final: "choose another node"}
-	leaving  = mismatch{found: "the node is being deleted", final: "choose another node"}
-	replaced = mismatch{found: "the node was deleted and recreated", final: "schedule the pod again"}
-)
+var leaving = mismatch{found: "the node is being deleted", final: "choose another node"}
 
 func (f *findings) add(m mismatch) { f.list = append(f.list, m) }
 

@@ -4,20 +4,14 @@
 package nodestate
 
 import (
-	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 const (
@@ -28,78 +22,9 @@ const (
 // all enables all checks.
 var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
 
-// world is an API server or a cache with thePod and at most one node. It counts the reads of the
-// node.
-type world struct {
-	*fakeapi.Connection
-	server *fakeapi.Server
-	hub    *framework.Hub
-
-	mu    sync.Mutex
-	reads int
-	// err, if set, is the error of every read of the node.
-	err error
-	// afterRead, if set, is called after every read.
-	afterRead func()
-}
-
-func newWorld(node *corev1.Node) *world {
-	w := &world{server: fakeapi.New(thePod()), hub: framework.NewHub()}
-	w.put(node)
-	w.Connection = w.server.Connect()
-	w.Before, w.After = w.before, w.after
-	return w
-}
-
-func (w *world) before(call fakeapi.Call) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch call.String() {
-	case "get Pod web":
-		return nil
-	case "get Node " + call.Key.Name:
-		w.reads++
-		return w.err
-	default:
-		return fmt.Errorf("unexpected call: %s", call)
-	}
-}
-
-func (w *world) after(fakeapi.Call) error {
-	if w.afterRead != nil {
-		w.afterRead()
-	}
-	return nil
-}
-
-// put stores the node, or removes it if nil, without an event.
-func (w *world) put(node *corev1.Node) {
-	if node == nil {
-		w.server.Remove(theNode())
-		return
-	}
-	w.server.Put(node)
-}
-
-// fail makes every read of the node fail.
-func (w *world) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.err = err
-}
-
-func (w *world) tell() { w.hub.Changed(framework.RefTo(&corev1.Node{}, "", "node-a")) }
-
-func (w *world) count() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.reads
-}
-
-func pluginBetween(t testing.TB, cached, live *world) *Plugin {
+func pluginWithAll(t testing.TB) *Plugin {
 	t.Helper()
-	h := framework.Handle{Cached: cached, Live: live, Changes: cached.hub, Clock: clock.RealClock{}}
-	p, err := New(h, &Arguments{Checks: CheckNames(), MaxWait: maxWait})
+	p, err := New(framework.Handle{}, &Arguments{Checks: CheckNames(), MaxWait: maxWait})
 	require.NoError(t, err)
 	return p
 }
@@ -115,10 +40,6 @@ func theNode(changes ...func(*corev1.Node)) *corev1.Node {
 		change(node)
 	}
 	return node
-}
-
-func uid(uid types.UID) func(*corev1.Node) {
-	return func(node *corev1.Node) { gen.UID(uid)(&node.ObjectMeta) }
 }
 
 func terminating(node *corev1.Node) { gen.Terminating()(&node.ObjectMeta) }
@@ -186,5 +107,8 @@ func named(names ...string) corev1.NodeSelectorTerm {
 func annotation(key, value string) gen.Meta { return gen.Annotation(Name+"."+domain+"/"+key, value) }
 
 func contextFor(pod *corev1.Pod, node *corev1.Node, options ...gen.BindingOption) *framework.BindContext {
-	return plugintest.Bind(pod, node, options...)
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Now: began, Since: began}
 }
+
+// began is the time of the first call.
+var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

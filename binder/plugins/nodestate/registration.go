@@ -23,7 +23,7 @@ func Registration() framework.Registration {
 		Description:     "checks the node: ready, schedulable, taints, affinity, and the expectations in annotations",
 		AnnotationsHelp: "expect, expect-conditions, wait",
 		Arguments:       func() framework.Arguments { return &Arguments{Checks: CheckNames(), MaxWait: 5 * time.Minute} },
-		New:             framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) { return New(h, a) }),
+		New:             framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a) }),
 	}
 }
 

@@ -235,9 +235,6 @@ func deviceName(result *resourcev1.DeviceRequestAllocationResult) string {
 	return result.Driver + "/" + result.Pool + "/" + result.Device
 }
 
-// done reports whether the pod can be bound.
-func (r readiness) done() bool { return len(r.unmade) == 0 && len(r.in(ready)) == len(r.claims) }
-
 // in returns the claims in one of these states.
 func (r readiness) in(wanted ...state) []assessment {
 	var found []assessment
@@ -260,40 +257,28 @@ func (r readiness) toTake() []assessment {
 	return r.in(unreserved, borrowed)
 }
 
-// waits returns all waits. Each of them ends when the first claim is rejected.
-func (r readiness) waits() []framework.Waiting {
-	var all []framework.Waiting
-	until := time.Time{}
-	for _, ref := range r.unmade {
-		all = append(all, framework.Waiting{Object: podObject(r.pod), For: ref.missing()})
-	}
-	for _, a := range r.in(unready) {
-		all = append(all, framework.Waiting{Object: claimObject(a.claim.Namespace, a.claim.Name), For: a.waits})
-		if until.IsZero() || a.until.Before(until) {
-			until = a.until
-		}
-	}
-	for i := range all {
-		all[i].Until = until
+// writes lists the reservations that PreBind makes.
+func (r readiness) writes() []string {
+	var all []string
+	for _, a := range r.toTake() {
+		all = append(all, fmt.Sprintf("reserve %s for the pod", claimObject(a.claim.Namespace, a.claim.Name)))
 	}
 	return all
 }
 
-// intents lists the actions of PreBind, for dry runs.
-func (r readiness) intents() []string {
-	var all []string
-	for _, ref := range r.unmade {
-		all = append(all, "wait for "+ref.missing())
+// wait returns the first wait. It ends when the first claim is rejected.
+func (r readiness) wait() framework.Wait {
+	var w framework.Wait
+	if len(r.unmade) > 0 {
+		w = framework.Wait{Object: podObject(r.pod), For: r.unmade[0].missing()}
 	}
-	for _, a := range r.claims {
-		about := claimObject(a.claim.Namespace, a.claim.Name)
-		switch a.state {
-		case unreserved, borrowed:
-			all = append(all, fmt.Sprintf("reserve %s for the pod", about))
-		case unready:
-			all = append(all, "wait for "+a.waits)
-		case ready:
+	for _, a := range r.in(unready) {
+		if w.For == "" {
+			w = framework.Wait{Object: claimObject(a.claim.Namespace, a.claim.Name), For: a.waits}
+		}
+		if w.Until.IsZero() || a.until.Before(w.Until) {
+			w.Until = a.until
 		}
 	}
-	return all
+	return w
 }

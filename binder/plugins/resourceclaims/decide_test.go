@@ -231,16 +231,12 @@ func TestReadiness_Messages(t *testing.T) {
 		{claim: claim("d"), state: unready, waits: "the switch", until: now.Add(time.Hour)}, {claim: claim("e"), state: ready},
 		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},
 	}}
-	assert.False(t, r.done())
-	assert.Len(t, r.intents(), 6, "each claim that is not ready has an intent")
-	assert.Empty(t, r.toTake(), "nothing is reserved for a pod that may wait long")
-	waits := r.waits()
-	require.Len(t, waits, 3)
-	assert.Equal(t, podObject(thePod("web")), waits[0].Object)
-	assert.Contains(t, waits[0].For, `"gpu"`)
-	assert.Equal(t, framework.Waiting{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, waits[1], "the wait ends when the first claim is rejected")
+	assert.Empty(t, r.writes(), "nothing is reserved for a pod that may wait long")
+	assert.Equal(t, podObject(thePod("web")), r.wait().Object)
+	assert.Contains(t, r.wait().For, `"gpu"`)
 	r.unmade = nil
-	require.Len(t, r.toTake(), 3)
-	assert.True(t, readiness{claims: r.claims[4:5]}.done())
-	assert.Empty(t, readiness{}.waits())
+	assert.Len(t, r.writes(), 3)
+	assert.Equal(t, framework.Wait{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, r.wait(), "the wait ends when the first claim is rejected")
+	assert.Empty(t, readiness{}.wait())
+	assert.Empty(t, readiness{claims: r.claims[4:5]}.writes())
 }

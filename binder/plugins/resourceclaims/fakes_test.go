@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -117,11 +118,6 @@ func marked(pod, attempt string) claimOption {
 	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
 }
 
-// versioned sets the version of a claim in a cache.
-func versioned(version string) claimOption {
-	return func(claim *resourcev1.ResourceClaim) { claim.ResourceVersion = version }
-}
-
 type podChange func(*corev1.Pod)
 
 // thePod returns a pod without a node.
@@ -198,51 +194,39 @@ func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	return bc
 }
 
-// preFlight runs Setup and PreFlight like the engine. If PreFlight rejects the bind or returns
-// Verify, it repeats both with the live reader.
-func (r *replica) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
-	bc.Now = r.h.Clock.Now()
-	bc.Since = bc.Now
-	before := bc.Checkpoint()
-	next, err := r.ask(ctx, r.cache, bc)
-	if err == nil && next != framework.Verify {
-		return next, nil
-	}
-	bc.Restore(before)
-	pod, node, err := framework.Present(ctx, r.conn, bc)
-	if err != nil {
-		return framework.Run, err
-	}
-	bc.Pod, bc.Node, bc.Live = pod, node, true
-	defer func() { bc.Live = false }()
-	if next, err = r.ask(ctx, r.conn, bc); next == framework.Verify {
-		next = framework.Run
-	}
-	return next, err
+// preFlight runs Setup and PreFlight like the engine.
+func (r *replica) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
+	return r.ask(ctx, r.cache, bc)
 }
 
-func (r *replica) ask(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Next, error) {
+func (r *replica) ask(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+	bc.Now = r.h.Clock.Now()
+	bc.Since = bc.Now
 	if err := r.SetupBindContextExtension(ctx, reader, bc); err != nil {
-		return framework.Run, err
+		return framework.Verdict{}, err
 	}
 	return r.PreFlight(bc)
 }
 
-// confirm runs Confirm like the engine.
-func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
-	if r.Confirm(ctx, r.cache, bc) == nil {
-		return nil
+// isReady returns whether the bind may proceed.
+func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For == "" }
+
+// PreBind runs PreFlight and PreBind like the engine.
+func (r *replica) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	v, err := r.preFlight(ctx, bc)
+	if err != nil || len(v.Writes) == 0 {
+		return err
 	}
-	return r.Confirm(ctx, r.conn, bc)
+	return r.Plugin.PreBind(ctx, bc)
 }
 
-// run runs PreFlight and PreBind like the engine.
-func (r *replica) run(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
-	next, err := r.preFlight(ctx, bc)
-	if err != nil || next == framework.Skip {
-		return next, err
+// confirm returns an error unless the bind may proceed.
+func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
+	v, err := r.preFlight(ctx, bc)
+	if err == nil && !isReady(v) {
+		err = framework.NotYet(podObject(bc.Pod), "not prepared")
 	}
-	return next, r.PreBind(ctx, bc)
+	return err
 }
 
 // users returns the names of the consumers that the claim is reserved for.
@@ -270,4 +254,14 @@ func reservedToGroup(group string) claimOption {
 			APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: group, UID: types.UID("group-" + group),
 		})
 	}
+}
+
+func bound(pod *corev1.Pod, node string) *corev1.Pod {
+	pod = pod.DeepCopy()
+	pod.Spec.NodeName = node
+	return pod
+}
+
+func claimKey(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: "default", Name: name}
 }

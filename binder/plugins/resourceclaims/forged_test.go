@@ -60,7 +60,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			s.Put(bound(pod, "node-a"))
-			r.PostBind(t.Context(), bc)
+			require.NoError(t, r.PostBind(t.Context(), bc))
 			s.change("c", "kubectl", tc.forge)
 			sweepAll(t, r)
 			assert.Equal(t, []string{"web"}, users(s.claim("c")), tc.reason)
@@ -169,7 +169,7 @@ func TestCrowd(t *testing.T) {
 	t.Run("Committed", func(t *testing.T) {
 		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
 		s.Put(bound(pod, "node-a"))
-		r.PostBind(t.Context(), recovered(pod, "x", "forged-0"))
+		require.NoError(t, r.PostBind(t.Context(), recovered(pod, "x", "forged-0")))
 		assert.Empty(t, markings(s.claim("c")))
 	})
 }

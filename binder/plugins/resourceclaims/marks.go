@@ -163,7 +163,9 @@ func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 }
 
 // isGone reports whether the pod is not bound and can never be bound.
-func isGone(at framework.Whereabouts) bool { return at == framework.Gone || at == framework.Replaced }
+func isGone(at framework.Whereabouts) bool {
+	return at == framework.Gone || at == framework.Replaced
+}
 
 // isBound reports whether the pod is bound to any node and therefore uses the claim.
 func isBound(at framework.Whereabouts) bool {

@@ -21,7 +21,6 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/seeds"
@@ -133,20 +132,25 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 	m.working[id] = calls
 	defer delete(m.working, id)
 	bc := bind(pod, node, id)
-	next, err := r.preFlight(ctx, bc)
+	v, err := r.preFlight(ctx, bc)
 	if err != nil {
 		m.note("%s: PreFlight: %v", me.name, err)
 	}
-	if err != nil || me.dead {
+	if err != nil || me.dead || v.Wait.For != "" {
 		return
 	}
-	if next == framework.Skip {
+	if isReady(v) {
 		m.bind(me, pod, node, calls)
 		return
 	}
 	for rounds := 1 + m.rng.Intn(2); ; rounds-- {
 		err = r.PreBind(ctx, bc)
 		if err == nil {
+			// The call waits until the cache has what it wrote.
+			refs, _ := references(pod)
+			for _, ref := range refs {
+				r.cache.follow(claimKey(ref.claim))
+			}
 			err = r.confirm(ctx, bc)
 		}
 		if err == nil {
@@ -161,7 +165,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 			break
 		}
 		bc = bind(pod, node, id)
-		if next, err := r.preFlight(ctx, bc); err != nil || next == framework.Skip {
+		if v, err := r.preFlight(ctx, bc); err != nil || isReady(v) {
 			break
 		}
 	}
@@ -170,7 +174,7 @@ func (m *model) attempt(ctx context.Context, me *task, r *replica, id string, po
 		err := r.conn.Get(ctx, client.ObjectKeyFromObject(pod), live)
 		switch {
 		case err == nil && live.UID == pod.UID && live.Spec.NodeName == node:
-			r.PostBind(ctx, bc)
+			_ = r.PostBind(ctx, bc) // The sweep repeats it.
 			return
 		case err != nil && !apierrors.IsNotFound(err):
 			continue
@@ -352,7 +356,7 @@ func (m *model) sweep(ctx context.Context, r *replica) {
 			continue
 		}
 		if live.UID == mark.PodUID && live.Spec.NodeName == mark.Node {
-			r.PostBind(ctx, bc)
+			_ = r.PostBind(ctx, bc) // The next sweep repeats it.
 			continue
 		}
 		m.note("sweeps %s", mark.Attempt)

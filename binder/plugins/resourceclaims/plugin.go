@@ -27,9 +27,7 @@ import (
 	"fmt"
 
 	resourcev1 "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -46,12 +44,7 @@ type Plugin struct {
 
 var (
 	_ framework.PreBinder           = (*Plugin)(nil)
-	_ framework.PreFlighter         = (*Plugin)(nil)
 	_ framework.BindContextExtender = (*Plugin)(nil)
-	_ framework.RollBacker          = (*Plugin)(nil)
-	_ framework.Confirmer           = (*Plugin)(nil)
-	_ framework.PostBinder          = (*Plugin)(nil)
-	_ framework.Recoverer           = (*Plugin)(nil)
 )
 
 // New returns the plugin, or an error if the arguments are invalid. It starts nothing.
@@ -62,105 +55,67 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 	return &Plugin{h: h, args: args}, nil
 }
 
-// Name implements framework.PreBinder.
+// Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
 // claims contains ResourceClaims of the namespace of the pod, by name.
 type claims map[string]*resourcev1.ResourceClaim
 
-var (
-	// observed contains the claims that SetupBindContextExtension has read.
-	observed = framework.NewExtensionKey[claims](Name + "/observed")
-	// written contains the claims that this attempt writes, as last returned by the API
-	// server. The value is nil until the first response.
-	written = framework.NewExtensionKey[claims](Name + "/written")
-)
-
 // SetupBindContextExtension reads the claims of the pod.
-func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	if !hasClaims(bc.Pod) {
 		return nil
 	}
 	refs, _ := references(bc.Pod) // PreFlight reports the error.
-	all, err := readClaims(ctx, reader, bc, refs)
-	if err == nil {
-		observed.Set(bc, all)
-	}
-	return err
-}
-
-// readClaims returns the existing claims of the references. It prefers later versions that
-// this attempt has written.
-func readClaims(ctx context.Context, reader framework.Reader, bc *framework.BindContext, refs []reference) (claims, error) {
-	all, own := make(claims, len(refs)), writtenBy(bc)
+	all := make(claims, len(refs))
 	for _, ref := range refs {
 		if ref.claim == "" {
 			continue
 		}
-		claim, err := framework.Get(ctx, reader, &resourcev1.ResourceClaim{}, bc.Pod.Namespace, ref.claim)
+		claim, err := framework.Get(ctx, cache, &resourcev1.ResourceClaim{}, bc.Pod.Namespace, ref.claim)
 		if err != nil {
-			return nil, err
-		}
-		if mine := own[ref.claim]; claim != nil && mine != nil && newer(mine, claim) {
-			claim = mine
+			return err
 		}
 		all[ref.claim] = claim
 	}
-	return all, nil
+	framework.Extend(bc, all)
+	return nil
 }
 
-// newer reports whether a is a later version than b. Versions are comparable within a kind,
-// so that a claim that was deleted and created again is newer.
-func newer(a, b *resourcev1.ResourceClaim) bool {
-	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err == nil && order > 0
-}
-
-// PreFlight skips a bind whose claims are ready. It rejects the same binds as Filter of
-// kube-scheduler's DynamicResources.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
-	if !hasClaims(bc.Pod) {
-		return framework.Skip, nil
-	}
-	all, err := observed.Get(bc)
+// PreFlight rejects the same binds as Filter of kube-scheduler's DynamicResources.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	r, err := p.readiness(bc)
 	if err != nil {
-		return framework.Run, err
+		return framework.Verdict{}, err
 	}
-	r, err := p.basis(bc).readiness(all)
-	switch {
-	case err != nil:
-		return framework.Run, err
-	case r.done():
-		return framework.Skip, nil
-	}
-	for _, intent := range r.intents() {
-		bc.Intend("%s would %s", Name, intent)
-	}
-	for _, w := range r.waits() {
-		bc.ExpectWait(w)
-	}
-	// The cache can be behind a write of the scheduler just before the bind.
-	return framework.Verify, nil
+	return framework.Verdict{Writes: r.writes(), Wait: r.wait()}, nil
 }
 
-func (p *Plugin) basis(bc *framework.BindContext) basis {
-	return basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
-}
-
-// Confirm checks that the claims are still allocated, reserved and ready.
-func (p *Plugin) Confirm(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+// readiness decides on the claims that were read.
+func (p *Plugin) readiness(bc *framework.BindContext) (readiness, error) {
 	if !hasClaims(bc.Pod) {
-		return nil
+		return readiness{}, nil
 	}
-	r, err := p.look(ctx, reader, bc, p.h.Clock.Now())
-	if err != nil || r.done() {
+	all, err := framework.Extension[claims](bc)
+	if err != nil {
+		return readiness{}, err
+	}
+	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
+	return b.readiness(all)
+}
+
+// PreBind reserves the claims for the pod.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	r, err := p.readiness(bc)
+	if err != nil {
 		return err
 	}
-	about := podObject(bc.Pod)
-	if left := r.in(unreserved, borrowed, unready); len(r.unmade) == 0 {
-		about = claimObject(left[0].claim.Namespace, left[0].claim.Name)
+	for _, a := range r.toTake() {
+		if err := p.take(ctx, bc, r.basis, a.ref); err != nil {
+			return err
+		}
 	}
-	return framework.Wait(about, "changed during the bind").Advise("retry the Binding")
+	return nil
 }
 
 // PreBindRollBack removes the reservations that this attempt made.
@@ -168,29 +123,20 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 	names, err := p.touched(ctx, bc)
 	errs := []error{err}
 	for _, name := range names {
-		removed, err := p.release(ctx, bc, name)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if removed {
-			bc.Undid("removed its reservation of %s", claimObject(bc.Pod.Namespace, name))
-		}
+		errs = append(errs, p.release(ctx, bc, name))
 	}
 	return errors.Join(errs...)
 }
 
 // PostBind removes the marks of this attempt, because the reservations now belong to the
-// pod. If that fails, the sweep removes the marks.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
+// pod.
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
 	names, err := p.touched(ctx, bc)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to list the marked claims, the sweep retries it")
-	}
+	errs := []error{err}
 	for _, name := range names {
-		if err := p.unmark(ctx, bc, name); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to remove the mark of a reservation, the sweep retries it", "claim", klog.KRef(bc.Pod.Namespace, name))
-		}
+		errs = append(errs, p.unmark(ctx, bc, name))
 	}
+	return errors.Join(errs...)
 }
 
 // Marks lists the attempts whose reservations are not confirmed. If the claim is reserved

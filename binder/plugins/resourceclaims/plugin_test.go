@@ -49,58 +49,6 @@ func setup(t *testing.T, options ...claimOption) (s *apiServer, pod *corev1.Pod,
 	return s, pod, newReplica(t, s), newReplica(t, s)
 }
 
-func TestPreFlight_DoesNotRejectBasedOnTheCache(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		cached func(c *cached)
-		pod    *corev1.Pod
-	}{
-		"NoClaim":     {reason: "the claim was just created", cached: func(c *cached) { c.frozen.Remove(theClaim("c")) }},
-		"Unallocated": {reason: "the claim was just allocated", cached: func(c *cached) { c.frozen.Put(theClaim("c", versioned("1"))) }},
-		"WrongNode":   {reason: "the claim was allocated again", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-b", "gpu-1"))) }},
-		"Replaced": {reason: "the claim was deleted and created again", cached: func(c *cached) {
-			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), versioned("1"), func(c *resourcev1.ResourceClaim) { c.UID = "before" }))
-		}},
-		"Deleted": {reason: "the claim was deleted and created again", cached: func(c *cached) { c.frozen.Put(theClaim("c", meta1(gen.Terminating()))) }},
-		"Full":    {reason: "another pod has released the claim", cached: func(c *cached) { c.frozen.Put(theClaim("c", allocated("node-a"), full)) }},
-		"Failed": {reason: "the failure belongs to an earlier allocation", cached: func(c *cached) {
-			c.frozen.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"attached"}), says("gpu-1", yes)))
-		}},
-		"OtherClaim": {reason: "the status of the pod has changed", cached: func(c *cached) {
-			c.pods = map[client.ObjectKey]*corev1.Pod{{Namespace: "default", Name: "web"}: thePod("web", template("gone"))}
-		}, pod: thePod("web", template("c"))},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			s, pod, r, _ := setup(t, made("web"))
-			if tc.pod != nil {
-				pod = tc.pod
-				s.Put(pod)
-			}
-			r.cache.freeze()
-			tc.cached(r.cache)
-			if known := r.cache.pods[client.ObjectKeyFromObject(pod)]; known != nil {
-				pod = known
-			}
-			_, err := r.run(t.Context(), bind(pod, "node-a", "here-1"))
-			require.NoError(t, err, tc.reason)
-			assert.Equal(t, []string{"web"}, users(s.claim("c")), tc.reason)
-		})
-	}
-	t.Run("Labels", func(t *testing.T) {
-		pod := thePod("web", uses("c"))
-		s := newAPI(gen.Node("node-a", gen.Zone("z1")), pod, theClaim("c", labelled("z1")))
-		r := newReplica(t, s)
-		_, err := r.run(t.Context(), bind(pod, "node-a", "here-1"))
-		require.NoError(t, err, "the node in the cache has no label yet")
-		assert.Equal(t, []string{"web"}, users(s.claim("c")))
-	})
-}
-
-func claimKey(name string) client.ObjectKey {
-	return client.ObjectKey{Namespace: "default", Name: name}
-}
-
 func TestPreBind_APIServerFails(t *testing.T) {
 	cases := map[string]struct {
 		reason string
@@ -181,7 +129,6 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Equal(t, []string{"web"}, users(s.claim("c")))
 			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
-			assert.Empty(t, bc.Undone())
 		})
 	}
 	t.Run("Crash", func(t *testing.T) {
@@ -196,7 +143,7 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "Confirm notices the change")
+		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "the next pass notices the change")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next call reserves the claim again")
 	})
@@ -208,12 +155,8 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		t.Helper()
 		s, pod, one, two := setup(t)
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
-		next, err := one.run(t.Context(), a)
-		require.NoError(t, err)
-		require.Equal(t, framework.Run, next)
-		next, err = two.run(t.Context(), b)
-		require.NoError(t, err)
-		require.Equal(t, framework.Run, next, "another attempt can remove the reservation")
+		require.NoError(t, one.PreBind(t.Context(), a))
+		require.NoError(t, two.PreBind(t.Context(), b), "another attempt can remove the reservation")
 		require.Len(t, unsettled(s.claim("c")), 2, "the second attempt marks the claim too")
 		return s, pod, one, two, a, b
 	}
@@ -230,7 +173,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		pod = pod.DeepCopy()
 		pod.Spec.NodeName = "node-b"
 		s.Put(pod)
-		two.PostBind(t.Context(), b)
+		require.NoError(t, two.PostBind(t.Context(), b))
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound to another node and uses the claim")
 		assert.Empty(t, unsettled(s.claim("c")))
@@ -263,9 +206,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "one-1")))
 		s.Forget()
 		again := bind(pod, "node-a", "one-1")
-		next, err := one.run(t.Context(), again)
-		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "a repeated call of the attempt has its mark")
+		require.NoError(t, one.confirm(t.Context(), again), "a repeated call of the attempt has its mark")
 		assert.Empty(t, s.written())
 	})
 }
@@ -275,39 +216,17 @@ func TestRollBack_WithoutTheMarkInTheCache(t *testing.T) {
 	r.cache.freeze()
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
-	again := bind(pod, "node-a", "here-1")
-	require.NoError(t, r.PreBindRollBack(t.Context(), again), "the context of a repeated call does not know the writes")
-	assert.Empty(t, users(s.claim("c")))
-	assert.Equal(t, []string{"removed its reservation of ResourceClaim default/c"}, again.Undone())
-}
-
-func TestPreBind_PodIsGone(t *testing.T) {
-	s, pod, r, _ := setup(t)
-	bc := bind(pod, "node-a", "here-1")
-	require.NoError(t, r.PreBind(t.Context(), bc))
-	s.Remove(pod)
-	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindStale))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	assert.Empty(t, users(s.claim("c")))
-	for name, change := range map[string]podChange{
-		"Replaced": func(p *corev1.Pod) { p.UID = "another" }, "Bound": func(p *corev1.Pod) { p.Spec.NodeName = "node-b" },
-		"Deleted": func(p *corev1.Pod) { gen.Terminating()(&p.ObjectMeta) },
-	} {
-		other := pod.DeepCopy()
-		change(other)
-		s.Put(other)
-		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-2"))
-		require.True(t, framework.IsKind(err, framework.KindStale), "%s: %v", name, err)
-	}
 }
 
-func TestConfirm_ClaimIsGone(t *testing.T) {
+func TestPreFlight_ClaimIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.Remove(theClaim("c"))
-	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "an own write does not hide that the claim is gone")
-	r.PostBind(t.Context(), bc)
+	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "the claim is gone")
+	require.NoError(t, r.PostBind(t.Context(), bc))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "there is nothing to roll back")
 	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
@@ -324,7 +243,7 @@ func TestMarks(t *testing.T) {
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
-	two.PostBind(t.Context(), recovered(pod, "node-a", "here-1"))
+	require.NoError(t, two.PostBind(t.Context(), recovered(pod, "node-a", "here-1")))
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, marks, "PostBind removes the mark")
@@ -401,8 +320,8 @@ func BenchmarkPreFlight(b *testing.B) {
 	bc := bind(pod, "node-a", "here-1")
 	b.ReportAllocs()
 	for b.Loop() {
-		if next, err := r.ask(b.Context(), cache, bc); err != nil || next != framework.Skip {
-			b.Fatal(next, err)
+		if v, err := r.ask(b.Context(), cache, bc); err != nil || !isReady(v) {
+			b.Fatal(v, err)
 		}
 	}
 }

@@ -6,9 +6,7 @@ package resourceclaims
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"strings"
-	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,65 +17,15 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Permissions of the plugin. Since Kubernetes 1.36, changing reservations also requires
-// permission for resourceclaims/binding in all namespaces, with the verb of the request.
-//
-// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch;patch
-// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/status,verbs=patch
-// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/binding,verbs=patch
-
 // reserveTries limits how often the plugin tries a reservation that the API server rejects
 // although the claim seems to allow it.
 const reserveTries = 5
-
-// PreBind reserves the claims for the pod, and waits for their binding conditions.
-func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	since := p.h.Clock.Now()
-	for {
-		var r readiness
-		err := framework.Await(ctx, p.h, bc, func(ctx context.Context, reader framework.Reader) (_ framework.Waiting, err error) {
-			if r, err = p.look(ctx, reader, bc, since); err != nil || r.done() || len(r.toTake()) > 0 {
-				return framework.Waiting{}, err
-			}
-			return r.waits()[0], nil
-		})
-		if err != nil || r.done() {
-			return err
-		}
-		for _, a := range r.toTake() {
-			if err := p.take(ctx, bc, r.basis, a.ref); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// look decides based on the claims of the reader, for a bind that has been waiting since the
-// given time.
-func (p *Plugin) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext, since time.Time) (readiness, error) {
-	pod, node, err := framework.Present(ctx, reader, bc)
-	if err != nil {
-		return readiness{}, err
-	}
-	b := p.basis(bc)
-	b.pod, b.node, b.since, b.now = pod, node, since, p.h.Clock.Now()
-	refs, err := references(pod)
-	if err != nil {
-		return readiness{}, err
-	}
-	all, err := readClaims(ctx, reader, bc, refs)
-	if err != nil {
-		return readiness{}, err
-	}
-	return b.readiness(all)
-}
 
 // take marks the claim, and reserves it for the pod. It decides based on the claim in the
 // API server.
 func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, ref reference) error {
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
 	for left := reserveTries; err == nil; {
-		remember(bc, ref.claim, claim)
 		a, rejected := b.assess(ref, claim)
 		switch {
 		case rejected != nil || a.state == unready || a.state == ready:
@@ -101,25 +49,6 @@ func (p *Plugin) live(ctx context.Context, namespace, name string) (*resourcev1.
 	return claim, err
 }
 
-// writtenBy returns the claims that the attempt has written. Callers must not change them.
-func writtenBy(bc *framework.BindContext) claims {
-	had, err := written.Get(bc)
-	if err != nil {
-		return nil // The attempt has written nothing yet.
-	}
-	return had
-}
-
-// remember stores the response of the API server, or nil before the first response.
-func remember(bc *framework.BindContext, name string, claim *resourcev1.ResourceClaim) {
-	all := maps.Clone(writtenBy(bc))
-	if all == nil {
-		all = claims{}
-	}
-	all[name] = claim
-	written.Set(bc, all)
-}
-
 // markOn returns the value of the attempt's mark on the claim, or "".
 func markOn(bc *framework.BindContext, claim *resourcev1.ResourceClaim) string {
 	return claim.Annotations[markKey(bc.Pod.UID, bc.Attempt)]
@@ -131,7 +60,6 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 	if err := roomFor(claim, key, value); err != nil {
 		return nil, err
 	}
-	remember(bc, claim.Name, nil)
 	marked := claim.DeepCopy()
 	err := p.h.Writer.Patch(ctx, marked, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
 		"uid":         claim.UID,
@@ -139,7 +67,7 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 	}}), fieldOwner)
 	if apierrors.IsInvalid(err) {
 		// The claim has another UID.
-		return nil, framework.Wait(claimObject(claim.Namespace, claim.Name), "was deleted and created again").Because(err).Advise("retry the Binding")
+		return nil, framework.NotYet(claimObject(claim.Namespace, claim.Name), "was deleted and created again").Because(err).Advise("retry the Binding")
 	}
 	if err != nil {
 		return nil, failedWrite(claim, "marking it for this bind", err)
@@ -152,7 +80,7 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := claimObject(claim.Namespace, claim.Name)
 	if _, had := claim.Annotations[key]; !had && len(markings(claim)) >= maxMarks {
-		return framework.Wait(about, "has %d annotations %s*, which is the maximum", maxMarks, markPrefix).
+		return framework.NotYet(about, "has %d annotations %s*, which is the maximum", maxMarks, markPrefix).
 			Advise("retry the Binding after Prebind has removed unused ones")
 	}
 	size := len(key) + len(value)

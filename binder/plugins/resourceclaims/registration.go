@@ -15,6 +15,13 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
+// Permissions of the plugin. Since Kubernetes 1.36, changing reservations also requires
+// permission for resourceclaims/binding in all namespaces, with the verb of the request.
+//
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/status,verbs=patch
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims/binding,verbs=patch
+
 // Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
 	return framework.Registration{
@@ -27,7 +34,7 @@ func Registration() framework.Registration {
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return addIndex(ctx, indexer)
 		},
-		New: func(h framework.Handle, a framework.Arguments) (framework.PreBinder, error) {
+		New: func(h framework.Handle, a framework.Arguments) (framework.Plugin, error) {
 			args, err := framework.ArgumentsAs[*Arguments](a)
 			if err != nil {
 				return nil, err

@@ -5,6 +5,7 @@ package resourceclaims
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,90 +18,74 @@ import (
 )
 
 // touched returns the names of the claims that may have the mark of the attempt: the claims
-// of its pod, and the claims that it has written. A recovered attempt knows neither, so
-// touched searches the marked claims of the namespace.
+// of the last PreBind, and the marked claims of the namespace.
 func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]string, error) {
-	var names []string
-	if bc.Recovered {
-		var list resourcev1.ResourceClaimList
-		err := p.h.Cached.List(ctx, &list, client.InNamespace(bc.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
-		for i := range list.Items {
-			if markOn(bc, &list.Items[i]) != "" {
-				names = append(names, list.Items[i].Name)
-			}
-		}
-		return names, err
-	}
-	for name := range writtenBy(bc) {
-		names = append(names, name)
-	}
-	refs, _ := references(bc.Pod) // A pod with invalid references has no claims.
-	for _, ref := range refs {
-		if ref.claim != "" {
-			names = append(names, ref.claim)
+	read, _ := framework.Extension[claims](bc) // A recovered context has none.
+	names := slices.Collect(maps.Keys(read))
+	var list resourcev1.ResourceClaimList
+	err := p.h.Cached.List(ctx, &list, client.InNamespace(bc.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
+	for i := range list.Items {
+		if markOn(bc, &list.Items[i]) != "" {
+			names = append(names, list.Items[i].Name)
 		}
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names), err
 }
 
 // releaseConflicts is the maximum number of conflicts in one roll-back of a claim. The
 // engine and the sweep retry it later. The owner of the claim can change it at any rate.
 const releaseConflicts = 10
 
-// release removes the reservation and the mark of the attempt from the claim. It reports
-// whether it removed a reservation.
-func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) (removed bool, err error) {
+// release removes the reservation and the mark of the attempt from the claim.
+func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) error {
 	for conflicts := 0; ; {
-		did, over, err := p.releaseStep(ctx, bc, name)
-		removed = removed || did
+		over, err := p.releaseStep(ctx, bc, name)
 		if apierrors.IsConflict(err) {
 			conflicts++
 		}
 		if over || err != nil && (!apierrors.IsConflict(err) || conflicts > releaseConflicts) {
-			return removed, client.IgnoreNotFound(err)
+			return client.IgnoreNotFound(err)
 		}
 	}
 }
 
-// releaseStep sends at most one write. It reports whether it removed the reservation and
-// whether nothing is left to do, and fails with a conflict if the claim has changed since it
-// was read.
+// releaseStep sends at most one write. It reports whether nothing is left to do, and fails with a
+// conflict if the claim has changed since it was read.
 //
 // The mark only selects the attempt. The reservation in the claim and the pod that it names
 // decide. An attempt removes its mark after it has bound the pod, so releaseStep first reads
 // the claim and then the pod. It removes only the mark if the pod is bound, because the pod
 // uses the claim, and if another attempt at the bind has marked the claim, because that
 // attempt relies on the reservation.
-func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (removed, over bool, err error) {
+func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (over bool, err error) {
 	claim := &resourcev1.ResourceClaim{}
 	if err := p.h.Live.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); err != nil {
-		return false, false, err
+		return false, err
 	}
 	if markOn(bc, claim) == "" {
-		return false, true, nil
+		return true, nil
 	}
 	at := framework.Whereabouts("")
 	if user, ok := reservations(claim)[bc.Pod.UID]; ok {
 		if user != bc.Pod.Name {
 			// The caller has decided about another pod. The next list of marks names the
 			// right one.
-			return false, true, nil
+			return true, nil
 		}
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 		if err != nil {
-			return false, false, err
+			return false, err
 		}
 		at = framework.WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
 	}
 	unused := isGone(at) || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
 	// Another manager removes the reservation or uses it.
 	if unused && !reservedByOthers(claim, bc.Pod.UID) {
-		err := p.unreserve(ctx, bc, claim)
-		return err == nil, false, err
+		return false, p.unreserve(ctx, bc, claim)
 	}
 	err = p.removeMarks(ctx, claim, pointless(claim, bc.Pod.UID, bc.Attempt, at))
-	return false, err == nil, err
+	return err == nil, err
 }
 
 // unreserve removes the reservation for the pod, on the condition that the claim has not
@@ -124,12 +109,12 @@ func (p *Plugin) removeMarks(ctx context.Context, claim *resourcev1.ResourceClai
 // attempts at the bind protect nothing any more.
 func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name string) error {
 	claim := &resourcev1.ResourceClaim{}
-	// The cache can be behind. pointless returns the attempt's own mark in any case.
+	// pointless returns the attempt's own mark in any case.
 	if err := p.h.Cached.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if had, wrote := writtenBy(bc)[name]; markOn(bc, claim) == "" && (!wrote || had != nil && markOn(bc, had) == "") {
-		return nil
+	if !bc.Recovered && markOn(bc, claim) == "" {
+		return nil // The cache has shown the mark before the bind was allowed.
 	}
 	keys := pointless(claim, bc.Pod.UID, bc.Attempt, framework.BoundHere)
 	marked := &resourcev1.ResourceClaim{}

@@ -24,7 +24,7 @@ var errDown = errors.New("the API server is down")
 
 // TestUpstream contains the cases of upstream's TestPlugin (Kubernetes v1.36.3,
 // dynamicresources_test.go) for PreBind and Unreserve, and the cases of PreFilter and Filter that
-// apply to a Binding. The cases have upstream's names. await_test.go contains the cases that wait.
+// apply to a Binding. The cases have upstream's names.
 func TestUpstream(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
@@ -35,7 +35,7 @@ func TestUpstream(t *testing.T) {
 		// want is the kind of the error of PreFlight or PreBind. It is empty if there is no error.
 		want framework.Kind
 		text string
-		// skip means that PreFlight returns Skip.
+		// skip means that there is nothing to do.
 		skip bool
 		// after checks the resulting claim.
 		users   []string
@@ -131,19 +131,19 @@ func TestUpstream(t *testing.T) {
 			r := newReplica(t, s)
 			bc := bind(pod, "node-a", "here-1")
 			s.Forget()
-			next, err := r.preFlight(t.Context(), bc)
+			verdict, err := r.preFlight(t.Context(), bc)
+			writes := len(verdict.Writes) > 0
 			assert.Empty(t, s.written(), "PreFlight never writes")
 			if tc.prepare != nil {
 				tc.prepare(s)
 			}
-			if err == nil && next == framework.Run {
-				assert.NotEmpty(t, bc.Intents(), "a dry run shows the intents")
-				err = r.PreBind(t.Context(), bc)
+			if err == nil && writes {
+				err = r.Plugin.PreBind(t.Context(), bc)
 			}
-			assert.Equal(t, tc.skip, next == framework.Skip, tc.reason)
+			assert.Equal(t, tc.skip, err == nil && !writes && isReady(verdict), tc.reason)
 			if tc.skip {
-				assert.Empty(t, s.written(), "a bind that PreFlight skips writes nothing")
-				assert.Zero(t, s.Reads(), "a bind that PreFlight skips reads nothing from the API server")
+				assert.Empty(t, s.written(), "a bind that is ready writes nothing")
+				assert.Zero(t, s.Reads(), "a bind that is ready reads nothing from the API server")
 			}
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
@@ -152,14 +152,14 @@ func TestUpstream(t *testing.T) {
 				assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.text, tc.reason)
 			}
-			if tc.want != "" && next == framework.Run {
+			if tc.want != "" && writes {
 				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			}
 			if claim := s.claim("c"); tc.users != nil {
 				assert.ElementsMatch(t, tc.users, users(claim), tc.reason)
 				assert.Equal(t, tc.devices, devices(claim), tc.reason)
 				if tc.want == "" && !tc.skip && tc.devices != nil {
-					r.PostBind(t.Context(), bc)
+					require.NoError(t, r.PostBind(t.Context(), bc))
 					assert.Empty(t, unsettled(s.claim("c")), "PostBind removes the mark")
 					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "PostBind keeps the reservations")
 				}

@@ -5,11 +5,9 @@ package startlimit
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,9 +15,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
 )
@@ -28,70 +24,55 @@ const nodeA = "node-a"
 
 // world is an API server with the plugin of one replica. The informers of the replica are synchronous.
 type world struct {
-	*Plugin
-	server   *fakeapi.Server
+	*plugintest.Cluster
+	plugin   *Plugin
 	recorder *events.FakeRecorder
 	all      []framework.Selection
-
-	mu sync.Mutex
-	// behind stops the events of the informers.
-	behind bool
 	// selected contains the pods that the informers hold, by selection and key.
 	selected map[string]map[client.ObjectKey]any
 }
 
 func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	t.Helper()
-	w := &world{
-		server: fakeapi.New(objects...), recorder: events.NewFakeRecorder(100),
-		selected: map[string]map[client.ObjectKey]any{},
-	}
-	r, hub := Registration(), framework.NewHub()
-	w.all = r.Selections(args)
+	w := &world{recorder: events.NewFakeRecorder(100), selected: map[string]map[client.ObjectKey]any{}}
+	held, refused := newSlots(), newBreakers()
+	w.all = []framework.Selection{startingPods(held), refusedPods(refused)}
 	for _, s := range w.all {
 		w.selected[s.Name] = map[client.ObjectKey]any{}
 	}
+	w.Cluster = plugintest.New(t, framework.Registration{Name: Name, New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
+		h.Events = w.recorder
+		w.plugin = newPlugin(h, args, held, refused)
+		return w.plugin, nil
+	}}, nil, append(objects, gen.Node(nodeA))...)
 	for _, o := range objects {
-		w.deliver(hub, o, false, true)
+		w.deliver(o, false, true)
 	}
-	w.server.OnChange(func(o client.Object, deleted bool) { w.deliver(hub, o, deleted, false) })
-	p, err := r.New(framework.Handle{
-		Cached: cached{w}, Live: w.server.Connect(), Changes: hub, Clock: clock.RealClock{}, Events: w.recorder,
-	}, args)
-	require.NoError(t, err)
-	w.Plugin, _ = p.(*Plugin)
+	w.OnChange(func(o client.Object, deleted bool) { w.deliver(o, deleted, false) })
 	return w
 }
 
-// deliver is the work of an informer: its store has changed when it wakes binds.
-func (w *world) deliver(hub *framework.Hub, o client.Object, deleted, initial bool) {
+// deliver is the work of an informer.
+func (w *world) deliver(o client.Object, deleted, initial bool) {
 	pod, ok := o.(*corev1.Pod)
-	w.mu.Lock()
-	behind := w.behind
-	w.mu.Unlock()
-	if !ok || behind {
+	if !ok {
 		return
 	}
 	key := client.ObjectKeyFromObject(pod)
 	for _, s := range w.all {
 		isIn := !deleted && pod.Spec.NodeName != "" && s.Fields.Matches(podFields(pod))
 		packed, _ := s.Transform(pod.DeepCopy())
-		w.mu.Lock()
-		_, was := w.selected[s.Name][key]
-		if isIn {
-			w.selected[s.Name][key] = packed
-		} else {
-			delete(w.selected[s.Name], key)
-		}
-		w.mu.Unlock()
+		before, was := w.selected[s.Name][key]
 		switch {
 		case isIn && !was:
 			s.Handler.OnAdd(packed, initial)
 		case isIn:
-			s.Handler.OnUpdate(packed, packed)
+			s.Handler.OnUpdate(before, packed)
+		case was:
+			s.Handler.OnDelete(before)
 		}
-		if isIn || was {
-			hub.Changed(s.Changed(pod.Spec.NodeName))
+		if delete(w.selected[s.Name], key); isIn {
+			w.selected[s.Name][key] = packed
 		}
 	}
 }
@@ -107,28 +88,6 @@ func (s podFieldSet) Has(field string) bool { _, ok := s[field]; return ok }
 
 func (s podFieldSet) Get(field string) string { return s[field] }
 
-// cached reads what the informers hold.
-type cached struct{ *world }
-
-// Get implements client.Reader.
-func (c cached) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	return c.server.Cache().Get(ctx, key, into, opts...)
-}
-
-// List implements client.Reader.
-func (c cached) List(_ context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	by, _ := opts[0].(framework.Selected)
-	list, _ := into.(*corev1.PodList)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, packed := range c.selected[by.Name] {
-		if pod, ok := compact.Unpack(packed).(*corev1.Pod); ok && by.Selection.Value(pod) == by.Value {
-			list.Items = append(list.Items, *pod)
-		}
-	}
-	return nil
-}
-
 // small are arguments with a low limit.
 func small(limit int) *Arguments {
 	a := Defaults()
@@ -136,11 +95,22 @@ func small(limit int) *Arguments {
 	return a
 }
 
-// bind is the bind of a pod without a node.
-func bind(name string, options ...gen.PodOption) *framework.BindContext {
-	bc := plugintest.Bind(thePod(name, options...), gen.Node(nodeA))
-	bc.Attempt = "attempt-" + name
-	return bc
+// unbound creates a pod without a node.
+func (w *world) unbound(name string, changes ...gen.PodOption) *corev1.Pod {
+	pod := thePod(name, changes...)
+	w.Put(pod)
+	return pod
+}
+
+// start posts a Binding of a pod, and returns when it waits or has ended.
+func (w *world) start(ctx context.Context, name string, changes ...gen.PodOption) *plugintest.Running {
+	pod := w.unbound(name, changes...)
+	return plugintest.Start(func() error {
+		if o := w.Post(ctx, pod, nodeA); o.Err != nil {
+			return o.Err
+		}
+		return nil
+	})
 }
 
 func thePod(name string, options ...gen.PodOption) *corev1.Pod {

@@ -4,113 +4,19 @@
 package startlimit
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
 
-	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 	"github.com/prebind/prebind/test/seeds"
 )
-
-// TestModel binds many pods to a node concurrently. Binds fail, are canceled, and are observed late. At every time,
-// at most as many pods start as the limit allows, and all binds that are not canceled get a slot.
-func TestModel(t *testing.T) {
-	full, all := 0, seeds.Of(t, 20)
-	for _, seed := range all {
-		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				if runModel(t, seed) {
-					full++
-				}
-			})
-		})
-	}
-	assert.GreaterOrEqual(t, full, len(all)/2, "most runs use all slots")
-}
-
-// runModel returns whether the binds used all slots of a node.
-func runModel(t *testing.T, seed uint64) bool {
-	const limit, binds = 5, 60
-	args := small(limit)
-	args.Wait, args.StartTimeout = time.Hour, time.Hour
-	w := newWorld(t, args)
-	// starts counts pods that start on each node, as only the test knows them: from PreBind to Running.
-	var starts [2]atomic.Int32
-	var taken atomic.Int32
-	var full atomic.Bool
-	var group sync.WaitGroup
-	for i := range binds {
-		rng := rand.New(rand.NewPCG(seed, uint64(i))) //nolint:gosec // Not a secret.
-		group.Go(func() {
-			pause := func(most time.Duration) { <-time.After(time.Duration(rng.Int64N(int64(most)))) }
-			on := rng.IntN(2)
-			node := gen.Node([]string{nodeA, "node-b"}[on])
-			pod := thePod(fmt.Sprintf("pod-%d", i))
-			bc := plugintest.Bind(pod, node)
-			bc.Attempt = pod.Name
-			pause(time.Second)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			if rng.IntN(5) == 0 {
-				time.AfterFunc(time.Duration(rng.Int64N(int64(10*time.Second))), cancel)
-			}
-			var err error
-			takes := w.Take(ctx, bc)
-			if !takes {
-				err = w.PreBind(ctx, bc)
-			}
-			if err != nil {
-				assert.Error(t, ctx.Err(), "only a canceled bind gets no slot: %v", err)
-				return
-			}
-			taken.Add(1)
-			n := starts[on].Add(1)
-			if n == limit {
-				full.Store(true)
-			}
-			assert.LessOrEqual(t, n, int32(limit), "pods that start on %s", node.Name)
-			pause(time.Second)
-			if rng.IntN(4) == 0 {
-				starts[on].Add(-1)
-				if !takes {
-					assert.NoError(t, w.PreBindRollBack(t.Context(), bc))
-				}
-				return
-			}
-			now := bound(pod.Name)
-			now.Spec.NodeName = node.Name
-			if rng.IntN(2) == 0 {
-				w.PostBind(t.Context(), bc)
-				w.server.Put(now)
-			} else {
-				w.server.Put(now)
-				w.PostBind(t.Context(), bc)
-			}
-			pause(10 * time.Second)
-			starts[on].Add(-1)
-			now.Status.Phase = corev1.PodRunning
-			w.server.Put(now)
-		})
-	}
-	group.Wait()
-	assert.Greater(t, taken.Load(), int32(binds/2))
-	<-time.After(observeTime)
-	synctest.Wait()
-	assert.Empty(t, w.slots.nodes, "nothing is left")
-	return full.Load()
-}
 
 // TestModel_Replicas binds pods through several replicas that observe binds late. At every time, the replicas exceed the
 // limit by no more than their shares.
@@ -186,7 +92,6 @@ type change struct {
 type observer struct {
 	*slots
 	observed int
-	pods     []corev1.Pod
 	// slow observers observe rarely.
 	slow int
 }
@@ -195,7 +100,9 @@ func newCrowd(seed uint64) *crowd {
 	c := &crowd{rng: rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // Not a secret.
 	c.limit = 1 + c.rng.IntN(12)
 	for range 1 + c.rng.IntN(4) {
-		c.replicas = append(c.replicas, &observer{slots: newSlots(), slow: 1 + c.rng.IntN(20)})
+		held := newSlots()
+		held.clock = testingclock.NewFakeClock(time.Unix(1000, 0))
+		c.replicas = append(c.replicas, &observer{slots: held, slow: 1 + c.rng.IntN(20)})
 	}
 	return c
 }
@@ -223,15 +130,12 @@ func (c *crowd) run(sharers int) {
 	}
 }
 
-var modelTime = time.Unix(1000, 0)
-
 // take binds a new pod through the replica.
 func (c *crowd) take(r *observer, sharers int) bool {
 	c.made++
 	uid := types.UID(fmt.Sprint(c.made))
-	bind := starting{namespace: "default", uid: uid, since: modelTime, attempt: "1"}
-	given := rules{limit: c.limit, timeout: time.Minute, replicas: sharers}
-	if !r.take(nodeA, bind, nil, view{pods: r.pods, seen: r.observations()}, given, false).taken {
+	given := rules{limit: c.limit, timeout: time.Hour, replicas: sharers}
+	if !r.reserve(nodeA, "default", uid, given, false) {
 		return false
 	}
 	c.open = append(c.open, uid)
@@ -261,7 +165,7 @@ func (c *crowd) commit() {
 func (c *crowd) fail() {
 	if uid, ok := c.pick(&c.open); ok {
 		for _, r := range c.replicas {
-			r.release(nodeA, uid, "1")
+			r.remove(nodeA, uid, func(slot) bool { return true })
 		}
 	}
 }
@@ -277,12 +181,12 @@ func (c *crowd) start() {
 func (c *crowd) observe(r *observer, until int) {
 	for ; r.observed < until; r.observed++ {
 		seen := c.history[r.observed]
+		pod := bound(string(seen.uid))
 		if seen.started {
-			r.pods = slices.DeleteFunc(r.pods, func(pod corev1.Pod) bool { return pod.UID == seen.uid })
+			r.slots.ended(pod)
 			continue
 		}
-		r.pods = append(r.pods, *boundSince(string(seen.uid), modelTime))
-		r.slots.observed(nodeA, seen.uid)
+		r.slots.observed(pod)
 	}
 }
 

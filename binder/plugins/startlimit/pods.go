@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
@@ -105,16 +104,10 @@ func onNodes(name string, phase corev1.PodPhase) framework.Selection {
 	}
 }
 
-// startingPods selects the pods that start. A pod in it no longer needs its reservation.
+// startingPods selects the pods that start.
 func startingPods(held *slots) framework.Selection {
 	s := onNodes("starting", corev1.PodPending)
-	s.Transform = packStarting
-	observed := func(o any) {
-		if pod, ok := compact.Unpack(o).(*corev1.Pod); ok {
-			held.observed(pod.Spec.NodeName, pod.UID)
-		}
-	}
-	s.Handler = toolscache.ResourceEventHandlerFuncs{AddFunc: observed, UpdateFunc: func(_, o any) { observed(o) }}
+	s.Transform, s.Handler = packStarting, held.handler()
 	return s
 }
 

@@ -39,16 +39,13 @@ func Registration() framework.Registration {
 		Metrics: []prometheus.Collector{
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "prebind_start_limit_reserved", Help: "Slots that binds of this replica hold on all nodes, until it observes their pods.",
-			}, func() float64 { reserved, _ := held.count(); return float64(reserved) }),
-			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-				Name: "prebind_start_limit_queued", Help: "Binds of this replica that wait for a slot, on all nodes.",
-			}, func() float64 { _, queued := held.count(); return float64(queued) }),
+			}, func() float64 { return float64(held.count()) }),
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "prebind_start_limit_replicas", Help: "Live replicas that share the free slots of each node. 0 until the plugin is on and this replica has read their leases.",
 			}, func() float64 { return float64(held.sharers()) }),
 			refused.openings,
 		},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.PreBinder, error) {
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a, held, refused), nil
 		}),
 	}

@@ -16,30 +16,27 @@ import (
 	"github.com/prebind/prebind/binder/volumes"
 )
 
-// usable returns the claim if the pod may use it.
-func (s snapshot) usable(ref volumes.ClaimRef) (*corev1.PersistentVolumeClaim, error) {
-	about := framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.Name}
-	claim, ok := s.claims[ref.Name]
+// usable checks that the pod may use the claim, which can be nil.
+func (s snapshot) usable(ref volumes.ClaimRef, claim *corev1.PersistentVolumeClaim) error {
 	switch {
-	case !ok && ref.Ephemeral != nil:
-		return nil, framework.Wait(about, "waiting for the ephemeral volume controller to create the claim of volume %q", ref.Ephemeral.Name).
-			Advise("retry the Binding")
-	case !ok:
-		return nil, framework.Refuse(about, "the claim does not exist").Advise("create it, or correct the pod")
+	case claim == nil:
+		return framework.Refuse(s.claimObject(ref), "the claim does not exist").Advise("create it, or correct the pod")
 	case ref.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return nil, framework.Refuse(about, "the claim was not created for ephemeral volume %q of this pod", ref.Ephemeral.Name).
+		return framework.Refuse(object(claim), "the claim was not created for ephemeral volume %q of this pod", ref.Ephemeral.Name).
 			Advise("delete the claim, or rename the pod or its volume")
+	case metav1.HasAnnotation(claim.ObjectMeta, volumes.TooLarge):
+		return framework.Refuse(object(claim), "the spec of the claim is too large for Prebind").Advise("use a shorter selector")
 	case claim.DeletionTimestamp != nil:
-		return nil, framework.Refuse(about, "the claim is being deleted").Advise("create it again after its deletion")
+		return framework.Refuse(object(claim), "the claim is being deleted").Advise("create it again after its deletion")
 	case claim.Status.Phase == corev1.ClaimLost:
-		return nil, lost(claim)
+		return framework.Refuse(object(claim), "the claim lost its PersistentVolume %q", claim.Spec.VolumeName).
+			Advise("restore the volume, or delete the claim")
 	}
-	return claim, nil
+	return nil
 }
 
-func lost(claim *corev1.PersistentVolumeClaim) error {
-	return framework.Refuse(object(claim), "the claim lost its PersistentVolume %q", claim.Spec.VolumeName).
-		Advise("restore the volume, or delete the claim")
+func (s snapshot) claimObject(ref volumes.ClaimRef) framework.Object {
+	return framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.Name}
 }
 
 // checkBound checks that the volume of a bound claim names the claim and can be used on

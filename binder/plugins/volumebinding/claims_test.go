@@ -13,18 +13,10 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
+// These are the cases that the tables of upstream do not have.
 func TestDecideOnClaims(t *testing.T) {
 	ephemeralPod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp", gen.OfClass("local")))
-	ofPod := gen.OwnedBy("Pod", "web", "pod-1")
 	cases := map[string]decideCase{
-		"NoClaims": {
-			reason:  "the plugin ignores volumes without a claim",
-			objects: []client.Object{gen.Pod("web", gen.EmptyDir("tmp"))},
-		},
-		"Missing": {
-			reason: "the claim does not exist", want: framework.KindRefuse,
-			about: "PersistentVolumeClaim default/data", says: "does not exist",
-		},
 		"Terminating": {
 			reason: "the kubelet would not start the pod", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.Terminating()), volumeNamed("pv", gen.ClaimRef(theClaim()))},
@@ -35,43 +27,14 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimLost))},
 			about:   "PersistentVolumeClaim default/data", says: `lost its PersistentVolume "pv"`,
 		},
-		"EphemeralOwned": {
-			reason:  "the claim was created for this pod",
-			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", ofPod), local},
-			dynamic: []string{"web-tmp"},
-		},
-		"EphemeralOfAnother": {
-			reason: "the claim has the expected name and another owner", want: framework.KindRefuse,
-			objects: []client.Object{ephemeralPod, claimNamed("web-tmp"), local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
-		},
 		"EphemeralOfEarlierPod": {
 			reason: "the owner is compared by UID", want: framework.KindRefuse,
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0")), local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
 		},
-		"EphemeralNotYet": {
-			reason: "the controller has not created the claim yet", want: framework.KindWait,
-			objects: []client.Object{ephemeralPod, local},
-			about:   "PersistentVolumeClaim default/web-tmp", says: `"tmp"`,
-		},
-		"Bound": {
-			reason:  "the claim is bound to a volume on the node",
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-a"))},
-		},
 		"BoundWithPhasePending": {
 			reason:  "the phase is updated later and does not count",
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimPending)), volumeNamed("pv", gen.ClaimRef(theClaim()))},
-		},
-		"BoundElsewhere": {
-			reason: "the volume cannot be reached from the node", want: framework.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
-			about:   "PersistentVolume pv", says: "excludes node node-a",
-		},
-		"BoundVolumeMissing": {
-			reason: "the volume of the claim does not exist", want: framework.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv"))},
-			about:   "PersistentVolumeClaim default/data", says: "pv does not exist",
 		},
 		"BoundVolumeOfAnother": {
 			reason: "the volume is for another claim", want: framework.KindRefuse,
@@ -93,20 +56,10 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{theClaim(), volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "StorageClass local does not exist",
 		},
-		"Immediate": {
-			reason: "the class binds the claim without a pod, so the scheduler must wait for it", want: framework.KindRefuse,
-			objects: []client.Object{theClaim(gen.OfClass("eager")), eager, volumeNamed("pv", gen.VolumeOfClass("eager"))},
-			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
-		},
 		"NoClass": {
 			reason: "a claim without a class is bound without a pod", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.OfClass("")), volumeNamed("pv", gen.VolumeOfClass(""))},
 			about:   "PersistentVolumeClaim default/data", says: "not bound yet",
-		},
-		"PreBoundClaim": {
-			reason: "a claim that names its volume does not wait for a node", want: framework.KindRefuse,
-			objects: []client.Object{theClaim(gen.NamesVolume("pv")), local, volumeNamed("pv")},
-			about:   "PersistentVolumeClaim default/data", says: "requests PersistentVolume pv",
 		},
 	}
 	for name, tc := range cases {

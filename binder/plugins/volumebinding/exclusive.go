@@ -5,8 +5,9 @@ package volumebinding
 
 import (
 	"context"
+	"errors"
 	"maps"
-	"sync"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -14,124 +15,194 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 )
+
+// A ReadWriteOncePod claim is reserved in a record of the ledger while a pod is being bound with it, so
+// that only one bind of all replicas can have it. The record is made before the pods that use the claim
+// are listed, and deleted after the pod is seen bound. So each bind is in a record or in the list.
+
+const (
+	recordPrefix = "prebind-claim-"
+
+	claimField  = "claim"
+	holderField = "holder"
+)
+
+// record is the reservation of one claim.
+type record struct {
+	claim types.UID
+	holder
+}
+
+// holder is the pod that is being bound with the claim.
+type holder struct {
+	Pod ledger.ObjectName `json:"pod"`
+	UID types.UID         `json:"uid"`
+	// Attempts contains the node of each attempt at the pod's bind. Two replicas can work on one bind, and
+	// a bind to another node can begin before the rollback of the earlier one ends.
+	Attempts map[string]string `json:"attempts"`
+}
+
+// recordVersion is a record as it was last read or written.
+type recordVersion = ledger.Version[*record]
+
+func openRecords(h framework.Handle) *ledger.Store[types.UID, *record] {
+	return ledger.Open(h, ledger.Kind[types.UID, *record]{
+		Component: ledger.Claims, Name: func(claim types.UID) string { return recordPrefix + string(claim) }, Decode: decodeRecord,
+		Missing: func(_ context.Context, claim types.UID) (*record, error) { return &record{claim: claim}, nil },
+	})
+}
+
+// Key implements ledger.Record.
+func (r *record) Key() types.UID { return r.claim }
+
+// Encode implements ledger.Record.
+func (r *record) Encode() (map[string]string, error) {
+	text, err := ledger.Marshal(r.holder)
+	return map[string]string{claimField: string(r.claim), holderField: text}, err
+}
+
+// decodeRecord is the reverse of Encode.
+func decodeRecord(data map[string]string) (*record, error) {
+	r := &record{claim: types.UID(data[claimField])}
+	err := ledger.Unmarshal(data[holderField], &r.holder)
+	if err == nil && (len(data) != 2 || r.claim == "" || r.UID == "" || len(r.Attempts) == 0) {
+		err = errors.New("claim, uid and attempts are required, and other keys are not allowed")
+	}
+	if err != nil {
+		return nil, ledger.Unreadable(holderField, err, "delete the ConfigMap if no pod is being bound with the claim")
+	}
+	return r, nil
+}
+
+// reservation is a ReadWriteOncePod claim of the pod, and its record. The record is nil if no bind has
+// reserved the claim.
+type reservation struct {
+	claim  *corev1.PersistentVolumeClaim
+	record *recordVersion
+}
+
+// other returns the pod of another bind that has reserved the claim.
+func (r reservation) other(bc *framework.BindContext) (ledger.ObjectName, bool) {
+	if r.record == nil || r.record.Record.UID == bc.Pod.UID {
+		return ledger.ObjectName{}, false
+	}
+	return r.record.Record.Pod, true
+}
+
+// by returns whether the attempt has reserved the claim.
+func (r reservation) by(bc *framework.BindContext) bool {
+	if _, other := r.other(bc); other || r.record == nil {
+		return false
+	}
+	_, ok := r.record.Record.Attempts[bc.Attempt]
+	return ok
+}
+
+// reserve reserves the claims for the attempt, and then checks that no other pod uses them.
+func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claims []reservation) error {
+	for _, r := range claims {
+		if r.by(bc) {
+			continue
+		}
+		v := &recordVersion{Record: &record{claim: r.claim.UID, holder: holder{
+			Pod: ledger.ObjectName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}, UID: bc.Pod.UID, Attempts: map[string]string{},
+		}}}
+		if r.record != nil {
+			v = r.record
+		}
+		v.Record.Attempts[bc.Attempt] = bc.Node.Name
+		switch err := p.records.Write(ctx, v); {
+		case errors.Is(err, ledger.ErrChanged):
+			return behind(r.claim, err)
+		case err != nil:
+			return err
+		}
+	}
+	return p.checkUnused(ctx, bc.Pod, claims)
+}
 
 // podPage is the page size for lists of pods. The cache holds only pods without a node, so the
 // plugin lists the pods of the namespace from the API server, for ReadWriteOncePod claims only.
 const podPage = 500
 
-// usingPods selects the pods that can use a volume: those that have a node and have not ended,
-// as in kube-scheduler.
-func usingPods() client.MatchingFieldsSelector {
-	return client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+// checkUnused checks that no other pod uses one of the claims. It makes no request if there are no
+// claims.
+func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []reservation) error {
+	if len(claims) == 0 {
+		return nil
+	}
+	// As in kube-scheduler, these are the pods that can use a volume.
+	using := client.MatchingFieldsSelector{Selector: fields.AndSelectors(
 		fields.OneTermNotEqualSelector("spec.nodeName", ""),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 	)}
-}
-
-// uses returns whether the pod can have the claim mounted.
-func uses(pod *corev1.Pod, claim string) bool {
-	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return false
-	}
-	for _, v := range pod.Spec.Volumes {
-		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim {
-			return true
-		}
-	}
-	return false
-}
-
-// claimUse is a claim and a pod that uses it.
-type claimUse struct {
-	claim *corev1.PersistentVolumeClaim
-	by    *corev1.Pod
-}
-
-func (u *claimUse) refuse() *framework.Error {
-	return framework.Refuse(object(u.claim), "pod %s on node %s uses the ReadWriteOncePod claim", u.by.Name, u.by.Spec.NodeName).
-		Advise("bind this pod after the other pod has ended")
-}
-
-// findUser returns the first of the claims that a pod other than this one uses, or nil. It
-// makes no request if there are no claims. The reader must be live.
-func findUser(ctx context.Context, live framework.Reader, pod *corev1.Pod, claims []*corev1.PersistentVolumeClaim) (*claimUse, error) {
-	if len(claims) == 0 {
-		return nil, nil
-	}
 	for next := ""; ; {
 		var page corev1.PodList
-		err := live.List(ctx, &page, client.InNamespace(pod.Namespace), usingPods(), client.Limit(podPage), client.Continue(next))
+		err := p.h.Live.List(ctx, &page, client.InNamespace(pod.Namespace), using, client.Limit(podPage), client.Continue(next))
 		if err != nil {
-			return nil, framework.FromAPI(object(claims[0]), "listing the pods that can use the claim", err)
+			return framework.FromAPI(object(claims[0].claim), "listing the pods that can use the claim", err)
 		}
 		for i := range page.Items {
 			other := &page.Items[i]
-			for _, claim := range claims {
-				if other.UID != pod.UID && uses(other, claim.Name) {
-					return &claimUse{claim: claim, by: other}, nil
+			for _, r := range claims {
+				if other.UID != pod.UID && mounts(other, r.claim.Name) {
+					return framework.Refuse(object(r.claim), "pod %s on node %s uses the ReadWriteOncePod claim", other.Name, other.Spec.NodeName).
+						Advise("bind this pod after the other pod has ended")
 				}
 			}
 		}
 		if next = page.Continue; next == "" {
-			return nil, nil
+			return nil
 		}
 	}
 }
 
-// reserveExclusive reserves the claims for the pod, so that no other bind in this replica
-// can get them, and then checks that no other pod uses them. PostBind and PreBindRollBack
-// release them.
-func (p *Plugin) reserveExclusive(ctx context.Context, bc *framework.BindContext, claims []*corev1.PersistentVolumeClaim) error {
-	if claim, by, ok := p.reservations.reserve(claims, holderOf(bc)); !ok {
-		return framework.Wait(object(claim), "pod %s is being bound with the ReadWriteOncePod claim", by.name).
-			Advise("retry the Binding")
+// mounts returns whether the pod has a volume of the claim.
+func mounts(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
+	})
+}
+
+// release removes those attempts from the reservations of the pod. It reads the records from the API
+// server, because the cache can lack the last write of this replica.
+func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, which func(attempt string) bool) error {
+	if d, err := framework.Extension[decision](bc); !bc.Recovered && (err != nil || len(d.plan.exclusive) == 0) {
+		return err
 	}
-	use, err := findUser(ctx, p.h.Live, bc.Pod, claims)
-	if use != nil {
-		return use.refuse()
+	records, err := p.records.List(ctx, p.h.Live)
+	if records == nil {
+		return err
 	}
-	return err
-}
-
-// reservations are the ReadWriteOncePod claims of pods that are being bound, by the
-// claim's UID. It is safe for concurrent use.
-type reservations struct {
-	mu      sync.Mutex
-	byClaim map[types.UID]holder
-}
-
-// holder is a bind. A pod's later bind to another node takes over.
-type holder struct {
-	pod  types.UID
-	name string
-	node string
-}
-
-func holderOf(bc *framework.BindContext) holder {
-	return holder{pod: bc.Pod.UID, name: bc.Pod.Name, node: bc.Node.Name}
-}
-
-// reserve reserves all of the claims for the bind, or none: then it returns one that
-// another pod has, and that pod's bind. A bind may reserve a claim again.
-func (r *reservations) reserve(claims []*corev1.PersistentVolumeClaim, by holder) (*corev1.PersistentVolumeClaim, holder, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, claim := range claims {
-		if held, ok := r.byClaim[claim.UID]; ok && held.pod != by.pod {
-			return claim, held, false
+	// Another error is about a record that cannot be decoded. The binds with its claim report it.
+	var errs []error
+	for _, v := range records {
+		r := v.Record
+		before := len(r.Attempts)
+		maps.DeleteFunc(r.Attempts, func(attempt, _ string) bool { return r.UID == bc.Pod.UID && which(attempt) })
+		switch len(r.Attempts) {
+		case before:
+		case 0:
+			errs = append(errs, p.records.Delete(ctx, v))
+		default:
+			errs = append(errs, p.records.Write(ctx, v))
 		}
 	}
-	for _, claim := range claims {
-		r.byClaim[claim.UID] = by
-	}
-	return nil, by, true
+	return errors.Join(errs...)
 }
 
-// release ends all reservations of the bind.
-func (r *reservations) release(by holder) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.byClaim, func(_ types.UID, held holder) bool { return held == by })
+// Marks lists the reservations. They belong to attempts until the pod is bound.
+func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
+	records, err := p.records.List(ctx, p.h.Cached)
+	var marks []framework.Mark
+	for _, v := range records {
+		r := v.Record
+		for _, attempt := range slices.Sorted(maps.Keys(r.Attempts)) {
+			marks = append(marks, framework.Mark{Pod: types.NamespacedName(r.Pod), PodUID: r.UID, Node: r.Attempts[attempt], Attempt: attempt})
+		}
+	}
+	return marks, err
 }

@@ -4,26 +4,31 @@
 package volumebinding
 
 import (
-	"errors"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // forOnePod returns the bound ReadWriteOncePod claim data.
-func forOnePod(options ...gen.ClaimOption) *corev1.PersistentVolumeClaim {
-	return theClaim(append([]gen.ClaimOption{gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv")}, options...)...)
+func forOnePod() *corev1.PersistentVolumeClaim {
+	return theClaim(gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
 }
 
-func another(name string, options ...gen.PodOption) *corev1.Pod {
-	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data"), gen.BoundTo("node-b")}, options...)...)
+// sharer returns a pod with the claim data.
+func sharer(name string, options ...gen.PodOption) *corev1.Pod {
+	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
 }
 
 func ended(pod *corev1.Pod, phase corev1.PodPhase) *corev1.Pod {
@@ -31,183 +36,205 @@ func ended(pod *corev1.Pod, phase corev1.PodPhase) *corev1.Pod {
 	return pod
 }
 
+// onePod returns a world with a bound ReadWriteOncePod claim.
+func onePod(more ...client.Object) *world {
+	return newWorld(append(more, theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))...)
+}
+
+// records returns the ConfigMaps of the ledger.
+func (w *world) records() []*corev1.ConfigMap { return fakeapi.All(w.server, &corev1.ConfigMap{}) }
+
 func TestExclusive(t *testing.T) {
-	pv := volumeNamed("pv", gen.ClaimRef(theClaim()))
+	on := gen.BoundTo("node-b")
 	cases := map[string]struct {
 		reason string
 		claim  *corev1.PersistentVolumeClaim
 		others []client.Object
-		want   framework.Kind
 		says   string
-		// free means that the bind lists no pods.
+		// free means that the bind writes nothing and lists no pods.
 		free bool
 	}{
-		"NotExclusive": {reason: "a claim with another access mode needs no list of pods", claim: theClaim(gen.BoundToVolume("pv")), others: []client.Object{another("a")}, free: true},
+		"NotExclusive": {reason: "a claim with another access mode needs no list of pods", claim: theClaim(gen.BoundToVolume("pv")), others: []client.Object{sharer("a", on)}, free: true},
 		"Unused":       {reason: "no other pod uses the claim", claim: forOnePod()},
-		"Used": {
-			reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{another("a")},
-			want: framework.KindRefuse, says: "pod a on node node-b",
-		},
+		"Used":         {reason: "two pods would write to one volume", claim: forOnePod(), others: []client.Object{sharer("a", on)}, says: "pod a on node node-b"},
 		"UsedOnManyPages": {
-			reason: "the plugin reads all pages of the list", claim: forOnePod(), want: framework.KindRefuse, says: "pod e on",
-			others: []client.Object{
-				gen.Pod("a", gen.BoundTo("n")), gen.Pod("b", gen.BoundTo("n")), gen.Pod("c", gen.BoundTo("n")), gen.Pod("d", gen.BoundTo("n")), another("e"),
-			},
+			reason: "the plugin reads all pages of the list", claim: forOnePod(), says: "pod e on",
+			others: []client.Object{gen.Pod("a", on), gen.Pod("b", on), gen.Pod("c", on), gen.Pod("d", on), sharer("e", on)},
 		},
-		"UsedByTerminating": {
-			reason: "a terminating pod still uses the claim", claim: forOnePod(), others: []client.Object{another("a", gen.Terminating())},
-			want: framework.KindRefuse, says: "pod a",
-		},
-		"Succeeded":      {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodSucceeded)}},
-		"Failed":         {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(another("a"), corev1.PodFailed)}},
-		"Pending":        {reason: "a pod without a node does not use the claim", claim: forOnePod(), others: []client.Object{another("a", gen.BoundTo(""))}},
-		"OtherNamespace": {reason: "the pod uses a claim in another namespace", claim: forOnePod(), others: []client.Object{another("a", gen.InNamespace("other"))}},
-		"Itself":         {reason: "the list contains the pod itself", claim: forOnePod(), others: []client.Object{another("web-1", gen.UID("pod-1"))}},
-		"OtherClaim":     {reason: "the pod uses another claim", claim: forOnePod(), others: []client.Object{gen.Pod("a", gen.BoundTo("n"), gen.UsesClaim("logs"))}},
+		"UsedByTerminating": {reason: "a terminating pod still uses the claim", claim: forOnePod(), others: []client.Object{sharer("a", on, gen.Terminating())}, says: "pod a"},
+		"Succeeded":         {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(sharer("a", on), corev1.PodSucceeded)}},
+		"Failed":            {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(sharer("a", on), corev1.PodFailed)}},
+		"Pending":           {reason: "a pod without a node does not use the claim", claim: forOnePod(), others: []client.Object{sharer("a")}},
+		"OtherNamespace":    {reason: "the pod uses a claim in another namespace", claim: forOnePod(), others: []client.Object{sharer("a", on, gen.InNamespace("other"))}},
+		"Itself":            {reason: "the list contains the pod itself", claim: forOnePod(), others: []client.Object{sharer("web-1", on, gen.UID("pod-1"))}},
+		"OtherClaim":        {reason: "the pod uses another claim", claim: forOnePod(), others: []client.Object{gen.Pod("a", on, gen.UsesClaim("logs"))}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(append(tc.others, theNode(), pv, tc.claim, local)...)
-			next, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
-			assert.Equal(t, tc.free, w.podLists == 0, "%s: %d lists", tc.reason, w.podLists)
-			if tc.want != "" {
-				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			w := onePod(tc.others...)
+			w.put(tc.claim)
+			p, bc := pluginIn(w), contextFor(thePod())
+			verdict, err := p.pass(t.Context(), bc)
+			require.NoError(t, err)
+			if tc.free {
+				assert.Empty(t, verdict.Writes, tc.reason)
+				return
+			}
+			assert.Equal(t, []string{"reserve the ReadWriteOncePod claim default/data"}, verdict.Writes)
+			assert.Zero(t, verdict.Wait)
+			assert.Empty(t, w.records(), "PreFlight reserves nothing")
+			err = p.PreBind(t.Context(), bc)
+			assert.Len(t, w.records(), 1, "the reservation is older than the list")
+			if tc.says != "" {
+				assert.True(t, framework.IsKind(err, refuse), "%s: %v", tc.reason, err)
 				assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 				assert.ErrorContains(t, err, tc.says)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.free, next == framework.Skip, "only PreBind reserves claims")
+			bc.Written = true
+			verdict, err = p.pass(t.Context(), bc)
+			require.NoError(t, err)
+			assert.Zero(t, verdict, "the claim is reserved")
 		})
 	}
 }
 
-// A generic ephemeral claim belongs to its pod, so the plugin lists no pods.
+// A generic ephemeral claim belongs to its pod.
 func TestExclusive_EphemeralClaim(t *testing.T) {
 	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
 	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
-	w := newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))
-	_, err := pluginIn(w).preFlight(t.Context(), contextFor(pod))
+	verdict, err := pluginIn(newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))).pass(t.Context(), contextFor(pod))
 	require.NoError(t, err)
-	assert.Zero(t, w.podLists)
+	assert.Zero(t, verdict)
 }
 
-func TestExclusive_WritesNothingForAClaimInUse(t *testing.T) {
-	w := newWorld(theNode(), local, theClaim(gen.AccessModes(corev1.ReadWriteOncePod)), another("a"))
-	_, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
-	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-}
-
-// Another pod gets the claim while this pod waits.
-func TestExclusive_ChecksAgainAfterTheWait(t *testing.T) {
-	unbound := theClaim(gen.AccessModes(corev1.ReadWriteOncePod), gen.SelectedNode("node-a"))
-	w := newWorld(thePod(), theNode(), local, unbound)
-	p := pluginIn(w)
-	bc := contextFor(thePod())
-	_, err := p.preFlight(t.Context(), bc)
+// TestExclusive_ChecksUsersOfAnOldReservation: the list of pods must have succeeded after the
+// reservation, by the same attempt.
+func TestExclusive_ChecksUsersOfAnOldReservation(t *testing.T) {
+	w := onePod(sharer("a", gen.BoundTo("node-b")))
+	p, bc := pluginIn(w), contextFor(thePod())
+	_, err := p.pass(t.Context(), bc)
 	require.NoError(t, err)
-
-	w.put(volumeNamed("pv", gen.ClaimRef(theClaim())))
-	w.put(forOnePod(gen.SelectedNode("node-a"), gen.Version("11")))
-	w.put(another("a"))
-	err = p.PreBind(t.Context(), bc)
-	assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	assert.ErrorContains(t, err, "pod a")
-}
-
-// onePod returns a world with a bound ReadWriteOncePod claim, and a function that binds a pod
-// with the claim up to the end of PreBind.
-func onePod(t *testing.T) (w *world, p *Plugin, preBind func(name string) (*framework.BindContext, error)) {
-	t.Helper()
-	w = newWorld(theNode(), forOnePod(), volumeNamed("pv", gen.ClaimRef(theClaim())))
-	p = pluginIn(w)
-	return w, p, func(name string) (*framework.BindContext, error) {
-		bc := contextFor(sharer(name))
-		if _, err := p.preFlight(t.Context(), bc); err != nil {
-			return bc, err
+	w.fail = func(name string) error {
+		if name == "pods" {
+			return apierrors.NewServiceUnavailable("restarting")
 		}
-		return bc, p.PreBind(t.Context(), bc)
+		return nil
+	}
+	err = p.PreBind(t.Context(), bc)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+	w.fail = nil
+	verdict, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	assert.NotEmpty(t, verdict.Writes)
+	err = p.PreBind(t.Context(), bc)
+	assert.True(t, framework.IsKind(err, refuse), "%v", err)
+	assert.Len(t, w.records(), 1)
+}
+
+// TestExclusive_TwoReplicas: two pods with one claim are bound by two replicas at once. The cache of the second
+// one does not show the reservation of the first one at first.
+func TestExclusive_TwoReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two := sharer("one"), sharer("two")
+		w := onePod(one, two)
+		first, second := newReplica(t, w, "first"), newReplica(t, w, "second")
+		w.lag()
+		winner, other := first.start(t, one, "node-a"), second.start(t, two, "node-a")
+		synctest.Wait()
+		require.Len(t, w.records(), 1)
+		r, err := decodeRecord(w.records()[0].Data)
+		require.NoError(t, err)
+		if r.UID == two.UID {
+			one, two, winner, other, second = two, one, other, winner, first
+		}
+		w.catchUp()
+		require.Nil(t, (<-winner).Err)
+		synctest.Wait()
+		require.Empty(t, other, "the other pod waits for the bind")
+		w.bound(one, "node-a")
+		o := <-other
+		require.NotNil(t, o.Err)
+		assert.Equal(t, refuse, o.Err.Kind)
+		assert.Contains(t, o.Err.Error(), "pod "+one.Name+" on node node-a uses the ReadWriteOncePod claim")
+		synctest.Wait()
+		assert.Empty(t, w.records(), "PostBind and the rollback release the claim")
+
+		w.remove(one)
+		require.Nil(t, second.bind(t.Context(), two, "node-a").Err, "the claim is free")
+	})
+}
+
+// TestExclusive_TwoClaims: two pods list the same claims in another order. Each bind reserves them in one order, so that
+// neither has one claim and waits for the other.
+func TestExclusive_TwoClaims(t *testing.T) {
+	logs := claimNamed("logs", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv2"))
+	p := pluginIn(onePod(logs, volumeNamed("pv2", gen.ClaimRef(logs))))
+	for _, claims := range [][]string{{"data", "logs"}, {"logs", "data"}} {
+		bc := contextFor(gen.Pod("web", gen.UsesClaim(claims[0]), gen.UsesClaim(claims[1])))
+		_, err := p.pass(t.Context(), bc)
+		require.NoError(t, err)
+		assert.Equal(t, "data", planned(t, bc).exclusive[0].claim.Name)
 	}
 }
 
-func sharer(name string, options ...gen.PodOption) *corev1.Pod {
-	return gen.Pod(name, append([]gen.PodOption{gen.UID(types.UID(name)), gen.UsesClaim("data")}, options...)...)
-}
-
-// A bind can be denied after PreFlight without a call to the plugin.
-func TestPreFlight_ReservesNothing(t *testing.T) {
-	w, p, preBind := onePod(t)
-	w.put(sharer("first"))
-	w.put(sharer("second"))
-	next, err := p.preFlight(t.Context(), contextFor(sharer("first")))
+// TestExclusive_Release: attempts at the bind of one pod share the reservation, and each releases its own part.
+func TestExclusive_Release(t *testing.T) {
+	w := onePod()
+	p := pluginIn(w)
+	attempt := func(id, node string) *framework.BindContext {
+		bc := contextFor(sharer("one"))
+		bc.Attempt, bc.Node = id, gen.Node(node)
+		_, err := p.pass(t.Context(), bc)
+		require.NoError(t, err)
+		require.NoError(t, p.PreBind(t.Context(), bc))
+		return bc
+	}
+	first, second := attempt("r-1", "node-a"), attempt("s-1", "node-b")
+	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, framework.Run, next, "PreBind reserves the claim")
-	_, err = preBind("second")
-	require.NoError(t, err, "the first bind was denied after its PreFlight")
+	pod := types.NamespacedName{Namespace: "default", Name: "one"}
+	assert.Equal(t, []framework.Mark{
+		{Pod: pod, PodUID: "one", Node: "node-a", Attempt: "r-1"}, {Pod: pod, PodUID: "one", Node: "node-b", Attempt: "s-1"},
+	}, marks)
 
-	dry := contextFor(sharer("first"))
-	dry.DryRun = true
-	next, err = p.preFlight(t.Context(), dry)
+	stranger := contextFor(sharer("two"))
+	verdict, err := p.pass(t.Context(), stranger)
 	require.NoError(t, err)
-	assert.Equal(t, framework.Skip, next, "there is nothing to write or to wait for")
-	assert.Empty(t, dry.Intents())
-}
-
-// Two concurrent binds request the claim. Neither pod has a node yet.
-func TestExclusive_ReservesAClaimForOneBind(t *testing.T) {
-	w, p, preBind := onePod(t)
-	w.put(sharer("first"))
-	w.put(sharer("second"))
-	first, err := preBind("first")
-	require.NoError(t, err)
-	second, err := preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "the bind of the first pod is in progress: %v", err)
-	assert.ErrorContains(t, err, "pod first")
-	_, err = preBind("first")
-	require.NoError(t, err, "a repeated call keeps the reservation")
-
-	require.NoError(t, p.PreBindRollBack(t.Context(), second))
-	_, err = preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "the roll-back of the second bind releases nothing: %v", err)
-	elsewhere := contextFor(sharer("first"))
-	elsewhere.Node = gen.Node("node-b")
-	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
-	_, err = preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "the roll-back of an earlier bind releases nothing: %v", err)
-
-	require.NoError(t, p.reserveExclusive(t.Context(), elsewhere, []*corev1.PersistentVolumeClaim{forOnePod()}), "a later bind of the same pod takes over the reservation")
+	assert.Empty(t, verdict.Writes)
+	assert.Equal(t, "PersistentVolumeClaim default/data: the bind of pod default/one, which uses the ReadWriteOncePod claim", verdict.Wait.String())
+	require.NoError(t, p.PreBindRollBack(t.Context(), stranger))
 	require.NoError(t, p.PreBindRollBack(t.Context(), first))
-	_, err = preBind("second")
-	assert.True(t, framework.IsKind(err, framework.KindWait), "the earlier bind cannot release the reservation of the later bind: %v", err)
-	require.NoError(t, p.PreBindRollBack(t.Context(), elsewhere))
-	second, err = preBind("second")
-	require.NoError(t, err, "a roll-back releases the claim")
-	assert.Len(t, p.reservations.byClaim, 1)
-	w.put(sharer("second", gen.BoundTo("node-a")))
-	p.PostBind(t.Context(), second)
-	assert.Empty(t, p.reservations.byClaim, "PostBind ends the reservation")
-	_, err = preBind("first")
-	assert.True(t, framework.IsKind(err, framework.KindRefuse), "the list of pods shows the pod that uses the claim: %v", err)
-	w.remove(sharer("second"))
-	_, err = preBind("first")
+	require.NoError(t, p.PreBindRollBack(t.Context(), first), "the rollback is idempotent")
+	marks, err = p.Marks(t.Context())
 	require.NoError(t, err)
+	require.Len(t, marks, 1, "the other attempt keeps its part")
+
+	// A record that cannot be decoded does not keep the others.
+	w.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: "broken", Labels: map[string]string{ledger.Label: ledger.Claims}}})
+	recovered := &framework.BindContext{Pod: second.Pod, Node: second.Node, Attempt: "gone-1", Recovered: true}
+	require.NoError(t, p.PreBindRollBack(t.Context(), recovered))
+	assert.Len(t, w.records(), 2, "the rollback of another attempt releases nothing")
+	require.NoError(t, p.PostBind(t.Context(), recovered))
+	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 
-// A call that fails does not release the reservations of an earlier call, because that bind can
-// still be in progress.
-func TestExclusive_ReservesAllClaimsOrNone(t *testing.T) {
-	logs := claimNamed("logs", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv2"))
-	w, p, preBind := onePod(t)
-	w.put(sharer("first"))
-	_, err := preBind("first")
+func TestRecord_Unreadable(t *testing.T) {
+	cases := map[string]map[string]string{
+		"Empty":      {},
+		"NoAttempts": {claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{}}`},
+		"NoUID":      {claimField: "c", holderField: `{"pod":"a/b","attempts":{"r-1":"n"}}`},
+		"NoClaim":    {holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`, "more": ""},
+		"More":       {claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`, "more": ""},
+		"NoJSON":     {claimField: "c", holderField: `{`},
+	}
+	for name, data := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := decodeRecord(data)
+			assert.Error(t, err)
+		})
+	}
+	_, err := decodeRecord(map[string]string{claimField: "c", holderField: `{"pod":"a/b","uid":"u","attempts":{"r-1":"n"}}`})
 	require.NoError(t, err)
-	both := contextFor(sharer("second"))
-	err = p.reserveExclusive(t.Context(), both, []*corev1.PersistentVolumeClaim{logs, forOnePod()})
-	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
-	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
-	assert.Len(t, p.reservations.byClaim, 1, "the bind reserves all claims or none")
-
-	w.err = errors.New("boom")
-	require.ErrorIs(t, p.reserveExclusive(t.Context(), contextFor(sharer("first")), []*corev1.PersistentVolumeClaim{forOnePod()}), w.err)
-	assert.Len(t, p.reservations.byClaim, 1, "the roll-back releases the claim")
 }

@@ -8,171 +8,178 @@ import (
 	"errors"
 	"reflect"
 	"sync"
+	"testing"
+	"time"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
-// world is an API server or a cache: a reader, a writer and a source of changes.
+// world is an API server with a cache that follows it. The cache holds the objects after the
+// transforms.
 type world struct {
 	*fakeapi.Connection
-	server *fakeapi.Server
-	hub    *framework.Hub
+	server, cache *fakeapi.Server
+	cached        framework.Reader
+	hub           *framework.Hub
+	free          *FreeVolumes
 
 	mu sync.Mutex
-	// patches contains all patch requests. applied is the number of patches that succeeded.
+	// patches contains all patch requests, except for the checks, which are dry runs. applied is the
+	// number of those that succeeded.
 	patches []patched
 	applied int
+	checks  []string
 	// podLists is the number of list requests for pods.
 	podLists int
-	// fail, if set, can return an error for a patch of the object with the name.
+	// fail, if set, can return an error for a request that writes the object with the name, or
+	// that lists pods.
 	fail func(name string) error
-	// err, if set, is the error of every read.
-	err error
-	// free is the index of free volumes. It misses changes while paused is true.
-	free   *FreeVolumes
-	paused bool
-	// metadataLists is the number of lists of the metadata of all objects of a kind.
-	metadataLists int
-	// listing, if set, is called before each of these lists.
-	listing func()
+	// late contains the changes that the cache lacks, if it is lagging.
+	lagging bool
+	late    []func()
+	// indexed is how much later than the cache the index of free volumes is.
+	indexed time.Duration
 }
 
 // patched is a patch request.
 type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
-	w := &world{server: fakeapi.New(), hub: framework.NewHub(), free: NewFreeVolumes()}
-	_ = SetupIndexes(context.Background(), w.server)
+	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: framework.NewHub(), free: NewFreeVolumes()}
+	_ = SetupIndexes(context.Background(), w.cache)
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
-	w.Connection = w.server.Connect()
-	w.Before, w.After = w.before, w.after
+	w.Connection, w.cached = w.server.Connect(), w.cache.Connect()
+	w.Before = w.before
 	for _, o := range objects {
-		w.server.Put(o)
-		w.free.OnAdd(o, true)
+		w.put(o)
 	}
 	return w
 }
 
-func kindOf(o client.Object) string { return fakeapi.Kind(o) }
-
-// changed notifies the hub and the index of free volumes.
+// changed updates the cache, the hub, and the index of free volumes.
 func (w *world) changed(o client.Object, deleted bool) {
-	switch _, volume := o.(*corev1.PersistentVolume); {
-	case deleted && volume:
-		w.free.OnDelete(o)
-	case !deleted && !w.paused:
-		w.free.OnUpdate(nil, o)
+	apply := func() {
+		_, volume := o.(*corev1.PersistentVolume)
+		if seen, err := packed(o); deleted || err != nil || seen == nil {
+			w.cache.Remove(o)
+		} else {
+			w.cache.Put(seen)
+		}
+		w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		if !volume {
+			return
+		}
+		index := func() { w.free.OnUpdate(nil, o) }
+		if deleted {
+			index = func() { w.free.OnDelete(o) }
+		}
+		if w.indexed > 0 {
+			time.AfterFunc(w.indexed, index)
+		} else {
+			index()
+		}
 	}
-	w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.lagging {
+		w.late = append(w.late, apply)
+		return
+	}
+	apply()
 }
 
-// before counts a call and returns the error that the test has set.
+// lag stops the cache, and catchUp makes it follow again.
+func (w *world) lag() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lagging = true
+}
+
+func (w *world) catchUp() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lagging = false
+	for _, apply := range w.late {
+		apply()
+	}
+	w.late = nil
+}
+
+// before counts a call, and returns the error that the test has set.
 func (w *world) before(call fakeapi.Call) error {
-	// Lists by an index are from the cache. Lists of pods and of metadata are from the API server.
-	live := call.Verb == "list" && (call.Kind == "PodList" || call.List.FieldSelector == nil)
-	if live && call.Kind != "PodList" && w.listing != nil {
-		w.listing()
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	name := call.Key.Name
 	switch {
-	case call.Verb == "patch":
-		w.patches = append(w.patches, patched{kind: call.Kind, name: call.Key.Name, body: call.Patch})
-		if w.fail != nil {
-			return w.fail(call.Key.Name)
-		}
+	case call.Verb == "get":
 		return nil
-	case w.err != nil:
-		return w.err
-	case live && call.List.Limit == 0:
-		return errors.New("lists from the API server must be limited to pages")
-	case live && call.Kind == "PodList":
-		w.podLists++
-	case live && call.List.Continue == "":
-		w.metadataLists++
+	case call.Kind == "PodList":
+		if w.podLists++; call.List.Limit == 0 {
+			return errors.New("lists of pods must be limited to pages")
+		}
+		name = "pods"
+	}
+	if w.fail != nil {
+		return w.fail(name)
 	}
 	return nil
 }
 
-func (w *world) after(call fakeapi.Call) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if call.Verb == "patch" {
-		w.applied++
-	}
-	return nil
+// writer is a writer to the world. It can patch claims and volumes, and write ConfigMaps.
+type writer struct {
+	client.Writer
+	w *world
 }
 
-// packing is the cache of a world. It holds the objects after the transforms.
-type packing struct{ *world }
-
-func (p packing) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
-	if err := p.world.Get(ctx, key, into, options...); err != nil {
-		return err
-	}
-	found, err := packed(into.DeepCopyObject())
+func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+	body, err := patch.Data(o)
 	if err != nil {
 		return err
 	}
-	if found == nil {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(into)}, key.Name)
+	dry := len((&client.PatchOptions{}).ApplyOptions(options).DryRun) > 0
+	w.w.mu.Lock()
+	if dry {
+		w.w.checks = append(w.w.checks, o.GetName())
+	} else {
+		w.w.patches = append(w.w.patches, patched{kind: fakeapi.Kind(o), name: o.GetName(), body: string(body)})
 	}
-	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
-	return nil
-}
-
-func (p packing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
-	if err := p.world.List(ctx, into, options...); err != nil {
-		return err
+	w.w.mu.Unlock()
+	// The fake API server does not know dry runs. A check has no changes.
+	err = w.w.Patch(ctx, o, patch, options...)
+	if err == nil && !dry {
+		w.w.mu.Lock()
+		w.w.applied++
+		w.w.mu.Unlock()
 	}
-	all, err := meta.ExtractList(into)
-	if err != nil {
-		return err
-	}
-	var seen []runtime.Object
-	for _, o := range all {
-		found, err := packed(o)
-		if err != nil {
-			return err
-		}
-		if found != nil {
-			seen = append(seen, found)
-		}
-	}
-	return meta.SetList(into, seen)
+	return err
 }
 
 // packed returns the object as a reader of the cache gets it, or nil if the cache hides it.
-func packed(o runtime.Object) (runtime.Object, error) {
+func packed(o client.Object) (client.Object, error) {
 	for kind, by := range volumes.Caches("") {
 		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
 			continue
 		}
-		out, err := by.Transform(o)
-		if err != nil {
-			return nil, err
-		}
+		out, err := by.Transform(o.DeepCopyObject())
 		if small, ok := out.(compact.Object); ok {
-			if unpacked := small.Unpack(); unpacked != nil {
-				return unpacked, nil
-			}
-			return nil, nil
+			return small.Unpack(), err
 		}
+		o, _ = out.(client.Object)
+		return o, err
 	}
 	return o, nil
 }
@@ -181,30 +188,104 @@ func packed(o runtime.Object) (runtime.Object, error) {
 func (w *world) put(o client.Object)    { w.server.Put(o) }
 func (w *world) remove(o client.Object) { w.server.Remove(o) }
 
-func (w *world) count() int { return w.server.Reads() }
-
-// writer is a writer to the world that can only patch.
-type writer struct {
-	client.Writer
-	w *world
-}
-
-func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, options ...client.PatchOption) error {
-	return w.w.Patch(ctx, o, patch, options...)
-}
-
-// pluginIn returns a plugin with the world as its API server. Its cache contains the packed world.
-func pluginIn(w *world) *Plugin { return pluginBetween(w, w) }
-
-func pluginBetween(cached, live *world) *Plugin {
+// pluginIn returns a plugin with the world as its API server.
+func pluginIn(w *world) *Plugin {
 	return New(framework.Handle{
-		Cached: packing{cached}, Live: live, Writer: writer{w: live}, Changes: cached.hub, Clock: clock.RealClock{},
-	}, cached.free)
+		Cached: w.cached, Live: w, Writer: writer{Writer: w.Connection, w: w}, Changes: w.hub, Clock: clock.RealClock{}, Namespace: "prebind-system",
+	}, w.free)
 }
 
-// preFlight runs Setup and PreFlight like the engine.
-func (p *Plugin) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Next, error) {
-	return plugintest.PreFlight(ctx, p.h, p, bc)
+// pass runs Setup and PreFlight like the engine.
+func (p *Plugin) pass(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
+	if err := p.SetupBindContextExtension(ctx, p.h.Cached, bc); err != nil {
+		return framework.Verdict{}, err
+	}
+	return p.PreFlight(bc)
+}
+
+// planned returns the plan of the last pass.
+func planned(t *testing.T, bc *framework.BindContext) plan {
+	t.Helper()
+	d, err := framework.Extension[decision](bc)
+	require.NoError(t, err)
+	return d.plan
+}
+
+// replica is a replica of Prebind with the plugin.
+type replica struct {
+	*world
+	*loop.Loop
+	plugin *Plugin
+}
+
+// hold is how long a call is held.
+const hold = 8 * time.Second
+
+func newReplica(t *testing.T, w *world, name string) *replica {
+	t.Helper()
+	r := &replica{world: w, plugin: pluginIn(w)}
+	set := work.NewSet(work.Options{
+		Runner: r, Replica: name, Changes: w.hub, Clock: clock.RealClock{}, Ended: func(bool) {}, Term: func() (int64, bool) { return 1, true },
+	})
+	t.Cleanup(func() { require.NoError(t, set.Stop(context.WithoutCancel(t.Context()))) })
+	r.Loop = &loop.Loop{
+		CachedFor: func(string) framework.Reader { return w.cached }, Changes: w.hub, Work: set, Replica: name, Tracker: runner.Untracked{},
+		Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
+	}
+	return r
+}
+
+// bind posts a Binding once. It returns when the call is decided, or has been held for long enough.
+func (r *replica) bind(ctx context.Context, pod *corev1.Pod, node string) loop.Outcome {
+	return r.Run(ctx, loop.Bind{
+		Key: work.Key{Pod: pod.UID, Node: node}, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node),
+		First: time.Now(), Waits: func(*framework.Error, framework.Wait) {},
+		Look: func(ctx context.Context) (loop.View, *framework.Error) {
+			seen, err := framework.Get(ctx, r.cached, &corev1.Pod{}, pod.Namespace, pod.Name)
+			if at := framework.WhereaboutsOf(seen, pod.UID, node); err != nil || at != framework.Pending {
+				return loop.View{}, framework.Stale(framework.Object{}, "the pod is %s: %v", at, err)
+			}
+			to, err := framework.Get(ctx, r.cached, &corev1.Node{}, "", node)
+			return loop.View{Pod: seen, Node: to, Plugins: []framework.Plugin{r.plugin}, Budget: 10 * time.Minute}, framework.AsError("", err)
+		},
+		Hold:   hold,
+		Seat:   func() bool { return true },
+		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
+	})
+}
+
+// start binds in the background.
+func (r *replica) start(t *testing.T, pod *corev1.Pod, node string) <-chan loop.Outcome {
+	t.Helper()
+	outcome := make(chan loop.Outcome, 1)
+	go func() { outcome <- r.bind(t.Context(), pod, node) }()
+	return outcome
+}
+
+// bound makes the pod bound, as the API server does after an allowed call.
+func (w *world) bound(pod *corev1.Pod, node string) {
+	fakeapi.Change(w.server, pod, "scheduler", func(p *corev1.Pod) { p.Spec.NodeName = node })
+}
+
+// StillPending implements work.Runner.
+func (w *world) StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
+	pod, err := framework.Get(ctx, w.cached, &corev1.Pod{}, name.Namespace, name.Name)
+	return err == nil && framework.WhereaboutsOf(pod, uid, "") == framework.Pending
+}
+
+// LivePod implements work.Runner.
+func (w *world) LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
+	return framework.Get(ctx, w, &corev1.Pod{}, name.Namespace, name.Name)
+}
+
+// PostBind implements work.Runner.
+func (w *world) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
+	return p.PostBind(ctx, bc)
+}
+
+// RollBack implements work.Runner.
+func (w *world) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
+	return p.PreBindRollBack(ctx, bc)
 }
 
 // Most tests use these objects: the pod web uses the claim data of the class local, and node-a is
@@ -230,5 +311,10 @@ func volumeNamed(name string, options ...gen.VolumeOption) *corev1.PersistentVol
 }
 
 func contextFor(pod *corev1.Pod) *framework.BindContext {
-	return &framework.BindContext{Pod: pod, Node: theNode(), Binding: gen.Binding(pod, "node-a")}
+	return onNode(pod, theNode())
+}
+
+// onNode returns the context of a bind of the pod to the node.
+func onNode(pod *corev1.Pod, node *corev1.Node) *framework.BindContext {
+	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name), Attempt: "r-1"}
 }

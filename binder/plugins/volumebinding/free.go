@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/btree"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
@@ -26,9 +27,12 @@ type FreeVolumes struct {
 	mu      sync.Mutex
 	changes *framework.Hub
 	byName  map[string]placed
-	// shelves contains the shelves by class, node, and likeness. A shelf is never empty.
-	shelves map[string]map[string]map[string]*shelf
+	// shelves contains the shelves by place and likeness. A shelf is never empty.
+	shelves map[place]map[string]*shelf
 }
+
+// place is a class, and the only host that can use a volume, or empty.
+type place struct{ class, host string }
 
 var _ cache.ResourceEventHandler = (*FreeVolumes)(nil)
 
@@ -45,13 +49,14 @@ type shelf struct {
 
 // placed is a volume and its shelf.
 type placed struct {
-	volume            *corev1.PersistentVolume
-	class, host, like string
+	place
+	volume *corev1.PersistentVolume
+	like   string
 }
 
 // NewFreeVolumes returns an index without volumes.
 func NewFreeVolumes() *FreeVolumes {
-	return &FreeVolumes{byName: map[string]placed{}, shelves: map[string]map[string]map[string]*shelf{}}
+	return &FreeVolumes{byName: map[string]placed{}, shelves: map[place]map[string]*shelf{}}
 }
 
 // OnAdd implements cache.ResourceEventHandler.
@@ -83,15 +88,6 @@ func isFree(pv *corev1.PersistentVolume) bool {
 // isPending returns whether the PersistentVolume controller has not handled the volume yet.
 func isPending(pv *corev1.PersistentVolume) bool {
 	return pv.Status.Phase == corev1.VolumePending || pv.Status.Phase == ""
-}
-
-// follows returns whether the index has this state of the volume or a later one. For a volume
-// that is not free, it returns true.
-func (f *FreeVolumes) follows(pv *corev1.PersistentVolume) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	seen, ok := f.byName[pv.Name]
-	return !isFree(pv) || ok && !older(seen.volume, pv)
 }
 
 // wake makes changes of the index wake the subscriptions to the volume.
@@ -128,22 +124,17 @@ func (f *FreeVolumes) changed(name string) {
 // place must be called with mu held.
 func (f *FreeVolumes) place(pv *corev1.PersistentVolume) {
 	inTree := volumes.IsMigratable(pv)
-	at := placed{volume: pv, class: volume.GetPersistentVolumeClass(pv), like: likeness(pv, inTree)}
+	at := placed{volume: pv, place: place{class: volume.GetPersistentVolumeClass(pv)}, like: likeness(pv, inTree)}
 	if !inTree {
 		at.host = onlyHost(pv)
 	}
-	hosts := f.shelves[at.class]
-	if hosts == nil {
-		hosts = map[string]map[string]*shelf{}
-		f.shelves[at.class] = hosts
+	if f.shelves[at.place] == nil {
+		f.shelves[at.place] = map[string]*shelf{}
 	}
-	if hosts[at.host] == nil {
-		hosts[at.host] = map[string]*shelf{}
-	}
-	on := hosts[at.host][at.like]
+	on := f.shelves[at.place][at.like]
 	if on == nil {
 		on = &shelf{volumes: btree.NewG(shelfDegree, before), migratable: inTree, pending: isPending(pv)}
-		hosts[at.host][at.like] = on
+		f.shelves[at.place][at.like] = on
 	}
 	on.volumes.ReplaceOrInsert(pv)
 	f.byName[pv.Name] = at
@@ -156,18 +147,12 @@ func (f *FreeVolumes) take(name string) {
 		return
 	}
 	delete(f.byName, name)
-	hosts := f.shelves[at.class]
-	on := hosts[at.host][at.like]
-	on.volumes.Delete(at.volume)
-	if on.volumes.Len() > 0 {
+	on := f.shelves[at.place][at.like]
+	if on.volumes.Delete(at.volume); on.volumes.Len() > 0 {
 		return
 	}
-	delete(hosts[at.host], at.like)
-	if len(hosts[at.host]) == 0 {
-		delete(hosts, at.host)
-	}
-	if len(hosts) == 0 {
-		delete(f.shelves, at.class)
+	if delete(f.shelves[at.place], at.like); len(f.shelves[at.place]) == 0 {
+		delete(f.shelves, at.place)
 	}
 }
 
@@ -180,14 +165,10 @@ func (f *FreeVolumes) of(class, host string) []shelf {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var found []shelf
-	add := func(host string) {
-		for _, on := range f.shelves[class][host] {
+	for at := range sets.New(place{class: class}, place{class: class, host: host}) {
+		for _, on := range f.shelves[at] {
 			found = append(found, shelf{volumes: on.volumes.Clone(), migratable: on.migratable, pending: on.pending})
 		}
-	}
-	add("")
-	if host != "" {
-		add(host)
 	}
 	return found
 }

@@ -43,7 +43,7 @@ func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, c
 // FindMatchingVolume finds among all volumes.
 func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 	found := 0
-	for seed := range uint64(300) {
+	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The seed makes the test repeatable.
 		free, all := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
 		for range 120 {
@@ -93,7 +93,7 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 		assert.Empty(t, free.byName)
 		assert.Empty(t, free.shelves, "the index keeps nothing of deleted volumes")
 	}
-	assert.Greater(t, found, 1000, "enough worlds have volumes that fit")
+	assert.Greater(t, found, 500, "enough worlds have volumes that fit")
 }
 
 func pick[T any](random *rand.Rand, some ...T) T { return some[random.IntN(len(some))] }
@@ -172,10 +172,4 @@ func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	assert.Len(t, free.of("local", ""), 1, "a released volume is free again")
 	free.OnDelete(packed)
 	assert.Empty(t, free.of("local", ""))
-}
-
-// The plugin reads the CSINode only if a volume of the class may need it.
-func TestFreeVolumes_ReportsMigratableVolumes(t *testing.T) {
-	assert.False(t, snap(theClaim(), local, volumeNamed("pv")).migratable())
-	assert.True(t, snap(theClaim(), local, volumeNamed("pv", gen.VolumeSource(gceSource))).migratable())
 }

@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -49,25 +47,8 @@ func TestPackVolume_BoundBeforeItsClaim(t *testing.T) {
 		volumeNamed("its-own", gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound), gen.Capacity("5Gi")),
 		volumeNamed("free", gen.VolumePhase(corev1.VolumeAvailable), gen.Capacity("1Gi")))
 	bc := contextFor(thePod())
-	next, err := pluginIn(w).preFlight(t.Context(), bc)
+	verdict, err := pluginIn(w).pass(t.Context(), bc)
 	require.NoError(t, err)
-	assert.Equal(t, framework.Run, next)
-	pl, err := planned.Get(bc)
-	require.NoError(t, err)
-	require.Len(t, pl.static, 1)
-	assert.Equal(t, "its-own", pl.static[0].volume.Name)
-	assert.NotEmpty(t, pl.static[0].volume.Spec.Capacity, "the plugin reads the volume from the API server")
-}
-
-// The pods of a claim that is too large for the cache can be bound.
-func TestPackClaim_HiddenClaim(t *testing.T) {
-	claim := theClaim(gen.Annotation(volume.AnnStorageProvisioner, strings.Repeat("x", 8<<10)))
-	w := newWorld(thePod(), theNode(), claim, gen.StorageClass("local", "csi.example.com"))
-	bc := contextFor(thePod())
-	next, err := pluginIn(w).preFlight(t.Context(), bc)
-	require.NoError(t, err)
-	assert.Equal(t, framework.Run, next)
-	pl, err := planned.Get(bc)
-	require.NoError(t, err)
-	assert.Len(t, pl.dynamic, 1)
+	assert.Empty(t, verdict.Writes)
+	assert.Equal(t, "PersistentVolumeClaim default/data: the PersistentVolume controller to bind it to PersistentVolume its-own", verdict.Wait.String())
 }

@@ -7,20 +7,23 @@
 // nothing.
 //
 // SetupBindContextExtension reads a snapshot (read.go), and pure functions decide on it
-// (plan.go, claims.go, provision.go, target.go). PreBind writes (write.go) and then waits
-// until all claims are bound (wait.go, progress.go).
+// (plan.go, claims.go, provision.go, target.go). PreBind writes (write.go). The bind then waits until
+// all claims are bound.
 //
-// The plugin never undoes a write. A provisioner can be creating the volume, and without
-// selected-node or claimRef the volume would be leaked. The next attempt continues from the state
-// in the API server.
+// The plugin never undoes a write to a claim or a volume. A provisioner can be creating the volume,
+// and without selected-node or claimRef the volume would be leaked. The next attempt continues from
+// the state in the API server. Only the reservations of ReadWriteOncePod claims are released
+// (exclusive.go).
 package volumebinding
 
 import (
 	"context"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/binder/volumes"
 )
 
@@ -29,112 +32,97 @@ const Name = "volumebinding"
 
 // Plugin binds volumes; see New. It is safe for concurrent use.
 type Plugin struct {
-	h            framework.Handle
-	free         *FreeVolumes
-	surveys      map[string]*survey
-	reservations *reservations
+	h       framework.Handle
+	free    *FreeVolumes
+	records *ledger.Store[types.UID, *record]
 }
 
 var (
 	_ framework.PreBinder           = (*Plugin)(nil)
-	_ framework.PreFlighter         = (*Plugin)(nil)
 	_ framework.BindContextExtender = (*Plugin)(nil)
-	_ framework.RollBacker          = (*Plugin)(nil)
-	_ framework.PostBinder          = (*Plugin)(nil)
 )
 
 // New returns the plugin. The cache of the handle has the indexes of SetupIndexes. free
 // follows its PersistentVolumes, and New makes it wake the handle's Changes. It
 // starts nothing.
 func New(h framework.Handle, free *FreeVolumes) *Plugin {
-	p := &Plugin{h: h, free: free, reservations: &reservations{byClaim: map[types.UID]holder{}}}
-	p.surveys = p.newSurveys()
 	free.wake(h.Changes)
-	return p
+	return &Plugin{h: h, free: free, records: openRecords(h)}
 }
 
-// Name implements framework.PreBinder.
+// Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-var (
-	// extension contains the objects that SetupBindContextExtension reads for PreFlight.
-	extension = framework.NewExtensionKey[snapshot](Name)
-	// planned contains the decision of PreFlight for PreBind.
-	planned = framework.NewExtensionKey[plan](Name + "/plan")
-)
+// decision is the extension of the context. The engine keeps the context of the last PreBind until the
+// pod is bound, so it contains the few objects of the plan instead of the snapshot.
+type decision struct {
+	plan plan
+	err  error
+}
 
 // SetupBindContextExtension reads the pod's claims and everything that their binding
-// depends on. A live reading in which no object serves a claim also makes sure that the
-// cache, which lists these objects, is not behind the API server.
-func (p *Plugin) SetupBindContextExtension(ctx context.Context, reader framework.Reader, bc *framework.BindContext) error {
+// depends on, and plans the binding.
+func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
 		return nil
 	}
-	s, err := p.read(ctx, reader, bc)
-	if err == nil && (bc.Live || !s.incomplete && p.asked(bc)) {
-		s, err = p.surveyed(ctx, reader, bc, s)
-	}
+	s, err := p.read(ctx, cache, bc)
 	if err != nil {
 		return err
 	}
-	extension.Set(bc, s)
+	var d decision
+	d.plan, d.err = findPodVolumes(s)
+	framework.Extend(bc, d)
+	// The index of free volumes reads none of them through the cache, so their changes would not
+	// wake the bind.
+	for _, name := range d.plan.watched() {
+		if _, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// PreFlight plans the writes for the pod's claims. It rejects the same binds as Filter of
-// kube-scheduler's VolumeBinding. Like VolumeRestrictions, it also rejects a second pod that uses
-// a ReadWriteOncePod claim.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Next, error) {
+// PreFlight returns the writes and the wait for the pod's claims. It rejects the same binds as Filter of
+// kube-scheduler's VolumeBinding.
+func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
-		return framework.Skip, nil
+		return framework.Verdict{}, nil
 	}
-	s, err := extension.Get(bc)
-	switch {
-	case err != nil:
-		return framework.Run, err
-	case s.incomplete:
-		return framework.Verify, nil
+	d, err := framework.Extension[decision](bc)
+	if err == nil {
+		err = d.err
 	}
-	pl, err := findPodVolumes(s)
 	if err != nil {
-		return framework.Run, err
+		return framework.Verdict{}, err
 	}
-	if pl.done() && (len(pl.exclusive) == 0 || bc.DryRun) {
-		return framework.Skip, nil
-	}
-	pl.record(bc)
-	planned.Set(bc, pl)
-	return framework.Run, nil
+	return d.plan.verdict(bc), nil
 }
 
-// PreBind sets the claimRef of each matched volume, then selected-node of each claim that
-// has to be provisioned, and waits until all claims are bound. Last, it reserves the
-// ReadWriteOncePod claims.
+// PreBind reserves the ReadWriteOncePod claims, sets the claimRef of each matched volume, and then
+// selected-node of each claim that has to be provisioned.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	pl, err := planned.Get(bc)
+	d, err := framework.Extension[decision](bc)
+	if err == nil {
+		err = d.err
+	}
+	if err == nil {
+		err = p.reserve(ctx, bc, d.plan.exclusive)
+	}
 	if err != nil {
 		return err
 	}
-	// The wait can take minutes, and the snapshot is not needed any more.
-	extension.Set(bc, snapshot{})
-	if err := p.write(ctx, bc.Node.Name, &pl); err != nil {
-		return err
-	}
-	if err := p.wait(ctx, bc, pl); err != nil {
-		return err
-	}
-	return p.reserveExclusive(ctx, bc, pl.exclusive)
+	return p.write(ctx, bc, d.plan)
 }
 
-// PreBindRollBack releases the ReadWriteOncePod claims. It leaves claims and volumes as
-// they are; see the package's comment.
-func (p *Plugin) PreBindRollBack(_ context.Context, bc *framework.BindContext) error {
-	p.reservations.release(holderOf(bc))
-	return nil
+// PreBindRollBack releases the attempt's reservations of ReadWriteOncePod claims. It leaves claims and
+// volumes as they are; see the package's comment.
+func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+	return p.release(ctx, bc, func(attempt string) bool { return attempt == bc.Attempt })
 }
 
-// PostBind ends the reservations: from now on, a list of pods shows which pod uses the
+// PostBind releases the reservations of the pod: from now on, a list of pods shows which pod uses the
 // ReadWriteOncePod claims.
-func (p *Plugin) PostBind(_ context.Context, bc *framework.BindContext) {
-	p.reservations.release(holderOf(bc))
+func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
+	return p.release(ctx, bc, func(string) bool { return true })
 }

@@ -4,13 +4,14 @@
 package volumebinding
 
 import (
+	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -18,112 +19,65 @@ import (
 )
 
 func TestPreFlight(t *testing.T) {
-	bound := []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()))}
-	driver := gen.CSIDriver("csi.example.com", true)
-	ephemeralPod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp", gen.OfClass("local")))
-	ephemeralClaim := claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-1"))
+	ours := gen.ClaimRef(theClaim())
+	here := gen.SelectedNode("node-a")
+	twoClaims := thePod(gen.UsesClaim("logs"))
+	provisioning := "PersistentVolumeClaim default/data: provisioning on node-a"
+	binding := "PersistentVolumeClaim default/data: the PersistentVolume controller to bind it to PersistentVolume pv"
+	writesNode := []string{"set selected-node of claim default/data to node-a and wait for provisioning"}
 	cases := map[string]struct {
-		reason       string
-		pod          *corev1.Pod
-		cached, live []client.Object
-		next         framework.Next
-		want         framework.Kind
-		intents      []string
-		// noReads and noLiveReads mean that the cache or the API server receives no reads.
-		noReads, noLiveReads bool
+		reason  string
+		objects []client.Object
+		pod     *corev1.Pod
+		writes  []string
+		wait    string
+		// want is the kind of the error, about its object, and says a part of it.
+		want        framework.Kind
+		about, says string
 	}{
-		"NoClaims": {
-			reason: "a pod without claims needs no reads", pod: gen.Pod("web", gen.EmptyDir("tmp")),
-			next: framework.Skip, noReads: true, noLiveReads: true,
+		"NoClaims": {reason: "a pod without claims has nothing to bind", pod: gen.Pod("web", gen.EmptyDir("tmp"))},
+		"Dynamic":  {reason: "the volume has to be provisioned", objects: []client.Object{theClaim()}, writes: writesNode, wait: provisioning},
+		"DynamicWritten": {
+			reason: "the provisioner is working", objects: []client.Object{theClaim(here, gen.Annotation(volume.AnnStorageProvisioner, "csi.example.com"))},
+			wait: provisioning + " by csi.example.com",
 		},
-		"Bound": {
-			reason: "all claims are bound",
-			cached: bound, next: framework.Skip, noLiveReads: true,
+		"DynamicVolumeCreated": {
+			reason: "the claim does not name its volume yet", objects: []client.Object{theClaim(here), volumeNamed("pv", ours)}, wait: provisioning,
 		},
-		"BoundNotCached": {
-			reason: "the cache is behind, and the engine repeats PreFlight on live objects",
-			cached: []client.Object{theNode()}, live: append([]client.Object{theNode()}, bound...), next: framework.Skip,
-		},
-		"NodeNotCachedAsItIs": {
-			reason: "the decision uses the live node that the engine puts into the context",
-			cached: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1"))},
-			live: []client.Object{
-				theNode(gen.Label("rack", "r1")), theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNodesWith("rack", "r1")),
-			},
-			next: framework.Skip,
-		},
-		"Refused": {
-			reason: "the live objects lead to the same rejection",
-			cached: []client.Object{theNode()}, live: []client.Object{theNode()}, want: framework.KindRefuse,
-		},
-		"NodeGone": {
-			reason: "a deleted node is checked in its last known state",
-			cached: []client.Object{theClaim(gen.SelectedNode("node-b")), local},
-			live:   []client.Object{theClaim(gen.SelectedNode("node-b")), local}, want: framework.KindRefuse,
-		},
-		"EphemeralNotCached": {
-			reason: "the claim was just created", pod: ephemeralPod,
-			cached: []client.Object{local}, live: []client.Object{theNode(), ephemeralClaim, local},
-			intents: []string{"volumebinding would set selected-node of claim default/web-tmp to node-a and wait for provisioning"},
-		},
-		"CapacityNotCachedAsItIs": {
-			reason: "a rejection needs a live read of the capacities",
-			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
-			live:   []client.Object{theNode(), theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
-			intents: []string{
-				"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning",
-			},
-		},
-		"CapacityGone": {
-			reason: "the live capacities are not enough", want: framework.KindRefuse,
-			cached: []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
-			live:   []client.Object{theNode(), theClaim(), local, driver},
-		},
-		"ReservedNotCachedAsItIs": {
-			reason: "the live volume does not name the claim",
-			cached: []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()), gen.OnNode("node-b"))},
-			live:   []client.Object{theNode(), theClaim(), local, volumeNamed("pv", gen.OnNode("node-b"))},
-			intents: []string{
-				"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning",
-			},
-		},
-		"ProvisionerIsNoDriver": {
-			reason: "the name of the provisioner is not a valid driver name", want: framework.KindRefuse,
-			cached: []client.Object{theClaim(gen.OfClass("static")), static},
-			live:   []client.Object{theNode(), theClaim(gen.OfClass("static")), static},
-		},
-		"NoProvisioner": {
-			reason: "a driver without a name cannot exist", want: framework.KindRefuse,
-			cached: []client.Object{theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
-			live:   []client.Object{theNode(), theClaim(gen.OfClass("none")), gen.StorageClass("none", "")},
-		},
-		"ImpossibleClass": {
-			reason: "the API server does not validate the class of the beta annotation", want: framework.KindRefuse,
-			cached: []client.Object{theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
-			live:   []client.Object{theNode(), theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
-		},
-		"CapacityEnough": {
-			reason: "a bind that is not rejected needs no live read", noLiveReads: true,
-			cached:  []client.Object{theClaim(), local, driver, gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi"))},
-			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
+		"DynamicVolumeNotSeen": {
+			reason: "the watch event of the volume has not arrived yet", objects: []client.Object{theClaim(here, gen.BoundToVolume("pv"))},
+			wait: "PersistentVolumeClaim default/data: its PersistentVolume pv",
 		},
 		"Static": {
-			reason: "the intent describes the write", cached: []client.Object{theClaim(), local, volumeNamed("pv")}, noLiveReads: true,
-			intents: []string{"volumebinding would set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
+			reason: "a free volume fits", objects: []client.Object{theClaim(), volumeNamed("pv")}, wait: binding,
+			writes: []string{"set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
+		},
+		"StaticWithoutUID": {
+			reason: "a user has reserved the volume by name", objects: []client.Object{theClaim(), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))))}, wait: binding,
+			writes: []string{"set the claimRef of PersistentVolume pv to claim default/data and wait until the claim is bound"},
 		},
 		"StaticWritten": {
-			reason: "the intent describes a wait without a write", noLiveReads: true,
-			cached:  []client.Object{theClaim(), local, volumeNamed("pv", gen.ClaimRef(theClaim()))},
-			intents: []string{"volumebinding would wait until claim default/data is bound to PersistentVolume pv"},
+			reason: "the PersistentVolume controller has not bound the claim yet", objects: []client.Object{theClaim(), volumeNamed("pv", ours)}, wait: binding,
 		},
-		"Dynamic": {
-			reason: "the intent describes the write", cached: []client.Object{theClaim(), local}, noLiveReads: true,
-			intents: []string{"volumebinding would set selected-node of claim default/data to node-a and wait for provisioning"},
+		"StaticNamed": {
+			reason:  "the claim names the volume, but the controller has not finished",
+			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours)}, wait: binding,
 		},
-		"DynamicWritten": {
-			reason: "the intent describes a wait without a write", noLiveReads: true,
-			cached:  []client.Object{theClaim(gen.SelectedNode("node-a")), local},
-			intents: []string{"volumebinding would wait for provisioning of claim default/data on node-a"},
+		"StaticNamedElsewhere": {
+			reason: "the node affinity of the volume has changed", want: refuse, about: "PersistentVolume pv", says: "excludes node",
+			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
+		},
+		"OneOfTwoIsBound": {
+			reason: "all claims have to be bound", pod: twoClaims, wait: provisioning,
+			objects: []client.Object{theClaim(here), claimNamed("logs", gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},
+		},
+		"ProvisionerIsNoDriver": {
+			reason: "the name of the provisioner is not a valid driver name", want: refuse, about: "PersistentVolumeClaim default/data", says: "static",
+			objects: []client.Object{theClaim(gen.OfClass("static")), static},
+		},
+		"ImpossibleClass": {
+			reason: "the API server does not validate the class of the beta annotation", want: refuse, about: "PersistentVolumeClaim default/data", says: "a/b",
+			objects: []client.Object{theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, "a/b"))},
 		},
 	}
 	for name, tc := range cases {
@@ -132,75 +86,94 @@ func TestPreFlight(t *testing.T) {
 			if pod == nil {
 				pod = thePod()
 			}
-			cached, live := newWorld(tc.cached...), newWorld(tc.live...)
-			bc := contextFor(pod)
-			next, err := pluginBetween(cached, live).preFlight(t.Context(), bc)
-			assert.Empty(t, live.patches, "PreFlight never writes")
-			assert.Equal(t, tc.noReads, cached.count() == 0, "reads of the cache")
-			assert.Equal(t, tc.noLiveReads, live.count() == 0, "reads of the API server")
+			w := newWorld(append(tc.objects, local)...)
+			verdict, err := pluginIn(w).pass(t.Context(), contextFor(pod))
+			assert.Empty(t, w.server.Writes(), "PreFlight never writes")
+			assert.Zero(t, w.server.Reads(), "the decision is based on the cache")
 			if tc.want != "" {
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				told := framework.AsError(Name, err)
+				assert.Equal(t, tc.about, told.Object.String())
+				assert.Contains(t, told.Error(), tc.says)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.next, next, tc.reason)
-			assert.Equal(t, tc.intents, bc.Intents())
+			assert.Equal(t, tc.writes, verdict.Writes, tc.reason)
+			assert.Equal(t, tc.wait, verdict.Wait.String(), tc.reason)
 		})
 	}
 }
 
-func TestPreFlight_Fails(t *testing.T) {
-	w := newWorld()
-	w.err = errors.New("boom")
-	_, err := pluginIn(w).preFlight(t.Context(), contextFor(thePod()))
+// TestPreFlight_InTreeVolumes: the CSINode shows that the disk is in another zone.
+func TestPreFlight_InTreeVolumes(t *testing.T) {
+	node := theNode(gen.Label(gceZone, "z2"))
+	w := newWorld(theClaim(gen.BoundToVolume("disk")), gceDisk("z1", gen.ClaimRef(theClaim())))
+	_, err := pluginIn(w).pass(t.Context(), onNode(thePod(), node))
+	require.NoError(t, err, "a node without CSINode has migrated nothing")
+	w.put(gen.CSINode("node-a", gcePlugin))
+	_, err = pluginIn(w).pass(t.Context(), onNode(thePod(), node))
+	assert.True(t, framework.IsKind(err, refuse), "%v", err)
+}
+
+// failing is a reader that fails.
+type failing struct{ err error }
+
+func (f failing) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return f.err
+}
+
+func (f failing) List(context.Context, client.ObjectList, ...client.ListOption) error { return f.err }
+
+func TestSetup_Fails(t *testing.T) {
+	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), failing{errors.New("boom")}, contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindInternal), "%v", err)
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
+
+	_, err = pluginIn(newWorld()).PreFlight(contextFor(thePod()))
+	require.Error(t, err, "PreFlight needs the extension")
+	assert.Error(t, pluginIn(newWorld()).PreBind(t.Context(), contextFor(thePod())))
 }
 
-// TestPreBind checks, writes and waits, and then repeats that as after a crash.
-func TestPreBind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(thePod(), theNode(), theClaim(), local)
-		p := pluginIn(w)
-		start := func() <-chan error {
-			bc := contextFor(thePod())
-			next, err := p.preFlight(t.Context(), bc)
-			require.NoError(t, err)
-			require.Equal(t, framework.Run, next)
-			result := make(chan error, 1)
-			go func() { result <- p.PreBind(t.Context(), bc) }()
-			synctest.Wait()
-			return result
-		}
-		first := start()
-		require.Len(t, w.patches, 1)
-		second := start()
-		assert.Len(t, w.patches, 1, "another replica continues from the state in the API server")
-
-		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
-		w.put(theClaim(gen.SelectedNode("node-a"), gen.BoundToVolume("made"), gen.Version("200")))
-		require.NoError(t, <-first)
-		require.NoError(t, <-second)
-		next, err := p.preFlight(t.Context(), contextFor(thePod()))
-		require.NoError(t, err)
-		assert.Equal(t, framework.Skip, next, "a repeated call has nothing to do")
-	})
+// watching records what is read.
+type watching struct {
+	framework.Reader
+	volumes []string
+	lists   int
 }
 
-func TestPreBind_Stops(t *testing.T) {
-	w := newWorld(thePod(), theNode(), theClaim(), local)
-	p := pluginIn(w)
-	require.Error(t, p.PreBind(t.Context(), contextFor(thePod())), "without PreFlight there is no plan")
-	assert.Empty(t, w.patches)
+func (r *watching) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if _, ok := into.(*corev1.PersistentVolume); ok {
+		r.volumes = append(r.volumes, key.Name)
+	}
+	return r.Reader.Get(ctx, key, into, options...)
+}
 
-	boom := errors.New("boom")
-	w.fail = func(string) error { return boom }
-	bc := contextFor(thePod())
-	_, err := p.preFlight(t.Context(), bc)
-	require.NoError(t, err)
-	require.ErrorIs(t, p.PreBind(t.Context(), bc), boom, "PreBind does not wait after a failed write")
+func (r *watching) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	r.lists++
+	return r.Reader.List(ctx, into, options...)
+}
 
-	w.patches = nil
-	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	assert.Empty(t, w.patches, "the plugin undoes no writes")
+// TestSetup_WakesByItsVolumesOnly: a change of another volume must not wake the bind, because many binds can
+// wait while many volumes change.
+func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
+	inStatic := gen.VolumeOfClass("static")
+	cases := map[string]struct {
+		objects []client.Object
+		want    []string
+	}{
+		"Chosen":   {objects: []client.Object{theClaim(), volumeNamed("pv"), volumeNamed("pv2")}, want: []string{"pv"}},
+		"Reserved": {objects: []client.Object{theClaim(), volumeNamed("pv", gen.ClaimRef(theClaim()))}, want: []string{"pv"}},
+		"Bound":    {objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv2")}, want: []string{"pv"}},
+		"Pending":  {objects: []client.Object{theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(""))}, want: []string{"pv"}},
+		"None":     {objects: []client.Object{theClaim(), volumeNamed("pv", inStatic)}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(append(tc.objects, local)...)
+			reader := &watching{Reader: w.cached}
+			require.NoError(t, pluginIn(w).SetupBindContextExtension(t.Context(), reader, contextFor(thePod())))
+			assert.Equal(t, tc.want, reader.volumes)
+			assert.Zero(t, reader.lists)
+		})
+	}
 }

@@ -18,7 +18,7 @@ import (
 
 // checkProvision checks that a volume can be provisioned for the claim on the node. It follows
 // checkVolumeProvisions of kube-scheduler's VolumeBinding.
-func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *framework.Error {
+func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
 	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
 	switch {
 	case class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner:
@@ -28,7 +28,7 @@ func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *framework
 		return framework.Refuse(object(claim), "the allowedTopologies of StorageClass %s exclude node %s", class.Name, s.node.Name).
 			Advise("choose a node in the allowed topologies")
 	}
-	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {
+	if begun(claim) {
 		// The volume is being provisioned on this node and may have used the capacity. If the
 		// capacity is insufficient, the provisioner removes selected-node.
 		return nil
@@ -39,7 +39,7 @@ func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) *framework
 // checkCapacity checks that the driver of the class published enough capacity for the claim on
 // the node. Like hasEnoughCapacity of kube-scheduler's VolumeBinding, it checks each claim
 // alone, because several objects can describe the same pool.
-func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) *framework.Error {
+func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	size, ok := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	if !ok || !publishesCapacity(s.drivers[class.Provisioner]) {
 		return nil
@@ -62,23 +62,17 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 		Advise("choose a node with more storage; see the CSIStorageCapacity objects")
 }
 
-// unserved completes the rejection of a claim without a matching volume that cannot be
-// provisioned. It is a wait if a matching volume is not yet available. Otherwise its cause
-// lists the kinds whose objects could serve the claim. Claims with selected-node are
-// not matched.
-func (s snapshot) unserved(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, refusal *framework.Error) error {
-	if _, begun := claim.Annotations[volume.AnnSelectedNode]; begun {
-		return refusal
+// pending returns the wait for a matching volume that is not available yet, or zero. Claims with
+// selected-node are not matched.
+func (s snapshot) pending(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) framework.Wait {
+	if begun(claim) {
+		return framework.Wait{}
 	}
-	if pv, err := s.smallest(claim, taken, true); err == nil && pv != nil {
-		return framework.Wait(object(pv), "waiting for the PersistentVolume controller to make the volume available for %s", describe(claim)).
-			Advise("retry the Binding")
+	pv, err := s.smallest(claim, taken, true)
+	if err != nil || pv == nil {
+		return framework.Wait{}
 	}
-	kinds := []string{volumeKind}
-	if publishesCapacity(s.drivers[s.classes[volume.GetPersistentVolumeClaimClass(claim)].Provisioner]) {
-		kinds = append(kinds, capacityKind)
-	}
-	return refusal.Because(lackError{kinds: kinds})
+	return framework.Wait{Object: object(pv), For: "the PersistentVolume controller to make the volume available for " + describe(claim)}
 }
 
 // publishesCapacity returns whether the CSI driver publishes its capacity for scheduling.

@@ -14,8 +14,12 @@ package volumebinding
 //
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses;csidrivers;csistoragecapacities,verbs=get;list;watch
 //
-// The node's CSINode lists the in-tree plugins that were migrated to CSI. It is read only for in-tree volumes.
+// The node's CSINode lists the in-tree plugins that were migrated to CSI.
 //
-// +kubebuilder:rbac:groups=storage.k8s.io,resources=csinodes,verbs=get
+// +kubebuilder:rbac:groups=storage.k8s.io,resources=csinodes,verbs=get;list;watch
+//
+// The reservations of ReadWriteOncePod claims are in Prebind's own namespace.
+//
+// +kubebuilder:rbac:groups="",resources=configmaps,namespace=prebind-system,verbs=get;list;watch;create;update;delete
 //
 // The ClusterRole "prebind" grants the lists of pods for ReadWriteOncePod claims.

@@ -5,13 +5,16 @@ package volumebinding
 
 import (
 	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/binder/volumes"
 )
 
@@ -23,14 +26,21 @@ func Registration() framework.Registration {
 		On:          true,
 		Description: "binds and waits for the pod's PersistentVolumeClaims",
 		Watches: framework.Always(&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &storagev1.StorageClass{},
-			&storagev1.CSIDriver{}, &storagev1.CSIStorageCapacity{}),
-		Caches: volumes.Caches,
+			&storagev1.CSIDriver{}, &storagev1.CSIStorageCapacity{}, &storagev1.CSINode{}, &corev1.ConfigMap{}),
+		Caches: caches,
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},
 		Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": free},
-		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+		New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 			return New(h, free), nil
 		},
 	}
+}
+
+// caches restricts the cache as node-ready and device do.
+func caches(namespace string) map[client.Object]cache.ByObject {
+	all := volumes.Caches(namespace)
+	maps.Copy(all, ledger.Caches(namespace))
+	return all
 }

@@ -18,7 +18,7 @@ import (
 type target struct {
 	node *corev1.Node
 	// csiNode lists the in-tree plugins that the node has migrated to CSI drivers. It is nil
-	// if it does not exist, and can be nil if no volume is migratable.
+	// if it does not exist.
 	csiNode *storagev1.CSINode
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -103,42 +102,4 @@ func TestFindPodVolumes_MatchesMigratedVolumes(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, pl.static, 1)
 	assert.Same(t, disk, pl.static[0].volume, "PreBind writes the volume, not its translation")
-}
-
-// Few clusters still have in-tree volumes.
-func TestRead_ReadsTheCSINodeOnlyForInTreeVolumes(t *testing.T) {
-	node := theNode(gen.Label(gceZone, "z2"))
-	cases := map[string]struct {
-		reason string
-		volume *corev1.PersistentVolume
-		live   []client.Object
-		want   framework.Kind
-		reads  bool
-	}{
-		"Other":      {reason: "a CSI volume needs no live read", volume: volumeNamed("disk", gen.ClaimRef(theClaim()))},
-		"InTree":     {reason: "the live CSINode shows that the disk is in another zone", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
-		"NoCSINode":  {reason: "a node without CSINode has migrated nothing", volume: gceDisk("z1", gen.ClaimRef(theClaim())), reads: true},
-		"SameInWait": {reason: "the wait reads the CSINode, too", volume: gceDisk("z1", gen.ClaimRef(theClaim())), live: []client.Object{gen.CSINode("node-a", gcePlugin)}, want: framework.KindRefuse, reads: true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			claim := theClaim(gen.BoundToVolume("disk"))
-			cached := []client.Object{thePod(), node, claim, tc.volume}
-			w, live := newWorld(cached...), newWorld(append(tc.live, cached...)...)
-			bc := contextFor(thePod())
-			bc.Node = node
-			var err error
-			if name == "SameInWait" {
-				err = pluginBetween(w, live).wait(t.Context(), bc, plan{static: []match{{claim: theClaim(), volume: tc.volume}}})
-			} else {
-				_, err = pluginBetween(w, live).preFlight(t.Context(), bc)
-			}
-			if tc.want != "" {
-				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			} else {
-				require.NoError(t, err, tc.reason)
-			}
-			assert.Equal(t, tc.reads, live.count() > 0, tc.reason)
-		})
-	}
 }

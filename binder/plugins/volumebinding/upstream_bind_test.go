@@ -4,10 +4,8 @@
 package volumebinding
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -42,10 +40,10 @@ func (tc updateCase) run(t *testing.T) {
 	for _, o := range append(append(list(tc.volumes...), list(tc.dynamic...)...), list(tc.claims...)...) {
 		w.put(o)
 	}
-	err := pluginIn(w).write(t.Context(), "node1", &plan{static: tc.static, dynamic: tc.dynamic})
+	err := pluginIn(w).write(t.Context(), onNode(testPod(), node1), plan{static: tc.static, dynamic: tc.dynamic})
 	tc.check(t, err)
 	assert.Len(t, w.patches, tc.patches)
-	claimed, chosen := map[string]string{}, map[string]string{}
+	claimed, nodes := map[string]string{}, map[string]string{}
 	for _, pv := range fakeapi.All(w.server, &corev1.PersistentVolume{}) {
 		if ref := pv.Spec.ClaimRef; ref != nil {
 			claimed[pv.Name] = ref.Namespace + "/" + ref.Name + " " + string(ref.UID)
@@ -53,7 +51,7 @@ func (tc updateCase) run(t *testing.T) {
 	}
 	for _, claim := range fakeapi.All(w.server, &corev1.PersistentVolumeClaim{}) {
 		if node := claim.Annotations[volume.AnnSelectedNode]; node != "" {
-			chosen[claim.Name] = node
+			nodes[claim.Name] = node
 		}
 	}
 	if tc.claimed == nil {
@@ -63,7 +61,7 @@ func (tc updateCase) run(t *testing.T) {
 		tc.chosen = map[string]string{}
 	}
 	assert.Equal(t, tc.claimed, claimed)
-	assert.Equal(t, tc.chosen, chosen)
+	assert.Equal(t, tc.chosen, nodes)
 }
 
 func TestUpstreamBindAPIUpdate(t *testing.T) {
@@ -71,7 +69,7 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 	b := match{claim: unboundPVC2, volume: pvNode1b}
 	const forA, forB = "default/unbound-pvc uid-unbound-pvc", "default/unbound-pvc2 uid-unbound-pvc2"
 	newer2 := upClaim("provisioned-pvc2", "1Gi", provisionerClass, at("2"))
-	conflict := upstream{want: framework.KindWait, says: "conflict with another write"}
+	conflict := upstream{want: framework.KindWait, says: "the cache to show another write"}
 	cases := map[string]updateCase{
 		"nothing-to-bind-empty": {},
 		"one-binding":           {static: []match{a}, volumes: volumeList{pvNode1a}, claimed: map[string]string{"pv-node1a": forA}, patches: 1},
@@ -85,11 +83,9 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 		},
 		"api-update-failed": {
 			static: []match{a, b}, patches: 2,
-			volumes: volumeList{pvNode1a, upVolume("pv-node1b", "node1", "10G", waitClass, at("2"), ownedBy(unboundPVC2))},
-			claimed: map[string]string{"pv-node1a": forA, "pv-node1b": forB},
-			upstream: upstream{
-				differs: "the other write is identical, as by another pod with the claim, so it counts; kube-scheduler starts again",
-			},
+			volumes:  volumeList{pvNode1a, upVolume("pv-node1b", "node1", "10G", waitClass, at("2"), ownedBy(unboundPVC2))},
+			claimed:  map[string]string{"pv-node1a": forA, "pv-node1b": forB},
+			upstream: conflict,
 		},
 		"one-provisioned-pvc": {dynamic: claimList{provisionedPVC}, chosen: map[string]string{"provisioned-pvc": "node1"}, patches: 1},
 		"provision-api-update-failed": {
@@ -118,24 +114,20 @@ func TestUpstreamBindAPIUpdate(t *testing.T) {
 	}
 }
 
-// bindPodCase is a complete PreBind.
+// bindPodCase is a bind.
 type bindPodCase struct {
 	upstream
-	// noPlan omits PreFlight.
-	noPlan  bool
-	static  []match
-	dynamic claimList
 	volumes volumeList
 	claims  claimList
 	node    *corev1.Node
-	// later runs after the writes.
+	// later runs after the writes, if the bind waits.
 	later func(w *world)
 }
 
 func (tc bindPodCase) run(t *testing.T) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		pod, node := testPod(), tc.node
+		pod, node := testPod(tc.claims...), tc.node
 		if node == nil {
 			node = node1
 		}
@@ -143,65 +135,56 @@ func (tc bindPodCase) run(t *testing.T) {
 		for _, o := range append(list(tc.volumes...), list(tc.claims...)...) {
 			w.put(o)
 		}
-		bc := onNode(pod, node)
-		if !tc.noPlan {
-			planned.Set(bc, plan{static: tc.static, dynamic: tc.dynamic})
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		result := make(chan error, 1)
-		p := pluginIn(w)
-		go func() { result <- p.PreBind(ctx, bc) }()
+		outcome := newReplica(t, w, "r").start(t, pod, node.Name)
 		synctest.Wait()
 		if tc.later != nil {
-			require.Empty(t, result, "PreBind waits")
+			require.Empty(t, outcome, "the bind waits")
 			tc.later(w)
 		}
-		tc.check(t, <-result)
+		var err error
+		if o := <-outcome; o.Err != nil {
+			err = o.Err
+		}
+		tc.check(t, err)
 	})
 }
 
 func TestUpstreamBindPodVolumes(t *testing.T) {
-	a := match{claim: unboundPVC, volume: pvNode1a}
-	aBound := match{claim: unboundPVC, volume: pvNode1aBound}
 	after := func(u upstream, later func(w *world)) bindPodCase {
-		return bindPodCase{static: []match{a}, volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}, upstream: u, later: later}
+		return bindPodCase{volumes: volumeList{pvNode1a}, claims: claimList{unboundPVC}, upstream: u, later: later}
 	}
-	overtime := upstream{want: framework.KindInternal, says: context.DeadlineExceeded.Error()}
+	overtime := upstream{want: framework.KindWait, says: "waiting for the PersistentVolume controller"}
 	cases := map[string]bindPodCase{
-		"nothing-to-bind-nil":   {noPlan: true, upstream: upstream{want: framework.KindInternal, says: "volumebinding/plan"}},
 		"nothing-to-bind-empty": {},
-		"already-bound":         {static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}},
+		"already-bound":         {volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}},
 		"binding-static-pv-succeeds-after-time": after(upstream{}, func(w *world) {
 			w.put(upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("300")))
 		}),
 		"binding-dynamic-pv-succeeds-after-time": {
-			dynamic: claimList{provisionedPVC}, claims: claimList{provisionedPVC},
+			claims: claimList{provisionedPVC},
 			later: func(w *world) {
 				w.put(upVolume("dynamic-pv", "node1", "1G", waitClass, ownedBy(provisionedPVC)))
-				w.put(upClaim("provisioned-pvc", "1Gi", provisionerClass, selected, gen.BoundToVolume("dynamic-pv"), at("300")))
+				w.put(upClaim("provisioned-pvc", "1Gi", provisionerClass, chosen, gen.BoundToVolume("dynamic-pv"), at("300")))
 			},
 		},
 		"bound-by-pv-controller-before-bind": {
-			static: []match{a}, claims: claimList{upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("2"))},
+			claims:   claimList{upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"), at("2"))},
 			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(unboundPVC))},
-			upstream: upstream{want: framework.KindWait, says: "the claim changed"},
+			upstream: upstream{differs: "there is no plan from before, so the claim is bound"},
 		},
 		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "the pod is gone"}, func(w *world) { w.remove(testPod()) }),
 		"binding-times-out":      after(overtime, nil),
-		"binding-fails": {
-			static: []match{{claim: unboundPVC2, volume: pvNode1b}}, volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime,
-		},
-		"check-fails": after(refused("the claim was deleted"), func(w *world) { w.remove(unboundPVC) }),
+		"binding-fails":          {volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime},
+		"check-fails":            after(refused("the claim does not exist"), func(w *world) { w.remove(unboundPVC) }),
 		"node-affinity-fails": {
-			static: []match{aBound}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}, node: gen.Node("node1"),
+			volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}, node: gen.Node("node1"),
 			upstream: refused("excludes node node1"),
 		},
 		"node-affinity-fails-dynamic-provisioning": {
-			dynamic: claimList{selectedNodePVC}, volumes: volumeList{pvNode1a, pvNode2}, claims: claimList{selectedNodePVC},
-			upstream: refused("PersistentVolume pv-node2: its node affinity excludes"),
+			volumes: volumeList{pvNode1a}, claims: claimList{selectedNodePVC}, upstream: refused("PersistentVolume pv-node2: its node affinity excludes"),
 			later: func(w *world) {
-				w.put(upClaim("provisioned-pvc", "1Gi", provisionerClass, selected, gen.BoundToVolume("pv-node2"), at("300")))
+				w.put(upVolume("pv-node2", "node2", "1G", waitClass, ownedBy(provisionedPVC)))
+				w.put(upClaim("provisioned-pvc", "1Gi", provisionerClass, chosen, gen.BoundToVolume("pv-node2"), at("300")))
 			},
 		},
 	}

@@ -10,11 +10,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// checkCase is a state after the writes. The plugin checks it once.
+// checkCase is a state after the writes of the attempt. The plugin checks it once, with the pod of the
+// claims.
 type checkCase struct {
 	upstream
 	static  []match
@@ -29,22 +29,31 @@ type checkCase struct {
 
 func (tc checkCase) run(t *testing.T) {
 	t.Helper()
-	pod, node := testPod(), tc.node
+	node := tc.node
 	if node == nil {
 		node = node1
 	}
-	w := worldOf(pod, node)
+	uses := tc.dynamic
+	for _, m := range tc.static {
+		uses = append(uses, m.claim)
+	}
+	w := worldOf(node)
 	for _, o := range append(list(tc.volumes...), list(tc.claims...)...) {
 		w.put(o)
 	}
 	if tc.csiNode != nil {
 		w.put(tc.csiNode)
 	}
-	p := pluginIn(w)
-	waiting, err := p.look(t.Context(), p.h.Cached, onNode(pod, node), plan{static: tc.static, dynamic: tc.dynamic})
+	p, bc := pluginIn(w), onNode(testPod(uses...), node)
+	bc.Written = true
+	verdict, err := p.pass(t.Context(), bc)
+	if err == nil && len(verdict.Writes) > 0 {
+		err = p.PreBind(t.Context(), bc)
+	}
 	tc.check(t, err)
+	assert.Empty(t, w.patches, "the attempt writes nothing again")
 	if err == nil {
-		assert.Equal(t, tc.bound, waiting == framework.Waiting{}, "waits for %v", waiting)
+		assert.Equal(t, tc.bound, verdict.Wait.For == "", "waits for %v", verdict.Wait)
 	}
 }
 
@@ -59,25 +68,26 @@ func TestUpstreamCheckBindings(t *testing.T) {
 		"binding-bound":          {static: []match{a}, volumes: volumeList{pvNode1aBound}, claims: claimList{boundPVCNode1a}, bound: true},
 		"binding-prebound":       {static: []match{a}, volumes: volumeList{pvNode1aBound}, claims: claimList{preboundPVCNode1a}},
 		"binding-unbound":        {static: []match{a}, volumes: volumeList{pvNode1aBound}, claims: claimList{unboundPVC}},
-		"binding-pvc-not-exists": {static: []match{a}, volumes: volumeList{pvNode1aBound}, upstream: refused("the claim was deleted")},
-		"binding-pv-not-exists":  {static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("the volume was deleted")},
+		"binding-pvc-not-exists": {static: []match{a}, volumes: volumeList{pvNode1aBound}, upstream: refused("the claim does not exist")},
+		"binding-pv-not-exists":  {static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("PersistentVolume pv-node1a does not exist")},
 		"binding-claimref-nil": {
-			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("no longer names"),
+			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("does not name the claim"),
 			volumes: volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"))},
 		},
 		"binding-claimref-uid-empty": {
-			static: []match{a}, claims: claimList{boundPVCNode1a}, upstream: refused("no longer names"),
-			volumes: volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(upClaim("unbound-pvc", "1G", waitClass, gen.UID(""))))},
+			static: []match{a}, claims: claimList{boundPVCNode1a}, bound: true,
+			upstream: upstream{differs: "a claimRef without a UID names the claim, as for every bound claim"},
+			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(upClaim("unbound-pvc", "1G", waitClass, gen.UID(""))))},
 		},
 		"binding-one-bound,one-unbound": {
 			static: []match{a, b}, volumes: volumeList{pvNode1aBound, pvNode1bBound}, claims: claimList{boundPVCNode1a, unboundPVC2},
 		},
 		"provisioning-pvc-bound": {
 			dynamic: claimList{selectedNodePVC}, volumes: volumeList{pvBound}, claims: claimList{provisionedPVCBound},
-			upstream: upstream{differs: ownVolume},
+			upstream: upstream{want: refuse, says: "does not name the claim", differs: ownVolume},
 		},
 		"provisioning-pvc-unbound":    {dynamic: claimList{selectedNodePVC}, claims: claimList{selectedNodePVC}},
-		"provisioning-pvc-not-exists": {dynamic: claimList{selectedNodePVC}, upstream: refused("the claim was deleted")},
+		"provisioning-pvc-not-exists": {dynamic: claimList{selectedNodePVC}, upstream: refused("the claim does not exist")},
 		"provisioning-pvc-annotations-nil": {
 			dynamic: claimList{selectedNodePVC}, upstream: refused("requests another node"),
 			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"))},
@@ -87,7 +97,7 @@ func TestUpstreamCheckBindings(t *testing.T) {
 			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"), gen.Annotation("another", "one"))},
 		},
 		"provisioning-pvc-selected-node-wrong-node": {
-			dynamic: claimList{selectedNodePVC}, upstream: refused("changed to wrong-node"),
+			dynamic: claimList{selectedNodePVC}, upstream: refused("provisioned on node wrong-node"),
 			claims: claimList{upClaim("provisioned-pvc", "1Gi", provisionerClass, at("2"), gen.SelectedNode("wrong-node"))},
 		},
 		"binding-bound-provisioning-unbound": {
@@ -120,7 +130,7 @@ func TestUpstreamCheckBindingsWithCSIMigration(t *testing.T) {
 	cases := map[string]checkCase{
 		"provisioning-pvc-bound": {
 			dynamic: claimList{provMigrationPVC}, volumes: volumeList{migrationPV(gceSource, boundMigrationPVC)}, claims: claimList{provMigrationPVC},
-			node: node1Zone1, csiNode: csiNode1Migrated, upstream: upstream{differs: ownVolume},
+			node: node1Zone1, csiNode: csiNode1Migrated, upstream: upstream{want: refuse, says: "does not name the claim", differs: ownVolume},
 		},
 		"binding-node-pv-same-zone":   {static: static, volumes: volumes, claims: claims, node: node1Zone1, csiNode: csiNode1Migrated},
 		"binding-without-csinode":     {static: static, volumes: volumes, claims: claims, node: node1Zone1},

@@ -29,6 +29,8 @@ type findCase struct {
 	csiNode  *storagev1.CSINode
 	// static is claim=volume, in order; dynamic is claims, in order.
 	static, dynamic []string
+	// wait is a part of the wait before all writes.
+	wait string
 	// capacity means that a driver that publishes capacity rejects the bind.
 	capacity bool
 }
@@ -60,28 +62,26 @@ func (tc findCase) run(t *testing.T, driver *storagev1.CSIDriver, more ...client
 	if tc.capacity && publishesCapacity(driver) {
 		tc.upstream = upstream{want: framework.KindRefuse, says: "no storage"}
 	}
-	// The cache and the API server are the same here.
-	for _, live := range []bool{false, true} {
-		s := readIn(t, w, onNode(pod, node), live)
-		if s.incomplete {
-			continue
-		}
-		pl, err := findPodVolumes(s)
-		tc.check(t, err)
-		if err != nil {
-			continue
-		}
-		var static, dynamic []string
-		for _, m := range pl.static {
-			static = append(static, m.claim.Name+"="+m.volume.Name)
-		}
-		for _, claim := range pl.dynamic {
-			dynamic = append(dynamic, claim.Name)
-		}
-		assert.Equal(t, tc.static, static)
-		assert.Equal(t, tc.dynamic, dynamic)
+	bc := onNode(pod, node)
+	verdict, err := pluginIn(w).pass(t.Context(), bc)
+	if tc.wait != "" {
+		assert.Contains(t, verdict.Wait.String(), tc.wait)
+		assert.Empty(t, verdict.Writes)
 	}
+	tc.check(t, err)
 	assert.Empty(t, w.patches)
+	if err != nil || len(tc.claims) == 0 {
+		return
+	}
+	var static, dynamic []string
+	for _, m := range planned(t, bc).static {
+		static = append(static, m.claim.Name+"="+m.volume.Name)
+	}
+	for _, claim := range planned(t, bc).dynamic {
+		dynamic = append(dynamic, claim.Name)
+	}
+	assert.Equal(t, tc.static, static)
+	assert.Equal(t, tc.dynamic, dynamic)
 }
 
 type (
@@ -137,10 +137,10 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 		"immediate-unbound-pvc,delayed-mode-unbound": {
 			claims: claimList{immediateUnbound, unboundPVC}, upstream: refused("immediate-unbound-pvc: the claim is not bound yet"),
 		},
-		"generic-ephemeral,no-pvc": {pod: ephemeral, upstream: upstream{
-			want: framework.KindWait, says: "test-pod-test-volume",
-			differs: "kube-scheduler requeues the pod until the claim exists; Prebind asks the client to retry",
-		}},
+		"generic-ephemeral,no-pvc": {
+			pod: ephemeral, wait: "default/test-pod-test-volume: the ephemeral volume controller",
+			upstream: upstream{differs: "kube-scheduler requeues the pod until the claim exists; Prebind waits for it"},
+		},
 		"generic-ephemeral,with-pvc":  {pod: ephemeral, claims: claimList{owned}, volumes: volumeList{pvGeneric}},
 		"generic-ephemeral,wrong-pvc": {pod: ephemeral, claims: claimList{generic}, volumes: volumeList{pvGeneric}, upstream: refused("was not created for")},
 	}
@@ -203,33 +203,22 @@ func TestUpstreamFindPodVolumesWithCSIMigration(t *testing.T) {
 	}
 }
 
-// readIn reads the snapshot from the world, which is the cache or the API server.
-func readIn(t *testing.T, w *world, bc *framework.BindContext, live bool) snapshot {
-	t.Helper()
-	p := pluginIn(w)
-	from := p.h.Cached
-	if bc.Live = live; live {
-		from = p.h.Live
-	}
-	s, err := p.read(t.Context(), from, bc)
-	require.NoError(t, err)
-	return s
-}
-
 // TestUpstreamFindAssumeVolumes checks that every repetition finds the claimed volume again. The
 // plugin needs no assume cache, because the API server has the state.
 func TestUpstreamFindAssumeVolumes(t *testing.T) {
 	w := worldOf(node1, unboundPVC, pvNode2, pvNode1a, pvNode1c)
 	p := pluginIn(w)
 	bc := onNode(testPod(unboundPVC), node1)
-	pl, err := findPodVolumes(readIn(t, w, bc, false))
+	_, err := p.pass(t.Context(), bc)
 	require.NoError(t, err)
-	require.NoError(t, p.write(t.Context(), node1.Name, &pl))
-	require.Len(t, pl.static, 1)
+	require.NoError(t, p.PreBind(t.Context(), bc))
+	first := planned(t, bc)
+	require.Len(t, first.static, 1)
 	for range 50 {
-		again, err := findPodVolumes(readIn(t, w, bc, false))
+		verdict, err := p.pass(t.Context(), bc)
 		require.NoError(t, err)
-		require.Len(t, again.static, 1)
-		assert.Equal(t, pl.static[0].volume.Name, again.static[0].volume.Name)
+		assert.Empty(t, verdict.Writes)
+		require.Len(t, planned(t, bc).static, 1)
+		assert.Equal(t, first.static[0].volume.Name, planned(t, bc).static[0].volume.Name)
 	}
 }

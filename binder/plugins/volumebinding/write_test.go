@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"encoding/json"
 	"errors"
 	"testing"
 
@@ -13,10 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -74,7 +71,7 @@ func TestWrite_Patches(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := worldOfPlan(&tc.plan)
-			require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &tc.plan), tc.reason)
+			require.NoError(t, pluginIn(w).write(t.Context(), contextFor(thePod()), tc.plan), tc.reason)
 			require.Len(t, w.patches, len(tc.want), tc.reason)
 			for i, want := range tc.want {
 				assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
@@ -84,38 +81,25 @@ func TestWrite_Patches(t *testing.T) {
 	}
 }
 
-// Like kube-scheduler, write sets the claimRefs before selected-node. The plan then contains the
-// responses of the API server.
+// Like kube-scheduler, write sets the claimRefs before selected-node.
 func TestWrite_Order(t *testing.T) {
 	inCache := []*corev1.PersistentVolume{volumeNamed("pv1"), volumeNamed("pv2")}
 	claims := []*corev1.PersistentVolumeClaim{claimNamed("c"), claimNamed("d")}
 	before := []any{inCache[0].DeepCopy(), inCache[1].DeepCopy(), claims[0].DeepCopy(), claims[1].DeepCopy()}
 	pl := plan{
 		static:  []match{{claim: claimNamed("a"), volume: inCache[0]}, {claim: claimNamed("b"), volume: inCache[1]}},
-		dynamic: []*corev1.PersistentVolumeClaim{claims[0], claims[1]},
+		dynamic: claims,
 	}
 	w := worldOfPlan(&pl)
-	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
-
+	require.NoError(t, pluginIn(w).write(t.Context(), contextFor(thePod()), pl))
 	var order []string
 	for _, p := range w.patches {
 		order = append(order, p.name)
 	}
 	assert.Equal(t, []string{"pv1", "pv2", "c", "d"}, order)
-	stored, ok := fakeapi.Get(w.server, volumeNamed("pv2"))
-	require.True(t, ok)
-	assert.Equal(t, stored.ResourceVersion, pl.static[1].volume.ResourceVersion)
-	assert.Equal(t, "claim-b", string(pl.static[1].volume.Spec.ClaimRef.UID))
-	chosen, ok := fakeapi.Get(w.server, claimNamed("d"))
-	require.True(t, ok)
-	assert.Equal(t, chosen.ResourceVersion, pl.dynamic[1].ResourceVersion)
-	assert.Equal(t, "node-a", pl.dynamic[1].Annotations[volume.AnnSelectedNode])
+	assert.Equal(t, []string{"a", "b"}, w.checks, "the claims are checked before the volumes are written")
 	after := []any{inCache[0], inCache[1], claims[0], claims[1]}
 	assert.Equal(t, before, after, "the objects in the cache do not change")
-
-	w.patches = nil
-	require.NoError(t, pluginIn(w).write(t.Context(), "node-a", &pl))
-	assert.Empty(t, w.patches, "a second call writes nothing")
 }
 
 func TestWrite_Fails(t *testing.T) {
@@ -125,8 +109,8 @@ func TestWrite_Fails(t *testing.T) {
 		err    error
 		want   framework.Kind
 	}{
-		"Conflict":   {reason: "another client wrote first, and the next call decides again", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
-		"NotFound":   {reason: "the object was deleted", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindRefuse},
+		"Conflict":   {reason: "the cache is behind another write", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
+		"NotFound":   {reason: "the cache is behind the deletion", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindWait},
 		"Overloaded": {reason: "the failure is temporary", err: apierrors.NewTooManyRequestsError("slow down"), want: framework.KindWait},
 		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: framework.KindInternal},
 		"Unknown":    {reason: "an unknown error is Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
@@ -144,18 +128,68 @@ func TestWrite_Fails(t *testing.T) {
 				}
 				return nil
 			}
-			err := pluginIn(w).write(t.Context(), "node-a", &pl)
+			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
 			require.ErrorIs(t, err, tc.err)
 			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			assert.Equal(t, framework.Object{Kind: "PersistentVolume", Name: "pv2"}, framework.AsError(Name, err).Object)
+			assert.Equal(t, "PersistentVolume pv2", framework.AsError(Name, err).Object.String())
 			assert.Len(t, w.patches, 2, "nothing is written after a failure")
-			for _, p := range w.patches {
-				var body struct {
-					Metadata struct{ ResourceVersion string }
-				}
-				require.NoError(t, json.Unmarshal([]byte(p.body), &body))
-				assert.NotEmpty(t, body.Metadata.ResourceVersion, "every write is conditional")
+		})
+	}
+}
+
+// The cache can hold a deleted claim. A volume that is bound to a deleted claim cannot be used
+// again.
+func TestWrite_ChecksTheClaimBeforeItWritesTheVolume(t *testing.T) {
+	cases := map[string]*corev1.PersistentVolumeClaim{
+		"Gone":        nil,
+		"Replaced":    theClaim(gen.UID("claim-2"), gen.Version("30")),
+		"Terminating": theClaim(gen.Terminating(), gen.Version("30")),
+		"Selected":    theClaim(gen.SelectedNode("node-b"), gen.Version("30")),
+	}
+	for name, live := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(volumeNamed("pv"))
+			if live != nil {
+				w.put(live)
 			}
+			pl := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
+			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
+			assert.True(t, framework.IsKind(err, framework.KindWait), "the bind decides again: %v", err)
+			assert.Empty(t, w.patches)
+		})
+	}
+}
+
+// TestWrite_MissingSelectedNode: after a write of the attempt, selected-node can be missing because the
+// cache is behind, or because the provisioner has removed it.
+func TestWrite_MissingSelectedNode(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		live    *corev1.PersistentVolumeClaim
+		written bool
+		want    framework.Kind
+		applied int
+	}{
+		"First":   {reason: "the attempt has not written yet", live: theClaim(), applied: 1},
+		"Behind":  {reason: "the API server has a newer claim", live: theClaim(gen.SelectedNode("node-a"), gen.Version("30")), written: true, want: framework.KindWait},
+		"Deleted": {reason: "the API server has no claim", written: true, want: framework.KindWait},
+		"Removed": {reason: "the cache has the newest claim", live: theClaim(), written: true, want: refuse},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			if tc.live != nil {
+				w.put(tc.live)
+			}
+			bc := contextFor(thePod())
+			bc.Written = tc.written
+			err := pluginIn(w).write(t.Context(), bc, plan{dynamic: claimList{theClaim()}})
+			assert.Equal(t, tc.applied, w.applied, tc.reason)
+			if tc.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 		})
 	}
 }

@@ -172,7 +172,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	selectedPlugins, err := registry.PluginsOf(s)
 	require.NoError(tb, err)
 	require.Len(tb, selectedPlugins, 5, "the plugins that are on by default")
-	var plugins []framework.PreBinder
+	var plugins []framework.Plugin
 	for _, p := range selectedPlugins {
 		built, err := p.New(framework.Handle{
 			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},

@@ -20,8 +20,8 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -141,7 +141,7 @@ func registrationWarning(ctx context.Context, client kubernetes.Interface) strin
 // filter removes binds that the flags do not select.
 func (o *statusOptions) filter(all []replica.Status) {
 	for i := range all {
-		all[i].InFlight = slices.DeleteFunc(all[i].InFlight, func(f attempt.InFlight) bool {
+		all[i].InFlight = slices.DeleteFunc(all[i].InFlight, func(f work.InFlight) bool {
 			return o.namespace != "" && f.Namespace != o.namespace || o.pod != "" && f.Pod != o.pod
 		})
 	}
@@ -172,22 +172,28 @@ func (o *statusOptions) text(out io.Writer, all []replica.Status) error {
 
 // textBinds writes the binds of all replicas, the oldest first.
 func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
-	var binds []attempt.InFlight
+	type bind struct {
+		work.InFlight
+		replica string
+	}
+	var binds []bind
 	leftOut := 0
 	for _, s := range all {
-		binds = append(binds, s.InFlight...)
+		for _, f := range s.InFlight {
+			binds = append(binds, bind{InFlight: f, replica: s.Replica})
+		}
 		leftOut += s.LeftOut
 	}
 	fmt.Fprintln(out)
 	if len(binds) == 0 {
 		fmt.Fprintln(out, "No binds in progress.")
 	} else {
-		slices.SortStableFunc(binds, func(a, b attempt.InFlight) int { return a.Since.Compare(b.Since.Time) })
+		slices.SortStableFunc(binds, func(a, b bind) int { return a.Since.Compare(b.Since.Time) })
 		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 		fmt.Fprintln(w, "NAMESPACE\tPOD\tNODE\tREPLICA\tPHASE\tAGE\tTIMEOUT\tPLUGIN\tWAITING FOR")
 		for _, b := range binds {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.Replica(), b.Phase, age(now, b.Since.Time),
-				duration.HumanDuration(b.Budget.Duration), orDash(b.Plugin), orDash(b.WaitsFor))
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.replica, b.Phase, age(now, b.Since.Time),
+				budget(b.Budget.Duration), orDash(b.Plugin), orDash(b.WaitsFor))
 		}
 		if err := w.Flush(); err != nil {
 			return err
@@ -218,5 +224,13 @@ func health(s replica.Status, now time.Time) string {
 }
 
 func age(now, then time.Time) string { return duration.HumanDuration(max(now.Sub(then), 0)) }
+
+// budget returns the value of the column TIMEOUT.
+func budget(d time.Duration) string {
+	if d == 0 {
+		return "-"
+	}
+	return duration.HumanDuration(d)
+}
 
 func orDash(text string) string { return cmp.Or(text, "-") }

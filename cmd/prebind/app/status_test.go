@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/prebind/prebind/binder/attempt"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/binder/work"
 )
 
 func TestStatusOptions_Text(t *testing.T) {
@@ -29,10 +29,10 @@ func TestStatusOptions_Text(t *testing.T) {
 
 	ago := func(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 	all := []replica.Status{
-		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Reported: ago(3 * time.Second), InFlight: []attempt.InFlight{
+		{Replica: "aaa", Pod: "prebind-1", Version: "v1", Config: "123", Mode: "Enforce", Attempts: map[string]int{"preparing": 3, "prepared": 1}, LeftOut: 3, Holds: 2, MaxHolds: 32, Reported: ago(3 * time.Second), InFlight: []work.InFlight{
 			{Namespace: "shop", Pod: "web", Node: "a", Attempt: "aaa-1", Phase: "preparing", Plugin: "q", WaitsFor: "rain", Since: ago(time.Minute), Budget: metav1.Duration{Duration: 10 * time.Minute}},
 		}},
-		{Replica: "bbb", Leader: true, Problem: "draining", Reported: ago(time.Second), InFlight: []attempt.InFlight{
+		{Replica: "bbb", Leader: true, Problem: "draining", Reported: ago(time.Second), InFlight: []work.InFlight{
 			{Namespace: "shop", Pod: "old", Node: "b", Attempt: "bbb-1", Phase: "prepared", Since: ago(time.Hour), Budget: metav1.Duration{Duration: time.Hour}},
 			{Namespace: "other", Pod: "web", Node: "b", Attempt: "bbb-2", Phase: "prepared", Since: ago(time.Second), Budget: metav1.Duration{Duration: time.Hour}},
 		}},
@@ -61,7 +61,7 @@ shop        web   a      aaa       preparing   60s   10m       q        rain
 		o.namespace, o.pod = tc.namespace, tc.pod
 		shown := make([]replica.Status, len(all))
 		for i, s := range all {
-			s.InFlight = append([]attempt.InFlight{}, s.InFlight...)
+			s.InFlight = append([]work.InFlight{}, s.InFlight...)
 			shown[i] = s
 		}
 		o.filter(shown)

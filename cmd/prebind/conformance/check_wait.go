@@ -37,7 +37,7 @@ func waits(pod *corev1.Pod) {
 	pod.Annotations[expectAnnotation], pod.Annotations[waitAnnotation] = expectNever, (maxWait + time.Minute).String()
 }
 
-// release ends the wait. Prebind answers a held call with 429 then, and a repeated call binds the pod.
+// release ends the wait: the held call, or the next one, binds the pod.
 func (s *session) release(ctx context.Context, pod *corev1.Pod) error {
 	if err := s.waiting(ctx, pod); err != nil {
 		return err
@@ -117,9 +117,9 @@ func (s *session) checkWait(ctx context.Context) (string, error) {
 	if len(nodes) == 1 && now.Spec.NodeName != nodes[0] {
 		return "", &violation{what: fmt.Sprintf("the pod waited on %s, but was bound to %s", nodes[0], now.Spec.NodeName), advice: adviceStay}
 	}
-	detail := fmt.Sprintf("waited %s, then bound to %s by a repeated call %s later", seconds(waited), now.Spec.NodeName, seconds(time.Since(released)))
+	detail := fmt.Sprintf("waited %s, then bound to %s %s later", seconds(waited), now.Spec.NodeName, seconds(time.Since(released)))
 	if s.Wait < longestCall {
-		detail += fmt.Sprintf("; --wait is shorter than the longest call, %s", longestCall)
+		detail += fmt.Sprintf("; --wait is shorter than the longest call, %s, so the scheduler may have got no 429", longestCall)
 	}
 	if len(complaints) > 0 {
 		detail += "; the scheduler reported " + strings.Join(complaints, ", ")
@@ -156,7 +156,7 @@ func (s *session) checkStale(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	now, err := s.bound(ctx, pod, s.Timeout, "When a pod is deleted, drop its bind. Key pods by UID, not by name: schedule a new pod of the same name like any other pod. A stale Binding is answered with 412: do not repeat it.")
+	now, err := s.bound(ctx, pod, s.Timeout, "When a pod is deleted, drop its bind. Key pods by UID, not by name: schedule a new pod of the same name like any other pod. A stale Binding is answered with 409: do not repeat it.")
 	if err != nil {
 		return "", err
 	}

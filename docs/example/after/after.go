@@ -29,8 +29,8 @@ func Registration() framework.Registration {
 		Name: Name, Description: "waits for the Jobs that the pod names", AnnotationsHelp: "jobs",
 		Arguments: func() framework.Arguments { return &arguments{} },
 		Watches:   framework.Always(&batchv1.Job{}),
-		New: framework.Build(func(h framework.Handle, a *arguments) (framework.PreBinder, error) {
-			return framework.NewWaiter(Name, h, a.look).OnAnnotation(framework.ByBindingOrPod), nil
+		New: framework.Build(func(_ framework.Handle, a *arguments) (framework.Plugin, error) {
+			return framework.NewPlugin(Name, a.decide).OnAnnotation(framework.ByBindingOrPod), nil
 		}),
 	}
 }
@@ -53,39 +53,39 @@ func (a *arguments) Validate() []framework.Problem {
 	return nil
 }
 
-// look reads the Jobs and returns what to wait for.
-func (a *arguments) look(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Waiting, error) {
+// decide reads the Jobs and returns what to wait for.
+func (a *arguments) decide(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
 	parameter := bc.Parameter(Name, framework.ByBindingOrPod, "jobs")
 	names := strings.Split(parameter.Value, ",")
 	if len(names) > 10 || slices.ContainsFunc(names, func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 }) {
-		return framework.Waiting{}, parameter.Invalid("must be at most ten names of Jobs, separated by commas")
+		return framework.Verdict{}, parameter.Invalid("must be at most ten names of Jobs, separated by commas")
 	}
 	for _, name := range names {
-		job, err := framework.Get(ctx, reader, &batchv1.Job{}, bc.Pod.Namespace, name)
+		job, err := framework.Get(ctx, cache, &batchv1.Job{}, bc.Pod.Namespace, name)
 		if err != nil {
-			return framework.Waiting{}, err
+			return framework.Verdict{}, err
 		}
 		object := framework.RefTo(&batchv1.Job{}, bc.Pod.Namespace, name).Object()
-		if waiting, err := a.decide(object, job, bc.Now); err != nil || waiting.For != "" {
-			return waiting, err
+		if wait, err := a.wait(object, job, bc.Now); err != nil || wait.For != "" {
+			return framework.Verdict{Wait: wait}, err
 		}
 	}
-	return framework.Waiting{}, nil
+	return framework.Verdict{}, nil
 }
 
-// decide returns what to wait for, or why the pod can never be bound.
-func (a *arguments) decide(object framework.Object, job *batchv1.Job, now time.Time) (framework.Waiting, error) {
+// wait returns what to wait for, or why the pod can never be bound.
+func (a *arguments) wait(object framework.Object, job *batchv1.Job, now time.Time) (framework.Wait, error) {
 	switch {
 	case job == nil:
-		return framework.Waiting{Object: object, For: "the Job to be created"}, nil
+		return framework.Wait{Object: object, For: "the Job to be created"}, nil
 	case is(job, batchv1.JobFailed):
-		return framework.Waiting{}, framework.Refuse(object, "the Job failed").Advise("fix the Job, or remove it from the annotation")
+		return framework.Wait{}, framework.Refuse(object, "the Job failed").Advise("fix the Job, or remove it from the annotation")
 	case !is(job, batchv1.JobComplete):
-		return framework.Waiting{Object: object, For: "the Job to complete"}, nil
+		return framework.Wait{Object: object, For: "the Job to complete"}, nil
 	case a.MaxAge > 0 && job.Status.CompletionTime != nil && now.Sub(job.Status.CompletionTime.Time) > a.MaxAge:
-		return framework.Waiting{}, framework.Refuse(object, "the Job completed more than %s ago", a.MaxAge).Advise("run the Job again")
+		return framework.Wait{}, framework.Refuse(object, "the Job completed more than %s ago", a.MaxAge).Advise("run the Job again")
 	}
-	return framework.Waiting{}, nil
+	return framework.Wait{}, nil
 }
 
 func is(job *batchv1.Job, condition batchv1.JobConditionType) bool {

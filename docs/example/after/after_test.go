@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
 )
@@ -30,7 +31,7 @@ func job(ended batchv1.JobConditionType, ago time.Duration) *batchv1.Job {
 	return j
 }
 
-func TestDecide(t *testing.T) {
+func TestWait(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason string
 		job    *batchv1.Job
@@ -45,32 +46,30 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := &arguments{MaxAge: time.Hour}
-			waiting, err := a.decide(framework.Object{}, tc.job, now)
-			assert.Equal(t, tc.waits, waiting.For, tc.reason)
+			wait, err := a.wait(framework.Object{}, tc.job, now)
+			assert.Equal(t, tc.waits, wait.For, tc.reason)
 			assert.Equal(t, tc.kind != "", framework.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
 		})
 	}
 }
 
-func TestPreBind_EndsWhenTheJobCompletes(t *testing.T) {
+func TestBind_EndsWhenTheJobCompletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate")), gen.Node("node-a")
-		c, bc := plugintest.New(t, Registration(), nil, pod, node, job("", 0)), plugintest.Bind(pod, node)
-		preBind := plugintest.Start(func() error { return c.Plugin.PreBind(t.Context(), bc) })
-		ended, err := preBind.Ended()
-		require.False(t, ended, "%v", err)
-		assert.Equal(t, "the Job to complete", bc.ReportedWait().For)
+		c := plugintest.New(t, Registration(), nil, pod, node, job("", 0))
+		ended := make(chan loop.Outcome, 1)
+		go func() { ended <- c.Post(t.Context(), pod, node.Name) }()
+		synctest.Wait()
+		require.Empty(t, ended)
 
 		c.Put(job(batchv1.JobComplete, 0))
-		ended, err = preBind.Ended()
-		assert.True(t, ended)
-		assert.NoError(t, err)
+		assert.Nil(t, (<-ended).Err)
 	})
 }
 
-func TestPreBind_RejectsInvalidNames(t *testing.T) {
+func TestBind_RejectsInvalidNames(t *testing.T) {
 	pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate,")), gen.Node("node-a")
 	c := plugintest.New(t, Registration(), nil, pod, node)
-	err := c.Plugin.PreBind(t.Context(), plugintest.Bind(pod, node))
+	_, err := c.PreFlight(t.Context(), c.Context(pod, node))
 	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
 }

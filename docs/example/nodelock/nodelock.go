@@ -17,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -35,7 +34,7 @@ func Registration() framework.Registration {
 		Name:        Name,
 		Description: "binds one pod at a time to a node",
 		On:          true,
-		New: func(h framework.Handle, _ framework.Arguments) (framework.PreBinder, error) {
+		New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 			return &plugin{h}, nil
 		},
 	}
@@ -43,12 +42,7 @@ func Registration() framework.Registration {
 
 type plugin struct{ h framework.Handle }
 
-var (
-	_ framework.PreBinder  = (*plugin)(nil)
-	_ framework.RollBacker = (*plugin)(nil)
-	_ framework.PostBinder = (*plugin)(nil)
-	_ framework.Recoverer  = (*plugin)(nil)
-)
+var _ framework.PreBinder = (*plugin)(nil)
 
 // holder is the value of the annotation.
 type holder struct {
@@ -62,48 +56,41 @@ func holderFor(bc *framework.BindContext) holder {
 	return holder{Namespace: bc.Pod.Namespace, Pod: bc.Pod.Name, UID: string(bc.Pod.UID), Attempt: bc.Attempt}
 }
 
-// Name implements framework.PreBinder.
+// Name implements framework.Plugin.
 func (*plugin) Name() string { return Name }
 
-// PreBind takes the lock when it is free, or when an earlier attempt for the same pod holds it. That
+// PreFlight takes the lock if it is free, or if an earlier attempt for the same pod holds it. That
 // attempt was in another replica, which finds that it no longer holds the lock.
-func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	mine := holderFor(bc)
-	take := func(ctx context.Context, _ framework.Reader) (framework.Waiting, error) {
-		node, held, err := p.read(ctx, bc.Node.Name)
-		switch {
-		case apierrors.IsNotFound(err):
-			return framework.Waiting{}, framework.Refuse(object(bc.Node.Name), "the node does not exist").Because(err).Advise("choose another node")
-		case err != nil:
-			return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "reading it", err)
-		case held == mine:
-			return framework.Waiting{}, nil
-		case held == holder{} || held.UID == mine.UID:
-			if err := p.write(ctx, node, mine); err != nil {
-				return framework.Waiting{}, framework.FromAPI(object(bc.Node.Name), "locking it", err)
-			}
-			return framework.Waiting{}, nil
-		}
-		return framework.Waiting{Object: object(node.Name), For: fmt.Sprintf("pod %s/%s to release its lock", held.Namespace, held.Pod)}, nil
+func (*plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+	switch mine, held := holderFor(bc), heldBy(bc.Node); {
+	case held == mine:
+		return framework.Verdict{}, nil
+	case held == holder{} || held.UID == mine.UID:
+		return framework.Verdict{Writes: []string{"lock the node"}}, nil
+	default:
+		return framework.Verdict{Wait: framework.Wait{
+			Object: object(bc.Node.Name), For: fmt.Sprintf("pod %s/%s to release its lock", held.Namespace, held.Pod),
+		}}, nil
 	}
-	return framework.Await(ctx, p.h, bc, take, framework.RefTo(&corev1.Node{}, "", bc.Node.Name))
+}
+
+// PreBind takes the lock, unless the node has changed since PreFlight: then the bind waits for the change.
+func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	if err := p.write(ctx, bc.Node, holderFor(bc)); err != nil {
+		return framework.FromAPI(object(bc.Node.Name), "locking it", err)
+	}
+	return nil
 }
 
 // PreBindRollBack releases the lock if this attempt holds it.
 func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	released, err := p.release(ctx, bc)
-	if released {
-		bc.Undid("released the lock of the node")
-	}
-	return err
+	return p.release(ctx, bc)
 }
 
 // PostBind releases the lock, because the pod is bound. If that fails, the mark remains, and Prebind
 // calls PostBind again.
-func (p *plugin) PostBind(ctx context.Context, bc *framework.BindContext) {
-	if _, err := p.release(ctx, bc); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to release the lock of the node", "node", bc.Node.Name)
-	}
+func (p *plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
+	return p.release(ctx, bc)
 }
 
 // Marks lists the locks.
@@ -125,29 +112,21 @@ func (p *plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, nil
 }
 
-// release returns whether this attempt held the lock.
-func (p *plugin) release(ctx context.Context, bc *framework.BindContext) (bool, error) {
+// release releases the lock if this attempt holds it. It reads the node from the API server, because the cache can be behind.
+func (p *plugin) release(ctx context.Context, bc *framework.BindContext) error {
 	for {
-		node, held, err := p.read(ctx, bc.Node.Name)
-		if apierrors.IsNotFound(err) || err == nil && held != holderFor(bc) {
-			return false, nil
+		node := &corev1.Node{}
+		err := p.h.Live.Get(ctx, client.ObjectKey{Name: bc.Node.Name}, node)
+		if apierrors.IsNotFound(err) || err == nil && heldBy(node) != holderFor(bc) {
+			return nil
 		}
 		if err != nil {
-			return false, err
+			return err
 		}
 		if err := p.write(ctx, node, holder{}); !apierrors.IsConflict(err) {
-			return err == nil, err
+			return err
 		}
 	}
-}
-
-// read reads the lock from the API server, because the cache can be behind.
-func (p *plugin) read(ctx context.Context, name string) (*corev1.Node, holder, error) {
-	node := &corev1.Node{}
-	if err := p.h.Live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
-		return nil, holder{}, err
-	}
-	return node, heldBy(node), nil
 }
 
 // write sets the lock if the node has not changed since it was read. The zero holder releases the

@@ -1,0 +1,237 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumebinding
+
+import (
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// These tests run the plugin in the engine's loop.
+
+// provision makes the volume of a claim as a provisioner and the PersistentVolume controller do.
+func (w *world) provision(claim *corev1.PersistentVolumeClaim, name string) {
+	w.put(volumeNamed(name, gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound), gen.Version("")))
+	w.complete(claim, name)
+}
+
+// complete binds the claim as the PersistentVolume controller does.
+func (w *world) complete(claim *corev1.PersistentVolumeClaim, name string) {
+	fakeapi.Change(w.server, claim, "controller", func(c *corev1.PersistentVolumeClaim) {
+		c.Spec.VolumeName = name
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnBindCompleted, "yes")
+		c.Status.Phase = corev1.ClaimBound
+	})
+}
+
+func TestBind_Dynamic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(thePod(), theNode(), theClaim(), local)
+		r := newReplica(t, w, "r")
+		o := r.bind(t.Context(), thePod(), "node-a")
+		require.NotNil(t, o.Err)
+		assert.Equal(t, "volumebinding: PersistentVolumeClaim default/data: waiting for provisioning on node-a (8s); retry the Binding", o.Err.Error())
+		require.Len(t, w.patches, 1)
+
+		next := r.start(t, thePod(), "node-a")
+		synctest.Wait()
+		began := time.Now()
+		w.provision(theClaim(), "made")
+		require.Nil(t, (<-next).Err)
+		assert.Less(t, time.Since(began), time.Second/10, "the change of the claim wakes the bind")
+		assert.Len(t, w.patches, 1)
+
+		again := newReplica(t, w, "s").bind(t.Context(), thePod(), "node-a")
+		require.Nil(t, again.Err, "a repeated call has nothing to do")
+		assert.Empty(t, again.Attempt)
+	})
+}
+
+// TestBind_CacheBehindItsWrites: the cache shows the writes seconds after the API server has them, and other
+// changes wake the bind. That is neither a reason to write again nor a removal by the provisioner.
+func TestBind_CacheBehindItsWrites(t *testing.T) {
+	for name, volumes := range map[string]volumeList{"Dynamic": nil, "Static": {volumeNamed("pv")}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(append(list(volumes...), thePod(), theNode(), theClaim(), local)...)
+				outcome := newReplica(t, w, "r").start(t, thePod(), "node-a")
+				w.lag()
+				for range 5 {
+					<-time.After(500 * time.Millisecond)
+					w.hub.Changed(framework.RefTo(&corev1.Node{}, "", "node-a"))
+					synctest.Wait()
+					require.Empty(t, outcome)
+					assert.Equal(t, 1, w.applied, "the API server rejects a repetition")
+				}
+				w.catchUp()
+				<-time.After(time.Second)
+				if volumes == nil {
+					w.provision(theClaim(), "pv")
+				} else {
+					w.complete(theClaim(), "pv")
+				}
+				require.Nil(t, (<-outcome).Err)
+				assert.Equal(t, 1, w.applied)
+			})
+		})
+	}
+}
+
+// TestBind_ProvisionerRequestsAnotherNode: the provisioner removes selected-node.
+func TestBind_ProvisionerRequestsAnotherNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(thePod(), theNode(), gen.Node("node-b"), theClaim(), local)
+		r := newReplica(t, w, "r")
+		outcome := r.start(t, thePod(), "node-a")
+		<-time.After(3 * time.Second)
+		remove := func(c *corev1.PersistentVolumeClaim) { delete(c.Annotations, volume.AnnSelectedNode) }
+		fakeapi.Change(w.server, theClaim(), "provisioner", remove)
+		o := <-outcome
+		require.NotNil(t, o.Err)
+		assert.Equal(t, refuse, o.Err.Kind)
+		assert.Contains(t, o.Err.Error(), "the provisioner failed on node node-a and requests another node")
+		assert.Equal(t, 1, w.applied)
+
+		other := r.start(t, thePod(), "node-b")
+		synctest.Wait()
+		assert.Equal(t, 2, w.applied, "the bind to another node selects it")
+		w.provision(theClaim(), "made")
+		require.Nil(t, (<-other).Err)
+	})
+}
+
+// Exactly one pod gets the volume. The other pod is rejected, or gets another volume.
+func TestBind_TwoPodsOneVolume(t *testing.T) {
+	for name, volumes := range map[string]int{"Rejected": 1, "Another": 2} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				one := gen.Pod("one", gen.UID("one"), gen.UsesClaim("c1"))
+				two := gen.Pod("two", gen.UID("two"), gen.UsesClaim("c2"))
+				ofStatic := gen.OfClass("static")
+				w := newWorld(one, two, theNode(), static, claimNamed("c1", ofStatic), claimNamed("c2", ofStatic))
+				for i := range volumes {
+					w.put(volumeNamed("pv"+strconv.Itoa(i), gen.VolumeOfClass("static")))
+				}
+				w.lag()
+				first, second := newReplica(t, w, "r").start(t, one, "node-a"), newReplica(t, w, "s").start(t, two, "node-a")
+				synctest.Wait()
+				assert.Equal(t, 1, w.applied, "both chose the same volume, and one write had an effect")
+				w.catchUp()
+				began := time.Now()
+				synctest.Wait()
+				pv, ok := fakeapi.Get(w.server, volumeNamed("pv0"))
+				require.True(t, ok)
+				winner, loser := first, second
+				if pv.Spec.ClaimRef.Name == "c2" {
+					winner, loser = second, first
+				}
+				w.complete(claimNamed(pv.Spec.ClaimRef.Name), "pv0")
+				require.Nil(t, (<-winner).Err)
+				if volumes == 1 {
+					o := <-loser
+					require.NotNil(t, o.Err)
+					assert.Contains(t, o.Err.Error(), "no volume of StorageClass static fits on node node-a")
+					assert.Less(t, time.Since(began), loop.Settle+time.Second/10)
+					return
+				}
+				<-time.After(time.Second / 10)
+				synctest.Wait()
+				assert.Equal(t, 2, w.applied, "the change of the volume wakes the other bind")
+				pv, ok = fakeapi.Get(w.server, volumeNamed("pv1"))
+				require.True(t, ok)
+				w.complete(claimNamed(pv.Spec.ClaimRef.Name), "pv1")
+				require.Nil(t, (<-loser).Err)
+			})
+		})
+	}
+}
+
+// All pods wait for one claim and continue when it is bound. One write is enough, for an existing
+// and for a provisioned volume.
+func TestBind_ManyPodsOneClaim(t *testing.T) {
+	cases := map[string]struct {
+		volumes volumeList
+		patched string
+	}{
+		"Static":  {volumes: volumeList{volumeNamed("pv"), volumeNamed("pv2")}, patched: "pv"},
+		"Dynamic": {patched: "data"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const pods = 20
+				w := newWorld(append(list(tc.volumes...), theNode(), local, theClaim())...)
+				replicas := []*replica{newReplica(t, w, "r"), newReplica(t, w, "s")}
+				w.lag()
+				outcomes := make(chan loop.Outcome, pods)
+				for i := range pods {
+					pod := gen.Pod("web-"+strconv.Itoa(i), gen.UID(types.UID(strconv.Itoa(i))), gen.UsesClaim("data"))
+					w.cache.Put(pod)
+					go func() { outcomes <- replicas[i%2].bind(t.Context(), pod, "node-a") }()
+				}
+				synctest.Wait()
+				w.catchUp()
+				<-time.After(3 * time.Second)
+				assert.Equal(t, 1, w.applied, "one write had an effect")
+				for _, p := range w.patches {
+					assert.Equal(t, tc.patched, p.name, "all binds patch the same object")
+				}
+				assert.Empty(t, outcomes, "all binds wait")
+				if tc.volumes == nil {
+					w.provision(theClaim(), "pv")
+				} else {
+					w.complete(theClaim(), "pv")
+				}
+				for range pods {
+					require.Nil(t, (<-outcomes).Err)
+				}
+			})
+		})
+	}
+}
+
+// TestBind_VolumeBecomesAvailable: the PersistentVolume controller has not handled the volume yet.
+func TestBind_VolumeBecomesAvailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inStatic := gen.VolumeOfClass("static")
+		w := newWorld(thePod(), theNode(), theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending)))
+		outcome := newReplica(t, w, "r").start(t, thePod(), "node-a")
+		<-time.After(3 * time.Second)
+		require.Empty(t, w.patches)
+		w.indexed = time.Second / 2
+		w.put(volumeNamed("pv", inStatic, gen.Version("30")))
+		<-time.After(time.Second)
+		require.Equal(t, 1, w.applied, "the change of the index wakes the bind")
+		w.complete(theClaim(), "pv")
+		require.Nil(t, (<-outcome).Err)
+	})
+}
+
+// TestBind_VolumeArrivesAfterItsClaim: the two watches are apart, minutes after the call.
+func TestBind_VolumeArrivesAfterItsClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(thePod(), theNode(), theClaim(), local)
+		outcome := newReplica(t, w, "r").start(t, thePod(), "node-a")
+		<-time.After(3 * time.Second)
+		w.complete(theClaim(), "made")
+		<-time.After(3 * time.Second)
+		require.Empty(t, outcome)
+		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
+		require.Nil(t, (<-outcome).Err)
+	})
+}

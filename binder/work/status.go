@@ -1,0 +1,83 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package work
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The phases of the work on a bind. They are stable: metrics, the debug endpoint and 'prebind
+// status' show them.
+const (
+	Preparing   = "preparing"
+	Allowed     = "prepared"
+	RollingBack = "undoing"
+	// Waiting is the phase of a bind that waits, and for which no plugin has written.
+	Waiting = "waiting"
+)
+
+// Phases returns the names of the phases in order. The caller owns the slice.
+func Phases() []string { return []string{Preparing, Allowed, RollingBack} }
+
+// InFlight is one bind in progress in this replica.
+type InFlight struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Node      string `json:"node"`
+	// Attempt is empty if no plugin has written for the bind.
+	Attempt string `json:"attempt,omitempty"`
+	// Phase is one of Phases, or Waiting.
+	Phase string `json:"phase"`
+	// Plugin waits, or has written last.
+	Plugin string `json:"plugin,omitempty"`
+	// WaitsFor is what the bind waits for, with the object first.
+	WaitsFor string `json:"waitsFor,omitempty"`
+	// Since is the time of the first call or, after the bind was allowed, of the first write. Budget is the time that a bind has that
+	// waits.
+	Since  metav1.Time     `json:"since"`
+	Budget metav1.Duration `json:"budget,omitzero"`
+}
+
+// InFlight returns the work of this replica by bind. The caller owns the map.
+func (s *Set) InFlight() map[Key]InFlight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.o.Clock.Now()
+	all := map[Key]InFlight{}
+	for key, e := range s.byKey {
+		f := InFlight{
+			Namespace: e.pod.Namespace, Pod: e.pod.Name, Node: e.key.Node, Attempt: e.id, Phase: e.phase(),
+			// Relative to now, because the wall clock may have changed since.
+			Since: metav1.NewTime(now.Add(-now.Sub(e.began))),
+		}
+		for _, w := range e.writers {
+			f.Plugin = w.plugin.Name()
+		}
+		all[key] = f
+	}
+	return all
+}
+
+// Count returns the number of binds by phase, with all of Phases. The caller owns the map.
+func (s *Set) Count() map[string]int {
+	count := map[string]int{Preparing: 0, Allowed: 0, RollingBack: 0}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.byKey {
+		count[e.phase()]++
+	}
+	return count
+}
+
+// phase must be called with Set.mu held.
+func (e *Entry) phase() string {
+	switch {
+	case e.closed || e.cause != nil:
+		return RollingBack
+	case !e.allowed.IsZero():
+		return Allowed
+	default:
+		return Preparing
+	}
+}

@@ -1,0 +1,396 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package work remembers the binds for which plugins have written, from before the first write to
+// the outcome. It decides nothing about binds: calls do. It confirms the writes when the pod is
+// bound, and rolls them back when the bind is over.
+package work
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
+)
+
+// AbandonAfter is how long the work on a bind is kept without a call, after the time when one was
+// expected.
+const AbandonAfter = time.Minute
+
+// Why the work on a bind ends before the pod is bound.
+const (
+	// Rejected: the last call for the bind was rejected.
+	Rejected = runner.Cause("the bind was rejected")
+	// Superseded: the scheduler has chosen another node for the pod.
+	Superseded = runner.Cause("the scheduler chose another node")
+	// LeaseLost: other replicas may have rolled back the writes.
+	LeaseLost = runner.Cause("this replica did not renew its lease in time")
+	// Stopped: the process ends. Another replica continues.
+	Stopped = runner.Cause("this replica is shutting down")
+	// Closing: an earlier attempt is being rolled back.
+	Closing = runner.Cause("an earlier attempt is being rolled back")
+)
+
+// Key identifies a bind. Two calls with one Key are the same bind. The UID of the request is not
+// part of it: the API server gives each call, and each reinvocation, another one.
+type Key struct {
+	Pod  types.UID
+	Node string
+}
+
+// IDSeparator separates the replica from the rest of an attempt's ID.
+const IDSeparator = "-"
+
+// NewID returns an ID that no other attempt for the same pod and node has. It begins with the
+// replica. All IDs of a replica have the same length.
+func NewID(replica string) string { return replica + IDSeparator + rand.String(10) }
+
+// ReplicaOf returns the replica that the attempt belongs to.
+func ReplicaOf(id string) string {
+	replica, _, _ := strings.Cut(id, IDSeparator)
+	return replica
+}
+
+// Runner reads pods and calls plugins. It is safe for concurrent use.
+type Runner interface {
+	// StillPending returns whether the cache holds the pod as one that can be bound.
+	StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool
+	// LivePod returns the pod from the API server, or nil if there is none.
+	LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error)
+	// PostBind and RollBack call the plugin once, within a timeout of their own. pod is the live
+	// pod, or nil if it is gone.
+	PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error
+	RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error
+}
+
+// Options of a Set. All fields are required.
+type Options struct {
+	Runner Runner
+	// Replica identifies this process; see NewID.
+	Replica string
+	// Changes reports changes of pods.
+	Changes *framework.Hub
+	// Term returns the number of the replica's current term, and whether the replica holds it. Work
+	// allows binds only in the term in which it began. Term must be fast, and safe for concurrent
+	// use.
+	Term func() (term int64, held bool)
+	// Ended is called with the outcome of each bind that was allowed. It must not block.
+	Ended func(bound bool)
+	Clock clock.WithDelayedExecution
+}
+
+// Set is the work of this replica. It is safe for concurrent use.
+type Set struct {
+	o       Options
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	stopped bool
+	byKey   map[Key]*Entry
+	byID    map[string]*Entry
+	byPod   map[types.UID][]*Entry
+}
+
+// NewSet returns a Set without work.
+func NewSet(o Options) *Set {
+	return &Set{o: o, byKey: map[Key]*Entry{}, byID: map[string]*Entry{}, byPod: map[types.UID][]*Entry{}}
+}
+
+// Entry is the work on one bind.
+type Entry struct {
+	key  Key
+	pod  types.NamespacedName
+	id   string
+	term int64
+	// began is the time of the entry.
+	began time.Time
+	// writing holds a value while a plugin writes.
+	writing chan struct{}
+	// over is closed when the entry is removed. poke wakes the follower.
+	over, poke chan struct{}
+	// leave ends the follower with the process.
+	leave context.CancelFunc
+
+	// The rest is guarded by Set.mu.
+
+	// writers are the plugins whose PreBind was started, each once, in order.
+	writers []*writer
+	// calls is the number of calls in progress. due is when the entry is abandoned if there are none.
+	calls int
+	due   time.Time
+	// allowed is the time of the last call that was allowed, or zero. The API server may bind the pod
+	// until BindSettles after it.
+	allowed time.Time
+	// cause is why the entry is rolled back, once that is requested. closed says that it is: there are no
+	// more writes.
+	cause  error
+	closed bool
+}
+
+// writer is a plugin whose PreBind was started, with the reduced context of its last PreBind.
+type writer struct {
+	plugin framework.PreBinder
+	bc     *framework.BindContext
+	// written means that a PreBind has succeeded.
+	written bool
+}
+
+// ID returns the attempt's ID, which marks the writes of plugins.
+func (e *Entry) ID() string { return e.id }
+
+// Over returns a channel that is closed when the writes are confirmed or rolled back.
+func (e *Entry) Over() <-chan struct{} { return e.over }
+
+// Join returns the entry of the bind for a call, or nil if there is none. The call must Leave it.
+func (s *Set) Join(key Key) *Entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byKey[key]
+	if e == nil {
+		return nil
+	}
+	e.calls++
+	if term, _ := s.o.Term(); e.term != term && e.allowed.IsZero() {
+		s.end(e, LeaseLost)
+	}
+	return e
+}
+
+// Open returns the entry of the bind for a call, and makes one with the ID if there is none. The
+// call must Leave it. Open rolls back the work for the pod on other nodes, unless a call for it was
+// allowed. It returns an error if the replica does not hold its lease or is shutting down.
+func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id string) (*Entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	term, held := s.o.Term()
+	switch {
+	case s.stopped:
+		return nil, Stopped
+	case !held:
+		return nil, LeaseLost
+	}
+	if e := s.byKey[key]; e != nil {
+		e.calls++
+		return e, nil
+	}
+	for _, other := range s.byPod[key.Pod] {
+		s.end(other, Superseded)
+	}
+	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
+	e := &Entry{
+		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
+		writing: make(chan struct{}, 1), over: make(chan struct{}), poke: make(chan struct{}, 1),
+	}
+	s.byKey[key], s.byID[id] = e, e
+	s.byPod[key.Pod] = append(s.byPod[key.Pod], e)
+	s.running.Go(func() { s.follow(ctx, e) })
+	return e, nil
+}
+
+// Leave ends a call's use of the entry. The next call is expected after that time at the latest.
+func (s *Set) Leave(e *Entry, next time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.calls--
+	if due := s.o.Clock.Now().Add(next + AbandonAfter); due.After(e.due) {
+		e.due = due
+	}
+	s.wake(e)
+}
+
+// Written returns whether a PreBind of the plugin has succeeded for the entry.
+func (s *Set) Written(e *Entry, plugin string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(e.writers, func(w *writer) bool { return w.plugin.Name() == plugin })
+	return i >= 0 && e.writers[i].written
+}
+
+// HasWritten returns whether a PreBind of any plugin was started for the entry.
+func (s *Set) HasWritten(e *Entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(e.writers) > 0
+}
+
+// Write calls preBind of the plugin while no other call writes for the bind. It records the plugin
+// before the call, because the process, the call, and the API server can stop at any point. It
+// returns one of the causes of this package without calling preBind if the entry is being rolled
+// back, the replica does not hold the term of the entry, or the context ends.
+func (s *Set) Write(ctx context.Context, e *Entry, p framework.PreBinder, bc *framework.BindContext, preBind func() error) error {
+	select {
+	case e.writing <- struct{}{}:
+		defer func() { <-e.writing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	w, err := s.enter(e, p, bc)
+	if err != nil {
+		return err
+	}
+	if err := preBind(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.written = true
+	return nil
+}
+
+// enter records that the PreBind of a plugin is started.
+func (s *Set) enter(e *Entry, p framework.PreBinder, bc *framework.BindContext) (*writer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usable(e); err != nil {
+		return nil, err
+	}
+	for _, w := range e.writers {
+		if w.plugin.Name() == p.Name() {
+			w.plugin, w.bc = p, reduced(bc)
+			return w, nil
+		}
+	}
+	w := &writer{plugin: p, bc: reduced(bc)}
+	e.writers = append(e.writers, w)
+	return w, nil
+}
+
+// reduced returns the context for PostBind and PreBindRollBack. The entry can outlive the pod, and tenants create large pods.
+func reduced(bc *framework.BindContext) *framework.BindContext {
+	kept := *bc
+	kept.Pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name, UID: bc.Pod.UID}}
+	for key, value := range bc.Pod.Annotations {
+		if prefix, _, _ := strings.Cut(key, "/"); strings.HasSuffix(prefix, "."+framework.Domain) {
+			metav1.SetMetaDataAnnotation(&kept.Pod.ObjectMeta, key, value)
+		}
+	}
+	kept.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: bc.Node.Name, UID: bc.Node.UID}}
+	kept.User = authenticationv1.UserInfo{Username: bc.User.Username}
+	return &kept
+}
+
+// usable returns why no bind may rely on the entry. It must be called with mu held.
+func (s *Set) usable(e *Entry) error {
+	switch term, held := s.o.Term(); {
+	case s.stopped:
+		return Stopped
+	case e.cause != nil || e.closed:
+		return Closing
+	case !held || term != e.term:
+		return LeaseLost
+	}
+	return nil
+}
+
+// Allow records that a call is allowed. With an error, the call must not be allowed.
+func (s *Set) Allow(e *Entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usable(e); err != nil {
+		return err
+	}
+	e.allowed = s.o.Clock.Now()
+	s.wake(e)
+	return nil
+}
+
+// Reject requests the rollback, because a call for the bind is rejected. It does nothing while other
+// calls for the bind are in progress, or if an earlier call was allowed.
+func (s *Set) Reject(e *Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.calls <= 1 {
+		s.end(e, Rejected)
+	}
+}
+
+// end requests the rollback of an entry for which no call was allowed. It must be called with mu
+// held.
+func (s *Set) end(e *Entry, cause error) {
+	if e.cause == nil && e.allowed.IsZero() {
+		e.cause = cause
+		s.wake(e)
+	}
+}
+
+func (s *Set) wake(e *Entry) {
+	select {
+	case e.poke <- struct{}{}:
+	default:
+	}
+}
+
+// forget removes the entry.
+func (s *Set) forget(e *Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byKey, e.key)
+	delete(s.byID, e.id)
+	if rest := slices.DeleteFunc(s.byPod[e.key.Pod], func(other *Entry) bool { return other == e }); len(rest) > 0 {
+		s.byPod[e.key.Pod] = rest
+	} else {
+		delete(s.byPod, e.key.Pod)
+	}
+	e.leave()
+	close(e.over)
+}
+
+// Working returns whether the attempt is in progress in this replica.
+func (s *Set) Working(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id] != nil
+}
+
+// Settle waits until the outcome of every allowed bind is known, or the context ends.
+func (s *Set) Settle(ctx context.Context) {
+	s.mu.Lock()
+	var followed []*Entry
+	for _, e := range s.byKey {
+		if !e.allowed.IsZero() {
+			followed = append(followed, e)
+		}
+	}
+	s.mu.Unlock()
+	for _, e := range followed {
+		select {
+		case <-e.over:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Stop leaves all work as it is, prevents more, and waits for the followers until the context ends.
+// The repeated calls reach another replica, which continues. It may be called again.
+func (s *Set) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	s.stopped = true
+	for _, e := range s.byKey {
+		e.leave()
+	}
+	s.mu.Unlock()
+	gone := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the work on binds did not end in time: %w", ctx.Err())
+	}
+}

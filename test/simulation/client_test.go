@@ -1,0 +1,201 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func classes(s *fakeapi.Server) []client.Object {
+	return objects(fakeapi.All(s, &storagev1.StorageClass{}))
+}
+
+// owner creates the pod of the name again and again: pods are deleted at any time, and end. At last, there is one pod that stays.
+func (w *world) owner(name string) {
+	d := w.random("owner " + name)
+	for n := 1; w.stormy(); n++ {
+		w.createPod(name, n, d)
+		if !w.pause(d.between(time.Second, 4*time.Minute)) {
+			return
+		}
+		w.endPod(name, d.one(3))
+		if !w.pause(d.between(0, 20*time.Second)) {
+			return
+		}
+		w.removePod(name)
+	}
+	w.createPod(name, 0, d)
+}
+
+func (w *world) createPod(name string, n int, d *dice) {
+	uid := types.UID(fmt.Sprintf("%s-%d", name, n))
+	options := []gen.PodOption{gen.UID(uid)}
+	if d.one(2) {
+		claim := "data-" + string(uid)
+		if d.one(3) {
+			claim = "shared"
+		}
+		options = append(options, gen.UsesClaim(claim))
+		w.createClaim(claim)
+	}
+	pod := gen.Pod(name, options...)
+	w.executing.Lock()
+	w.api.Put(pod)
+	w.executing.Unlock()
+	w.note("pod %s is created", uid)
+	w.actors.Go(func() { w.schedule(name, uid) })
+}
+
+// createClaim creates a claim. The claim that pods share is ReadWriteOncePod.
+func (w *world) createClaim(name string) {
+	options := []gen.ClaimOption{gen.OfClass(class), gen.UID(types.UID(name + "-uid"))}
+	if name == "shared" {
+		options = append(options, gen.AccessModes(corev1.ReadWriteOncePod))
+	}
+	claim := gen.Claim(name, options...)
+	if _, ok := fakeapi.Get(w.api, claim); !ok {
+		w.api.Put(claim)
+	}
+}
+
+// endPod ends the pod: it finishes, or it is deleted and no longer runs.
+func (w *world) endPod(name string, finishes bool) {
+	if !finishes {
+		w.removePod(name)
+		return
+	}
+	w.executing.Lock()
+	defer w.executing.Unlock()
+	fakeapi.Change(w.api, gen.Pod(name), "kubelet", func(p *corev1.Pod) {
+		if p.Spec.NodeName != "" {
+			p.Status.Phase = corev1.PodSucceeded
+		}
+	})
+}
+
+func (w *world) removePod(name string) {
+	w.executing.Lock()
+	defer w.executing.Unlock()
+	if pod, ok := fakeapi.Get(w.api, gen.Pod(name)); ok {
+		w.note("pod %s is deleted", pod.UID)
+		w.api.Remove(pod)
+	}
+}
+
+// schedule is a scheduler that posts Bindings of the pod until it is bound or gone. It chooses another node after a refusal.
+func (w *world) schedule(name string, uid types.UID) {
+	d := w.random("scheduler " + string(uid))
+	for w.over.Err() == nil {
+		pod, ok := fakeapi.Get(w.api, gen.Pod(name))
+		if !ok || pod.UID != uid || pod.Spec.NodeName != "" {
+			return
+		}
+		binding := gen.Binding(pod, nodes[d.below(len(nodes))], gen.UID(uid), gen.Annotation(gpu, "GPU-"+strconv.Itoa(d.below(2))))
+		if claim := claimOf(pod); claim != "" {
+			// Like kube-scheduler, it knows where the volume is.
+			if found, ok := fakeapi.Get(w.api, gen.Claim(claim)); ok && found.Spec.VolumeName == "" && found.Annotations[selectedNode] != "" {
+				binding.Target.Name = found.Annotations[selectedNode]
+			}
+		}
+		user := "scheduler-" + strconv.Itoa(d.below(2))
+		w.post(d, pod, binding, user)
+		if !w.pause(d.between(100*time.Millisecond, 15*time.Second)) {
+			return
+		}
+	}
+}
+
+func claimOf(pod *corev1.Pod) string {
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			return v.PersistentVolumeClaim.ClaimName
+		}
+	}
+	return ""
+}
+
+// post posts a Binding like client-go: it repeats a 429 up to ten times.
+func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user string) {
+	for range 11 {
+		living := w.living()
+		if len(living) == 0 {
+			return
+		}
+		p := living[d.below(len(living))]
+		limit := 29 * time.Second
+		if w.stormy() && d.one(10) {
+			limit = d.between(0, 29*time.Second) // The client has a timeout.
+		}
+		ctx, cancel := context.WithTimeout(p.killed, limit)
+		decision := p.engine.Bind(ctx, binder.Request{
+			Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
+		})
+		cancel()
+		if p.dead() {
+			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
+			return
+		}
+		if decision.Err == nil {
+			w.execute(d, p, pod, binding, decision)
+			return
+		}
+		w.note("%s: %s to %s with %s: %v", p.id, pod.UID, binding.Target.Name, binding.Annotations[gpu], decision.Err)
+		if decision.Err.Kind != framework.KindWait || !w.pause(decision.RetryAfter) {
+			return
+		}
+	}
+}
+
+// execute is GuaranteedUpdate of the API server: it merges the annotations and sets the node, at once or up to BindSettles later.
+func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision) {
+	annotations := maps.Clone(binding.Annotations)
+	maps.Copy(annotations, decision.Annotations)
+	late := d.between(time.Millisecond, 20*time.Millisecond)
+	if w.stormy() && d.one(15) {
+		late = d.between(0, 49*time.Second)
+	}
+	lost := w.stormy() && d.one(30)
+	do := func() {
+		if !w.pause(late) || lost {
+			return
+		}
+		w.executing.Lock()
+		defer w.executing.Unlock()
+		now, ok := fakeapi.Get(w.api, gen.Pod(pod.Name))
+		if !ok || now.UID != pod.UID || now.Spec.NodeName != "" || now.DeletionTimestamp != nil {
+			return
+		}
+		w.note("%s: %s is bound to %s with %s, attempt %s", p.id, pod.UID, binding.Target.Name, annotations[gpu], decision.Attempt)
+		fakeapi.Change(w.api, now, "apiserver", func(o *corev1.Pod) {
+			o.Spec.NodeName = binding.Target.Name
+			if o.Annotations == nil {
+				o.Annotations = map[string]string{}
+			}
+			maps.Copy(o.Annotations, annotations)
+			o.Status.Phase = corev1.PodRunning
+		})
+	}
+	if late > 34*time.Second || d.one(2) {
+		// The client does not wait for the end.
+		w.actors.Go(do)
+		w.pause(min(late, 34*time.Second))
+		return
+	}
+	do()
+}

@@ -1,0 +1,115 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program mutants shows that the simulation finds faults: it breaks the product in one way at a time, with a build overlay, and runs the
+// seeds. It fails if the simulation does not find one of them.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// mutant is a fault: a text of a file that occurs once, and what replaces it.
+type mutant struct{ name, file, text, by string }
+
+var mutants = []mutant{
+	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {", "if err := refuseConflicts(rec, bc, a); false && err != nil {"},
+	{"a pending pod loses its device", "binder/plugins/device/reads.go", "if at != framework.Pending && at != framework.BoundHere {", "if at != framework.BoundHere {"},
+	{"a running pod loses its device", "binder/plugins/device/reads.go", "if at != framework.Pending && at != framework.BoundHere {", "if at != framework.Pending {"},
+	{"nothing is rolled back", "binder/runner/runner.go", "return p.PreBindRollBack(ctx, bc) })", "return nil })"},
+	{"nothing is confirmed", "binder/runner/runner.go", "return p.PostBind(ctx, bc) })", "return nil })"},
+	{"a lost lease does not matter", "binder/work/work.go", "case !held || term != e.term:", "case false && (!held || term != e.term):"},
+	{"an entry being rolled back is used", "binder/work/work.go", "case e.cause != nil || e.closed:", "case false:"},
+	{"an ended call is allowed", "binder/loop/loop.go", "if ctx.Err() != nil { // The only check, after all that could allow the bind.", "if false {"},
+	{"a wait is ready", "binder/loop/decide.go", "if r.Err == nil && v.Wait != (framework.Wait{}) {", "if false {"},
+	{"writes are not conditional", "binder/ledger/ledger.go", "err = s.h.Writer.Update(ctx, object)", "object.ResourceVersion = \"\"\n\t\terr = s.h.Writer.Update(ctx, object)"},
+	{"marks of living replicas are swept", "binder/recovery/sweep.go", "return replica == own || living[replica]", "return replica == own"},
+	{"marks are not swept", "binder/runner/runner.go", "marks, err = p.Marks(ctx)", "_, err = p.Marks(ctx)"},
+	{"a rollback does not look at the pod", "binder/framework/whereabouts.go", "case pod.Spec.NodeName == node && node != \"\":", "case false:"},
+	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err = p.reserve(ctx, bc, d.plan.exclusive)", "err = nil"},
+	{"users of the exclusive claim are not listed", "binder/plugins/volumebinding/exclusive.go", "return p.checkUnused(ctx, bc.Pod, claims)", "return nil"},
+	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return d.plan.verdict(bc), nil", "v := d.plan.verdict(bc)\n\tv.Wait = framework.Wait{}\n\treturn v, nil"},
+	{"an allowed bind is over at once", "binder/framework/settles.go", "const BindSettles = 50 * time.Second", "const BindSettles = 50 * time.Millisecond"},
+	{"an abandoned entry stays", "binder/work/work.go", "const AbandonAfter = time.Minute", "const AbandonAfter = 1000 * time.Hour"},
+	{"a bind ends without the others of the pod", "binder/work/work.go", "s.end(other, Superseded)", "_ = other"},
+	{"the write of the cache is not awaited", "binder/loop/decide.go", "case len(v.Writes) > 0 && asked[name]:", "case false:"},
+	{"a bind needs no write", "binder/loop/decide.go", "case len(v.Writes) > 0:\n\t\t\twrites = append(writes, i)", "case len(v.Writes) > 0:"},
+}
+
+var failed = regexp.MustCompile(`(?m)^    --- FAIL: TestSimulation/`)
+
+func main() {
+	seeds := flag.Int("seeds", 50, "Number of seeds for each mutant.")
+	only := flag.String("only", "", "Run only mutants whose name contains the text.")
+	flag.Parse()
+	if err := run(context.TODO(), *seeds, *only); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, seeds int, only string) error {
+	folder, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(folder) }()
+	var problems []error
+	for _, m := range mutants {
+		if !strings.Contains(m.name, only) {
+			continue
+		}
+		found, err := m.test(ctx, folder, seeds)
+		switch {
+		case err != nil:
+			problems = append(problems, fmt.Errorf("%s: %w", m.name, err))
+		case found == 0:
+			problems = append(problems, fmt.Errorf("%s: not found in %d seeds", m.name, seeds))
+		}
+		fmt.Printf("%3d of %d seeds find: %s\n", found, seeds, m.name)
+	}
+	return errors.Join(problems...)
+}
+
+// test returns the number of seeds that find the mutant.
+func (m mutant) test(ctx context.Context, folder string, seeds int) (int, error) {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return 0, err
+	}
+	if n := strings.Count(string(source), m.text); n != 1 {
+		return 0, fmt.Errorf("%s contains %q %d times, want 1", m.file, m.text, n)
+	}
+	broken := filepath.Join(folder, filepath.Base(m.file))
+	if err := os.WriteFile(broken, []byte(strings.Replace(string(source), m.text, m.by, 1)), 0o600); err != nil {
+		return 0, err
+	}
+	path, err := filepath.Abs(m.file)
+	if err != nil {
+		return 0, err
+	}
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: broken}})
+	if err != nil {
+		return 0, err
+	}
+	file := filepath.Join(folder, "overlay.json")
+	if err := os.WriteFile(file, overlay, 0o600); err != nil {
+		return 0, err
+	}
+	command := exec.CommandContext(ctx, "go", "test", "-overlay="+file, "./test/simulation", "-run=^TestSimulation$", fmt.Sprintf("-seeds=%d", seeds), "-timeout=20m")
+	out, err := command.CombinedOutput()
+	found := len(failed.FindAll(out, -1))
+	if found == 0 && err != nil {
+		return 0, fmt.Errorf("%w: %s", err, out[max(0, len(out)-2000):])
+	}
+	return found, nil
+}

@@ -1,0 +1,358 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
+)
+
+// plugins are those of every replica, in the order of the registry.
+var plugins = []string{"node-state", "device", "volumebinding"}
+
+// process is one replica from its start to its end.
+type process struct {
+	w    *world
+	id   string
+	dice *dice
+	// cache is the delayed copy of the API server that the replica has. Other kinds than these are not watched.
+	cache    *fakeapi.Server
+	changes  *framework.Hub
+	handlers map[string]toolscache.ResourceEventHandler
+	streams  map[string]*stream
+	engine   *binder.Engine
+	lease    *replica.Replicas
+	// killed is closed when the process ends without a goodbye.
+	killed context.Context //nolint:containedctx // The life of the process.
+	kill   context.CancelCauseFunc
+	// cut keeps it from renewing its lease.
+	cut atomic.Bool
+}
+
+// stream is the watch of one kind.
+type stream struct {
+	mu     sync.Mutex
+	queue  []event
+	wake   chan struct{}
+	last   time.Time
+	behind time.Time
+}
+
+type event struct {
+	object  client.Object
+	deleted bool
+	at      time.Time
+}
+
+var errKilled = errors.New("the process was killed")
+
+// silent is an event recorder that drops all events.
+type silent struct{ events.EventRecorder }
+
+func (silent) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+
+// start starts a replica.
+func (w *world) start() {
+	w.mu.Lock()
+	w.number++
+	id := "r" + strconv.Itoa(w.number)
+	w.mu.Unlock()
+	p := &process{w: w, id: id, dice: w.random("replica " + id), cache: fakeapi.New(), changes: framework.NewHub(), handlers: map[string]toolscache.ResourceEventHandler{}}
+	p.killed, p.kill = context.WithCancelCause(klog.NewContext(w.over, logr.Discard()))
+	connection := w.api.Connect()
+	connection.Step = p.step
+	var all []framework.Plugin
+	for _, r := range app.RegisteredPlugins() {
+		if !slices.Contains(plugins, r.Name) {
+			continue
+		}
+		var arguments framework.Arguments
+		if r.Arguments != nil {
+			arguments = r.Arguments()
+		}
+		if r.Index != nil {
+			require.NoError(w.t, r.Index(w.over, p.cache, arguments))
+		}
+		maps.Copy(p.handlers, r.Handlers)
+		built, err := r.New(framework.Handle{
+			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Changes: p.changes, Clock: clock.RealClock{},
+			Namespace: system,
+		}, arguments)
+		require.NoError(w.t, err)
+		all = append(all, built)
+	}
+	chain, err := mutators.NewChain(mutators.Options{})
+	require.NoError(w.t, err)
+	p.lease, err = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: clock.RealClock{}})
+	require.NoError(w.t, err)
+	p.engine, err = binder.New(binder.Options{
+		Cached: p.cache.Cache(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: silent{}, Clock: clock.RealClock{},
+		Settings: binder.Settings{
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: 25 * time.Second, MaxHolds: 4,
+			PreBindTimeout: 5 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
+		},
+	})
+	require.NoError(w.t, err)
+	p.watch()
+	w.actors.Go(func() { _ = p.lease.Start(p.killed) })
+	w.actors.Go(func() { p.engine.Sweeper(p.lease).Run(p.killed) })
+	w.actors.Go(func() { p.engine.OwnSweeper().Run(p.killed) })
+	w.note("%s starts", id)
+	w.mu.Lock()
+	w.replicas = append(w.replicas, p)
+	w.mu.Unlock()
+}
+
+// dead returns whether the process has ended.
+func (p *process) dead() bool { return p.killed.Err() != nil }
+
+// end kills the process. Its goroutines can have no effect any more.
+func (p *process) end() {
+	p.w.note("%s is killed", p.id)
+	p.kill(errKilled)
+	p.w.actors.Go(func() { _ = p.engine.Stop(context.WithoutCancel(p.killed)) })
+}
+
+// watched are the kinds of the cache.
+var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass"}
+
+// watch begins the streams with all objects.
+func (p *process) watch() {
+	p.streams = map[string]*stream{}
+	for _, kind := range watched {
+		p.streams[kind] = &stream{wake: make(chan struct{}, 1)}
+	}
+	for _, o := range everything(p.w.api) {
+		p.apply(o, false)
+	}
+	for _, kind := range watched {
+		p.w.actors.Go(func() { p.follow(p.streams[kind]) })
+	}
+}
+
+// observe queues an event. A watch is sometimes up to ten seconds late.
+func (p *process) observe(o client.Object, deleted bool) {
+	s := p.streams[fakeapi.Kind(o)]
+	if s == nil || p.dead() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if p.w.stormy() && now.After(s.behind) && p.dice.one(20) {
+		s.behind = now.Add(p.dice.between(0, 10*time.Second))
+	}
+	at := now.Add(p.dice.between(0, 30*time.Millisecond))
+	if s.behind.After(at) {
+		at = s.behind
+	}
+	if at.Before(s.last) {
+		at = s.last
+	}
+	s.last = at
+	s.queue = append(s.queue, event{object: o, deleted: deleted, at: at})
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (p *process) follow(s *stream) {
+	for {
+		s.mu.Lock()
+		var next event
+		if len(s.queue) > 0 {
+			next, s.queue = s.queue[0], s.queue[1:]
+		}
+		s.mu.Unlock()
+		if next.object == nil {
+			select {
+			case <-s.wake:
+				continue
+			case <-p.killed.Done():
+				return
+			}
+		}
+		timer := time.NewTimer(time.Until(next.at))
+		select {
+		case <-timer.C:
+			p.apply(next.object, next.deleted)
+		case <-p.killed.Done():
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// apply changes the cache, unless it has a later version. The cache has pods without a node, and ConfigMaps of Prebind.
+func (p *process) apply(o client.Object, deleted bool) {
+	if pod, ok := o.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
+		deleted = true
+	}
+	if _, ok := o.(*corev1.ConfigMap); ok && o.GetNamespace() != system {
+		return
+	}
+	was, found := o.DeepCopyObject().(client.Object)
+	if found {
+		found = fakeapi.Read(p.cache, was) == nil
+	}
+	if found && versionOf(was) > versionOf(o) {
+		return
+	}
+	switch {
+	case deleted:
+		p.cache.Remove(o)
+	default:
+		p.cache.Put(o)
+	}
+	if h := p.handlers[fakeapi.Kind(o)]; h != nil {
+		switch {
+		case deleted:
+			h.OnDelete(o)
+		case found:
+			h.OnUpdate(was, o)
+		default:
+			h.OnAdd(o, false)
+		}
+	}
+	p.changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+}
+
+func versionOf(o client.Object) int {
+	n, err := strconv.Atoi(o.GetResourceVersion())
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// step is a request of the process to the API server. In the storm, requests fail, hang, succeed without an answer, or take
+// effect up to 50 s later, and the process can be killed at each of them.
+func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) error {
+	if p.dead() {
+		return errKilled
+	}
+	if !p.sleep(ctx, p.dice.between(time.Millisecond, 20*time.Millisecond)) {
+		return p.ended(ctx)
+	}
+	if !p.w.stormy() {
+		return do()
+	}
+	switch n := p.dice.below(100); {
+	case n == 0 && p.dice.one(3):
+		p.end()
+		if p.dice.one(2) {
+			_ = do() // The request was on its way.
+		}
+		return errKilled
+	case n < 4:
+		return apierrors.NewServiceUnavailable("overloaded")
+	case n < 6:
+		err := do()
+		p.w.note("%s: %s has no answer: %v", p.id, call, err)
+		return io.ErrUnexpectedEOF
+	case n < 8:
+		// etcd is slow. The client gives up, and the write takes effect later.
+		late := p.dice.between(0, 50*time.Second)
+		p.w.note("%s: %s takes %s", p.id, call, late)
+		done := make(chan error, 1)
+		p.w.actors.Go(func() {
+			p.w.pause(late)
+			done <- do()
+		})
+		limit, cancel := context.WithTimeout(ctx, 34*time.Second)
+		defer cancel()
+		select {
+		case err := <-done:
+			return err
+		case <-limit.Done():
+			return p.ended(limit)
+		case <-p.killed.Done():
+			return errKilled
+		}
+	}
+	return do()
+}
+
+func (p *process) ended(ctx context.Context) error {
+	if p.dead() {
+		return errKilled
+	}
+	return context.Cause(ctx)
+}
+
+// sleep returns false if the context or the process ends first.
+func (p *process) sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	case <-p.killed.Done():
+		return false
+	}
+}
+
+// cuttable returns the client of the leases. Requests fail while cut is set, and after the end of the process.
+func (p *process) cuttable() kubernetes.Interface {
+	c := &fake.Clientset{}
+	c.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if p.dead() || p.cut.Load() && a.GetVerb() != "list" {
+			return true, nil, io.ErrUnexpectedEOF
+		}
+		o, err := p.w.leases.Invokes(a, nil)
+		return true, o, err
+	})
+	return c
+}
+
+// everything returns all objects of the API server.
+func everything(s *fakeapi.Server) []client.Object {
+	var all []client.Object
+	for _, list := range [][]client.Object{
+		objects(fakeapi.All(s, &corev1.Pod{})), objects(fakeapi.All(s, &corev1.Node{})), objects(fakeapi.All(s, &corev1.ConfigMap{})),
+		objects(fakeapi.All(s, &corev1.PersistentVolumeClaim{})), objects(fakeapi.All(s, &corev1.PersistentVolume{})), classes(s),
+	} {
+		all = append(all, list...)
+	}
+	return all
+}
+
+func objects[T client.Object](all []T) []client.Object {
+	var list []client.Object
+	for _, o := range all {
+		list = append(list, o)
+	}
+	return list
+}

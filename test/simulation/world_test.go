@@ -1,0 +1,202 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+const (
+	// system is the namespace of Prebind.
+	system = "prebind-system"
+	// gpu is the annotation of the plugin device.
+	gpu = "device.prebind.dev/gpu"
+	// class is the class of claims that are provisioned on the node of the bind.
+	class = "late"
+	// storm is the time with faults, and calm the time after it in which everything must become right.
+	storm = 8 * time.Minute
+	calm  = 25 * time.Minute
+)
+
+// world is one run. It must stay in one bubble of testing/synctest.
+type world struct {
+	t    *testing.T
+	seed uint64
+	api  *fakeapi.Server
+	// leases are in an API server of their own, because replicas watch them with client-go.
+	leases *fakeapi.Clientset
+	began  time.Time
+	// storming is closed when the faults end.
+	storming context.Context //nolint:containedctx // The time of the faults.
+	// over ends everything.
+	over   context.Context //nolint:containedctx // The life of the run.
+	actors sync.WaitGroup
+
+	mu       sync.Mutex
+	replicas []*process
+	number   int
+	journal  []string
+	problems []string
+	// executing is held while the API server executes a Binding or another client changes pods.
+	executing sync.Mutex
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	t.Helper()
+	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now()}
+	for _, name := range nodes {
+		w.api.Put(gen.Node(name, gen.Ready(110), gen.UID(types.UID(name+"-uid"))))
+	}
+	w.api.Put(gen.StorageClass(class, "test.prebind.dev"))
+	w.api.OnChange(w.changed)
+	return w
+}
+
+// nodes of the cluster. Each has two devices.
+var nodes = []string{"node-a", "node-b", "node-c"}
+
+// random returns the random numbers of one actor, which depend on the seed only.
+func (w *world) random(actor string) *dice {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(actor))
+	return &dice{r: rand.New(rand.NewPCG(w.seed, h.Sum64()))} //nolint:gosec // A repeatable sequence.
+}
+
+// dice is safe for concurrent use.
+type dice struct {
+	mu sync.Mutex
+	r  *rand.Rand
+}
+
+// one returns true once in n calls.
+func (d *dice) one(n int) bool { return d.below(n) == 0 }
+
+func (d *dice) below(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.r.IntN(n)
+}
+
+func (d *dice) between(low, high time.Duration) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return low + time.Duration(d.r.Int64N(int64(high-low)+1))
+}
+
+// note adds a line to the journal, which is shown if the run fails.
+func (w *world) note(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.journal = append(w.journal, fmt.Sprintf("%8.3fs ", time.Since(w.began).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// problem records a violation.
+func (w *world) problem(format string, args ...any) {
+	w.note("VIOLATION: "+format, args...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.problems = append(w.problems, fmt.Sprintf(format, args...))
+}
+
+// stormy returns whether faults are injected.
+func (w *world) stormy() bool { return w.storming.Err() == nil }
+
+// pause waits in virtual time. It returns false if the run is over.
+func (w *world) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-w.over.Done():
+		return false
+	}
+}
+
+// changed delivers an object to the caches of all replicas, and to the controllers and the oracle.
+func (w *world) changed(o client.Object, deleted bool) {
+	w.mu.Lock()
+	living := append([]*process(nil), w.replicas...)
+	w.mu.Unlock()
+	for _, p := range living {
+		p.observe(o, deleted)
+	}
+	switch o := o.(type) {
+	case *corev1.PersistentVolumeClaim:
+		if !deleted {
+			w.provision(o)
+		}
+	case *corev1.Pod:
+		if !deleted {
+			w.checkPod(o)
+		}
+	}
+}
+
+// living returns the replicas that answer.
+func (w *world) living() []*process {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []*process
+	for _, p := range w.replicas {
+		if !p.dead() {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// provision binds a claim that has selected-node, as a provisioner and the PersistentVolume controller do. It sometimes asks for
+// another node.
+func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
+	node := claim.Annotations[selectedNode]
+	if node == "" || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil {
+		return
+	}
+	d := w.random("provisioner " + claim.Name + claim.ResourceVersion)
+	w.actors.Go(func() {
+		if !w.pause(d.between(100*time.Millisecond, 40*time.Second)) {
+			return
+		}
+		if w.stormy() && d.one(5) {
+			fakeapi.Change(w.api, claim, "provisioner", func(c *corev1.PersistentVolumeClaim) {
+				if c.UID == claim.UID && c.Spec.VolumeName == "" {
+					delete(c.Annotations, selectedNode)
+				}
+			})
+			return
+		}
+		now, ok := fakeapi.Get(w.api, claim)
+		if !ok || now.UID != claim.UID || now.Annotations[selectedNode] != node || now.Spec.VolumeName != "" {
+			return
+		}
+		name := "pv-" + string(claim.UID)
+		w.api.Put(gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound)))
+		fakeapi.Change(w.api, claim, "controller", func(c *corev1.PersistentVolumeClaim) {
+			if c.UID == claim.UID && c.Spec.VolumeName == "" {
+				c.Spec.VolumeName, c.Status.Phase = name, corev1.ClaimBound
+				c.Annotations["pv.kubernetes.io/bind-completed"] = "yes"
+			}
+		})
+	})
+}
+
+// selectedNode is the annotation of a claim that is being provisioned.
+const selectedNode = "volume.kubernetes.io/selected-node"
+
+func (w *world) text() string { return strings.Join(w.journal, "\n") }
