@@ -21,6 +21,51 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
+// Prebind's annotations and labels of a pod do not change after it was created: plugins may read an earlier state from their cache.
+func TestAnnotationsAreImmutable(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.pod(cluster.DefaultScheduler)
+	b.assertImmutable(b.untilBound())
+
+	exempt := newBench(t, shared, map[string]string{"prebind.dev/exempt": ""})
+	exempt.pod(byHand)
+	assert.NoError(t, exempt.patchMetadata("annotations", "device.prebind.dev/gpu", `"GPU-1"`, ""), "Prebind does not read the annotations of pods in an exempt namespace")
+}
+
+// assertImmutable checks which annotations and labels of the bound pod can change.
+func (b *bench) assertImmutable(bound *corev1.Pod) {
+	b.t.Helper()
+	require.NotEmpty(b.t, bound.Annotations["topology.prebind.dev/zone"])
+	for key, allowed := range map[string]bool{
+		"topology.prebind.dev/zone": false, "device.prebind.dev/gpu": false, "binder.prebind.dev/attempt": false, "rack.policy.prebind.dev/rack": false,
+		"prebind.dev/key": false, "topology.example.com/zone": true, "topology.kubernetes.io/zone": true, "notprebind.dev/zone": true, "prebind.development/zone": true,
+	} {
+		for _, field := range []string{"annotations", "labels"} {
+			for _, subresource := range []string{"", "status"} {
+				err := b.patchMetadata(field, key, `"mine"`, subresource)
+				if allowed {
+					assert.NoError(b.t, err, "%s %s %s", field, key, subresource)
+					continue
+				}
+				assert.True(b.t, apierrors.IsInvalid(err), "%s %s %s should be refused: %v", field, key, subresource, err)
+				assert.ErrorContains(b.t, err, "cannot change after the pod is created: "+key+": create the pod again, or let the scheduler set them on the Binding")
+			}
+		}
+	}
+	assert.True(b.t, apierrors.IsInvalid(b.patchMetadata("annotations", "topology.prebind.dev/zone", "null", "")), "an annotation should not be removed")
+	// The kubelet and other clients that update a pod do not change its annotations.
+	require.NoError(b.t, b.patchStatus("pod"))
+	pods := b.client.CoreV1().Pods(b.ns)
+	pod, err := pods.Get(b.t.Context(), "pod", metav1.GetOptions{})
+	require.NoError(b.t, err)
+	pod.Annotations["example.com/note"] = "new"
+	_, err = pods.Update(b.t.Context(), pod, metav1.UpdateOptions{})
+	require.NoError(b.t, err)
+	b.assertTopology(pod)
+	require.NoError(b.t, pods.Delete(b.t.Context(), "pod", metav1.DeleteOptions{}))
+}
+
 // With the optional policies, the API server permits only Prebind to write its annotations.
 func TestAnnotationPolicy(t *testing.T) {
 	t.Parallel()
@@ -29,7 +74,6 @@ func TestAnnotationPolicy(t *testing.T) {
 	untilPolicy(t, w)
 
 	t.Run("create", func(t *testing.T) { testPolicyCreate(t, w) })
-	t.Run("update", func(t *testing.T) { testPolicyUpdate(t, w) })
 	t.Run("bind", func(t *testing.T) { testPolicyBind(t, w) })
 	t.Run("exempt", func(t *testing.T) {
 		b := newBench(t, w, map[string]string{"prebind.dev/exempt": ""})
@@ -64,8 +108,6 @@ func untilPolicy(t *testing.T, w *world) {
 var metadata = map[string]struct {
 	annotation, label string
 	forged            bool
-	// forgedOnBound is set if only Prebind may write the annotation after the bind.
-	forgedOnBound bool
 }{
 	"topology":           {annotation: "topology.prebind.dev/zone", forged: true},
 	"topology label":     {label: "topology.prebind.dev/rack", forged: true},
@@ -80,7 +122,7 @@ var metadata = map[string]struct {
 	"require":            {annotation: "binder.prebind.dev/require"},
 	"node-state":         {annotation: "node-state.prebind.dev/expect"},
 	"node-ready":         {annotation: "node-ready.prebind.dev/timeout"},
-	"device":             {annotation: "device.prebind.dev/gpu", forgedOnBound: true},
+	"device":             {annotation: "device.prebind.dev/gpu"},
 	"another's":          {annotation: "topology.example.com/zone"},
 	"another's prefix":   {annotation: "mytopology.prebind.dev/zone"},
 	"Kubernetes's label": {label: "topology.kubernetes.io/zone"},
@@ -101,38 +143,6 @@ func testPolicyCreate(t *testing.T, w *world) {
 			assertForged(t, err, tc.forged, tc.annotation+tc.label)
 		})
 	}
-}
-
-func testPolicyUpdate(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	b.pod(cluster.DefaultScheduler)
-	bound := b.untilBound()
-	require.NotEmpty(t, bound.Annotations["topology.prebind.dev/zone"])
-	require.NotEmpty(t, bound.Annotations[bindInfo+"time"])
-	for name, tc := range metadata {
-		for _, subresource := range []string{"", "status"} {
-			t.Run(name+" "+subresource, func(t *testing.T) {
-				field, key := "annotations", tc.annotation
-				if key == "" {
-					field, key = "labels", tc.label
-				}
-				err := b.patchMetadata(field, key, `"mine"`, subresource)
-				assertForged(t, err, tc.forged || tc.forgedOnBound, key)
-			})
-		}
-	}
-	err := b.patchMetadata("annotations", "topology.prebind.dev/zone", "null", "")
-	assertForged(t, err, true, "topology.prebind.dev/zone")
-	// The kubelet and other clients that update a pod do not change its annotations.
-	require.NoError(t, b.patchStatus("pod"))
-	pods := b.client.CoreV1().Pods(b.ns)
-	pod, err := pods.Get(t.Context(), "pod", metav1.GetOptions{})
-	require.NoError(t, err)
-	pod.Annotations["example.com/note"] = "new"
-	_, err = pods.Update(t.Context(), pod, metav1.UpdateOptions{})
-	require.NoError(t, err)
-	b.assertTopology(pod)
-	require.NoError(t, pods.Delete(t.Context(), "pod", metav1.DeleteOptions{}))
 }
 
 func (b *bench) patchMetadata(field, key, value, subresource string) error {

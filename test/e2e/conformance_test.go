@@ -82,7 +82,7 @@ func assertNothingLeft(t *testing.T, w *world) {
 	}
 }
 
-// conformanceObjects returns the names of the objects of the test's runs, by kind.
+// conformanceObjects returns the names of the objects and node labels of the test's runs, by kind.
 func conformanceObjects(t *testing.T, w *world) map[string][]string {
 	t.Helper()
 	out, err := w.cluster.Kubectl(t.Context(), "get", "namespaces,persistentvolumes,storageclasses,validatingadmissionpolicies,validatingadmissionpolicybindings",
@@ -93,6 +93,13 @@ func conformanceObjects(t *testing.T, w *world) map[string][]string {
 		kind, name, _ := strings.Cut(strings.TrimSpace(line), "/")
 		if strings.HasPrefix(name, conformancePrefix(t)) {
 			found[kind] = append(found[kind], name)
+		}
+	}
+	out, err = w.cluster.Kubectl(t.Context(), "get", "nodes", "-o", `go-template={{range .items}}{{range $key, $value := .metadata.labels}}{{$key}}{{"\n"}}{{end}}{{end}}`).Output()
+	require.NoError(t, err)
+	for key := range strings.Lines(string(out)) {
+		if strings.HasPrefix(key, conformancePrefix(t)) {
+			found["node label"] = append(found["node label"], strings.TrimSpace(key))
 		}
 	}
 	return found
@@ -195,7 +202,6 @@ func TestConformance_Violations(t *testing.T) {
 		"loops":     {reason: "repeated calls cost the API server", faults: faults{loops: true}, check: "refused", says: "posted a Binding again", advice: "with backoff"},
 		"uid":       {reason: "the Binding can apply to another pod", faults: faults{withoutUID: true}, check: "uid", args: []string{"--timeout=1m"}, says: "Bindings without a UID", advice: "Set metadata.uid"},
 		"node-name": {reason: "Prebind does not see the pod", faults: faults{recreates: true}, check: "bind", says: "was deleted or replaced", advice: "Do not create it again with spec.nodeName"},
-		"overwrite": {reason: "containers read the annotations later", faults: faults{overwrites: true}, check: "annotations", says: "topology.prebind.dev/zone is missing", advice: "Do not write the annotations of the pod"},
 		"workers":   {reason: "pods that wait block all others", faults: faults{workers: 4}, check: "workers", args: []string{"--timeout=1m"}, says: "pod workers was not bound within 1m0s", advice: "Bind each pod in its own goroutine"},
 		"forgets":   {reason: "the annotations of the scheduler are lost", faults: faults{forgets: true}, check: "binding-annotations", args: []string{"--binding-annotation=" + ownAnnotation}, says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
 	}

@@ -58,8 +58,6 @@ type faults struct {
 	moves bool
 	// loops repeats a Binding without backoff.
 	loops bool
-	// overwrites restores the annotations that the pod had before the bind.
-	overwrites bool
 	// recreates creates the pod again with spec.nodeName instead of a Binding.
 	recreates bool
 	// forgets omits the own annotation.
@@ -185,27 +183,7 @@ func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string)
 	if s.faults.givesUpWaiting || s.faults.moves {
 		post = post.MaxRetries(0)
 	}
-	err := post.Do(ctx).Error()
-	if err != nil || !s.faults.overwrites {
-		return err
-	}
-	annotations := map[string]*string{}
-	now, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	for key := range now.Annotations {
-		annotations[key] = nil
-	}
-	for key, value := range pod.Annotations {
-		annotations[key] = &value
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
-	if err != nil {
-		return err
-	}
-	_, err = s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	return err
+	return post.Do(ctx).Error()
 }
 
 // recreate replaces the pod by one with a node.

@@ -221,7 +221,7 @@ func TestAnnotationPolicy(t *testing.T) {
 	objects := renderWith(t, []string{everything}, []string{"annotation-policy"}, nil)
 	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
 	policies := all[*admissionregistrationv1.ValidatingAdmissionPolicy](objects)
-	require.Len(t, policies, 2)
+	require.Len(t, policies, 3)
 	for _, p := range policies {
 		assert.Equal(t, new(admissionregistrationv1.Fail), p.Spec.FailurePolicy, "what cannot be judged is refused")
 		binding := get[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, objects, p.Name)

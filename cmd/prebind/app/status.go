@@ -55,7 +55,9 @@ how long.
 Each replica reports its state on a Lease every ten seconds. You need permission
 to list leases in Prebind's namespace. With permission to list
 mutatingwebhookconfigurations, the command also warns if the API server does not
-call Prebind, or binds pods without it when a call fails.`,
+call Prebind, or binds pods without it when a call fails. With permission to list
+validatingadmissionpolicybindings, it warns if Prebind's annotations of pods can
+change after the pods are created.`,
 		Example: `  prebind status
   prebind status -n shop --pod web-0 --watch`,
 		Args: cobra.NoArgs,
@@ -85,8 +87,10 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 	if err != nil {
 		return fmt.Errorf("setting up a client: %w", err)
 	}
-	if warning := registrationWarning(ctx, client); warning != "" {
-		fmt.Fprintln(warnings, "Warning:", warning)
+	for _, warning := range []string{registrationWarning(ctx, client), annotationsWarning(ctx, client)} {
+		if warning != "" {
+			fmt.Fprintln(warnings, "Warning:", warning)
+		}
 	}
 	shown := ""
 	for {
@@ -136,6 +140,24 @@ func registrationWarning(ctx context.Context, client kubernetes.Interface) strin
 		}
 	}
 	return "no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind"
+}
+
+// annotationsPolicy is the name of the shipped ValidatingAdmissionPolicy.
+const annotationsPolicy = "annotations.prebind.dev"
+
+// annotationsWarning returns that annotations of pods can change after the pods are created, or "" if a policy prevents it or the
+// user may not know.
+func annotationsWarning(ctx context.Context, client kubernetes.Interface) string {
+	list, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return ""
+	}
+	for i := range list.Items {
+		if spec := &list.Items[i].Spec; spec.PolicyName == annotationsPolicy && slices.Contains(spec.ValidationActions, admissionregistrationv1.Deny) {
+			return ""
+		}
+	}
+	return "no binding of ValidatingAdmissionPolicy " + annotationsPolicy + " denies requests: an annotation that is set on a pod after its creation, such as device.prebind.dev/..., can come too late for the bind"
 }
 
 // filter removes binds that the flags do not select.

@@ -98,6 +98,24 @@ func TestRegistrationWarning(t *testing.T) {
 	}
 }
 
+func TestAnnotationsWarning(t *testing.T) {
+	bound := func(policy string, action admissionregistrationv1.ValidationAction) *admissionregistrationv1.ValidatingAdmissionPolicyBinding {
+		return &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "mine"},
+			Spec:       admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy, ValidationActions: []admissionregistrationv1.ValidationAction{action}},
+		}
+	}
+	const own = "annotations.prebind.dev"
+	assert.Empty(t, annotationsWarning(t.Context(), fake.NewClientset(bound("other", admissionregistrationv1.Deny), bound(own, admissionregistrationv1.Deny))))
+	for reason, objects := range map[string][]runtime.Object{
+		"no policy":              nil,
+		"only another policy":    {bound("other", admissionregistrationv1.Deny)},
+		"warnings deny no patch": {bound(own, admissionregistrationv1.Warn)},
+	} {
+		assert.Contains(t, annotationsWarning(t.Context(), fake.NewClientset(objects...)), "can come too late", reason)
+	}
+}
+
 func TestHealth(t *testing.T) {
 	now := time.Now()
 	ahead := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }

@@ -127,7 +127,14 @@ func (s *session) checkBindingAnnotations(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if repeated {
-		if err = s.release(ctx, pod); err != nil {
+		if err = s.waiting(ctx, pod); err != nil {
+			return "", err
+		}
+		seen, err := s.waitSightings(ctx, pod)
+		if err != nil {
+			return "", err
+		}
+		if err = s.release(ctx, pod, seen[0].node); err != nil {
 			return "", err
 		}
 	}

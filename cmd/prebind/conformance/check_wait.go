@@ -11,14 +11,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Annotations with which a pod waits in Prebind for a label that no node has.
+// Annotations with which a pod waits in Prebind for a label of its node.
 const (
 	expectAnnotation = "node-state.prebind.dev/expect"
 	waitAnnotation   = "node-state.prebind.dev/wait"
-	expectNever      = "conformance.prebind.dev/never"
 )
 
 // Texts of advice.
@@ -34,15 +35,19 @@ const longestCall = 30 * time.Second
 
 // waits makes the pod wait until release.
 func waits(pod *corev1.Pod) {
-	pod.Annotations[expectAnnotation], pod.Annotations[waitAnnotation] = expectNever, (maxWait + time.Minute).String()
+	pod.Annotations[expectAnnotation], pod.Annotations[waitAnnotation] = releaseLabel(pod.Namespace, pod.Name), (maxWait + time.Minute).String()
 }
 
-// release ends the wait: the held call, or the next one, binds the pod.
-func (s *session) release(ctx context.Context, pod *corev1.Pod) error {
-	if err := s.waiting(ctx, pod); err != nil {
-		return err
+// release ends the wait on the node: the held call, or the next one, binds the pod.
+func (s *session) release(ctx context.Context, pod *corev1.Pod, node string) error {
+	patch, err := labelPatch(releaseLabel(pod.Namespace, pod.Name), new("true"))
+	if err == nil {
+		_, err = s.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
-	return s.annotate(ctx, pod, map[string]*string{expectAnnotation: nil, waitAnnotation: nil})
+	if err != nil {
+		return fmt.Errorf("labelling node %s: %w", node, err)
+	}
+	return nil
 }
 
 // waiting waits until an event shows that Prebind makes the pod wait.
@@ -106,7 +111,7 @@ func (s *session) checkWait(ctx context.Context) (string, error) {
 	if len(complaints) > 0 && s.NoFailureEvents {
 		return "", &violation{what: "the scheduler reported the waiting pod as a failure: " + strings.Join(complaints, ", "), advice: adviceStay}
 	}
-	if err = s.annotate(ctx, pod, map[string]*string{expectAnnotation: nil, waitAnnotation: nil}); err != nil {
+	if err = s.release(ctx, pod, nodes[0]); err != nil {
 		return "", err
 	}
 	released := time.Now()
@@ -114,7 +119,7 @@ func (s *session) checkWait(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(nodes) == 1 && now.Spec.NodeName != nodes[0] {
+	if now.Spec.NodeName != nodes[0] {
 		return "", &violation{what: fmt.Sprintf("the pod waited on %s, but was bound to %s", nodes[0], now.Spec.NodeName), advice: adviceStay}
 	}
 	detail := fmt.Sprintf("waited %s, then bound to %s %s later", seconds(waited), now.Spec.NodeName, seconds(time.Since(released)))

@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,10 +29,15 @@ func mergeLabels(a, b map[string]string) map[string]string {
 	return all
 }
 
-// ByHand returns the commands that remove the objects of a run.
+// ByHand returns the commands that remove the objects and labels of a run.
 func ByHand(run string) string {
-	return fmt.Sprintf(`kubectl delete namespace %[1]s --ignore-not-found
-kubectl delete namespaces,persistentvolumes,storageclasses,validatingadmissionpolicybindings,validatingadmissionpolicies -l %[2]s=%[1]s`, run, runLabel)
+	labels := ""
+	for _, pod := range releasedPods {
+		labels += " " + releaseLabel(run, pod) + "-"
+	}
+	return fmt.Sprintf(`kubectl label nodes --all%[3]s
+kubectl delete namespace %[1]s --ignore-not-found
+kubectl delete namespaces,persistentvolumes,storageclasses,validatingadmissionpolicybindings,validatingadmissionpolicies -l %[2]s=%[1]s`, run, runLabel, labels)
 }
 
 // stopper is a second context for the cleanup: it ends when the user asks again.
@@ -123,6 +129,11 @@ func removeOnce(ctx context.Context, client kubernetes.Interface, run string) (i
 			count(k.delete(ctx, o.GetName(), metav1.DeleteOptions{}))
 		}
 	}
+	for _, pod := range releasedPods {
+		if err := unlabel(ctx, client, releaseLabel(run, pod)); err != nil {
+			errs = append(errs, fmt.Errorf("removing labels of nodes: %w", err))
+		}
+	}
 	// The namespace of the run has no label with its own generated name.
 	ns, err := client.CoreV1().Namespaces().Get(ctx, run, metav1.GetOptions{})
 	switch {
@@ -137,6 +148,21 @@ func removeOnce(ctx context.Context, client kubernetes.Interface, run string) (i
 		count(client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(ns.UID))}))
 	}
 	return left, errors.Join(errs...)
+}
+
+// unlabel removes the label from all nodes.
+func unlabel(ctx context.Context, client kubernetes.Interface, key string) error {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: key})
+	if err != nil {
+		return err
+	}
+	patch, err := labelPatch(key, nil)
+	for i := range nodes.Items {
+		if err == nil {
+			_, err = client.CoreV1().Nodes().Patch(ctx, nodes.Items[i].Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+	}
+	return err
 }
 
 // leftovers returns the namespaces with the prefix of earlier runs, or of runs in progress.

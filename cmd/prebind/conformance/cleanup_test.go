@@ -48,6 +48,7 @@ func leftBy(run string) []runtime.Object {
 		return metav1.ObjectMeta{Name: name, Labels: map[string]string{managedBy: managedByValue, runLabel: run}}
 	}
 	return []runtime.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{releaseLabel(run, "wait"): "true"}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{managedBy: managedByValue}}},
 		&corev1.Namespace{ObjectMeta: of(run + "-uid")},
 		&corev1.PersistentVolume{ObjectMeta: of(run + "-volume")},
@@ -57,12 +58,20 @@ func leftBy(run string) []runtime.Object {
 	}
 }
 
-// left returns the names of all objects of the kinds that a run creates.
+// left returns the names of all objects of the kinds that a run creates, and the labels of nodes.
 func left(t *testing.T, client *fakeapi.Clientset) []string {
 	t.Helper()
 	var all []string
+	ctx := context.WithoutCancel(t.Context())
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	require.NoError(t, err)
+	for i := range nodes.Items {
+		for key := range nodes.Items[i].Labels {
+			all = append(all, "label "+key)
+		}
+	}
 	for _, k := range kinds(client) {
-		objects, err := k.list(context.WithoutCancel(t.Context()), metav1.ListOptions{})
+		objects, err := k.list(ctx, metav1.ListOptions{})
 		require.NoError(t, err)
 		for _, o := range objects {
 			all = append(all, k.name+" "+o.GetName())
@@ -107,7 +116,7 @@ func TestFinish(t *testing.T) {
 			},
 		},
 		"Down": {
-			reason: "the user must know how to clean up", left: 6, err: "kubectl delete namespace prebind-conformance-a",
+			reason: "the user must know how to clean up", left: 7, err: "kubectl delete namespace prebind-conformance-a",
 			answer: func(int, clienttesting.Action) error { return apierrors.NewServiceUnavailable("down") },
 		},
 		"NotPermitted": {
@@ -119,7 +128,7 @@ func TestFinish(t *testing.T) {
 				return nil
 			},
 		},
-		"Keep": {reason: "the user wants to look at the objects", keep: true, left: 6, says: "kubectl delete namespace prebind-conformance-a"},
+		"Keep": {reason: "the user wants to look at the objects", keep: true, left: 7, says: "kubectl delete namespace prebind-conformance-a"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +192,7 @@ func TestCleanup(t *testing.T) {
 	runs, err := cleanup(t.Context(), client, "prebind-conformance-")
 	require.NoError(t, err)
 	assert.Equal(t, []string{"prebind-conformance-a", "prebind-conformance-b"}, runs)
-	assert.Len(t, left(t, client), 6, "the run with another prefix stays")
+	assert.Len(t, left(t, client), 7, "the run with another prefix stays")
 
 	client = fakeapi.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-own"}})
 	runs, err = cleanup(t.Context(), client, "prebind-conformance-")

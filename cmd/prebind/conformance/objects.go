@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 )
@@ -153,14 +152,13 @@ func (s *session) delete(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// annotate sets or, with nil values, removes annotations of the pod.
-func (s *session) annotate(ctx context.Context, pod *corev1.Pod, annotations map[string]*string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
-	if err == nil {
-		_, err = s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("changing pod %s: %w", pod.Name, err)
-	}
-	return nil
+// releasedPods are the names of the pods whose waits a label of their node ends.
+var releasedPods = []string{"wait", "binding-annotations"}
+
+// releaseLabel returns the key of the label that ends the wait of the pod. No node has it before.
+func releaseLabel(run, pod string) string { return run + ".conformance.prebind.dev/" + pod }
+
+// labelPatch returns a merge patch that sets a label or, with nil, removes it.
+func labelPatch(key string, value *string) ([]byte, error) {
+	return json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
 }

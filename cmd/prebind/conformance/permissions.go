@@ -23,8 +23,8 @@ type permission struct {
 func basePermissions() []permission {
 	return []permission{
 		{resource: "namespaces", verbs: []string{"create", "delete", "get", "list"}},
-		{resource: "nodes", verbs: []string{"list"}},
-		{resource: "pods", verbs: []string{"create", "delete", "get", "list", "patch"}},
+		{resource: "nodes", verbs: []string{"list", "patch"}},
+		{resource: "pods", verbs: []string{"create", "delete", "get", "list"}},
 		{resource: "pods/binding", verbs: []string{"create"}},
 		{group: "events.k8s.io", resource: "events", verbs: []string{"list"}},
 	}
