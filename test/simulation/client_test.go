@@ -26,11 +26,12 @@ func classes(s *fakeapi.Server) []client.Object {
 	return objects(fakeapi.All(s, &storagev1.StorageClass{}))
 }
 
-// owner creates the pod of the name again and again: pods are deleted at any time, and end. At last, there is one pod that stays.
-func (w *world) owner(name string) {
+// owner creates the pod of the name again and again: pods are deleted at any time, and end. At last, there is one pod that stays. The
+// scheduler forsakes the last pod of some owners: it posts one Binding, and no other.
+func (w *world) owner(name string, forsakes bool) {
 	d := w.random("owner " + name)
 	for n := 1; w.stormy(); n++ {
-		w.createPod(name, n, d)
+		w.createPod(name, n, d, false)
 		if !w.pause(d.between(time.Second, 4*time.Minute)) {
 			return
 		}
@@ -40,15 +41,15 @@ func (w *world) owner(name string) {
 		}
 		w.removePod(name)
 	}
-	w.createPod(name, 0, d)
+	w.createPod(name, 0, d, forsakes)
 }
 
-func (w *world) createPod(name string, n int, d *dice) {
+func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 	uid := types.UID(fmt.Sprintf("%s-%d", name, n))
 	options := []gen.PodOption{gen.UID(uid)}
 	if d.one(2) {
 		claim := "data-" + string(uid)
-		if d.one(3) {
+		if d.one(3) && !forsaken {
 			claim = "shared"
 		}
 		options = append(options, gen.UsesClaim(claim))
@@ -58,8 +59,11 @@ func (w *world) createPod(name string, n int, d *dice) {
 	w.executing.Lock()
 	w.api.Put(pod)
 	w.executing.Unlock()
-	w.note("pod %s is created", uid)
-	w.actors.Go(func() { w.schedule(name, uid) })
+	w.note("pod %s is created, forsaken: %v", uid, forsaken)
+	w.mu.Lock()
+	w.forsaken[uid] = forsaken
+	w.mu.Unlock()
+	w.actors.Go(func() { w.schedule(name, uid, forsaken) })
 }
 
 // createClaim creates a claim. The claim that pods share is ReadWriteOncePod.
@@ -99,9 +103,9 @@ func (w *world) removePod(name string) {
 }
 
 // schedule is a scheduler that posts Bindings of the pod until it is bound or gone. It chooses another node after a refusal.
-func (w *world) schedule(name string, uid types.UID) {
+func (w *world) schedule(name string, uid types.UID, once bool) {
 	d := w.random("scheduler " + string(uid))
-	for w.over.Err() == nil {
+	for more := true; more && w.over.Err() == nil; more = !once {
 		pod, ok := fakeapi.Get(w.api, gen.Pod(name))
 		if !ok || pod.UID != uid || pod.Spec.NodeName != "" {
 			return
@@ -114,7 +118,11 @@ func (w *world) schedule(name string, uid types.UID) {
 			}
 		}
 		user := "scheduler-" + strconv.Itoa(d.below(2))
-		w.post(d, pod, binding, user)
+		repeats := 10
+		if once {
+			repeats = 0
+		}
+		w.post(d, pod, binding, user, repeats)
 		if !w.pause(d.between(100*time.Millisecond, 15*time.Second)) {
 			return
 		}
@@ -130,14 +138,18 @@ func claimOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// post posts a Binding like client-go: it repeats a 429 up to ten times.
-func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user string) {
-	for range 11 {
+// post posts a Binding like client-go: it repeats a 429 up to ten times. Most calls reach the same replica, because API servers reuse
+// connections.
+func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user string, repeats int) {
+	var p *process
+	for range repeats + 1 {
 		living := w.living()
 		if len(living) == 0 {
 			return
 		}
-		p := living[d.below(len(living))]
+		if p == nil || p.dead() || d.one(5) {
+			p = living[d.below(len(living))]
+		}
 		limit := 29 * time.Second
 		if w.stormy() && d.one(10) {
 			limit = d.between(0, 29*time.Second) // The client has a timeout.
@@ -146,6 +158,9 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 		decision := p.engine.Bind(ctx, binder.Request{
 			Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
 		})
+		if decision.Err == nil && ctx.Err() != nil && !p.dead() {
+			w.problem("%s: the bind of %s is allowed after its call has ended", p.id, pod.UID)
+		}
 		cancel()
 		if p.dead() {
 			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -56,18 +57,18 @@ func (w *world) checkRunning() {
 	}
 }
 
-// checkCalm checks the state at the end: every pod is bound that can be, and nothing else is held.
+// checkCalm checks the state at the end: every pod is bound that can be, what it uses is confirmed, and nothing else is held.
 func (w *world) checkCalm() {
 	w.checkRunning()
-	uids := map[string]bool{}
+	pods := map[types.UID]*corev1.Pod{}
 	shared := false
 	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
-		uids[string(pod.UID)] = true
+		pods[pod.UID] = pod
 		shared = shared || runs(pod) && claimOf(pod) == "shared"
 	}
-	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
-		if !runs(pod) && (claimOf(pod) != "shared" || !shared) {
-			w.problem("pod %s is not bound", pod.UID)
+	for uid, pod := range pods {
+		if !runs(pod) && !w.forsaken[uid] && (claimOf(pod) != "shared" || !shared) {
+			w.problem("pod %s is not bound", uid)
 		}
 	}
 	for _, record := range fakeapi.All(w.api, &corev1.ConfigMap{}) {
@@ -79,16 +80,27 @@ func (w *world) checkCalm() {
 			}
 		case strings.HasPrefix(record.Name, "prebind-devices-"):
 			for key, value := range record.Data {
-				if key != "node" && !uids[key] {
+				pod := pods[types.UID(key)]
+				switch {
+				case key == "node":
+				case pod == nil:
 					w.problem("%s contains a grant of a pod that does not exist: %s: %s", record.Name, key, value)
+				case !runs(pod) && w.forsaken[pod.UID]:
+					w.problem("%s contains a grant of a pod that the scheduler does not bind: %s: %s", record.Name, key, value)
+				case runs(pod) && pod.Spec.NodeName != strings.TrimPrefix(record.Name, "prebind-devices-"):
+					w.problem("%s contains a grant of a pod that runs on another node: %s: %s", record.Name, key, value)
+				case runs(pod) && !strings.Contains(value, `"bound":true`):
+					w.problem("%s contains a grant of a bound pod that is not confirmed: %s: %s", record.Name, key, value)
 				}
 			}
 		}
 	}
 	for _, p := range w.living() {
-		for phase, n := range p.engine.Stats().Attempts {
-			if n > 3 { // Pods that wait for the shared claim.
-				w.problem("%s has %d attempts in phase %s", p.id, n, phase)
+		for _, bind := range p.engine.InFlight() {
+			// A pod that waits for the shared claim may be in progress.
+			pod, ok := fakeapi.Get(w.api, gen.Pod(bind.Pod))
+			if !ok || runs(pod) || claimOf(pod) != "shared" {
+				w.problem("%s still works on a bind: %+v", p.id, bind)
 			}
 		}
 	}

@@ -56,7 +56,14 @@ type process struct {
 	kill   context.CancelCauseFunc
 	// cut keeps it from renewing its lease.
 	cut atomic.Bool
+	// rate counts the requests for each object in the present second.
+	mu     sync.Mutex
+	second time.Time
+	rate   map[string]int
 }
+
+// maxRate is how many requests a replica may send for one object in a second.
+const maxRate = 25
 
 // stream is the watch of one kind.
 type stream struct {
@@ -261,6 +268,7 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 	if p.dead() {
 		return errKilled
 	}
+	p.count(call)
 	if !p.sleep(ctx, p.dice.between(time.Millisecond, 20*time.Millisecond)) {
 		return p.ended(ctx)
 	}
@@ -301,6 +309,19 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		}
 	}
 	return do()
+}
+
+// count checks that the replica does not repeat requests in a loop.
+func (p *process) count(call fakeapi.Call) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if second := time.Now().Truncate(time.Second); !second.Equal(p.second) {
+		p.second, p.rate = second, map[string]int{}
+	}
+	p.rate[call.String()]++
+	if p.rate[call.String()] == maxRate {
+		p.w.problem("%s sends %d requests in a second: %s", p.id, maxRate, call)
+	}
 }
 
 func (p *process) ended(ctx context.Context) error {

@@ -38,8 +38,8 @@ func run(t *testing.T, seed uint64) {
 		w.start()
 	}
 	w.actors.Go(w.operate)
-	for i := range 5 {
-		w.actors.Go(func() { w.owner(fmt.Sprintf("web-%d", i)) })
+	for i := range 6 {
+		w.actors.Go(func() { w.owner(fmt.Sprintf("web-%d", i), i == 5) })
 	}
 	<-time.After(storm + calm)
 	w.checkCalm()

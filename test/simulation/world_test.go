@@ -52,13 +52,15 @@ type world struct {
 	number   int
 	journal  []string
 	problems []string
+	// forsaken contains the pods, and whether the scheduler posts only one Binding for them.
+	forsaken map[types.UID]bool
 	// executing is held while the API server executes a Binding or another client changes pods.
 	executing sync.Mutex
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
-	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now()}
+	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}}
 	for _, name := range nodes {
 		w.api.Put(gen.Node(name, gen.Ready(110), gen.UID(types.UID(name+"-uid"))))
 	}
@@ -170,7 +172,11 @@ func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
 	}
 	d := w.random("provisioner " + claim.Name + claim.ResourceVersion)
 	w.actors.Go(func() {
-		if !w.pause(d.between(100*time.Millisecond, 40*time.Second)) {
+		takes := d.between(100*time.Millisecond, 40*time.Second)
+		if w.stormy() && d.one(4) {
+			takes *= 5
+		}
+		if !w.pause(takes) {
 			return
 		}
 		if w.stormy() && d.one(5) {
