@@ -45,6 +45,7 @@ func TestOrder(t *testing.T) {
 func TestNamespacesAndLabels(t *testing.T) {
 	clusterScoped := map[string]bool{
 		"Namespace": true, "ClusterRole": true, "ClusterRoleBinding": true, "MutatingWebhookConfiguration": true, "FlowSchema": true,
+		"ValidatingAdmissionPolicy": true, "ValidatingAdmissionPolicyBinding": true,
 	}
 	for _, obj := range render(t, everything) {
 		t.Run(kind(obj)+"/"+obj.GetName(), func(t *testing.T) {

@@ -101,7 +101,7 @@ func TestRegistrationWarning(t *testing.T) {
 func TestAnnotationsWarning(t *testing.T) {
 	bound := func(policy string, action admissionregistrationv1.ValidationAction) *admissionregistrationv1.ValidatingAdmissionPolicyBinding {
 		return &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "mine"},
+			ObjectMeta: metav1.ObjectMeta{Name: policy},
 			Spec:       admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy, ValidationActions: []admissionregistrationv1.ValidationAction{action}},
 		}
 	}
