@@ -7,12 +7,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,10 +22,6 @@ import (
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
-
-func classes(s *fakeapi.Server) []client.Object {
-	return objects(fakeapi.All(s, &storagev1.StorageClass{}))
-}
 
 // owner creates the pod of the name again and again: pods are deleted at any time, and end. At last, there is one pod that stays. The
 // scheduler forsakes the last pod of some owners: it posts one Binding, and no other.
@@ -54,6 +51,19 @@ func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 		}
 		options = append(options, gen.UsesClaim(claim))
 		w.createClaim(claim)
+	}
+	if d.one(2) {
+		devices := "devices-" + string(uid)
+		if d.one(2) {
+			devices = "team"
+		}
+		options = append(options, gen.UsesResourceClaim(devices))
+		// A scheduler has allocated devices that every node reaches.
+		claim := gen.ResourceClaim(devices, gen.UID(types.UID(devices+"-uid")), gen.RequestsDevices("gpus", 1), gen.AllocatedFor("", "gpus", gen.Device("gpu-0")))
+		claim.Status.Allocation.AllocationTimestamp = nil
+		if _, ok := fakeapi.Get(w.api, claim); !ok {
+			w.api.Put(claim)
+		}
 	}
 	pod := gen.Pod(name, options...)
 	w.executing.Lock()
@@ -91,12 +101,31 @@ func (w *world) endPod(name string, finishes bool) {
 			p.Status.Phase = corev1.PodSucceeded
 		}
 	})
+	w.releaseClaims(name)
+}
+
+// releaseClaims removes the reservations of a pod that was bound, like kube-controller-manager. Those of other pods are Prebind's task.
+func (w *world) releaseClaims(name string) {
+	pod, ok := fakeapi.Get(w.api, gen.Pod(name))
+	if claim := devicesOf(pod); ok && pod.Spec.NodeName != "" && claim != "" {
+		fakeapi.Change(w.api, gen.ResourceClaim(claim), "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
+			c.Status.ReservedFor = slices.DeleteFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		})
+	}
+}
+
+func devicesOf(pod *corev1.Pod) string {
+	if pod == nil || len(pod.Spec.ResourceClaims) == 0 {
+		return ""
+	}
+	return *pod.Spec.ResourceClaims[0].ResourceClaimName
 }
 
 func (w *world) removePod(name string) {
 	w.executing.Lock()
 	defer w.executing.Unlock()
 	if pod, ok := fakeapi.Get(w.api, gen.Pod(name)); ok {
+		w.releaseClaims(name)
 		w.note("pod %s is deleted", pod.UID)
 		w.api.Remove(pod)
 	}
@@ -166,6 +195,7 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
 			return
 		}
+		w.checkDecision(pod, binding, decision)
 		if decision.Err == nil {
 			w.execute(d, p, pod, binding, decision)
 			return

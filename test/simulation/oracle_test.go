@@ -4,11 +4,17 @@
 package simulation
 
 import (
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -29,6 +35,7 @@ func (w *world) checkPod(pod *corev1.Pod) {
 			w.problem("pod %s runs, and its claim %s is not bound", pod.UID, name)
 		}
 	}
+	w.checkReserved(pod)
 	for _, other := range fakeapi.All(w.api, &corev1.Pod{}) {
 		if other.UID == pod.UID || !runs(other) {
 			continue
@@ -39,6 +46,82 @@ func (w *world) checkPod(pod *corev1.Pod) {
 		if claimOf(pod) == "shared" && claimOf(other) == "shared" {
 			w.problem("pods %s and %s use the ReadWriteOncePod claim", pod.UID, other.UID)
 		}
+	}
+}
+
+// checkReserved checks that the ResourceClaim of a running pod is reserved for it.
+func (w *world) checkReserved(pod *corev1.Pod) {
+	name := devicesOf(pod)
+	if name == "" {
+		return
+	}
+	claim, _ := fakeapi.Get(w.api, gen.ResourceClaim(name))
+	if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
+		w.problem("pod %s runs, and ResourceClaim %s is not reserved for it", pod.UID, name)
+	}
+}
+
+// checkDecision checks that a decision is right for some state that a cache can show.
+func (w *world) checkDecision(pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision) {
+	node := binding.Target.Name
+	if now, ok := fakeapi.Get(w.api, pod); !ok || now.UID != pod.UID || now.Spec.NodeName != "" {
+		return // The API server has an answer of its own.
+	}
+	if decision.Err == nil {
+		for _, state := range []string{"cordoned ", "missing ", "driverless "} {
+			if w.sure(state+node) && (state != "driverless " || claimOf(pod) != "") {
+				w.problem("pod %s is allowed on %s, which is %s", pod.UID, node, state)
+			}
+		}
+		if own, ok := decision.Annotations[gpu]; ok && own != binding.Annotations[gpu] {
+			w.problem("the answer about pod %s has the value of another Binding: %s instead of %s", pod.UID, own, binding.Annotations[gpu])
+		}
+		return
+	}
+	if decision.Err.Kind != framework.KindRefuse {
+		return
+	}
+	text := decision.Err.Error()
+	if m := heldBy.FindStringSubmatch(text); m != nil && !w.recent(m[1]+" of "+node+" held by "+m[2]) {
+		w.problem("pod %s is rejected on %s by a state that is over: %s", pod.UID, node, text)
+	}
+	for word, state := range map[string]string{"cordoned": "cordoned ", "does not exist": "missing ", "recreated": "missing "} {
+		if strings.Contains(text, word) && strings.Contains(text, "Node "+node) && !w.recent(state+node) {
+			w.problem("pod %s is rejected on %s, which is not %s: %s", pod.UID, node, state, text)
+		}
+	}
+}
+
+var (
+	heldBy = regexp.MustCompile(`device (GPU-\d) .*is held by pod [^/]+/([a-z0-9-]+)`)
+	holder = regexp.MustCompile(`"pod":"[^/]+/([a-z0-9-]+)"`)
+	device = regexp.MustCompile(`GPU-\d`)
+)
+
+// recordChanged notes which pods hold which devices.
+func (w *world) recordChanged(record *corev1.ConfigMap, deleted bool) {
+	node, ok := strings.CutPrefix(record.Name, "prebind-devices-")
+	if !ok {
+		return
+	}
+	now := map[string]bool{}
+	for _, entry := range record.Data {
+		if pod := holder.FindStringSubmatch(entry); pod != nil && !deleted {
+			for _, id := range device.FindAllString(entry, -1) {
+				now[id+" of "+node+" held by "+pod[1]] = true
+			}
+		}
+	}
+	w.mu.Lock()
+	before := slices.Collect(maps.Keys(w.spells))
+	w.mu.Unlock()
+	for _, what := range before {
+		if strings.Contains(what, " of "+node+" held by ") && !now[what] {
+			w.set(what, false)
+		}
+	}
+	for what := range now {
+		w.set(what, true)
 	}
 }
 
@@ -54,6 +137,7 @@ func (w *world) checkRunning() {
 		if !ok || !strings.Contains(record.Data[string(pod.UID)], pod.Annotations[gpu]) {
 			w.problem("pod %s runs on %s with %s, and the record does not contain it", pod.UID, pod.Spec.NodeName, pod.Annotations[gpu])
 		}
+		w.checkReserved(pod)
 	}
 }
 
@@ -95,6 +179,21 @@ func (w *world) checkCalm() {
 			}
 		}
 	}
+	for _, claim := range fakeapi.All(w.api, &resourcev1.ResourceClaim{}) {
+		for _, r := range claim.Status.ReservedFor {
+			if pod := pods[r.UID]; pod == nil || !runs(pod) {
+				// A pod that waits for the shared volume keeps the reservation while it waits.
+				if pod == nil || claimOf(pod) != "shared" {
+					w.problem("ResourceClaim %s is reserved for %s, which does not run", claim.Name, r.UID)
+				}
+			}
+		}
+		for key := range claim.Annotations {
+			if uid := strings.TrimPrefix(key, "resource-claims.prebind.dev/"); !waits(pods, uid) {
+				w.problem("ResourceClaim %s has a mark: %s", claim.Name, key)
+			}
+		}
+	}
 	for _, p := range w.living() {
 		for _, bind := range p.engine.InFlight() {
 			// A pod that waits for the shared claim may be in progress.
@@ -104,4 +203,14 @@ func (w *world) checkCalm() {
 			}
 		}
 	}
+}
+
+// waits returns whether the mark is of a pod that waits for the shared volume.
+func waits(pods map[types.UID]*corev1.Pod, mark string) bool {
+	for uid, pod := range pods {
+		if strings.HasPrefix(mark, string(uid)+".") {
+			return !runs(pod) && claimOf(pod) == "shared"
+		}
+	}
+	return false
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -30,6 +32,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/mutators"
@@ -37,7 +40,7 @@ import (
 )
 
 // plugins are those of every replica, in the order of the registry.
-var plugins = []string{"node-state", "device", "volumebinding"}
+var plugins = []string{"node-state", "node-ready", "device", "resource-claims", "volumebinding"}
 
 // process is one replica from its start to its end.
 type process struct {
@@ -106,6 +109,9 @@ func (w *world) start() {
 		if r.Arguments != nil {
 			arguments = r.Arguments()
 		}
+		if a, ok := arguments.(*nodeready.Arguments); ok {
+			a.Checks = []string{"csi-drivers"} // The others need selections.
+		}
 		if r.Index != nil {
 			require.NoError(w.t, r.Index(w.over, p.cache, arguments))
 		}
@@ -150,7 +156,7 @@ func (p *process) end() {
 }
 
 // watched are the kinds of the cache.
-var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass"}
+var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass", "ResourceClaim", "CSINode", "CSIDriver"}
 
 // watch begins the streams with all objects.
 func (p *process) watch() {
@@ -363,7 +369,9 @@ func everything(s *fakeapi.Server) []client.Object {
 	var all []client.Object
 	for _, list := range [][]client.Object{
 		objects(fakeapi.All(s, &corev1.Pod{})), objects(fakeapi.All(s, &corev1.Node{})), objects(fakeapi.All(s, &corev1.ConfigMap{})),
-		objects(fakeapi.All(s, &corev1.PersistentVolumeClaim{})), objects(fakeapi.All(s, &corev1.PersistentVolume{})), classes(s),
+		objects(fakeapi.All(s, &corev1.PersistentVolumeClaim{})), objects(fakeapi.All(s, &corev1.PersistentVolume{})),
+		objects(fakeapi.All(s, &storagev1.StorageClass{})), objects(fakeapi.All(s, &storagev1.CSINode{})), objects(fakeapi.All(s, &storagev1.CSIDriver{})),
+		objects(fakeapi.All(s, &resourcev1.ResourceClaim{})),
 	} {
 		all = append(all, list...)
 	}

@@ -38,6 +38,9 @@ func run(t *testing.T, seed uint64) {
 		w.start()
 	}
 	w.actors.Go(w.operate)
+	for _, name := range nodes {
+		w.actors.Go(func() { w.maintain(name) })
+	}
 	for i := range 6 {
 		w.actors.Go(func() { w.owner(fmt.Sprintf("web-%d", i), i == 5) })
 	}

@@ -28,6 +28,8 @@ const (
 	gpu = "device.prebind.dev/gpu"
 	// class is the class of claims that are provisioned on the node of the bind.
 	class = "late"
+	// driver provisions its volumes.
+	driver = "test.prebind.dev"
 	// storm is the time with faults, and calm the time after it in which everything must become right.
 	storm = 8 * time.Minute
 	calm  = 25 * time.Minute
@@ -54,17 +56,20 @@ type world struct {
 	problems []string
 	// forsaken contains the pods, and whether the scheduler posts only one Binding for them.
 	forsaken map[types.UID]bool
+	// spells are the times of states, by name.
+	spells map[string]spell
 	// executing is held while the API server executes a Binding or another client changes pods.
 	executing sync.Mutex
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
-	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}}
+	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}}
 	for _, name := range nodes {
-		w.api.Put(gen.Node(name, gen.Ready(110), gen.UID(types.UID(name+"-uid"))))
+		w.putNode(name, types.UID(name+"-uid"))
 	}
-	w.api.Put(gen.StorageClass(class, "test.prebind.dev"))
+	w.api.Put(gen.StorageClass(class, driver))
+	w.api.Put(gen.CSIDriver(driver, false))
 	w.api.OnChange(w.changed)
 	return w
 }
@@ -139,6 +144,8 @@ func (w *world) changed(o client.Object, deleted bool) {
 		p.observe(o, deleted)
 	}
 	switch o := o.(type) {
+	case *corev1.ConfigMap:
+		w.recordChanged(o, deleted)
 	case *corev1.PersistentVolumeClaim:
 		if !deleted {
 			w.provision(o)
@@ -192,7 +199,8 @@ func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
 			return
 		}
 		name := "pv-" + string(claim.UID)
-		w.api.Put(gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound)))
+		w.api.Put(gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound),
+			gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}})))
 		fakeapi.Change(w.api, claim, "controller", func(c *corev1.PersistentVolumeClaim) {
 			if c.UID == claim.UID && c.Spec.VolumeName == "" {
 				c.Spec.VolumeName, c.Status.Phase = name, corev1.ClaimBound

@@ -1,0 +1,113 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// putNode creates a node with the driver.
+func (w *world) putNode(name string, uid types.UID) {
+	w.api.Put(gen.Node(name, gen.Ready(110), gen.UID(uid)))
+	node := gen.CSINode(name)
+	gen.OwnedBy("Node", name, uid)(&node.ObjectMeta)
+	node.Spec.Drivers = []storagev1.CSINodeDriver{{Name: driver, NodeID: name}}
+	w.api.Put(node)
+}
+
+// maintain cordons the node, restarts its driver, and replaces the node.
+func (w *world) maintain(name string) {
+	d := w.random("maintenance of " + name)
+	for n := 1; w.stormy(); n++ {
+		if !w.pause(d.between(10*time.Second, 3*time.Minute)) {
+			return
+		}
+		what, lasts := "", d.between(time.Second, time.Minute)
+		var end func()
+		switch d.below(3) {
+		case 0:
+			what = "cordoned " + name
+			w.cordon(name, true)
+			end = func() { w.cordon(name, false) }
+		case 1:
+			what = "driverless " + name
+			w.setDrivers(name, nil)
+			end = func() { w.setDrivers(name, []storagev1.CSINodeDriver{{Name: driver, NodeID: name}}) }
+		default:
+			what = "missing " + name
+			w.deleteNode(name)
+			end = func() { w.putNode(name, types.UID(fmt.Sprintf("%s-uid-%d", name, n))) }
+		}
+		w.set(what, true)
+		w.pause(lasts)
+		end()
+		w.set(what, false)
+	}
+}
+
+func (w *world) cordon(name string, on bool) {
+	fakeapi.Change(w.api, gen.Node(name), "kubectl", func(n *corev1.Node) { n.Spec.Unschedulable = on })
+}
+
+func (w *world) setDrivers(name string, drivers []storagev1.CSINodeDriver) {
+	fakeapi.Change(w.api, gen.CSINode(name), "kubelet", func(n *storagev1.CSINode) { n.Spec.Drivers = drivers })
+}
+
+// deleteNode removes the node and its pods.
+func (w *world) deleteNode(name string) {
+	w.api.Remove(gen.Node(name))
+	w.api.Remove(gen.CSINode(name))
+	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
+		if pod.Spec.NodeName == name {
+			w.removePod(pod.Name)
+		}
+	}
+}
+
+// spell is a time for which a state holds.
+type spell struct {
+	on           bool
+	began, ended time.Time
+}
+
+// set records that a state holds from now on, or no longer.
+func (w *world) set(what string, on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.spells[what]
+	switch now := time.Now(); {
+	case on && !s.on:
+		s = spell{on: true, began: now}
+	case !on && s.on:
+		s.on, s.ended = false, now
+	}
+	w.spells[what] = s
+}
+
+// latest is how long a cache may be behind: the longest delay of a watch, and the time of a decision.
+const latest = 12 * time.Second
+
+// sure returns whether every cache shows that the state holds.
+func (w *world) sure(what string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.spells[what]
+	return s.on && time.Since(s.began) > latest
+}
+
+// recent returns whether a cache can show that the state holds.
+func (w *world) recent(what string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.spells[what]
+	return s.on || !s.ended.IsZero() && time.Since(s.ended) <= latest
+}
