@@ -31,8 +31,9 @@ func (w *world) maintain(name string) {
 		if !w.pause(d.between(10*time.Second, 3*time.Minute)) {
 			return
 		}
-		what, lasts := "", d.between(time.Second, time.Minute)
+		var what string
 		var end func()
+		lasts := d.between(time.Second, time.Minute)
 		switch d.below(3) {
 		case 0:
 			what = "cordoned " + name

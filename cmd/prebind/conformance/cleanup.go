@@ -31,13 +31,13 @@ func mergeLabels(a, b map[string]string) map[string]string {
 
 // ByHand returns the commands that remove the objects and labels of a run.
 func ByHand(run string) string {
-	labels := ""
+	var labels []string
 	for _, pod := range releasedPods {
-		labels += " " + releaseLabel(run, pod) + "-"
+		labels = append(labels, releaseLabel(run, pod)+"-")
 	}
-	return fmt.Sprintf(`kubectl label nodes --all%[3]s
+	return fmt.Sprintf(`kubectl label nodes --all %[3]s
 kubectl delete namespace %[1]s --ignore-not-found
-kubectl delete namespaces,persistentvolumes,storageclasses,validatingadmissionpolicybindings,validatingadmissionpolicies -l %[2]s=%[1]s`, run, runLabel, labels)
+kubectl delete namespaces,persistentvolumes,storageclasses,validatingadmissionpolicybindings,validatingadmissionpolicies -l %[2]s=%[1]s`, run, runLabel, strings.Join(labels, " "))
 }
 
 // stopper is a second context for the cleanup: it ends when the user asks again.
