@@ -101,17 +101,6 @@ func (w *world) endPod(name string, finishes bool) {
 			p.Status.Phase = corev1.PodSucceeded
 		}
 	})
-	w.releaseClaims(name)
-}
-
-// releaseClaims removes the reservations of a pod that was bound, like kube-controller-manager. Those of other pods are Prebind's task.
-func (w *world) releaseClaims(name string) {
-	pod, ok := fakeapi.Get(w.api, gen.Pod(name))
-	if claim := devicesOf(pod); ok && pod.Spec.NodeName != "" && claim != "" {
-		fakeapi.Change(w.api, gen.ResourceClaim(claim), "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
-			c.Status.ReservedFor = slices.DeleteFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
-		})
-	}
 }
 
 func devicesOf(pod *corev1.Pod) string {
@@ -121,11 +110,34 @@ func devicesOf(pod *corev1.Pod) string {
 	return *pod.Spec.ResourceClaims[0].ResourceClaimName
 }
 
+// collect removes the reservations of pods that were bound and no longer run, like kube-controller-manager.
+func (w *world) collect(claim *resourcev1.ResourceClaim) {
+	gone := map[types.UID]bool{}
+	for _, r := range claim.Status.ReservedFor {
+		pod, ok := fakeapi.Get(w.api, gen.Pod(r.Name))
+		w.mu.Lock()
+		if w.bound[r.UID] && (!ok || pod.UID != r.UID || !runs(pod)) {
+			gone[r.UID] = true
+		}
+		w.mu.Unlock()
+	}
+	if len(gone) == 0 {
+		return
+	}
+	w.actors.Go(func() {
+		if !w.pause(time.Second) {
+			return
+		}
+		fakeapi.Change(w.api, claim, "kube-controller-manager", func(c *resourcev1.ResourceClaim) {
+			c.Status.ReservedFor = slices.DeleteFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return gone[r.UID] })
+		})
+	})
+}
+
 func (w *world) removePod(name string) {
 	w.executing.Lock()
 	defer w.executing.Unlock()
 	if pod, ok := fakeapi.Get(w.api, gen.Pod(name)); ok {
-		w.releaseClaims(name)
 		w.note("pod %s is deleted", pod.UID)
 		w.api.Remove(pod)
 	}
@@ -134,12 +146,16 @@ func (w *world) removePod(name string) {
 // schedule is a scheduler that posts Bindings of the pod until it is bound or gone. It chooses another node after a refusal.
 func (w *world) schedule(name string, uid types.UID, once bool) {
 	d := w.random("scheduler " + string(uid))
+	node := nodes[d.below(len(nodes))]
 	for more := true; more && w.over.Err() == nil; more = !once {
 		pod, ok := fakeapi.Get(w.api, gen.Pod(name))
 		if !ok || pod.UID != uid || pod.Spec.NodeName != "" {
 			return
 		}
-		binding := gen.Binding(pod, nodes[d.below(len(nodes))], gen.UID(uid), gen.Annotation(gpu, "GPU-"+strconv.Itoa(d.below(2))))
+		if d.one(2) {
+			node = nodes[d.below(len(nodes))]
+		}
+		binding := gen.Binding(pod, node, gen.UID(uid), gen.Annotation(gpu, "GPU-"+strconv.Itoa(d.below(2))))
 		if claim := claimOf(pod); claim != "" {
 			// Like kube-scheduler, it knows where the volume is.
 			if found, ok := fakeapi.Get(w.api, gen.Claim(claim)); ok && found.Spec.VolumeName == "" && found.Annotations[selectedNode] != "" {
@@ -187,15 +203,13 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 		decision := p.engine.Bind(ctx, binder.Request{
 			Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
 		})
-		if decision.Err == nil && ctx.Err() != nil && !p.dead() {
-			w.problem("%s: the bind of %s is allowed after its call has ended", p.id, pod.UID)
-		}
+		ended := ctx.Err() != nil
 		cancel()
 		if p.dead() {
 			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
 			return
 		}
-		w.checkDecision(pod, binding, decision)
+		w.checkDecision(pod, binding, decision, ended)
 		if decision.Err == nil {
 			w.execute(d, p, pod, binding, decision)
 			return
@@ -212,7 +226,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 	annotations := maps.Clone(binding.Annotations)
 	maps.Copy(annotations, decision.Annotations)
 	late := d.between(time.Millisecond, 20*time.Millisecond)
-	if w.stormy() && d.one(15) {
+	if w.stormy() && (d.one(15) || p.cut.Load() && d.one(2)) {
 		late = d.between(0, 49*time.Second)
 	}
 	lost := w.stormy() && d.one(30)

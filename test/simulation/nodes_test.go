@@ -94,8 +94,9 @@ func (w *world) set(what string, on bool) {
 	w.spells[what] = s
 }
 
-// latest is how long a cache may be behind: the longest delay of a watch, and the time of a decision.
-const latest = 12 * time.Second
+// latest is how old the state is on which a decision may be based: the longest delay of a watch, of an answer to a live read, and the time
+// of the decision and of its write.
+const latest = 10*time.Second + lateAnswer + 5*time.Second
 
 // sure returns whether every cache shows that the state holds.
 func (w *world) sure(what string) bool {
@@ -105,7 +106,7 @@ func (w *world) sure(what string) bool {
 	return s.on && time.Since(s.began) > latest
 }
 
-// recent returns whether a cache can show that the state holds.
+// recent returns whether a replica can have read that the state holds.
 func (w *world) recent(what string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -29,6 +29,9 @@ func (w *world) checkPod(pod *corev1.Pod) {
 	if !runs(pod) {
 		return
 	}
+	w.mu.Lock()
+	w.bound[pod.UID] = true
+	w.mu.Unlock()
 	if name := claimOf(pod); name != "" {
 		claim, ok := fakeapi.Get(w.api, gen.Claim(name))
 		if !ok || claim.Status.Phase != corev1.ClaimBound {
@@ -62,12 +65,15 @@ func (w *world) checkReserved(pod *corev1.Pod) {
 }
 
 // checkDecision checks that a decision is right for some state that a cache can show.
-func (w *world) checkDecision(pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision) {
+func (w *world) checkDecision(pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision, ended bool) {
 	node := binding.Target.Name
 	if now, ok := fakeapi.Get(w.api, pod); !ok || now.UID != pod.UID || now.Spec.NodeName != "" {
 		return // The API server has an answer of its own.
 	}
 	if decision.Err == nil {
+		if ended {
+			w.problem("the bind of pod %s is allowed after its call has ended", pod.UID)
+		}
 		for _, state := range []string{"cordoned ", "missing ", "driverless "} {
 			if w.sure(state+node) && (state != "driverless " || claimOf(pod) != "") {
 				w.problem("pod %s is allowed on %s, which is %s", pod.UID, node, state)
@@ -85,7 +91,7 @@ func (w *world) checkDecision(pod *corev1.Pod, binding *corev1.Binding, decision
 	if m := heldBy.FindStringSubmatch(text); m != nil && !w.recent(m[1]+" of "+node+" held by "+m[2]) {
 		w.problem("pod %s is rejected on %s by a state that is over: %s", pod.UID, node, text)
 	}
-	for word, state := range map[string]string{"cordoned": "cordoned ", "does not exist": "missing ", "recreated": "missing "} {
+	for word, state := range map[string]string{"cordoned": "cordoned ", "does not exist": "missing "} {
 		if strings.Contains(text, word) && strings.Contains(text, "Node "+node) && !w.recent(state+node) {
 			w.problem("pod %s is rejected on %s, which is not %s: %s", pod.UID, node, state, text)
 		}

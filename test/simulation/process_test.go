@@ -63,7 +63,12 @@ type process struct {
 	mu     sync.Mutex
 	second time.Time
 	rate   map[string]int
+	// slowUntil is the end of the time in which requests are slow.
+	slowUntil time.Time
 }
+
+// lateAnswer is how late the API server's answer can be.
+const lateAnswer = 5 * time.Second
 
 // maxRate is how many requests a replica may send for one object in a second.
 const maxRate = 25
@@ -275,7 +280,11 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		return errKilled
 	}
 	p.count(call)
-	if !p.sleep(ctx, p.dice.between(time.Millisecond, 20*time.Millisecond)) {
+	takes := p.dice.between(time.Millisecond, 20*time.Millisecond)
+	if p.slow() {
+		takes = p.dice.between(time.Second, 10*time.Second)
+	}
+	if !p.sleep(ctx, takes) {
 		return p.ended(ctx)
 	}
 	if !p.w.stormy() {
@@ -290,6 +299,11 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		return errKilled
 	case n < 4:
 		return apierrors.NewServiceUnavailable("overloaded")
+	case n < 5:
+		// The answer arrives when the context may have ended.
+		err := do()
+		p.sleep(p.killed, p.dice.between(0, lateAnswer))
+		return err
 	case n < 6:
 		err := do()
 		p.w.note("%s: %s has no answer: %v", p.id, call, err)
@@ -315,6 +329,17 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		}
 	}
 	return do()
+}
+
+// slow returns whether the connection of the process is slow. Such a time begins at random.
+func (p *process) slow() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.w.stormy() && now.After(p.slowUntil.Add(10*time.Second)) && p.dice.one(50) {
+		p.slowUntil = now.Add(p.dice.between(0, time.Minute))
+	}
+	return now.Before(p.slowUntil)
 }
 
 // count checks that the replica does not repeat requests in a loop.

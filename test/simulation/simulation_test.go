@@ -72,7 +72,7 @@ func (w *world) operate() {
 			}
 			continue
 		}
-		switch p := living[d.below(len(living))]; d.below(8) {
+		switch p := living[d.below(len(living))]; d.below(6) {
 		case 0:
 			p.end()
 		case 1:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -56,6 +57,8 @@ type world struct {
 	problems []string
 	// forsaken contains the pods, and whether the scheduler posts only one Binding for them.
 	forsaken map[types.UID]bool
+	// bound contains the pods that were bound.
+	bound map[types.UID]bool
 	// spells are the times of states, by name.
 	spells map[string]spell
 	// executing is held while the API server executes a Binding or another client changes pods.
@@ -64,7 +67,7 @@ type world struct {
 
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
-	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}}
+	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{}}
 	for _, name := range nodes {
 		w.putNode(name, types.UID(name+"-uid"))
 	}
@@ -150,9 +153,14 @@ func (w *world) changed(o client.Object, deleted bool) {
 		if !deleted {
 			w.provision(o)
 		}
+	case *resourcev1.ResourceClaim:
+		w.collect(o)
 	case *corev1.Pod:
 		if !deleted {
 			w.checkPod(o)
+		}
+		if claim, ok := fakeapi.Get(w.api, gen.ResourceClaim(devicesOf(o))); ok {
+			w.collect(claim)
 		}
 	}
 }
