@@ -45,6 +45,7 @@ test: test-unit test-e2e ## Run all tests
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((cluster|e2e|faults|release)(/|$$)|bench$$)')
+	go test -timeout 10m ./test/simulation -seeds=500
 	cd client && go test -timeout 10m ./...
 	cd test/controlplane && CGO_ENABLED=0 go test -trimpath -timeout 10m ./provisioner
 	cd test/kwok && CGO_ENABLED=0 go test -trimpath -timeout 10m ./...

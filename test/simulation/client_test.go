@@ -196,8 +196,8 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 			p = living[d.below(len(living))]
 		}
 		limit := 29 * time.Second
-		if w.stormy() && d.one(10) {
-			limit = d.between(0, 29*time.Second) // The client has a timeout.
+		if w.stormy() && d.one(4) {
+			limit = d.between(0, 8*time.Second) // The client has a timeout.
 		}
 		ctx, cancel := context.WithTimeout(p.killed, limit)
 		decision := p.engine.Bind(ctx, binder.Request{
@@ -226,7 +226,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 	annotations := maps.Clone(binding.Annotations)
 	maps.Copy(annotations, decision.Annotations)
 	late := d.between(time.Millisecond, 20*time.Millisecond)
-	if w.stormy() && (d.one(15) || p.cut.Load() && d.one(2)) {
+	if w.stormy() && (d.one(15) || p.cut.Load()) {
 		late = d.between(0, 49*time.Second)
 	}
 	lost := w.stormy() && d.one(30)

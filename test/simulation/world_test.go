@@ -188,8 +188,8 @@ func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
 	d := w.random("provisioner " + claim.Name + claim.ResourceVersion)
 	w.actors.Go(func() {
 		takes := d.between(100*time.Millisecond, 40*time.Second)
-		if w.stormy() && d.one(4) {
-			takes *= 5
+		if w.stormy() && d.one(2) {
+			takes *= 3
 		}
 		if !w.pause(takes) {
 			return
