@@ -82,12 +82,12 @@ type replica struct {
 
 // attempt is an attempt for a pod and a node.
 type attempt struct {
-	id   string
-	pod  *corev1.Pod
-	node string
-	bc   *framework.BindContext
-	ran  bool
-	told bool
+	id       string
+	pod      *corev1.Pod
+	node     string
+	bc       *framework.BindContext
+	ran      bool
+	reported bool
 }
 
 type flight struct {
@@ -355,14 +355,14 @@ func (m *model) round(r *replica, a *attempt, bc *framework.BindContext) {
 		if framework.IsKind(err, framework.KindInvalid) || framework.IsKind(err, framework.KindInternal) {
 			m.failf("unexpected error: %v", err)
 		}
-		if !a.told {
+		if !a.reported {
 			m.undo(r, a)
 		}
 		return
 	}
 	asked, err := r.plugin.ask(bc)
 	require.NoError(m.t, err)
-	a.told = true
+	a.reported = true
 	m.flights = append(m.flights, &flight{attempt: a.id, bc: bc, ask: asked, since: m.clock.Now()})
 	m.logf("%s: %s is allowed", r.id, a.id)
 }

@@ -77,11 +77,11 @@ func (tc decideCase) check(t *testing.T) {
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
 		assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-		told := framework.AsError(Name, err)
-		assert.Equal(t, tc.about, told.Object.String())
-		assert.Contains(t, told.Error(), tc.says)
+		refusal := framework.AsError(Name, err)
+		assert.Equal(t, tc.about, refusal.Object.String())
+		assert.Contains(t, refusal.Error(), tc.says)
 		if tc.want == framework.KindRefuse {
-			assert.NotEmpty(t, told.Advice, "every rejection has advice")
+			assert.NotEmpty(t, refusal.Advice, "every rejection has advice")
 		}
 		return
 	}

@@ -92,9 +92,9 @@ func TestPreFlight(t *testing.T) {
 			assert.Zero(t, w.server.Reads(), "the decision is based on the cache")
 			if tc.want != "" {
 				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-				told := framework.AsError(Name, err)
-				assert.Equal(t, tc.about, told.Object.String())
-				assert.Contains(t, told.Error(), tc.says)
+				refusal := framework.AsError(Name, err)
+				assert.Equal(t, tc.about, refusal.Object.String())
+				assert.Contains(t, refusal.Error(), tc.says)
 				return
 			}
 			require.NoError(t, err, tc.reason)

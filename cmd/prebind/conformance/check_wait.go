@@ -11,8 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
@@ -40,14 +38,7 @@ func waits(pod *corev1.Pod) {
 
 // release ends the wait on the node: the held call, or the next one, binds the pod.
 func (s *session) release(ctx context.Context, pod *corev1.Pod, node string) error {
-	patch, err := labelPatch(releaseLabel(pod.Namespace, pod.Name), new("true"))
-	if err == nil {
-		_, err = s.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("labelling node %s: %w", node, err)
-	}
-	return nil
+	return labelNode(ctx, s.client, node, releaseLabel(pod.Namespace, pod.Name), new("true"))
 }
 
 // waiting waits until an event shows that Prebind makes the pod wait.

@@ -13,7 +13,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -131,7 +130,7 @@ func removeOnce(ctx context.Context, client kubernetes.Interface, run string) (i
 	}
 	for _, pod := range releasedPods {
 		if err := unlabel(ctx, client, releaseLabel(run, pod)); err != nil {
-			errs = append(errs, fmt.Errorf("removing labels of nodes: %w", err))
+			errs = append(errs, fmt.Errorf("removing a label of nodes: %w", err))
 		}
 	}
 	// The namespace of the run has no label with its own generated name.
@@ -156,13 +155,12 @@ func unlabel(ctx context.Context, client kubernetes.Interface, key string) error
 	if err != nil {
 		return err
 	}
-	patch, err := labelPatch(key, nil)
 	for i := range nodes.Items {
-		if err == nil {
-			_, err = client.CoreV1().Nodes().Patch(ctx, nodes.Items[i].Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if err := labelNode(ctx, client, nodes.Items[i].Name, key, nil); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // leftovers returns the namespaces with the prefix of earlier runs, or of runs in progress.

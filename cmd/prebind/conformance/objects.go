@@ -15,7 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
 
@@ -158,7 +160,14 @@ var releasedPods = []string{"wait", "binding-annotations"}
 // releaseLabel returns the key of the label that ends the wait of the pod. No node has it before.
 func releaseLabel(run, pod string) string { return run + ".conformance.prebind.dev/" + pod }
 
-// labelPatch returns a merge patch that sets a label or, with nil, removes it.
-func labelPatch(key string, value *string) ([]byte, error) {
-	return json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
+// labelNode sets a label of the node or, with nil, removes it.
+func labelNode(ctx context.Context, client kubernetes.Interface, node, key string, value *string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
+	if err == nil {
+		_, err = client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("changing the label %s of node %s: %w", key, node, err)
+	}
+	return nil
 }

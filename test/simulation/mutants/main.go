@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -51,7 +52,10 @@ func main() {
 	seeds := flag.Int("seeds", 50, "Number of seeds for each mutant.")
 	only := flag.String("only", "", "Run only mutants whose name contains the text.")
 	flag.Parse()
-	if err := run(context.TODO(), *seeds, *only); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, *seeds, *only)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
