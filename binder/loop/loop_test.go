@@ -612,6 +612,20 @@ func TestRun_TwoUsers(t *testing.T) {
 	})
 }
 
+// TestRun_TwoNodes: two schedulers wait for one pod on two nodes. If each call ended the work of the other, they would write and roll back again and
+// again.
+func TestRun_TwoNodes(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		w.hold = 10 * time.Second
+		var calls sync.WaitGroup
+		for _, b := range []Bind{w.bind(nodeName, w.writer("x"), w.waiter("never")), w.bind("node-b", w.writer("y"), w.waiter("never"))} {
+			calls.Go(func() { assert.Equal(t, framework.KindWait, w.Run(t.Context(), b).Err.Kind) })
+		}
+		calls.Wait()
+		assert.ElementsMatch(t, []string{"write-x PreBind", "write-y PreBind"}, w.said())
+	})
+}
+
 func TestRun_DryRunWritesNothing(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))

@@ -169,8 +169,8 @@ func (s *Set) Join(key Key) *Entry {
 }
 
 // Open returns the entry of the bind for a call, and makes one with the ID if there is none. The
-// call must Leave it. Open rolls back the work for the pod on other nodes, unless a call for it was
-// allowed. It returns an error if the replica does not hold its lease or is shutting down.
+// call must Leave it. Open rolls back the work for the pod on other nodes, unless a call for it is in
+// progress or was allowed. It returns an error if the replica does not hold its lease or is shutting down.
 func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,10 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 		return e, nil
 	}
 	for _, other := range s.byPod[key.Pod] {
-		s.end(other, Superseded)
+		// Two schedulers that both wait for the pod would roll each other back again and again.
+		if other.calls == 0 {
+			s.end(other, Superseded)
+		}
 	}
 	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Entry{
