@@ -73,7 +73,11 @@ func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 	w.mu.Lock()
 	w.forsaken[uid] = forsaken
 	w.mu.Unlock()
-	w.actors.Go(func() { w.schedule(name, uid, forsaken) })
+	w.actors.Go(func() { w.schedule("scheduler", name, uid, forsaken) })
+	if !forsaken && d.one(4) {
+		// Another scheduler takes the pod for its own.
+		w.actors.Go(func() { w.schedule("rival", name, uid, false) })
+	}
 }
 
 // createClaim creates a claim. The claim that pods share is ReadWriteOncePod.
@@ -144,8 +148,8 @@ func (w *world) removePod(name string) {
 }
 
 // schedule is a scheduler that posts Bindings of the pod until it is bound or gone. It chooses another node after a refusal.
-func (w *world) schedule(name string, uid types.UID, once bool) {
-	d := w.random("scheduler " + string(uid))
+func (w *world) schedule(actor, name string, uid types.UID, once bool) {
+	d := w.random(actor + " " + string(uid))
 	node := nodes[d.below(len(nodes))]
 	for more := true; more && w.over.Err() == nil; more = !once {
 		pod, ok := fakeapi.Get(w.api, gen.Pod(name))
@@ -200,16 +204,21 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 			limit = d.between(0, 8*time.Second) // The client has a timeout.
 		}
 		ctx, cancel := context.WithTimeout(p.killed, limit)
+		began := time.Now()
 		decision := p.engine.Bind(ctx, binder.Request{
 			Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
 		})
 		ended := ctx.Err() != nil
 		cancel()
+		if p.awake() && time.Since(began) > limit {
+			w.note("%s: the answer about %s is too late", p.id, pod.UID)
+			return
+		}
 		if p.dead() {
 			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
 			return
 		}
-		w.checkDecision(pod, binding, decision, ended)
+		w.checkDecision(p, pod, binding, decision, ended)
 		if decision.Err == nil {
 			w.execute(d, p, pod, binding, decision)
 			return
@@ -230,6 +239,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 		late = d.between(0, 49*time.Second)
 	}
 	lost := w.stormy() && d.one(30)
+	reserved := w.reserve(p, pod, binding.Target.Name)
 	do := func() {
 		if !w.pause(late) || lost {
 			return
@@ -247,8 +257,9 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 				o.Annotations = map[string]string{}
 			}
 			maps.Copy(o.Annotations, annotations)
-			o.Status.Phase = corev1.PodRunning
+			o.Status.Phase = corev1.PodPending
 		})
+		w.starts(p, now, binding.Target.Name, reserved)
 	}
 	if late > 34*time.Second || d.one(2) {
 		// The client does not wait for the end.

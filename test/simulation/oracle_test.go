@@ -65,7 +65,7 @@ func (w *world) checkReserved(pod *corev1.Pod) {
 }
 
 // checkDecision checks that a decision is right for some state that a cache can show.
-func (w *world) checkDecision(pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision, ended bool) {
+func (w *world) checkDecision(p *process, pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision, ended bool) {
 	node := binding.Target.Name
 	if now, ok := fakeapi.Get(w.api, pod); !ok || now.UID != pod.UID || now.Spec.NodeName != "" {
 		return // The API server has an answer of its own.
@@ -74,17 +74,20 @@ func (w *world) checkDecision(pod *corev1.Pod, binding *corev1.Binding, decision
 		if ended {
 			w.problem("the bind of pod %s is allowed after its call has ended", pod.UID)
 		}
+		if own, ok := decision.Annotations[gpu]; ok && own != binding.Annotations[gpu] {
+			w.problem("the answer about pod %s has the value of another Binding: %s instead of %s", pod.UID, own, binding.Annotations[gpu])
+		}
+		if p.suspendedLately() {
+			return
+		}
 		for _, state := range []string{"cordoned ", "missing ", "driverless "} {
 			if w.sure(state+node) && (state != "driverless " || claimOf(pod) != "") {
 				w.problem("pod %s is allowed on %s, which is %s", pod.UID, node, state)
 			}
 		}
-		if own, ok := decision.Annotations[gpu]; ok && own != binding.Annotations[gpu] {
-			w.problem("the answer about pod %s has the value of another Binding: %s instead of %s", pod.UID, own, binding.Annotations[gpu])
-		}
 		return
 	}
-	if decision.Err.Kind != framework.KindRefuse {
+	if decision.Err.Kind != framework.KindRefuse || p.suspendedLately() {
 		return
 	}
 	text := decision.Err.Error()

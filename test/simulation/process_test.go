@@ -27,12 +27,12 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
+	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/mutators"
@@ -40,7 +40,7 @@ import (
 )
 
 // plugins are those of every replica, in the order of the registry.
-var plugins = []string{"node-state", "node-ready", "device", "resource-claims", "volumebinding"}
+var plugins = []string{"node-state", "start-limit", "node-ready", "device", "resource-claims", "volumebinding"}
 
 // process is one replica from its start to its end.
 type process struct {
@@ -51,7 +51,7 @@ type process struct {
 	cache    *fakeapi.Server
 	changes  *framework.Hub
 	handlers map[string]toolscache.ResourceEventHandler
-	streams  map[string]*stream
+	streams  []*stream
 	engine   *binder.Engine
 	lease    *replica.Replicas
 	// killed is closed when the process ends without a goodbye.
@@ -59,6 +59,7 @@ type process struct {
 	kill   context.CancelCauseFunc
 	// cut keeps it from renewing its lease.
 	cut atomic.Bool
+	suspension
 	// rate counts the requests for each object in the present second.
 	mu     sync.Mutex
 	second time.Time
@@ -73,13 +74,15 @@ const lateAnswer = 5 * time.Second
 // maxRate is how many requests a replica may send for one object in a second.
 const maxRate = 25
 
-// stream is the watch of one kind.
+// stream is the watch of one kind, or of a selection.
 type stream struct {
-	mu     sync.Mutex
-	queue  []event
-	wake   chan struct{}
-	last   time.Time
-	behind time.Time
+	kind      string
+	selection *selected
+	mu        sync.Mutex
+	queue     []event
+	wake      chan struct{}
+	last      time.Time
+	behind    time.Time
 }
 
 type event struct {
@@ -102,9 +105,16 @@ func (w *world) start() {
 	id := "r" + strconv.Itoa(w.number)
 	w.mu.Unlock()
 	p := &process{w: w, id: id, dice: w.random("replica " + id), cache: fakeapi.New(), changes: framework.NewHub(), handlers: map[string]toolscache.ResourceEventHandler{}}
+	for _, kind := range watched {
+		p.streams = append(p.streams, &stream{kind: kind})
+	}
 	p.killed, p.kill = context.WithCancelCause(klog.NewContext(w.over, logr.Discard()))
 	connection := w.api.Connect()
 	connection.Step = p.step
+	chain, err := mutators.NewChain(mutators.Options{})
+	require.NoError(w.t, err)
+	p.lease, err = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p}})
+	require.NoError(w.t, err)
 	var all []framework.Plugin
 	for _, r := range app.RegisteredPlugins() {
 		if !slices.Contains(plugins, r.Name) {
@@ -114,26 +124,30 @@ func (w *world) start() {
 		if r.Arguments != nil {
 			arguments = r.Arguments()
 		}
-		if a, ok := arguments.(*nodeready.Arguments); ok {
-			a.Checks = []string{"csi-drivers"} // The others need selections.
+		switch a := arguments.(type) {
+		case *nodeready.Arguments:
+			a.Checks = []string{"csi-drivers"}
+		case *startlimit.Arguments:
+			a.Limit, a.BreakerRefusals = startLimit, 0
+		}
+		if r.Selections != nil {
+			for _, s := range r.Selections(arguments) {
+				p.streams = append(p.streams, &stream{kind: fakeapi.Kind(s.Example), selection: &selected{Selection: s, known: map[client.ObjectKey]client.Object{}}})
+			}
 		}
 		if r.Index != nil {
 			require.NoError(w.t, r.Index(w.over, p.cache, arguments))
 		}
 		maps.Copy(p.handlers, r.Handlers)
 		built, err := r.New(framework.Handle{
-			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Changes: p.changes, Clock: clock.RealClock{},
-			Namespace: system,
+			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Changes: p.changes, Clock: suspendedClock{p: p},
+			Namespace: system, Replicas: func() int { return p.lease.Count() },
 		}, arguments)
 		require.NoError(w.t, err)
 		all = append(all, built)
 	}
-	chain, err := mutators.NewChain(mutators.Options{})
-	require.NoError(w.t, err)
-	p.lease, err = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: clock.RealClock{}})
-	require.NoError(w.t, err)
 	p.engine, err = binder.New(binder.Options{
-		Cached: p.cache.Cache(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: silent{}, Clock: clock.RealClock{},
+		Cached: p.cache.Cache(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: silent{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: 25 * time.Second, MaxHolds: 4,
 			PreBindTimeout: 5 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
@@ -165,24 +179,32 @@ var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "Per
 
 // watch begins the streams with all objects.
 func (p *process) watch() {
-	p.streams = map[string]*stream{}
-	for _, kind := range watched {
-		p.streams[kind] = &stream{wake: make(chan struct{}, 1)}
+	for _, s := range p.streams {
+		s.wake = make(chan struct{}, 1)
 	}
 	for _, o := range everything(p.w.api) {
-		p.apply(o, false)
+		for _, s := range p.streams {
+			if s.kind == fakeapi.Kind(o) {
+				p.apply(s, o, false)
+			}
+		}
 	}
-	for _, kind := range watched {
-		p.w.actors.Go(func() { p.follow(p.streams[kind]) })
+	for _, s := range p.streams {
+		p.w.actors.Go(func() { p.follow(s) })
 	}
 }
 
-// observe queues an event. A watch is sometimes up to ten seconds late.
+// observe queues an event.
 func (p *process) observe(o client.Object, deleted bool) {
-	s := p.streams[fakeapi.Kind(o)]
-	if s == nil || p.dead() {
-		return
+	for _, s := range p.streams {
+		if s.kind == fakeapi.Kind(o) && !p.dead() {
+			p.queue(s, o, deleted)
+		}
 	}
+}
+
+// queue queues an event of a watch. The watch is sometimes up to ten seconds late.
+func (p *process) queue(s *stream, o client.Object, deleted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -223,7 +245,10 @@ func (p *process) follow(s *stream) {
 		timer := time.NewTimer(time.Until(next.at))
 		select {
 		case <-timer.C:
-			p.apply(next.object, next.deleted)
+			if p.awake() {
+				p.sleep(p.killed, p.dice.between(0, 10*time.Second)) // The watch begins again.
+			}
+			p.apply(s, next.object, next.deleted)
 		case <-p.killed.Done():
 			timer.Stop()
 			return
@@ -232,7 +257,11 @@ func (p *process) follow(s *stream) {
 }
 
 // apply changes the cache, unless it has a later version. The cache has pods without a node, and ConfigMaps of Prebind.
-func (p *process) apply(o client.Object, deleted bool) {
+func (p *process) apply(s *stream, o client.Object, deleted bool) {
+	if s.selection != nil {
+		s.selection.apply(o, deleted)
+		return
+	}
 	if pod, ok := o.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
 		deleted = true
 	}
@@ -276,6 +305,8 @@ func versionOf(o client.Object) int {
 // step is a request of the process to the API server. In the storm, requests fail, hang, succeed without an answer, or take
 // effect up to 50 s later, and the process can be killed at each of them.
 func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) error {
+	p.awake()
+	defer p.awake()
 	if p.dead() {
 		return errKilled
 	}
@@ -376,11 +407,12 @@ func (p *process) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// cuttable returns the client of the leases. Requests fail while cut is set, and after the end of the process.
+// cuttable returns the client of the leases. Requests fail while cut is set, during a suspension, and after the end of the process. They cannot
+// wait, because fake.Clientset holds a mutex.
 func (p *process) cuttable() kubernetes.Interface {
 	c := &fake.Clientset{}
 	c.AddReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if p.dead() || p.cut.Load() && a.GetVerb() != "list" {
+		if p.dead() || p.renewsLater() || p.cut.Load() && a.GetVerb() != "list" {
 			return true, nil, io.ErrUnexpectedEOF
 		}
 		o, err := p.w.leases.Invokes(a, nil)

@@ -79,6 +79,10 @@ func (w *world) operate() {
 			cut := !p.cut.Load()
 			w.note("%s: the lease is cut: %v", p.id, cut)
 			p.cut.Store(cut)
+		case 2:
+			if d.one(3) {
+				w.actors.Go(func() { p.suspend(d.between(0, 3*time.Minute)) })
+			}
 		}
 	}
 }

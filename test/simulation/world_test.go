@@ -59,6 +59,9 @@ type world struct {
 	forsaken map[types.UID]bool
 	// bound contains the pods that were bound.
 	bound map[types.UID]bool
+	// slots and starting are of the oracle about start-limit.
+	slots    map[slot]time.Time
+	starting map[types.UID]slot
 	// spells are the times of states, by name.
 	spells map[string]spell
 	// executing is held while the API server executes a Binding or another client changes pods.
@@ -67,7 +70,8 @@ type world struct {
 
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
-	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{}}
+	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{},
+		slots: map[slot]time.Time{}, starting: map[types.UID]slot{}}
 	for _, name := range nodes {
 		w.putNode(name, types.UID(name+"-uid"))
 	}

@@ -41,8 +41,9 @@ var mutants = []mutant{
 	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return d.plan.verdict(bc), nil", "v := d.plan.verdict(bc)\n\tv.Wait = framework.Wait{}\n\treturn v, nil"},
 	{"an allowed bind is over at once", "binder/framework/settles.go", "const BindSettles = 50 * time.Second", "const BindSettles = 50 * time.Millisecond"},
 	{"an abandoned entry stays", "binder/work/work.go", "const AbandonAfter = time.Minute", "const AbandonAfter = 1000 * time.Hour"},
-	{"a bind ends without the others of the pod", "binder/work/work.go", "s.end(other, Superseded)", "_ = other"},
 	{"the write of the cache is not awaited", "binder/loop/decide.go", "case len(v.Writes) > 0 && asked[name]:", "case false:"},
+	{"pods that start are not counted", "binder/plugins/startlimit/slots.go", "all.observed++", "all.observed = 0"},
+	{"a slot is not reserved until the pod is seen", "binder/plugins/startlimit/plugin.go", "const observeTime = framework.BindSettles", "const observeTime = framework.BindSettles / 50"},
 	{"a bind needs no write", "binder/loop/decide.go", "case len(v.Writes) > 0:\n\t\t\twrites = append(writes, i)", "case len(v.Writes) > 0:"},
 }
 

@@ -1,0 +1,110 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// startLimit is how many pods may start on a node at the same time.
+const startLimit = 1
+
+// selected is what a selection of pods contains.
+type selected struct {
+	framework.Selection
+	known map[client.ObjectKey]client.Object
+}
+
+// apply delivers an event like an informer.
+func (s *selected) apply(o client.Object, deleted bool) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	key := client.ObjectKeyFromObject(o)
+	was, known := s.known[key]
+	if known && versionOf(was) > versionOf(o) {
+		return
+	}
+	if deleted || !s.Fields.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}) {
+		if delete(s.known, key); known {
+			s.Handler.OnDelete(packed(s.Selection, was))
+		}
+		return
+	}
+	s.known[key] = o
+	if known {
+		s.Handler.OnUpdate(packed(s.Selection, was), packed(s.Selection, o))
+	} else {
+		s.Handler.OnAdd(packed(s.Selection, o), false)
+	}
+}
+
+// packed returns what the cache holds instead of the object.
+func packed(s framework.Selection, o client.Object) any {
+	copied, err := s.Transform(o.DeepCopyObject())
+	if err != nil {
+		panic(err)
+	}
+	return copied
+}
+
+// slot is the slot of a pod on a node, by the replica that allowed the bind.
+type slot struct {
+	replica, node string
+	pod           types.UID
+}
+
+// reserve returns when the replica reserved the slot of a bind that is allowed now.
+func (w *world) reserve(p *process, pod *corev1.Pod, node string) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := slot{replica: p.id, node: node, pod: pod.UID}
+	if since, ok := w.slots[s]; ok && time.Since(since) <= framework.BindSettles {
+		return since
+	}
+	w.slots[s] = time.Now()
+	return w.slots[s]
+}
+
+// starts checks the limit when a pod is bound, and lets the kubelet start it. The limit is exact for the binds of one replica that its watch
+// shows before their reservations end.
+func (w *world) starts(p *process, pod *corev1.Pod, node string, reserved time.Time) {
+	w.actors.Go(func() {
+		if !w.pause(w.random("kubelet "+string(pod.UID)).between(0, 40*time.Second)) {
+			return
+		}
+		fakeapi.Change(w.api, gen.Pod(pod.Name), "kubelet", func(o *corev1.Pod) {
+			if o.UID == pod.UID && o.Status.Phase == corev1.PodPending {
+				o.Status.Phase = corev1.PodRunning
+			}
+		})
+	})
+	if time.Since(reserved) > framework.BindSettles-latest || len(p.times) > 0 {
+		return
+	}
+	starting := 0
+	w.mu.Lock()
+	w.starting[pod.UID] = slot{replica: p.id, node: node, pod: pod.UID}
+	by := maps.Clone(w.starting)
+	w.mu.Unlock()
+	for _, now := range fakeapi.All(w.api, &corev1.Pod{}) {
+		if s := by[now.UID]; s.replica == p.id && s.node == node && now.Spec.NodeName == node && now.Status.Phase == corev1.PodPending {
+			starting++
+		}
+	}
+	if starting > startLimit {
+		w.problem("%d pods start on %s by binds of %s, the last is %s", starting, node, p.id, pod.UID)
+	}
+}
