@@ -195,6 +195,8 @@ func table() []row {
 		{number: 17, what: "200 BindPolicies: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesUnmatched, prebind), unit: " MiB"},
 		{number: 17, what: "200 BindPolicies that read 10,000 objects: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesMemory, prebind), unit: " MiB"},
 		{number: 17, what: "the same: resident memory", file: "policies", of: difference("resident MiB", policiesMemory, prebind), unit: " MiB"},
+		{number: 18, what: "pod created → bound, wait of 10 s for a volume and of 10 s for a device / for the volume alone", file: "twowaits", of: ratio("seconds", prebind, "one wait"), most: new(1.1), unit: times},
+		{number: 18, what: "the same: kube-scheduler without Prebind / Prebind for the volume alone", file: "twowaits", of: ratio("seconds", "kube-scheduler", "one wait"), unit: times},
 	}
 }
 
