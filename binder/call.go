@@ -84,7 +84,10 @@ func (c *call) later(o loop.Outcome) Decision {
 
 // look reads what the engine needs for a pass. The pod must be the one of the first pass, and so must the node.
 func (c *call) look(ctx context.Context) (loop.View, *framework.Error) {
-	pod, err := c.reader.pod(ctx, c.Request)
+	pod, err := c.pod, (*framework.Error)(nil)
+	if c.node != nil { // The call has just read the pod for the first pass.
+		pod, err = c.reader.pod(ctx, c.Request)
+	}
 	switch {
 	case err != nil:
 		return loop.View{}, err

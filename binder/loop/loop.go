@@ -131,6 +131,7 @@ type Outcome struct {
 type call struct {
 	*Loop
 	Bind
+	// changes is nil until the call has to wait: most binds do not.
 	changes *framework.Subscription
 	// entry is the work that the call has joined, or nil. id is the attempt's ID.
 	entry *work.Entry
@@ -152,9 +153,7 @@ type call struct {
 // when the context ends; then it never allows.
 func (l *Loop) Run(ctx context.Context, b Bind) Outcome {
 	c := &call{Loop: l, Bind: b, asked: map[string]bool{}}
-	c.changes = l.Changes.Subscribe(
-		framework.RefTo(&corev1.Pod{}, b.Pod.Namespace, b.Pod.Name), framework.RefTo(&corev1.Node{}, "", b.Key.Node), framework.AllBinds())
-	defer c.changes.Close()
+	defer c.unsubscribe()
 	held, cancel := context.WithTimeout(ctx, b.Hold)
 	defer cancel()
 	o := c.run(held)
@@ -250,7 +249,10 @@ func (c *call) pass(ctx context.Context, view View) []Result {
 		r := Result{Plugin: p, bc: bc}
 		err := c.call(ctx, runner.StepPreFlight, p, func(ctx context.Context) (err error) {
 			if extender, ok := p.(framework.BindContextExtender); ok {
-				cache := subscribing{Reader: c.CachedFor(p.Name()), to: c.changes}
+				cache := c.CachedFor(p.Name())
+				if c.changes != nil {
+					cache = subscribing{Reader: cache, to: c.changes}
+				}
 				if err := extender.SetupBindContextExtension(ctx, cache, bc); err != nil {
 					return err
 				}
@@ -353,9 +355,25 @@ func (c *call) allow(ctx context.Context, ready Ready) step {
 	return step{do: finish}
 }
 
+// The objects whose changes every call awaits that waits.
+var (
+	pod  = &corev1.Pod{}
+	node = &corev1.Node{}
+)
+
+func (c *call) unsubscribe() {
+	if c.changes != nil {
+		c.changes.Close()
+	}
+}
+
 // wait waits until something changes that was read, until the step's time, or until the hold ends. It
-// returns an error if the call ends.
+// returns an error if the call ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
 func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Error {
+	if c.changes == nil {
+		c.changes = c.Changes.Subscribe(framework.RefTo(pod, c.Pod.Namespace, c.Pod.Name), framework.RefTo(node, "", c.Key.Node), framework.AllBinds())
+		return nil
+	}
 	now := c.Clock.Now()
 	until := s.until
 	if s.do == wait {
