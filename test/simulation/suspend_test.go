@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// suspension is the state of a process on a machine that is suspended from time to time. Its wall clock runs meanwhile, and its monotonic clock
+// suspension is the state of a process on a machine that is suspended from time to time. Its wall clock runs in this time, and its monotonic clock
 // stands.
 type suspension struct {
 	mu sync.Mutex
@@ -23,7 +23,7 @@ type suspension struct {
 	renews time.Time
 }
 
-// suspend suspends the process. What its goroutines do in this time has no effect before the end.
+// suspend suspends the process. Its goroutines have no effect before the end.
 func (p *process) suspend(d time.Duration) {
 	s := &p.suspension
 	s.mu.Lock()
