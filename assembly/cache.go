@@ -8,7 +8,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -107,32 +106,6 @@ type Manager struct {
 
 // Forbidden returns an error with the missing permission while the API server forbids a watch.
 func (m *Manager) Forbidden() error { return m.forbidden.err() }
-
-// GetAPIReader returns a reader that reads from the API server. It supports the option of
-// framework.Selection.Where for all selections.
-func (m *Manager) GetAPIReader() client.Reader { return liveReader{m.Manager.GetAPIReader()} }
-
-// liveReader compares values of selections that the API server does not compare.
-type liveReader struct{ client.Reader }
-
-// List implements client.Reader.
-func (r liveReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	by, ok := framework.SelectedBy(opts)
-	if !ok || by.Indexed() && !by.Unsupported {
-		return r.Reader.List(ctx, into, opts...)
-	}
-	if !by.Possible() {
-		return meta.SetList(into, nil)
-	}
-	if by.Unsupported {
-		// A limit would count objects with other values.
-		opts = []client.ListOption{by}
-	}
-	if err := r.Reader.List(ctx, into, opts...); err != nil {
-		return err
-	}
-	return by.Filter(into)
-}
 
 // newComplete returns the complete cache, which the manager starts.
 func newComplete(ctx context.Context, mgr manager.Manager, denied *forbidden) (cache.Cache, error) {

@@ -11,13 +11,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -52,11 +50,11 @@ func handles(name string, h *framework.Handle) framework.Registration {
 var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Field: framework.ByName}
 
 // namesIn returns the names of the gadgets of the selection with the value.
-func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string, opts ...client.ListOption) []string {
+func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string) []string {
 	t.Helper()
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(gadgetKind.GroupVersion().WithKind("GadgetList"))
-	require.NoError(t, reader.List(t.Context(), list, append(opts, s.Where(value))...))
+	require.NoError(t, reader.List(t.Context(), list, s.Where(value)))
 	var names []string
 	for i := range list.Items {
 		names = append(names, list.Items[i].GetName())
@@ -222,43 +220,6 @@ func TestSelections_FindExcludes(t *testing.T) {
 		require.NoError(t, a.useRegistered(t.Context(), racks, core))
 	}
 	assert.Equal(t, 1, added)
-}
-
-// The live reader compares the values that the API server does not compare.
-func TestLiveReader(t *testing.T) {
-	s := newServer(t)
-	s.installed.Store(true)
-	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1"), newGadget("shop", "b", "r2"), newGadget("shop", "c", "r1")}
-	live := newAssemblyAt(t, s).o.Manager.GetAPIReader()
-	rack := func(o client.Object) string { return o.GetLabels()["rack"] }
-	for name, tc := range map[string]struct {
-		reason string
-		field  string
-		no     bool
-		value  string
-		want   []string
-		query  string
-		lists  int
-	}{
-		"Supported":   {reason: "the API server selects", field: "spec.rack", value: "r1", want: []string{"a", "b", "c"}, query: "spec.rack=r1", lists: 1},
-		"Unsupported": {reason: "the reader selects", field: "spec.rack", no: true, value: "r1", want: []string{"a", "c"}, lists: 1},
-		"ByName":      {reason: "the name is complete", field: framework.ByName, value: "shop/b", want: []string{"b"}, query: "metadata.name=b", lists: 1},
-		"NoName":      {reason: "no object has the name", field: framework.ByName, value: "../b"},
-		"Together":    {reason: "all objects have the value", want: []string{"a", "b", "c"}, lists: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s.listed = nil
-			selection := gadgets
-			selection.Field, selection.Unsupported, selection.Value = tc.field, tc.no, rack
-			assert.Equal(t, tc.want, namesIn(t, live, selection, tc.value, client.Limit(2)), tc.reason)
-			require.Len(t, s.listed, tc.lists)
-			if tc.lists > 0 {
-				assert.Equal(t, tc.query, s.listed[0].Get("fieldSelector"))
-				assert.Equal(t, tc.no, s.listed[0].Get("limit") == "", "a limit would count objects with other values")
-			}
-		})
-	}
-	require.Error(t, live.List(t.Context(), &corev1.PodList{}), "errors are returned")
 }
 
 // A watch cannot continue if the permission is revoked or the kind is removed. Checks of many policies share their requests.

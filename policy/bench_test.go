@@ -73,15 +73,3 @@ func BenchmarkCompile(b *testing.B) {
 	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/float64(len(kept)), "retained-B/policy")
 	runtime.KeepAlive(kept)
 }
-
-// BenchmarkTransform measures the reduction of an object.
-func BenchmarkTransform(b *testing.B) {
-	c := benchmarked(b, "p", "web")
-	f, o := c.Needs().Resources[0].Fields, world().resources["csinode"][0]
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := f.Transform(o); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
@@ -43,6 +45,9 @@ type Compiled struct {
 	ignore     bool
 	timeLimit  time.Duration
 	clock      clock.WithDelayedExecution
+
+	// broken is the reason why the policy cannot be evaluated, or nil.
+	broken error
 
 	match       matcher
 	conditions  []condition
@@ -106,6 +111,9 @@ func (c *Compiled) UID() apitypes.UID { return c.uid }
 // Generation identifies the compiled version.
 func (c *Compiled) Generation() int64 { return c.generation }
 
+// Err returns the reason why the policy cannot be evaluated, or nil; see Broken.
+func (c *Compiled) Err() error { return c.broken }
+
 // Audit returns whether the policy only reports.
 func (c *Compiled) Audit() bool { return c.audit }
 
@@ -139,12 +147,25 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	if len(c.problems) > 0 {
 		return nil, joined(c.problems)
 	}
-	c.analyze()
+	c.findNeeds()
 	c.out.warnings = c.check()
 	for _, x := range c.expressions {
 		x.ast = nil
 	}
 	return c.out, nil
+}
+
+// Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (PendingError). It follows its
+// failure policy for the binds that matchConstraints select. A selector that is not valid selects all.
+func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
+	p = p.DeepCopy()
+	setDefaults(p)
+	match, _ := compileMatcher(&p.Spec.MatchConstraints)
+	return &Compiled{
+		name: p.Name, uid: p.UID, generation: p.Generation, broken: reason, match: match,
+		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
+		timeLimit: DefaultTimeLimit, clock: clock.RealClock{},
+	}
 }
 
 // joined returns the only problem, or all.
@@ -177,17 +198,18 @@ func (c *compiler) expression(field, source string, want result) *expression {
 	if source == "" {
 		return nil
 	}
-	ast, text := check(c.env, source, want)
+	checked, text := check(c.env, source, want)
 	if text != "" {
 		c.problem(v1alpha1.ReasonCompileError, field, text)
 		return nil
 	}
-	program, err := program(ast)
+	program, err := program(checked)
 	if err != nil {
 		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error()))
 		return nil
 	}
-	x := &expression{field: field, source: source, ast: ast, program: program}
+	x := &expression{field: field, source: source, ast: checked, program: program}
+	x.resources = c.usesResources(x)
 	c.expressions = append(c.expressions, x)
 	c.want = append(c.want, want)
 	return x
@@ -333,9 +355,7 @@ func (c *compiler) compileNames() {
 			if x == nil {
 				continue
 			}
-			a := c.analysis()
-			a.expression(x)
-			if len(a.used) > 0 {
+			if x.resources {
 				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources, directly or through a variable")
 			}
 		}
@@ -360,62 +380,40 @@ func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation 
 	return compiled
 }
 
-func (c *compiler) analysis() *analysis {
-	a := &analysis{variables: map[string]*expression{}, resources: map[string]*declared{}, used: map[string]*node{}, of: map[string]*origin{}}
-	for name, i := range c.out.variableIndex {
-		a.variables[name] = c.out.variables[i]
-	}
-	for name, i := range c.out.resourceIndex {
-		a.resources[name] = c.out.resources[i]
-	}
-	return a
-}
-
-// analyze finds what the expressions read.
-func (c *compiler) analyze() {
-	a := c.analysis()
-	for _, m := range c.out.conditions {
-		a.expression(m.expression)
-	}
-	for _, r := range c.out.validations {
-		a.expression(r.expression)
-		a.expression(r.message)
-	}
-	for _, w := range c.out.waits {
-		a.expression(w.expression)
-		a.expression(w.message)
-	}
-	for _, m := range slices.Concat(c.out.annotations, c.out.labels) {
-		a.expression(m.expression)
-	}
+// findNeeds finds what the expressions read.
+func (c *compiler) findNeeds() {
 	needs := &c.out.needs
-	if a.namespace != nil || c.out.match.namespaces != nil {
-		needs.Namespace = fieldsOf(a.namespace)
-	}
-	if a.claims != nil {
-		needs.Claims = fieldsOf(a.claims.elements())
+	for _, x := range c.expressions {
+		needs.Claims = needs.Claims || len(mentions(x.ast, varClaims)) > 0
 	}
 	for _, d := range c.out.resources {
-		n, ok := a.used[d.Resource.Name]
-		if !ok {
-			continue
-		}
-		if !d.ByName {
-			n = n.elements()
-		}
-		d.Fields = fieldsOf(n)
 		needs.Resources = append(needs.Resources, d.Resource)
 	}
 }
 
-// elements returns what is used of all elements.
-func (n *node) elements() *node {
-	if n.all {
-		return n
+// usesResources returns whether the expression uses resources, directly or through earlier variables.
+func (c *compiler) usesResources(x *expression) bool {
+	if len(mentions(x.ast, varResources)) > 0 {
+		return true
 	}
-	all := n.any
-	for _, c := range n.children {
-		all = all.merge(c)
+	for _, mention := range mentions(x.ast, varVariables) {
+		name := ""
+		if parent, ok := mention.Parent(); ok && parent.Kind() == ast.SelectKind {
+			name = parent.AsSelect().FieldName()
+		}
+		for used, i := range c.out.variableIndex {
+			// Without a name, the expression may use all of them.
+			if (name == "" || used == name) && c.out.variables[i].resources {
+				return true
+			}
+		}
 	}
-	return all
+	return false
+}
+
+// mentions returns where the expression mentions the global variable, or a variable of a comprehension with its name.
+func mentions(a *cel.Ast, variable string) []ast.NavigableExpr {
+	return ast.MatchDescendants(ast.NavigateAST(a.NativeRep()), func(e ast.NavigableExpr) bool {
+		return e.Kind() == ast.IdentKind && strings.TrimPrefix(e.AsIdent(), ".") == variable
+	})
 }

@@ -200,6 +200,8 @@ type expression struct {
 	// ast is nil in compiled policies.
 	ast     *cel.Ast
 	program cel.Program
+	// resources means that it uses resources, directly or through variables.
+	resources bool
 }
 
 // check parses an expression and checks its type.

@@ -17,52 +17,36 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Evaluate evaluates the policy for a bind. An error means that objects could not be read, or that the
-// context ended. If the expressions alone exceed Options.TimeLimit, that is a runtime error of the policy.
+// Evaluate evaluates the policy for a bind. An error means that the context ended. If the expressions alone exceed Options.TimeLimit, that is a
+// runtime error of the policy.
 //
 // The order is: matchConstraints, matchConditions, validations, waitFor, mutations. The first validation that is
-// false or fails ends the evaluation. All waits are evaluated; the first that is false gives the message. The
+// false ends the evaluation, even if another one fails. All waits are evaluated; the first that is false gives the message. The
 // message counts the others. A wait that fails after another one was false counts as false.
 //
 // A match condition that is false makes the policy not apply, even if another one fails.
 func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) {
-	return c.run(ctx, s, o)
-}
-
-// Selects returns whether the selectors of matchConstraints select the bind. An error means that the Namespace could
-// not be read.
-func (c *Compiled) Selects(ctx context.Context, s *Subject, o Objects) (bool, error) {
-	if s.Pod == nil || s.Node == nil {
-		return false, errNoSubject
-	}
-	if !c.match.matches(s.Pod, s.Node) {
-		return false, nil
-	}
-	ns, failed, err := c.namespace(ctx, o)
-	return err == nil && failed == nil && c.match.matchesNamespace(ns), errors.Join(err, failed)
-}
-
-func (c *Compiled) run(ctx context.Context, s *Subject, o Objects) (Result, error) {
 	notMatched := Result{Policy: c.name, Audit: c.audit, Verdict: NotMatched}
 	if s.Pod == nil || s.Node == nil {
 		return Result{}, errNoSubject
 	}
-	if !c.match.matches(s.Pod, s.Node) {
+	if !c.match.matches(s) {
 		return notMatched, nil
 	}
 	// Most policies end here, so this comes before the state of the evaluation, which is large.
-	ns, failed, err := c.namespace(ctx, o)
-	switch {
-	case err != nil:
-		return Result{}, err
-	case failed == nil && !c.match.matchesNamespace(ns):
+	ns, err := c.namespace(ctx, o)
+	if err == nil && !c.match.matchesNamespace(ns) {
 		return notMatched, nil
 	}
 	e := newEvaluation(ctx, c, s, o)
 	defer e.watch.end()
 	e.ns, e.read = ns, c.match.namespaces != nil
-	matched, err := false, failed
-	if failed == nil {
+	matched := false
+	switch {
+	case err != nil:
+	case c.broken != nil:
+		err = c.broken
+	default:
 		matched, err = e.matches()
 	}
 	if err == nil && matched {
@@ -79,19 +63,26 @@ func (c *Compiled) run(ctx context.Context, s *Subject, o Objects) (Result, erro
 	return e.result, nil
 }
 
-// namespace reads the Namespace if the policy has a selector of namespaces. failed is the error of a panic, which is
-// one of the policy.
-func (c *Compiled) namespace(ctx context.Context, o Objects) (ns *corev1.Namespace, failed, err error) {
+// namespace reads the Namespace if the policy has a selector of namespaces.
+func (c *Compiled) namespace(ctx context.Context, o Objects) (ns *corev1.Namespace, err error) {
 	if c.match.namespaces == nil {
-		return nil, nil, nil
+		return nil, nil
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			failed = fmt.Errorf("internal error: %v", r)
+			err = fmt.Errorf("internal error: %v", r)
 		}
 	}()
 	ns, err = o.Namespace(ctx)
-	return ns, nil, err
+	return ns, readError(err)
+}
+
+// readError returns the error of Objects as a LimitError or a PendingError.
+func readError(err error) error {
+	if err == nil || errors.As(err, new(*LimitError)) {
+		return err
+	}
+	return &PendingError{Err: err}
 }
 
 // errNoSubject is the reason for an incomplete Subject.
@@ -120,19 +111,30 @@ func (e *evaluation) protect(steps func(*evaluation) error) (err error) {
 	return steps(e)
 }
 
-// fail sets the result of a runtime error.
+// pendingAgain is when a policy that cannot be evaluated yet is evaluated again if no object changes.
+const pendingAgain = time.Second
+
+// fail sets the result of a policy that cannot be evaluated. An expression can hide why it failed, so any read that failed counts.
 func (e *evaluation) fail(err error) {
-	e.result.Verdict = Failed
-	if e.policy.ignore {
+	pending := e.unread != nil || errors.As(err, new(*PendingError))
+	e.result.Until = time.Time{}
+	switch {
+	case e.policy.ignore:
 		e.result.Verdict = Ignored
+	case pending:
+		e.result.Verdict, e.result.Until = Waiting, e.subject.Now.Add(pendingAgain)
+	default:
+		e.result.Verdict = Failed
 	}
 	e.result.Err = err
 	e.result.Message = line(err.Error())
+	if e.result.Verdict == Waiting {
+		e.result.Message = line("waiting for the policy to become ready: " + err.Error())
+	}
 	e.result.Rule = "spec"
 	if r := (*ruleError)(nil); errors.As(err, &r) {
 		e.result.Rule = r.rule
 	}
-	e.result.Until = time.Time{}
 	e.result.Waived, e.result.Annotations, e.result.Labels = nil, nil, nil
 }
 
@@ -169,20 +171,24 @@ func (e *evaluation) all() error {
 	return e.mutate()
 }
 
+// validate evaluates the validations. Each decides for itself, as in a ValidatingAdmissionPolicy. It returns the first error if none is false.
 func (e *evaluation) validate() error {
+	var failed error
 	for i := range e.policy.validations {
 		v := &e.policy.validations[i]
 		ok, err := e.bool(v.expression)
-		if err != nil {
-			return &ruleError{rule: v.path, err: err}
-		}
-		if !ok {
+		switch {
+		case e.err != nil:
+			return e.err
+		case err != nil && failed == nil:
+			failed = &ruleError{rule: v.path, err: err}
+		case err == nil && !ok:
 			message := e.message(v, "failed expression: "+v.source)
 			e.result.Verdict, e.result.Rule, e.result.Message = Rejected, v.path, message
 			return e.err
 		}
 	}
-	return nil
+	return failed
 }
 
 // wait evaluates all waits.

@@ -236,8 +236,8 @@ func TestEvaluate_LongMessages(t *testing.T) {
 // A large value cannot make the pod too large.
 func TestEvaluate_AnnotationSize(t *testing.T) {
 	s := subject()
-	s.Pod.Annotations = map[string]string{"a": strings.Repeat("x", 200<<10)}
-	r, err := compile(t, "mutations: {annotations: [{key: a, valueExpression: \"pod.metadata.annotations['a']\"}, {key: b, valueExpression: \"pod.metadata.annotations['a']\"}]}").Evaluate(t.Context(), s, world())
+	s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 200<<10)}
+	r, err := compile(t, "mutations: {annotations: [{key: a, valueExpression: \"node.metadata.annotations['a']\"}, {key: b, valueExpression: \"node.metadata.annotations['a']\"}]}").Evaluate(t.Context(), s, world())
 	require.NoError(t, err)
 	assert.Equal(t, policy.Failed, r.Verdict)
 	assert.Contains(t, r.Message, "262144")
@@ -268,37 +268,97 @@ func TestEvaluate_Reads(t *testing.T) {
 	}
 }
 
+// An object that cannot be read is an error of the policy. The next read can succeed.
 func TestEvaluate_ReadErrors(t *testing.T) {
 	broken := errors.New("broken")
-	for name, spec := range map[string]string{
-		"Resource":  declared + validation("resources.csinode != null"),
-		"Absorbed":  declared + validation("resources.csinode != null || true"),
-		"List":      declared + validation("resources.agents.size() == 0"),
-		"Claims":    validation("claims == {}"),
-		"Namespace": validation("namespaceObject == null"),
-		"Selector":  "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}\n" + validation("true"),
-		"Condition": "matchConditions: [{name: a, expression: 'claims == {}'}, {name: b, expression: 'false'}]\n" + validation("true"),
-		"Variable":  "variables: [{name: v, expression: claims}]\n" + validation("variables.v == {}"),
-		"Name":      declared + validation("resources.claimed == null"),
-		"Wait":      declared + "waitFor: [{name: a, expression: resources.csinode == null}]",
-		"Message":   "validations: [{expression: 'false', messageExpression: namespaceObject.metadata.name}]",
-		"Mutation":  "failurePolicy: Ignore\nmutations: {annotations: [{key: a, valueExpression: namespaceObject.metadata.name}]}",
+	const ignore = "failurePolicy: Ignore\n"
+	for name, tc := range map[string]struct {
+		spec string
+		want policy.Verdict
+	}{
+		"Resource":    {spec: declared + validation("resources.csinode != null"), want: policy.Waiting},
+		"Ignore":      {spec: ignore + declared + validation("resources.csinode != null"), want: policy.Ignored},
+		"Absorbed":    {spec: declared + validation("resources.csinode != null || true"), want: policy.Allowed},
+		"List":        {spec: declared + validation("resources.agents.size() == 0"), want: policy.Waiting},
+		"Claims":      {spec: validation("claims == {}"), want: policy.Waiting},
+		"Namespace":   {spec: validation("namespaceObject == null"), want: policy.Waiting},
+		"Selector":    {spec: "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}\n" + validation("true"), want: policy.Waiting},
+		"Condition":   {spec: "matchConditions: [{name: a, expression: 'claims == {}'}]\n" + validation("true"), want: policy.Waiting},
+		"OtherFalse":  {spec: "matchConditions: [{name: a, expression: 'claims == {}'}, {name: b, expression: 'false'}]\n" + validation("true"), want: policy.NotMatched},
+		"Variable":    {spec: "variables: [{name: v, expression: claims}]\n" + validation("variables.v == {}"), want: policy.Waiting},
+		"Name":        {spec: declared + validation("resources.claimed == null"), want: policy.Waiting},
+		"Wait":        {spec: declared + "waitFor: [{name: a, expression: resources.csinode == null}]", want: policy.Waiting},
+		"Message":     {spec: "validations: [{expression: 'false', messageExpression: namespaceObject.metadata.name}]", want: policy.Rejected},
+		"Validations": {spec: "validations: [{expression: 'claims == {}'}, {expression: 'false'}]", want: policy.Rejected},
+		"EachIgnored": {spec: ignore + "validations: [{expression: 'claims == {}'}, {expression: 'false'}]", want: policy.Rejected},
+		"Mutation":    {spec: ignore + "mutations: {annotations: [{key: a, valueExpression: namespaceObject.metadata.name}]}", want: policy.Ignored},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := world()
 			o.err = broken
-			r, err := compile(t, spec).Evaluate(t.Context(), subject(), o)
-			assert.ErrorIs(t, err, broken)
-			assert.Zero(t, r)
+			s := subject()
+			r, err := compile(t, tc.spec).Evaluate(t.Context(), s, o)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict, r.Message)
+			if tc.want == policy.Waiting {
+				assert.Contains(t, r.Message, "waiting for the policy to become ready: ")
+				assert.Contains(t, r.Message, "broken")
+				assert.True(t, r.Until.After(s.Now), "no object can wake the bind")
+			}
 		})
+	}
+}
+
+// A policy that cannot be evaluated follows its failure policy for the binds that it selects.
+func TestBroken(t *testing.T) {
+	final, pending := errors.New("spec.x: wrong"), &policy.PendingError{Err: errors.New("it is being compiled")}
+	for name, tc := range map[string]struct {
+		spec   string
+		reason error
+		want   policy.Verdict
+	}{
+		"Fail":            {spec: validation("wrong"), reason: final, want: policy.Failed},
+		"Ignore":          {spec: "failurePolicy: Ignore\n" + validation("wrong"), reason: final, want: policy.Ignored},
+		"Pending":         {spec: validation("wrong"), reason: pending, want: policy.Waiting},
+		"NotSelected":     {spec: "matchConstraints: {schedulerNames: [other]}\n" + validation("wrong"), reason: final, want: policy.NotMatched},
+		"InvalidSelector": {spec: "matchConstraints: {podSelector: {matchExpressions: [{key: a, operator: Wrong}]}}\n" + validation("wrong"), reason: final, want: policy.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := policy.Broken(parseSpec(t, tc.spec), tc.reason)
+			assert.Equal(t, tc.reason, c.Err())
+			r, err := c.Evaluate(t.Context(), subject(), world())
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict)
+			if tc.want != policy.NotMatched {
+				assert.ErrorIs(t, r.Err, tc.reason)
+			}
+		})
+	}
+}
+
+// Data of tenants is limited: an expression cannot use an object that is too large.
+func TestEvaluate_LargeObjects(t *testing.T) {
+	text := strings.Repeat("x", policy.MaxObject)
+	s := subject()
+	s.Pod.Annotations = map[string]string{"a": text}
+	s.Binding.Annotations = map[string]string{"a": text}
+	for expression, want := range map[string]string{
+		"pod.metadata.name == 'web'": "the pod is larger than 32 KiB", "object.metadata.name == 'web'": "the Binding is larger than 32 KiB", "node != null": "",
+	} {
+		r, err := compile(t, validation(expression)).Evaluate(t.Context(), s, world())
+		require.NoError(t, err)
+		assert.Equal(t, want != "", r.Verdict == policy.Failed, r.Message)
+		assert.Contains(t, r.Message, want)
 	}
 }
 
 func TestEvaluate_WrongObject(t *testing.T) {
 	o := world()
 	o.resources["csinode"] = []client.Object{&corev1.Pod{ObjectMeta: meta("node-1")}}
-	_, err := compile(t, declared+validation("resources.csinode != null")).Evaluate(t.Context(), subject(), o)
-	assert.ErrorContains(t, err, "unexpected Go type")
+	r, err := compile(t, declared+validation("resources.csinode != null")).Evaluate(t.Context(), subject(), o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Failed, r.Verdict)
+	assert.Contains(t, r.Message, "unexpected Go type")
 }
 
 // An unstructured object of a built-in kind has the same fields as a typed one.
@@ -419,11 +479,11 @@ func TestEvaluate_CostLimit(t *testing.T) {
 // Each expression is below its limit, but not all together. Variables count.
 func TestEvaluate_CostBudget(t *testing.T) {
 	for name, spec := range map[string]string{
-		"Validations": "validations:\n" + strings.Repeat("- {expression: \"!pod.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", 64),
+		"Validations": "validations:\n" + strings.Repeat("- {expression: \"!node.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", 64),
 		"Variables": "variables:\n" + func() string {
 			text := ""
 			for i := range 64 {
-				text += fmt.Sprintf("- {name: v%d, expression: \"!pod.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", i)
+				text += fmt.Sprintf("- {name: v%d, expression: \"!node.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", i)
 			}
 			return text
 		}() + validation("["+strings.Join(func() (all []string) {
@@ -435,7 +495,7 @@ func TestEvaluate_CostBudget(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := subject()
-			s.Pod.Annotations = map[string]string{"a": strings.Repeat("x", 300<<10)}
+			s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 300<<10)}
 			r, err := compile(t, spec).Evaluate(t.Context(), s, world())
 			require.NoError(t, err)
 			assert.Equal(t, policy.Failed, r.Verdict)

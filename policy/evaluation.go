@@ -33,8 +33,10 @@ type evaluation struct {
 	result  Result
 	cost    uint64
 	watch   stopwatch
-	// err is the error of a read, or that of the context. It ends the evaluation.
+	// err is that of the context. It ends the evaluation.
 	err error
+	// unread is the error of a read that can succeed later.
+	unread error
 
 	pod, node, object, request ref.Val
 	namespace, claims          ref.Val
@@ -57,7 +59,7 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 	switch name {
 	case varPod:
 		if e.pod == nil {
-			e.pod = typePod.Value(e.subject.Pod)
+			e.pod = limited(typePod, "pod", e.subject.Pod)
 		}
 		return e.pod, true
 	case varNode:
@@ -67,7 +69,7 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 		return e.node, true
 	case varObject:
 		if e.object == nil {
-			e.object = typeObject.Value(e.subject.Binding)
+			e.object = limited(typeObject, "Binding", e.subject.Binding)
 		}
 		return e.object, true
 	case varRequest:
@@ -154,7 +156,7 @@ func read[T any](e *evaluation, objects func(context.Context) (T, error)) (T, er
 	return objects(e.ctx)
 }
 
-// eval evaluates an expression. An error of the evaluation itself, such as of a read, is also in e.err.
+// eval evaluates an expression. The error of the context is also in e.err.
 func (e *evaluation) eval(x *expression) (ref.Val, error) {
 	e.watch.begin(e.ctx, e.policy.clock, e.policy.timeLimit)
 	switch {
@@ -194,24 +196,40 @@ func (e *evaluation) stop(err error) error {
 	return e.err
 }
 
-func (e *evaluation) readNamespace() (*corev1.Namespace, error) {
-	if !e.read && e.err == nil {
-		ns, err := read(e, e.objects.Namespace)
-		if err != nil {
-			return nil, e.stop(err)
-		}
-		e.ns, e.read = ns, true
+// limited returns the value of an object that is not too large.
+func limited[T interface {
+	comparable
+	Size() int
+}](of *schema.Type, name string, o T) ref.Val {
+	var none T
+	if o != none && o.Size() > MaxObject {
+		return types.WrapErr(&LimitError{Message: fmt.Sprintf("the %s is larger than %d KiB", name, MaxObject>>10)})
 	}
-	return e.ns, e.err
+	return of.Value(o)
+}
+
+// failed returns the error of a read as a value.
+func (e *evaluation) failed(err error) ref.Val {
+	if e.ctx.Err() != nil {
+		return types.WrapErr(e.stop(err))
+	}
+	err = readError(err)
+	if errors.As(err, new(*PendingError)) {
+		e.unread = err
+	}
+	return types.WrapErr(err)
 }
 
 func (e *evaluation) namespaceValue() ref.Val {
 	if e.namespace == nil {
-		ns, err := e.readNamespace()
-		if err != nil {
-			return types.WrapErr(err)
+		if !e.read {
+			ns, err := read(e, e.objects.Namespace)
+			if err != nil {
+				return e.failed(err)
+			}
+			e.ns, e.read = ns, true
 		}
-		e.namespace = typeNamespace.Value(ns)
+		e.namespace = typeNamespace.Value(e.ns)
 	}
 	return e.namespace
 }
@@ -220,7 +238,7 @@ func (e *evaluation) claimsValue() ref.Val {
 	if e.claims == nil {
 		claims, err := read(e, e.objects.Claims)
 		if err != nil {
-			return types.WrapErr(e.stop(err))
+			return e.failed(err)
 		}
 		e.claims = typeClaims.Value(claims)
 	}
@@ -257,17 +275,14 @@ func (e *evaluation) resource(i int) ref.Val {
 	objects, err := read(e, func(ctx context.Context) ([]client.Object, error) {
 		return e.objects.Resource(ctx, d.Resource, namespace, name)
 	})
-	if limit, ok := errors.AsType[*LimitError](err); ok {
-		return types.WrapErr(limit)
-	}
 	if err != nil {
-		return types.WrapErr(e.stop(err))
+		return e.failed(err)
 	}
 	values := make([]ref.Val, 0, len(objects))
 	for _, o := range objects {
 		v, err := d.value(o)
 		if err != nil {
-			return types.WrapErr(e.stop(err))
+			return types.WrapErr(err)
 		}
 		values = append(values, v)
 	}

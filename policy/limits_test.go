@@ -44,13 +44,13 @@ func TestEvaluate_ResultLimit(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			spec := "variables:\n- {name: a, expression: \"pod.metadata.annotations['a']\"}\n- {name: b, expression: \"pod.metadata.annotations['b']\"}\n- {name: c, expression: \"pod.metadata.annotations['c']\"}\n- {name: v0, expression: '[1, 2]'}\n"
+			spec := "variables:\n- {name: a, expression: \"node.metadata.annotations['a']\"}\n- {name: b, expression: \"node.metadata.annotations['b']\"}\n- {name: c, expression: \"node.metadata.annotations['c']\"}\n- {name: v0, expression: '[1, 2]'}\n"
 			for i := range 19 {
 				spec += fmt.Sprintf("- {name: v%d, expression: '[variables.v%d, variables.v%d]'}\n", i+1, i, i)
 			}
 			c := compile(t, spec+validation(strings.NewReplacer("A", "variables.a", "B", "variables.b", "C", "variables.c").Replace(tc.expression)))
 			s := subject()
-			s.Pod.Annotations = map[string]string{"a": strings.Repeat("a", 20_000), "b": strings.Repeat("b", 20_000), "c": strings.Repeat("c", 200_000)}
+			s.Node.Annotations = map[string]string{"a": strings.Repeat("a", 20_000), "b": strings.Repeat("b", 20_000), "c": strings.Repeat("c", 200_000)}
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			r, err := c.Evaluate(t.Context(), s, world())
@@ -71,8 +71,8 @@ func TestEvaluate_ResultCost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := subject()
-			s.Pod.Annotations = map[string]string{"b": strings.Repeat("b", 100_000)}
-			c := compile(t, validation("lists.range(1000).map(i, "+strings.ReplaceAll(expression, "B", "pod.metadata.annotations['b']")+") != []"))
+			s.Node.Annotations = map[string]string{"b": strings.Repeat("b", 100_000)}
+			c := compile(t, validation("lists.range(1000).map(i, "+strings.ReplaceAll(expression, "B", "node.metadata.annotations['b']")+") != []"))
 			r, err := c.Evaluate(t.Context(), s, world())
 			require.NoError(t, err)
 			assert.Equal(t, policy.Failed, r.Verdict)
@@ -122,9 +122,9 @@ func TestEvaluate_SameResults(t *testing.T) {
 func TestEvaluate_SearchLimit(t *testing.T) {
 	for _, expression := range []string{"T.indexOf(P) > 0", "T.indexOf(P, 1) > 0", "T.lastIndexOf(P) > 0", "T.matches(P)", "matches(T, P)", "dyn(T).matches(dyn(P))", "T.find(P) == ''", "T.findAll(P) == []", "T.findAll(P, 1) == []"} {
 		t.Run(expression, func(t *testing.T) {
-			c := compile(t, validation(strings.NewReplacer("T", "pod.metadata.annotations['a']", "P", "pod.metadata.annotations['b']").Replace(expression)))
+			c := compile(t, validation(strings.NewReplacer("T", "node.metadata.annotations['a']", "P", "node.metadata.annotations['b']").Replace(expression)))
 			s := subject()
-			s.Pod.Annotations = map[string]string{"a": strings.Repeat("a", 200_000), "b": strings.Repeat("a", 60_000) + "b"}
+			s.Node.Annotations = map[string]string{"a": strings.Repeat("a", 200_000), "b": strings.Repeat("a", 60_000) + "b"}
 			timed(t, func() {
 				r, err := c.Evaluate(t.Context(), s, world())
 				require.NoError(t, err)
@@ -139,10 +139,10 @@ func TestEvaluate_SearchLimit(t *testing.T) {
 func TestEvaluate_ResultAtLimit(t *testing.T) {
 	for _, expression := range []string{"'aa'.replace('a', C)", "'aaa'.replace('a', C, 2).substring(1)", "[C, C].join()", "'%s%s'.format([C, C])", "C + C"} {
 		t.Run(expression, func(t *testing.T) {
-			c := compile(t, validation(strings.ReplaceAll(expression, "C", "pod.metadata.annotations['c']")+" != ''"))
+			c := compile(t, validation(strings.ReplaceAll(expression, "C", "node.metadata.annotations['c']")+" != ''"))
 			s := subject()
 			for size, want := range map[int]policy.Verdict{128<<10 - 1: policy.Allowed, 128<<10 + 1: policy.Failed} {
-				s.Pod.Annotations = map[string]string{"c": strings.Repeat("c", size)}
+				s.Node.Annotations = map[string]string{"c": strings.Repeat("c", size)}
 				r, err := c.Evaluate(t.Context(), s, world())
 				require.NoError(t, err)
 				assert.Equal(t, want, r.Verdict, r.Message)

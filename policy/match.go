@@ -53,17 +53,25 @@ func compileSelector(field string, s *metav1.LabelSelector) (labels.Selector, *P
 	return compiled, nil
 }
 
-// matches returns whether the selectors other than that of namespaces match. It does not allocate memory.
-func (m *matcher) matches(pod *corev1.Pod, node *corev1.Node) bool {
+// matches returns whether the selectors other than that of namespaces match. It does not allocate memory unless the Binding has labels.
+func (m *matcher) matches(s *Subject) bool {
 	switch {
-	case len(m.schedulers) > 0 && !slices.Contains(m.schedulers, pod.Spec.SchedulerName):
+	case len(m.schedulers) > 0 && !slices.Contains(m.schedulers, s.Pod.Spec.SchedulerName):
 		return false
-	case m.pods != nil && !m.pods.Matches(labels.Set(pod.Labels)):
+	case m.pods != nil && !m.pods.Matches(labelsOf(s)):
 		return false
-	case m.nodes != nil && !m.nodes.Matches(labels.Set(node.Labels)):
+	case m.nodes != nil && !m.nodes.Matches(labels.Set(s.Node.Labels)):
 		return false
 	}
-	return m.daemonSets || !runsOnEachNode(pod)
+	return m.daemonSets || !runsOnEachNode(s.Pod)
+}
+
+// labelsOf returns the labels that the pod has after the bind, without those of mutators and plugins.
+func labelsOf(s *Subject) labels.Set {
+	if s.Binding == nil || len(s.Binding.Labels) == 0 {
+		return s.Pod.Labels
+	}
+	return labels.Merge(s.Pod.Labels, s.Binding.Labels)
 }
 
 // matchesNamespace returns whether the selector of namespaces matches. A missing Namespace matches no selector.

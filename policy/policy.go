@@ -10,6 +10,8 @@ package policy
 
 import (
 	"context"
+	"encoding/json"
+	"math"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -47,11 +49,9 @@ const DefaultTimeLimit = time.Second
 
 // Needs are the objects that a policy reads.
 type Needs struct {
-	// Namespace is set if the policy uses the pod's Namespace, with the fields that it uses.
-	Namespace *Fields
-	// Claims is set if the policy uses the pod's claims, with the fields that it uses of any of them.
-	Claims *Fields
-	// Resources are the declared resources that expressions use, in order.
+	// Claims says whether the policy uses the pod's claims.
+	Claims bool
+	// Resources are the declared resources, in order.
 	Resources []*Resource
 }
 
@@ -72,9 +72,6 @@ type Resource struct {
 	InNamespace bool
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
-	// Fields are the fields that expressions use. It is not nil. Fields.Transform lists those that it always
-	// keeps.
-	Fields *Fields
 }
 
 // Subject is a bind.
@@ -88,8 +85,10 @@ type Subject struct {
 	Now, Since time.Time
 }
 
-// LimitError is an error of Objects.Resource if the resource has too many or too large objects. It counts as an error of
-// the policy.
+// MaxObject is the maximum size of an object that expressions use, in bytes as stored by the API server. A larger one is a LimitError.
+const MaxObject = 32 << 10
+
+// LimitError is an error of Objects if there are too many or too large objects, or if the kind does not exist: time does not help.
 type LimitError struct {
 	// Message describes the limit, and how to stay below it.
 	Message string
@@ -98,9 +97,20 @@ type LimitError struct {
 // Error implements error.
 func (e *LimitError) Error() string { return e.Message }
 
-// Objects reads objects. An error that is not a LimitError ends the evaluation: it is returned as it is and does not
-// count as an error of the policy. Evaluate calls each method at most once per policy and
-// argument, and only for what is needed.
+// PendingError is the reason why a policy cannot be evaluated yet.
+type PendingError struct {
+	// Err describes what is missing.
+	Err error
+}
+
+// Error implements error.
+func (e *PendingError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *PendingError) Unwrap() error { return e.Err }
+
+// Objects reads objects. Every error is an error of the policy. One that is not a LimitError counts as a PendingError, because the next read can
+// succeed. Evaluate calls each method at most once per policy and argument, and only for what is needed.
 type Objects interface {
 	// Namespace returns the pod's Namespace, or nil.
 	Namespace(ctx context.Context) (*corev1.Namespace, error)
@@ -126,9 +136,10 @@ const (
 	Waiting Verdict = "waiting"
 	// TimedOut: a wait was false for its timeout, and rejects the bind.
 	TimedOut Verdict = "timed-out"
-	// Failed: an expression failed, and the failure policy is Fail.
+	// Failed: the policy cannot be evaluated, time does not help, and the failure policy is Fail. If time can help, the
+	// verdict is Waiting.
 	Failed Verdict = "failed"
-	// Ignored: an expression failed, and the failure policy is Ignore.
+	// Ignored: the policy cannot be evaluated, and the failure policy is Ignore.
 	Ignored Verdict = "ignored"
 )
 
@@ -152,7 +163,7 @@ type Result struct {
 	Waived []string
 	// Annotations and Labels of the pod by complete key. They are set for Allowed only.
 	Annotations, Labels map[string]string
-	// Err is the error of Failed and Ignored.
+	// Err is the reason why the policy cannot be evaluated.
 	Err error
 	// Cost of all expressions, in units of CEL.
 	Cost uint64
@@ -160,3 +171,15 @@ type Result struct {
 
 // MaxMessage is the maximum length of a message in bytes.
 const MaxMessage = 1024
+
+// SizeOf returns the size of an object as the API server stores it, in bytes.
+func SizeOf(o client.Object) int {
+	if typed, ok := o.(interface{ Size() int }); ok {
+		return typed.Size()
+	}
+	content, err := json.Marshal(o)
+	if err != nil {
+		return math.MaxInt
+	}
+	return len(content)
+}

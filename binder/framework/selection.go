@@ -4,13 +4,11 @@
 package framework
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,19 +39,13 @@ type Selection struct {
 	// Labels and Fields select the objects. Nil means all objects.
 	Labels labels.Selector
 	Fields fields.Selector
-	// Field is the indexed field, such as spec.nodeName of pods. The API server must support it as a field
-	// selector of the kind, unless Unsupported is set. ByName means the name: the value is
+	// Field is the indexed field, such as spec.nodeName of pods. ByName means the name: the value is
 	// NAMESPACE/NAME, or NAME for cluster-scoped kinds. Empty means that all objects are read together, by the
 	// empty value.
 	Field string
-	// Unsupported means that the API server does not support the field as a field selector. The live
-	// reader then lists the objects with all values, and returns those with the value.
-	Unsupported bool
-	// Value returns the value of Field. It is called with objects after Transform, and by the live reader
-	// with complete objects. It is not needed if Field is ByName or empty.
+	// Value returns the value of Field. It is called with objects after Transform. It is not needed if Field is ByName or empty.
 	Value func(o client.Object) string
-	// Transform reduces the objects of the cache. Nil means no reduction. The live reader
-	// does not use it.
+	// Transform reduces the objects of the cache. Nil means no reduction.
 	Transform toolscache.TransformFunc
 	// Handler receives the events of the informer. It may be nil. Prebind is not ready before it
 	// has received all objects.
@@ -98,20 +90,6 @@ type Selected struct {
 	Value string
 }
 
-// Possible returns whether objects can have the value.
-func (s Selected) Possible() bool {
-	switch s.Field {
-	case "":
-		return s.Value == ""
-	case ByName:
-		o, err := toolscache.ParseObjectName(s.Value)
-		return err == nil && o.Name != "" && (s.Namespace == "" || s.Namespace == o.Namespace) &&
-			len(content.IsPathSegmentName(o.Name))+len(content.IsPathSegmentName(o.Namespace)) == 0
-	default:
-		return true
-	}
-}
-
 // Filter removes the objects with other values from the list.
 func (s Selected) Filter(list client.ObjectList) error {
 	all, err := meta.ExtractList(list)
@@ -124,21 +102,9 @@ func (s Selected) Filter(list client.ObjectList) error {
 	}))
 }
 
-// ApplyToList implements client.ListOption, for the live reader.
+// ApplyToList implements client.ListOption. Only the cached reader selects by the value.
 func (s Selected) ApplyToList(o *client.ListOptions) {
 	o.Namespace, o.LabelSelector, o.FieldSelector = s.Namespace, s.Labels, s.Fields
-	value := s.Value
-	switch {
-	case s.Field == ByName:
-		named, _ := toolscache.ParseObjectName(s.Value) // No object has an invalid name.
-		o.Namespace, value = cmp.Or(s.Namespace, named.Namespace), named.Name
-	case s.Field == "" || s.Unsupported:
-		return
-	}
-	o.FieldSelector = fields.OneTermEqualSelector(s.Field, value)
-	if s.Fields != nil {
-		o.FieldSelector = fields.AndSelectors(s.Fields, o.FieldSelector)
-	}
 }
 
 // SelectedBy returns the Selected of the options, if there is one.

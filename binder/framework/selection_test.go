@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -47,58 +46,6 @@ func TestSelection_Check(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The live reader sends the selectors of the selection to the API server.
-func TestSelection_Where(t *testing.T) {
-	o := (&client.ListOptions{}).ApplyOptions([]client.ListOption{agents.Where("node-a")})
-	assert.Equal(t, "kube-system", o.Namespace)
-	assert.Equal(t, "app=agent", o.LabelSelector.String())
-	assert.Equal(t, "status.phase=Running,spec.nodeName=node-a", o.FieldSelector.String())
-
-	all := agents
-	all.Labels, all.Fields, all.Namespace = nil, nil, ""
-	o = (&client.ListOptions{}).ApplyOptions([]client.ListOption{all.Where("")})
-	assert.Empty(t, o.Namespace)
-	assert.Nil(t, o.LabelSelector)
-	assert.Equal(t, "spec.nodeName=", o.FieldSelector.String())
-}
-
-// The live reader selects by name if the API server can, and otherwise reads all objects.
-func TestSelection_WhereOther(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reason           string
-		change           func(s *Selection)
-		value            string
-		namespace, field string
-		impossible       bool
-	}{
-		"ByName":        {reason: "the value has the namespace", change: func(s *Selection) { s.Field = ByName }, value: "kube-system/a", namespace: "kube-system", field: "status.phase=Running,metadata.name=a"},
-		"AnyNamespace":  {reason: "the selection has all namespaces", change: func(s *Selection) { s.Field, s.Namespace, s.Fields = ByName, "", nil }, value: "shop/a", namespace: "shop", field: "metadata.name=a"},
-		"ClusterScoped": {reason: "the object has no namespace", change: func(s *Selection) { s.Field, s.Namespace, s.Fields = ByName, "", nil }, value: "a", field: "metadata.name=a"},
-		"Elsewhere":     {reason: "the selection has another namespace only", change: func(s *Selection) { s.Field, s.Fields = ByName, nil }, value: "shop/a", namespace: "kube-system", field: "metadata.name=a", impossible: true},
-		"InvalidName":   {reason: "no object has the name", change: func(s *Selection) { s.Field, s.Namespace, s.Fields = ByName, "", nil }, value: "a/b/c", field: "metadata.name=", impossible: true},
-		"InvalidPath":   {reason: "the name is not valid in a URL", change: func(s *Selection) { s.Field, s.Namespace, s.Fields = ByName, "", nil }, value: "../a", namespace: "..", field: "metadata.name=a", impossible: true},
-		"Together":      {reason: "all objects have the empty value", change: func(s *Selection) { s.Field, s.Value = "", nil }, namespace: "kube-system", field: "status.phase=Running"},
-		"TogetherOther": {reason: "no object has another value", change: func(s *Selection) { s.Field, s.Value = "", nil }, value: "x", namespace: "kube-system", field: "status.phase=Running", impossible: true},
-		"Unsupported":   {reason: "the API server rejects the field", change: func(s *Selection) { s.Unsupported = true }, value: "node-a", namespace: "kube-system", field: "status.phase=Running"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := agents
-			tc.change(&s)
-			option := s.Where(tc.value)
-			o := (&client.ListOptions{}).ApplyOptions([]client.ListOption{option})
-			assert.Equal(t, tc.namespace, o.Namespace, tc.reason)
-			assert.Equal(t, tc.field, o.FieldSelector.String(), tc.reason)
-			assert.Equal(t, "app=agent", o.LabelSelector.String())
-			selected, ok := SelectedBy([]client.ListOption{option})
-			require.True(t, ok)
-			assert.Equal(t, !tc.impossible, selected.Possible(), tc.reason)
-		})
-	}
-	all := agents
-	all.Field, all.Fields = "", nil
-	assert.Nil(t, (&client.ListOptions{}).ApplyOptions([]client.ListOption{all.Where("")}).FieldSelector)
 }
 
 func TestSelection_ValueOf(t *testing.T) {

@@ -213,7 +213,6 @@ func asCached[T client.Object](o T) T {
 type reader struct {
 	*world
 	subject *policy.Subject
-	needs   policy.Needs
 }
 
 // Namespace implements policy.Objects. A namespace that the case does not contain has no labels except its
@@ -222,7 +221,7 @@ func (r *reader) Namespace(context.Context) (*corev1.Namespace, error) {
 	name := r.subject.Pod.Namespace
 	for _, o := range r.objects {
 		if o.kind == namespaceKind && o.GetName() == name {
-			return reduced[*corev1.Namespace](r.needs.Namespace, o)
+			return as[*corev1.Namespace](o)
 		}
 	}
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}}}, nil
@@ -247,7 +246,7 @@ func (r *reader) Claims(context.Context) (map[string]*corev1.PersistentVolumeCla
 			if o.kind != claimKind || o.GetNamespace() != pod.Namespace || o.GetName() != name {
 				continue
 			}
-			claim, err := reduced[*corev1.PersistentVolumeClaim](r.needs.Claims, o)
+			claim, err := as[*corev1.PersistentVolumeClaim](o)
 			if err != nil {
 				return nil, err
 			}
@@ -268,11 +267,10 @@ func (r *reader) Resource(_ context.Context, selected *policy.Resource, namespac
 		case selected.Labels != nil && !selected.Labels.Matches(labels.Set(o.GetLabels())):
 		case selected.OnNode && nodeOf(o.Object) != r.subject.Node.Name:
 		default:
-			small, err := reduced[client.Object](selected.Fields, o)
-			if err != nil {
+			if err := limited(o); err != nil {
 				return nil, err
 			}
-			all = append(all, small)
+			all = append(all, asCached(o.Object))
 		}
 	}
 	return all, nil
@@ -288,19 +286,19 @@ func nodeOf(o client.Object) string {
 	return name
 }
 
-// reduced returns the object with only the fields that a watch keeps.
-func reduced[T client.Object](fields *policy.Fields, o object) (T, error) {
-	var none T
-	if fields == nil {
-		fields = &policy.Fields{}
-	}
-	small, err := fields.Transform(o.DeepCopyObject())
-	if err != nil {
-		return none, fmt.Errorf("%s: %w", o, err)
-	}
-	result, ok := small.(T)
+// as returns the object as a type, as the cache of Prebind holds it.
+func as[T client.Object](o object) (T, error) {
+	typed, ok := o.Object.(T)
 	if !ok {
-		return none, fmt.Errorf("%s: unexpected type %T", o, small)
+		return typed, fmt.Errorf("%s: unexpected type %T", o, o.Object)
 	}
-	return result, nil
+	return asCached(typed), limited(o)
+}
+
+// limited returns an error if the object is too large for policies.
+func limited(o object) error {
+	if policy.SizeOf(o.Object) > policy.MaxObject {
+		return &policy.LimitError{Message: fmt.Sprintf("%s is larger than %d KiB", o, policy.MaxObject>>10)}
+	}
+	return nil
 }

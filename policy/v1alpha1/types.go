@@ -353,7 +353,7 @@ type BindPolicyStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Conditions contains Ready. It is True while this generation is in force. Otherwise, the reason is
 	// CompileError, KeyNotAllowed, UnknownKind, Forbidden or WatchFailed, and the message shows how to fix the
-	// problem. The last generation that was Ready stays in force.
+	// problem. Until then, the policy follows its failurePolicy.
 	//
 	// +listType=map
 	// +listMapKey=type

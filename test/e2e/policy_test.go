@@ -166,18 +166,17 @@ func testPolicyWaits(p *policies) {
 	require.NoError(p.t, p.end(bound))
 }
 
-// A generation that does not compile leaves the last one in force, and the status shows both.
+// A generation that does not compile follows its failure policy.
 func testPolicyBrokenGeneration(p *policies) {
-	policy := p.create(`validations: [{expression: "false", message: "the first generation"}]`)
+	policy := p.create(`validations: [{expression: "true", message: "the first generation"}]`)
 	policy.Spec.Validations[0].Expression = "node.metadata.nmae == 'a'"
 	require.NoError(p.t, p.client.Update(p.t.Context(), policy))
 	ready := p.untilReady(policy, metav1.ConditionFalse)
 	assert.Equal(p.t, v1alpha1.ReasonCompileError, ready.Reason)
 	assert.Contains(p.t, ready.Message, "spec.validations[0].expression")
-	assert.Contains(p.t, ready.Message, "generation 1 stays in force")
-	p.untilMetric(p.t, `prebind_policies{state="outdated"} 1`)
+	p.untilMetric(p.t, `prebind_policies{state="not_ready"} 1`)
 	p.pod(byHand)
-	p.assertRefused(p.bindByHand(p.binding("node-1")), "the first generation")
+	p.assertRefused(p.bindByHand(p.binding("node-1")), "BindPolicy "+policy.Name+": spec.validations[0].expression")
 
 	policy.Spec.Validations[0].Expression = "node.metadata.name == 'node-1'"
 	require.NoError(p.t, p.client.Update(p.t.Context(), policy))
@@ -207,7 +206,7 @@ validations: [{expression: "resources.leases == null", message: "the node has a 
 	ready := p.untilReady(policy, metav1.ConditionFalse)
 	assert.Equal(p.t, v1alpha1.ReasonForbidden, ready.Reason)
 	assert.Contains(p.t, ready.Message, `apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["coordination.k8s.io"], resources: [leases], verbs: [get, list, watch]}`)
-	assert.Contains(p.t, ready.Message, "the policy is not in force")
+	assert.Contains(p.t, ready.Message, "failurePolicy Fail")
 	p.grant("coordination.k8s.io", "leases")
 	p.untilReady(policy, metav1.ConditionTrue)
 	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)

@@ -45,18 +45,21 @@ mutations:
 	p.assertCopied(p.t, pod, "ray.io/node", node)
 }
 
-// A policy with a key that the operator does not allow is not in force, and its status shows how to allow the key.
+// A policy with a key that the operator does not allow follows its failure policy, and its status shows how to allow the key.
 func testPolicyKeyNotAllowed(p *policies) {
 	policy := p.post(p.forNamespace(parsePolicy(p.t, p.ns, `
-validations: [{expression: "false"}]
 mutations: {annotations: [{key: allowed, valueExpression: "'a'"}, {key: volcano.sh/rack, valueExpression: "'r1'"}]}
 `)))
 	ready := p.untilReady(policy, metav1.ConditionFalse)
 	assert.Equal(p.t, v1alpha1.ReasonKeyNotAllowed, ready.Reason)
-	for _, words := range []string{"spec.mutations.annotations", "volcano.sh", "--policy-key-prefixes", "the policy is not in force"} {
+	for _, words := range []string{"spec.mutations.annotations", "volcano.sh", "--policy-key-prefixes", "failurePolicy Fail"} {
 		assert.Contains(p.t, ready.Message, words)
 	}
+	p.untilFound(policy.Name, "failed: spec.mutations.annotations")
 	p.pod(byHand)
+	p.assertRefused(p.bindByHand(p.binding("node-1")), "BindPolicy "+policy.Name+": spec.mutations.annotations")
+	p.update(policy, func(s *v1alpha1.BindPolicySpec) { s.FailurePolicy = v1alpha1.FailurePolicyIgnore })
+	p.untilFound(policy.Name, "ignored: spec.mutations.annotations")
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
 	for k := range p.untilBound().Annotations {
 		assert.NotContains(p.t, k, "volcano.sh")
@@ -297,12 +300,12 @@ func testPolicyReportedSoon(p *policies) {
 	ready := p.untilReady(policy, metav1.ConditionFalse)
 	p.t.Logf("reported after %s", time.Since(began).Round(time.Millisecond))
 	assert.Equal(p.t, v1alpha1.ReasonCompileError, ready.Reason)
-	for _, words := range []string{"spec.validations[0].expression", "title", "generation 1 stays in force"} {
+	for _, words := range []string{"spec.validations[0].expression", "title", "failurePolicy Fail"} {
 		assert.Contains(p.t, ready.Message, words)
 	}
-	p.untilFound(policy.Name, "rejected: the good generation")
+	p.untilFound(policy.Name, "failed: spec.validations[0].expression")
 	p.pod(byHand)
-	p.assertRefused(p.bindByHand(p.binding("node-1")), "BindPolicy "+policy.Name+": the good generation")
+	p.assertRefused(p.bindByHand(p.binding("node-1")), "BindPolicy "+policy.Name+": spec.validations[0].expression")
 	out, err := p.cluster.Kubectl(p.t.Context(), "get", "bp", policy.Name, "--no-headers").Output()
 	require.NoError(p.t, err)
 	for _, words := range []string{policy.Name, "False", v1alpha1.ReasonCompileError, "Enforce"} {

@@ -304,12 +304,9 @@ func testPolicyKindLater(p *policies) {
 	policy := p.post(p.forNamespace(parsePolicy(p.t, p.ns, strings.ReplaceAll(policyWaits()["custom resource by name"].spec, "GROUP", p.group()))))
 	ready := p.untilReady(policy, metav1.ConditionFalse)
 	assert.Equal(p.t, v1alpha1.ReasonUnknownKind, ready.Reason)
-	for _, words := range []string{"spec.resources[agent]", p.group(), "the policy is not in force"} {
+	for _, words := range []string{"spec.resources[agent]", p.group(), "failurePolicy Fail"} {
 		assert.Contains(p.t, ready.Message, words)
 	}
-	p.pod(byHand)
-	require.NoError(p.t, p.bindByHand(p.binding("node-1")), "the policy is not in force yet")
-
 	p.installKind()
 	p.untilReason(policy, v1alpha1.ReasonForbidden, `{apiGroups: ["`+p.group()+`"], resources: [agents], verbs: [get, list, watch]}`, "rbac.prebind.dev/aggregate-to-policy")
 	p.grant(p.group(), "agents")

@@ -184,9 +184,17 @@ func (c cache) Get(_ context.Context, key client.ObjectKey, into client.Object, 
 	return c.server.get(key, into)
 }
 
-// List implements client.Reader.
+// List implements client.Reader. An option can filter the result, such as framework.Selected.
 func (c cache) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
-	return c.server.list(into, (&client.ListOptions{}).ApplyOptions(options))
+	err := c.server.list(into, (&client.ListOptions{}).ApplyOptions(options))
+	for _, o := range options {
+		if by, ok := o.(interface {
+			Filter(list client.ObjectList) error
+		}); ok && err == nil {
+			err = by.Filter(into)
+		}
+	}
+	return err
 }
 
 // All returns the objects of the kind, in order of their names.

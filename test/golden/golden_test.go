@@ -138,7 +138,7 @@ func TestGolden(t *testing.T) {
 		"policy-failed":               {reason: "an expression fails", setup: setup{plugins: []on{policies}}},
 		"policy-audit":                {reason: "a policy in mode Audit only warns", setup: setup{plugins: []on{policies}}},
 		"policy-dry-run":              {reason: "a dry run shows the result of each policy", setup: setup{plugins: []on{policies}, dryRun: true}},
-		"policy-broken":               {reason: "a policy that does not compile does not apply", setup: setup{plugins: []on{policies}}},
+		"policy-broken":               {reason: "a policy that does not compile follows its failure policy", setup: setup{plugins: []on{policies}}},
 		"start-limit":                 {reason: "the last slot of the node is free", setup: setup{plugins: []on{starts}}},
 		"start-limit-full":            {reason: "the pod waits for the pods on the node to start", setup: setup{plugins: []on{starts}}},
 		"start-limit-dry-run":         {reason: "a dry run reports the wait", setup: setup{plugins: []on{starts}, dryRun: true}},

@@ -91,7 +91,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 		}
 	})
 	c.Handle = framework.Handle{
-		Cached: &watched{Reader: selecting{c.Cache()}, t: t, kinds: kinds, selections: selected}, Live: selecting{connection},
+		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection,
 		Writer: connection, Status: connection,
 		Changes: changes, Clock: clock.RealClock{}, Namespace: "prebind-system", Selections: selected,
 	}
@@ -157,23 +157,6 @@ func (w *watched) check(o runtime.Object) {
 	if kind := framework.KindOf(o); !w.kinds.Has(kind) {
 		w.t.Errorf("the plugin reads %s, and Registration.Watches does not return this kind", kind)
 	}
-}
-
-// selecting is a reader that compares the values of selections itself.
-type selecting struct{ client.Reader }
-
-// List implements client.Reader.
-func (r selecting) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	s, ok := framework.SelectedBy(opts)
-	if !ok {
-		return r.Reader.List(ctx, into, opts...)
-	}
-	all := s.Selection
-	all.Field = ""
-	if err := r.Reader.List(ctx, into, all.Where("")); err != nil {
-		return err
-	}
-	return s.Filter(into)
 }
 
 // selections contains selections by name. It implements framework.Selector. A selection ends at once.

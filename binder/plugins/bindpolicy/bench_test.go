@@ -41,7 +41,7 @@ mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
 			for i := range tc.policies {
 				c, err := policy.Compile(policyOf(b, fmt.Sprintf("p-%03d", i), tc.spec), policy.Options{})
 				require.NoError(b, err)
-				all = append(all, &entry{name: c.Name(), compiled: c, reads: new(sharing).readsOf(c.Needs(), nil), counters: p.metrics.countersOf(c.Name(), false)})
+				all = append(all, &entry{name: c.Name(), compiled: c, reads: readsOf(c.Needs()), counters: p.metrics.countersOf(c.Name(), false)})
 			}
 			p.set.Store(&all)
 			now := clock.RealClock{}.Now()

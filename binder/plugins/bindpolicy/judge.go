@@ -101,7 +101,7 @@ func explained(all results) framework.Verdict {
 			v.Warnings = append(v.Warnings, text)
 		}
 		if r.Verdict == policy.Ignored {
-			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: skipped because an expression failed: %s", Name, aboutPolicy(r.Policy), r.Message))
+			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: skipped because it cannot be evaluated: %s", Name, aboutPolicy(r.Policy), r.Message))
 		}
 		for _, wait := range r.Waived {
 			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: the wait %s timed out, and onTimeout allows the bind", Name, aboutPolicy(r.Policy), wait))

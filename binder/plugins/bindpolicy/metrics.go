@@ -38,7 +38,7 @@ func newMetrics() *metrics {
 		}, []string{"policy", "mode", "result"}),
 		policies: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "prebind_policies",
-			Help: "BindPolicies in this replica by state: in_force is the latest generation, outdated is an earlier generation, and not_ready means that the policy is not applied.",
+			Help: "BindPolicies in this replica by state: in_force, or not_ready if the policy cannot be evaluated and follows its failurePolicy.",
 		}, []string{"state"}),
 		names: map[string]bool{},
 	}
@@ -71,7 +71,7 @@ func (m *metrics) forget(policy string) {
 
 // show sets the gauge.
 func (m *metrics) show(counts map[state]int) {
-	for _, s := range []state{stateInForce, stateOutdated, stateNotReady} {
+	for _, s := range []state{stateInForce, stateNotReady} {
 		m.policies.WithLabelValues(string(s)).Set(float64(counts[s]))
 	}
 }

@@ -5,16 +5,14 @@
 // bind. If one rejects the bind, the plugin rejects it. Otherwise, the bind waits until no policy delays it, and
 // the pod gets the annotations and labels of all policies.
 //
-// The policies in force are an immutable snapshot (set.go). A goroutine compiles new generations, adds their
-// watches, and replaces the snapshot (controller.go, prepare.go). The leader writes the status of the policies
-// (status.go). A bind never compiles an expression, and reads only the cache unless a policy rejects or
-// delays it.
+// The policies are an immutable snapshot (set.go). A goroutine for each one compiles it and begins its watches, and the controller replaces the
+// snapshot (prepare.go, controller.go). A policy that cannot be evaluated, for any reason, follows its failure policy. The leader writes the status of
+// the policies (status.go). A bind never compiles an expression, and reads only the cache.
 package bindpolicy
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,11 +27,8 @@ type Plugin struct {
 	h       framework.Handle
 	args    *Arguments
 	metrics *metrics
-	// set contains the policies in force. It is nil before the first pass.
-	set     atomic.Pointer[set]
-	sharing sharing
-	// synced is HasSynced.
-	synced atomic.Bool
+	// set contains all policies. It is nil before they are known.
+	set atomic.Pointer[set]
 	// compiling limits the policies that are compiled at the same time. compile is a variable for tests.
 	compiling chan struct{}
 	compile   func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
@@ -71,7 +66,7 @@ type looked struct {
 // SetupBindContextExtension evaluates the policies.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	var l looked
-	if policies := p.inForce(); len(policies) > 0 {
+	if policies := p.policies(); len(policies) > 0 {
 		l.results, l.err = evaluate(ctx, policies, cache, subjectOf(bc))
 	}
 	framework.Extend(bc, l)
@@ -95,8 +90,8 @@ func (p *Plugin) BindWaits(_ context.Context, bc *framework.BindContext, _ []fra
 // BindDecided implements framework.Observer.
 func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) { p.report(bc) }
 
-// inForce returns the policies in force.
-func (p *Plugin) inForce() set {
+// policies returns all policies.
+func (p *Plugin) policies() set {
 	if s := p.set.Load(); s != nil {
 		return *s
 	}
@@ -107,18 +102,14 @@ func subjectOf(bc *framework.BindContext) *policy.Subject {
 	return &policy.Subject{Pod: bc.Pod, Node: bc.Node, Binding: bc.Binding, User: bc.User, DryRun: bc.DryRun && !bc.Audit, Now: bc.Now, Since: bc.Since}
 }
 
-// evaluate evaluates the policies in order, and returns the results of those that apply. An error means that objects
-// could not be read.
+// evaluate evaluates the policies in order, and returns the results of those that apply. An error means that the context ended.
 func evaluate(ctx context.Context, policies set, reader framework.Reader, s *policy.Subject) (results, error) {
 	o := &objects{reader: reader, pod: s.Pod, node: s.Node.Name}
 	var applied results
 	for _, e := range policies {
-		o.reads = &e.reads
-		r, err := e.result(ctx, s, o)
+		o.evaluates(e)
+		r, err := e.compiled.Evaluate(ctx, s, o)
 		if err != nil {
-			if typed, ok := errors.AsType[*framework.Error](err); ok {
-				return nil, typed
-			}
 			return nil, framework.FromAPI(aboutPolicy(e.name), "evaluating it", err)
 		}
 		if r.Verdict != policy.NotMatched {
@@ -126,18 +117,6 @@ func evaluate(ctx context.Context, policies set, reader framework.Reader, s *pol
 		}
 	}
 	return applied, nil
-}
-
-// result returns the result of the policy. A policy that cannot be evaluated delays the binds that it selects.
-func (e *entry) result(ctx context.Context, s *policy.Subject, o *objects) (policy.Result, error) {
-	if e.unwatched == "" {
-		return e.compiled.Evaluate(ctx, s, o)
-	}
-	// If the Namespace cannot be read either, the policy may select the bind.
-	if selects, err := e.compiled.Selects(ctx, s, o); err == nil && !selects || ctx.Err() != nil {
-		return policy.Result{Policy: e.name, Verdict: policy.NotMatched}, ctx.Err()
-	}
-	return policy.Result{Policy: e.name, Verdict: policy.Waiting, Rule: "spec.resources", Message: "waiting for " + e.unwatched}, nil
 }
 
 func aboutPolicy(name string) framework.Object {

@@ -19,6 +19,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
@@ -162,7 +163,7 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 				assert.Equal(t, tc.labels, verdict.Labels, tc.reason)
 				if name == "Ignored" {
 					require.Len(t, verdict.Warnings, 1)
-					assert.Contains(t, verdict.Warnings[0], "skipped because an expression failed")
+					assert.Contains(t, verdict.Warnings[0], "skipped because it cannot be evaluated")
 				} else {
 					assert.Equal(t, tc.findings, verdict.Findings, tc.reason)
 					assert.Equal(t, tc.warnings, verdict.Warnings, tc.reason)
@@ -189,9 +190,10 @@ func TestPreFlight_SameKey(t *testing.T) {
 	})
 }
 
+// A policy in mode Audit never changes the result of a bind, not even by a failed read.
 func TestPreFlight_FailedRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, policyOf(t, "a", onCSINode))
+		w := newWorld(t, policyOf(t, "a", onCSINode+"mode: Audit"), policyOf(t, "b", onCSINode))
 		bc := w.bind()
 		w.cluster.Handle.Cached = w.api
 		w.api.Before = func(c fakeapi.Call) error {
@@ -200,10 +202,16 @@ func TestPreFlight_FailedRead(t *testing.T) {
 			}
 			return nil
 		}
-		_, err := w.preFlight(bc)
-		require.ErrorContains(t, err, "no route to host")
-		assert.True(t, framework.IsKind(err, framework.KindInternal), "a failed read does not count as a rejection")
-		assert.Zero(t, w.results(policy.Failed))
+		verdict, err := w.preFlight(bc)
+		require.NoError(t, err)
+		assert.Contains(t, verdict.Wait.For, "no route to host", "the next read can succeed")
+		assert.Equal(t, "b", verdict.Wait.Object.Name)
+		w.server.Remove(policyOf(t, "b", onCSINode))
+		synctest.Wait()
+		verdict, err = w.preFlight(bc)
+		require.NoError(t, err)
+		assert.Zero(t, verdict.Wait)
+		assert.Contains(t, verdict.Warnings[0], "audit: the bind would wait for")
 	})
 }
 
@@ -308,8 +316,9 @@ func TestStatusDoesNotWake(t *testing.T) {
 				return false
 			}
 		}
-		w.put(next(t, b, broken))
-		assert.False(t, isWoken(), "a generation that is not in force wakes no bind, and neither does its status")
+		fakeapi.Change(w.server, b, "someone", func(b *v1alpha1.BindPolicy) { b.Status = v1alpha1.BindPolicyStatus{} })
+		elapse(2 * checkInterval)
+		assert.False(t, isWoken(), "a status wakes no bind")
 		w.put(policyOf(t, "b", allowAll))
 		assert.True(t, isWoken(), "another set wakes the binds")
 	})

@@ -4,9 +4,11 @@
 package bindpolicy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -24,15 +26,15 @@ import (
 )
 
 const (
-	// watchTimeout is how long the watches of a policy may take to deliver all objects.
+	// watchTimeout is how long the watches of a policy may take to deliver all objects before its status says so.
 	watchTimeout = 30 * time.Second
-	// retryInterval is the time after which a policy is prepared again whose problem can end without a new
-	// generation.
-	retryInterval = 5 * time.Second
-	// maxRetryInterval is the limit of retryInterval, which doubles with each try.
+	// retryInterval is the time after which failed watches begin again. It doubles with each try, up to maxRetryInterval.
+	retryInterval    = 5 * time.Second
 	maxRetryInterval = time.Minute
 	// recheckInterval is the time after which the watches of a policy in force are checked.
 	recheckInterval = time.Minute
+	// compileTimeout limits the time that a policy takes to compile.
+	compileTimeout = 2 * time.Second
 	// maxCompiles is the number of policies that are compiled at the same time, so that binds keep most of the CPU.
 	maxCompiles = 2
 	// aggregateLabel is the label of ClusterRoles that grant permissions for policies.
@@ -49,95 +51,146 @@ func compile(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err 
 	return policy.Compile(b, o)
 }
 
-// prepare compiles a generation, unless an earlier try has done so, and waits for its watches. before is the result of
-// the earlier try. report is called
-// with the progress, the last time with done set, and again if there are warnings.
-func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, before prepared, report func(prepared)) {
-	e := before.entry
-	result := prepared{uid: b.UID, generation: b.Generation, entry: e}
-	if e == nil {
-		c, err := p.compileInTurn(ctx, b, policy.Options{KeyPrefixes: p.args.KeyPrefixes})
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			result.done, result.problem = true, problemOf(err)
-			report(result)
-			return
-		}
-		result.entry = &entry{
-			name: b.Name, uid: b.UID, generation: b.Generation, compiled: c, reads: p.sharing.readsOf(c.Needs(), p.h.Live), counters: p.metrics.countersOf(b.Name, c.Audit()),
-		}
-		report(result)
+// entryOf returns the entry of a generation whose objects can be read.
+func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled) *entry {
+	return &entry{
+		name: b.Name, uid: b.UID, generation: b.Generation, compiled: c, reads: readsOf(c.Needs()), counters: p.metrics.countersOf(b.Name, c.Audit()),
 	}
-	needs := result.entry.compiled.Needs()
-	result.problem = p.selectAll(ctx, result.entry.reads.all(needs))
-	if result.problem == nil {
-		result.problem = p.checkScopes(needs)
+}
+
+// prepare compiles a generation, begins its watches, and checks them again and again until the context ends. It reports all changes.
+func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, report func(*entry, verdict)) {
+	c, err := p.compileInTime(ctx, b, policy.Options{KeyPrefixes: p.args.KeyPrefixes})
+	if err == nil {
+		err = p.checkScopes(c.Needs())
 	}
-	if ctx.Err() != nil {
+	if err != nil {
+		if ctx.Err() == nil {
+			reason, message := v1alpha1.ReasonCompileError, strings.ReplaceAll(err.Error(), "\n", "; ")
+			if found, ok := errors.AsType[*policy.Problem](err); ok {
+				reason = found.Reason
+			}
+			report(p.entryOf(b, policy.Broken(b, errors.New(message))), notReady(reason, message, b.Spec.FailurePolicy))
+		}
 		return
 	}
-	result.done, result.warnings = true, result.entry.compiled.Warnings()
-	if before.done && before.problem == nil {
-		result.warnings = before.warnings
-		report(result)
-		return
+	ready := verdict{reason: v1alpha1.ReasonInForce, message: fmt.Sprintf("generation %d is in force", b.Generation)}
+	e := p.entryOf(b, c)
+	waiting := *e
+	waiting.unwatched = map[string]error{}
+	for path, s := range e.reads.all() {
+		waiting.unwatched[s.Name] = errors.New(path + ": its watch begins")
 	}
-	report(result)
-	if result.problem == nil && p.h.Discovery != nil && usesCustomKinds(needs) {
-		// The schemas of custom resources come from the API server, which can take long. The policy is in force in the meantime.
-		c, err := p.compileInTurn(ctx, b, policy.Options{
-			KeyPrefixes: p.args.KeyPrefixes, Schemas: &resolver.ClientDiscoveryResolver{Discovery: p.h.Discovery},
-		})
-		if err == nil && ctx.Err() == nil {
-			result.warnings = c.Warnings()
-			report(result)
+	report(&waiting, verdict{})
+	for pause, checked := time.Duration(0), false; ctx.Err() == nil; {
+		unwatched, v := p.selectAll(ctx, b, e.reads)
+		if len(unwatched) == 0 {
+			pause, v = 0, ready
+		} else {
+			pause = min(max(2*pause, retryInterval), maxRetryInterval)
+		}
+		now := *e
+		now.unwatched = unwatched
+		report(&now, v)
+		if pause == 0 && !checked {
+			checked = true
+			// The schemas of custom resources come from the API server, which can take long.
+			if ready.warnings = p.warnings(ctx, b, c); len(ready.warnings) > 0 {
+				report(&now, ready)
+			}
+		}
+		timer := p.h.Clock.NewTimer(cmp.Or(pause, recheckInterval))
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
 		}
 	}
 }
 
-// compileInTurn waits until fewer than maxCompiles policies are being compiled.
-func (p *Plugin) compileInTurn(ctx context.Context, b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+// notReady returns the verdict on a policy that cannot be evaluated.
+func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
+	effect := "the binds that it selects wait or are rejected (failurePolicy Fail)"
+	if follows == v1alpha1.FailurePolicyIgnore {
+		effect = "binds ignore it (failurePolicy Ignore)"
+	}
+	return verdict{reason: reason, message: message + "; " + effect}
+}
+
+// compileInTime compiles the policy. It waits until fewer than maxCompiles policies are being compiled. CEL cannot be interrupted, so a
+// compilation that takes too long goes on without effect.
+func (p *Plugin) compileInTime(ctx context.Context, b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
 	select {
 	case p.compiling <- struct{}{}:
 		defer func() { <-p.compiling }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	return p.compile(b, o)
+	var c *policy.Compiled
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err = p.compile(b, o)
+	}()
+	timer := p.h.Clock.NewTimer(compileTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return c, err
+	case <-timer.C():
+		return nil, fmt.Errorf("the policy takes longer than %s to compile; make it smaller", compileTimeout)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
-// usesCustomKinds returns whether the policy reads custom resources.
-func usesCustomKinds(n policy.Needs) bool {
-	return slices.ContainsFunc(n.Resources, func(r *policy.Resource) bool { return !isBuiltIn(r.Kind) })
-}
-
-// selectAll begins the watches concurrently. It returns the problem of the first one that has one.
-func (p *Plugin) selectAll(ctx context.Context, all []named) *problem {
-	if p.h.Selections == nil || len(all) == 0 {
+// warnings returns the problems of the policy with the schemas of custom resources.
+func (p *Plugin) warnings(ctx context.Context, b *v1alpha1.BindPolicy, c *policy.Compiled) []v1alpha1.ExpressionWarning {
+	custom := slices.ContainsFunc(c.Needs().Resources, func(r *policy.Resource) bool { return !isBuiltIn(r.Kind) })
+	if !custom || p.h.Discovery == nil {
 		return nil
+	}
+	checked, err := p.compileInTime(ctx, b, policy.Options{KeyPrefixes: p.args.KeyPrefixes, Schemas: &resolver.ClientDiscoveryResolver{Discovery: p.h.Discovery}})
+	if err != nil {
+		return nil
+	}
+	return checked.Warnings()
+}
+
+// selectAll begins the watches at the same time. It returns the errors by the name of the selection, and the verdict about the first one.
+func (p *Plugin) selectAll(ctx context.Context, b *v1alpha1.BindPolicy, r reads) (unwatched map[string]error, v verdict) {
+	all := r.all()
+	if p.h.Selections == nil || len(all) == 0 {
+		return nil, v
 	}
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
+	paths := slices.Sorted(maps.Keys(all))
 	errs := make([]error, len(all))
 	var done sync.WaitGroup
-	for i, s := range all {
-		done.Go(func() { errs[i] = p.h.Selections.Select(ctx, s.Selection) })
+	for i, path := range paths {
+		done.Go(func() { errs[i] = p.h.Selections.Select(ctx, *all[path]) })
 	}
 	done.Wait()
-	for i, err := range errs {
-		if err != nil {
-			return watchProblem(all[i], err)
+	unwatched = map[string]error{}
+	for i, path := range paths {
+		if errs[i] == nil {
+			continue
+		}
+		reason, err := watchProblem(path, framework.KindOf(all[path].Example), errs[i])
+		unwatched[all[path].Name] = err
+		if v.reason == "" {
+			v = notReady(reason, err.Error(), b.Spec.FailurePolicy)
 		}
 	}
-	return nil
+	return unwatched, v
 }
 
-// checkScopes returns the problem of a resource with a namespace whose kind is cluster-scoped, or of a resource by name
+// checkScopes returns an error for a resource with a namespace whose kind is cluster-scoped, or for a resource by name
 // without a namespace whose kind is namespaced: such an object is never found. Kinds whose scope is unknown have no
 // problem.
-func (p *Plugin) checkScopes(n policy.Needs) *problem {
+func (p *Plugin) checkScopes(n policy.Needs) error {
 	if p.h.Discovery == nil {
 		return nil
 	}
@@ -156,46 +209,27 @@ func (p *Plugin) checkScopes(n policy.Needs) *problem {
 		}
 		for _, served := range known[version].APIResources {
 			if served.Kind == r.Kind.Kind && !strings.Contains(served.Name, "/") && served.Namespaced != r.InNamespace {
-				return scopeProblem(r, served.Namespaced)
+				is := "cluster-scoped; remove namespace and namespaceExpression"
+				if served.Namespaced {
+					is = "namespaced; add namespace or namespaceExpression"
+				}
+				return &policy.Problem{Reason: v1alpha1.ReasonCompileError, Field: "spec.resources[" + r.Name + "]", Message: "the kind " + r.Kind.Kind + " is " + is}
 			}
 		}
 	}
 	return nil
 }
 
-// scopeProblem returns the problem of a resource of a kind with another scope.
-func scopeProblem(r *policy.Resource, namespaced bool) *problem {
-	is := "cluster-scoped; remove namespace and namespaceExpression"
-	if namespaced {
-		is = "namespaced; add namespace or namespaceExpression"
-	}
-	return &problem{reason: v1alpha1.ReasonCompileError, message: fmt.Sprintf("spec.resources[%s]: the kind %s is %s", r.Name, r.Kind.Kind, is)}
-}
-
-// problemOf returns the problem of a policy that does not compile.
-func problemOf(err error) *problem {
-	result := &problem{reason: v1alpha1.ReasonCompileError, message: strings.ReplaceAll(err.Error(), "\n", "; ")}
-	if found, ok := errors.AsType[*policy.Problem](err); ok {
-		result.reason = found.Reason
-	}
-	return result
-}
-
-// watchProblem returns the problem of a selection that cannot be watched.
-func watchProblem(s named, err error) *problem {
-	result := &problem{passing: true}
-	switch kind := framework.KindOf(s.Example); {
+// watchProblem returns the reason and the error of a watch that did not begin.
+func watchProblem(path, kind string, err error) (string, error) {
+	switch {
 	case apierrors.IsForbidden(err):
-		result.reason = v1alpha1.ReasonForbidden
-		result.message = fmt.Sprintf("%s: %v; apply a ClusterRole with the label %s: \"true\"%s", s.field, err, aggregateLabel, ruleFor(err))
+		return v1alpha1.ReasonForbidden, fmt.Errorf("%s: %w; apply a ClusterRole with the label %s: \"true\"%s", path, err, aggregateLabel, ruleFor(err))
 	case meta.IsNoMatchError(err):
-		result.reason = v1alpha1.ReasonUnknownKind
-		result.message = fmt.Sprintf("%s: the API server does not serve the kind: %v; install it, or correct apiVersion and kind", s.field, err)
+		return v1alpha1.ReasonUnknownKind, fmt.Errorf("%s: the API server does not serve the kind: %w; install it, or correct apiVersion and kind", path, err)
 	default:
-		result.reason = v1alpha1.ReasonWatchFailed
-		result.message = fmt.Sprintf("%s: the watch of %s objects did not begin: %v; Prebind tries again", s.field, kind, err)
+		return v1alpha1.ReasonWatchFailed, fmt.Errorf("%s: the watch of %s objects did not begin: %w; Prebind tries again", path, kind, err)
 	}
-	return result
 }
 
 // ruleFor returns the end of a sentence with the rule that grants the resource of an answer Forbidden. It is empty for an

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
-	storagev1 "k8s.io/api/storage/v1"
+	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,49 +19,41 @@ import (
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // errForbidden is the answer to a watch without a role.
 var errForbidden = apierrors.NewForbidden(schema.GroupResource{Group: "storage.k8s.io", Resource: "csinodes"}, "", errors.New("no role"))
 
-func TestProblems(t *testing.T) {
-	s := named{&watch{Selection: framework.Selection{Example: &storagev1.CSINode{}}}, "spec.resources[csinode]"}
+func TestWatchProblem(t *testing.T) {
 	cases := map[string]struct {
 		reason string
-		got    *problem
-		want   problem
+		err    error
+		want   string
+		text   string
 	}{
-		"Compile": {
-			reason: "the compiler gives the reason",
-			got:    problemOf(errors.Join(&policy.Problem{Reason: v1alpha1.ReasonKeyNotAllowed, Field: "spec.mutations.labels[0].key", Message: "not allowed"}, errors.New("two"))),
-			want:   problem{reason: v1alpha1.ReasonKeyNotAllowed, message: "spec.mutations.labels[0].key: not allowed; two"},
-		},
-		"Panic": {
-			reason: "an error without a reason is an error of the compiler", got: problemOf(errors.New("the compiler panicked")),
-			want: problem{reason: v1alpha1.ReasonCompileError, message: "the compiler panicked"},
-		},
 		"Forbidden": {
-			reason: "the message contains the missing rule",
-			got:    watchProblem(s, fmt.Errorf("selection: %w", errForbidden)),
-			want: problem{reason: v1alpha1.ReasonForbidden, passing: true, message: "spec.resources[csinode]: selection: csinodes.storage.k8s.io is forbidden: no role; " +
-				`apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`},
+			reason: "the message contains the missing rule", err: fmt.Errorf("selection: %w", errForbidden), want: v1alpha1.ReasonForbidden,
+			text: "spec.resources[csinode]: selection: csinodes.storage.k8s.io is forbidden: no role; " +
+				`apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`,
 		},
 		"UnknownKind": {
-			reason: "the kind can be installed later",
-			got:    watchProblem(s, &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "example.com", Kind: "Rack"}, SearchedVersions: []string{"v1"}}),
-			want: problem{reason: v1alpha1.ReasonUnknownKind, passing: true, message: "spec.resources[csinode]: the API server does not serve the kind: " +
-				`no matches for kind "Rack" in version "example.com/v1"; install it, or correct apiVersion and kind`},
+			reason: "the kind can be installed later", want: v1alpha1.ReasonUnknownKind,
+			err: &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "example.com", Kind: "Rack"}, SearchedVersions: []string{"v1"}},
+			text: "spec.resources[csinode]: the API server does not serve the kind: " +
+				`no matches for kind "Rack" in version "example.com/v1"; install it, or correct apiVersion and kind`,
 		},
 		"Watch": {
-			reason: "the API server may be slow", got: watchProblem(s, context.DeadlineExceeded),
-			want: problem{reason: v1alpha1.ReasonWatchFailed, passing: true, message: "spec.resources[csinode]: the watch of CSINode objects did not begin: context deadline exceeded; Prebind tries again"},
+			reason: "the API server may be slow", err: context.DeadlineExceeded, want: v1alpha1.ReasonWatchFailed,
+			text: "spec.resources[csinode]: the watch of CSINode objects did not begin: context deadline exceeded; Prebind tries again",
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, *tc.got, tc.reason) })
+		t.Run(name, func(t *testing.T) {
+			got, err := watchProblem("spec.resources[csinode]", "CSINode", tc.err)
+			assert.Equal(t, tc.want, got, tc.reason)
+			require.EqualError(t, err, tc.text)
+		})
 	}
 }
 
@@ -103,8 +95,7 @@ func TestCheckScopes(t *testing.T) {
 					assert.Equal(t, "InForce: generation 1 is in force", got, tc.reason)
 					return
 				}
-				assert.Equal(t, "CompileError: "+tc.want+"; the policy is not in force", got, tc.reason)
-				assert.Empty(t, w.used(), tc.reason)
+				assert.Equal(t, "CompileError: "+tc.want+follows, got, tc.reason)
 			})
 		})
 	}

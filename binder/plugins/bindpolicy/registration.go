@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -26,7 +27,8 @@ func Registration() framework.Registration {
 		On:          true,
 		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
 		Arguments:   func() framework.Arguments { return &Arguments{} },
-		Watches:     framework.Always(&v1alpha1.BindPolicy{}),
+		// Namespaces are always there, so that a policy that is not ready affects only the namespaces that it selects.
+		Watches:     framework.Always(&v1alpha1.BindPolicy{}, &corev1.Namespace{}),
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
 		Metrics:     []prometheus.Collector{m.results, m.policies},

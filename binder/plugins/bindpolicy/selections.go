@@ -5,16 +5,14 @@ package bindpolicy
 
 import (
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,176 +20,47 @@ import (
 	"github.com/prebind/prebind/policy"
 )
 
-// byNodeName is the field of selections that are read by node.
-const byNodeName = "spec.nodeName"
+const (
+	// byNodeName is the field of selections that are read by node.
+	byNodeName = "spec.nodeName"
+	// largeMark begins the selfLink of objects that are too large for policies. The API server does not set this field.
+	largeMark = "prebind.dev/too-large/"
+)
 
-// watch is a selection from which policies read. It is immutable.
-type watch struct {
-	framework.Selection
-	// key is the same for watches of the same objects, and fields are those that the cache holds.
-	key    string
-	fields *policy.Fields
-}
-
-// reads are the watches from which a policy reads. Those that it does not need are nil.
+// reads are the selections from which a policy reads. Those that it does not need are nil. Policies that read the same objects share a selection.
 type reads struct {
-	namespace, claims *watch
-	// resources contains the watch of each resource by its name in expressions.
-	resources map[string]*watch
-	// live reads objects that are too large for the cache.
-	live framework.Reader
+	claims *framework.Selection
+	// resources contains the selection of each resource by its name in expressions.
+	resources map[string]*framework.Selection
 }
 
-// named is a watch with the path of the field that needs it.
-type named struct {
-	*watch
-	field string
-}
-
-// all returns the watches in a stable order.
-func (r reads) all(n policy.Needs) []named {
-	var all []named
-	if r.namespace != nil {
-		all = append(all, named{r.namespace, "namespaceObject"})
-	}
-	if r.claims != nil {
-		all = append(all, named{r.claims, "claims"})
+func readsOf(n policy.Needs) reads {
+	r := reads{resources: make(map[string]*framework.Selection, len(n.Resources))}
+	if n.Claims {
+		r.claims = selectionOf(&policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"), ByName: true})
 	}
 	for _, resource := range n.Resources {
-		all = append(all, named{r.resources[resource.Name], "spec.resources[" + resource.Name + "]"})
-	}
-	return all
-}
-
-// replaced returns the reads from other watches.
-func (r reads) replaced(by func(*watch) *watch) reads {
-	other := reads{resources: make(map[string]*watch, len(r.resources)), live: r.live}
-	if r.namespace != nil {
-		other.namespace = by(r.namespace)
-	}
-	if r.claims != nil {
-		other.claims = by(r.claims)
-	}
-	for name, w := range r.resources {
-		other.resources[name] = by(w)
-	}
-	return other
-}
-
-// objectsOf returns everything that a policy needs as resources.
-func objectsOf(n policy.Needs) (namespace, claims *policy.Resource, others []*policy.Resource) {
-	if n.Namespace != nil {
-		namespace = &policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("Namespace"), ByName: true, Fields: n.Namespace}
-	}
-	if n.Claims != nil {
-		claims = &policy.Resource{Kind: corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"), ByName: true, Fields: n.Claims}
-	}
-	return namespace, claims, n.Resources
-}
-
-// sharing combines the fields that policies use of the same objects, so that they share a watch. It is safe for
-// concurrent use.
-type sharing struct {
-	mu sync.Mutex
-	// fields contains the fields by the key of a resource.
-	fields map[string]*policy.Fields
-}
-
-// readsOf returns the watches for the needs of a policy. Each has the fields that this policy and earlier ones use.
-func (s *sharing) readsOf(n policy.Needs, live framework.Reader) reads {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fields = combine(s.fields, n)
-	watchOf := func(r *policy.Resource) *watch {
-		if r == nil {
-			return nil
-		}
-		combined := *r
-		combined.Fields = s.fields[r.Key()]
-		return &watch{Selection: *selectionOf(&combined), key: r.Key(), fields: combined.Fields}
-	}
-	namespace, claims, others := objectsOf(n)
-	r := reads{namespace: watchOf(namespace), claims: watchOf(claims), resources: make(map[string]*watch, len(others)), live: live}
-	for _, resource := range others {
-		r.resources[resource.Name] = watchOf(resource)
+		r.resources[resource.Name] = selectionOf(resource)
 	}
 	return r
 }
 
-// restart forgets the fields of policies that do not exist any more.
-func (s *sharing) restart(needs []policy.Needs) {
-	var fields map[string]*policy.Fields
-	for _, n := range needs {
-		fields = combine(fields, n)
+// all returns the selections by the path of the field that needs them.
+func (r reads) all() map[string]*framework.Selection {
+	all := map[string]*framework.Selection{}
+	if r.claims != nil {
+		all["claims"] = r.claims
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fields = fields
+	for name, s := range r.resources {
+		all["spec.resources["+name+"]"] = s
+	}
+	return all
 }
 
-// combine adds the fields of a policy by the key of the resource.
-func combine(fields map[string]*policy.Fields, n policy.Needs) map[string]*policy.Fields {
-	namespace, claims, others := objectsOf(n)
-	for _, r := range append([]*policy.Resource{namespace, claims}, others...) {
-		if r == nil {
-			continue
-		}
-		if fields == nil {
-			fields = map[string]*policy.Fields{}
-		}
-		fields[r.Key()] = fields[r.Key()].Union(r.Fields)
-	}
-	return fields
-}
-
-// share returns the policies with the same watch for the same objects, if one of their watches has the fields that all of them
-// use. A policy whose watches do not change stays the same entry.
-func share(inForce map[string]*entry) map[string]*entry {
-	var used map[string]*policy.Fields
-	watches := map[string]*watch{}
-	for _, e := range inForce {
-		if e.unwatched == "" {
-			used = combine(used, e.compiled.Needs())
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(inForce)) {
-		e := inForce[name]
-		if e.unwatched != "" {
-			continue
-		}
-		for _, w := range e.reads.all(e.compiled.Needs()) {
-			has, best := w.fields.String(), watches[w.key]
-			complete := w.fields.Union(used[w.key]).String() == has
-			if complete && (best == nil || len(has) < len(best.fields.String())) {
-				watches[w.key] = w.watch
-			}
-		}
-	}
-	shared := make(map[string]*entry, len(inForce))
-	for name, e := range inForce {
-		changed := false
-		r := e.reads.replaced(func(w *watch) *watch {
-			best := watches[w.key]
-			if e.unwatched != "" || best == nil || best.Name == w.Name {
-				return w
-			}
-			changed = true
-			return best
-		})
-		if changed {
-			other := *e
-			other.reads = r
-			e = &other
-		}
-		shared[name] = e
-	}
-	return shared
-}
-
-// selectionOf returns the selection of a resource. Resources that differ only in their Name have the same selection. If
-// the name of the object is constant, the API server sends only objects with this name: one in each namespace.
+// selectionOf returns the selection of a resource. If the name of the object is constant, the API server sends only objects with this name: one
+// in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
-	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: reduce(r.Fields)}
+	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: reduce}
 	by := "all"
 	switch {
 	case r.ByName:
@@ -200,7 +69,7 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(framework.ByName, r.Constant)
 		}
 	case r.OnNode:
-		by, s.Field, s.Value, s.Unsupported = "by node", byNodeName, nodeNameOf, !selectableByNode(r.Kind)
+		by, s.Field, s.Value = "by node", byNodeName, nodeNameOf
 	}
 	name := []string{fmt.Sprintf("%s/%s %s %s", Name, r.Kind.GroupVersion(), r.Kind.Kind, by)}
 	if r.Namespace != "" {
@@ -209,22 +78,40 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	if r.Labels != nil && !r.Labels.Empty() {
 		name = append(name, "labels "+r.Labels.String())
 	}
-	if used := r.Fields.String(); used != "" {
-		name = append(name, "fields "+used)
-	}
 	s.Name = strings.Join(name, "; ")
 	return s
 }
 
-// selectableByNode returns whether the API server supports spec.nodeName as a field selector of the kind.
-func selectableByNode(kind schema.GroupVersionKind) bool {
-	switch kind.GroupKind() {
-	case schema.GroupKind{Kind: "Pod"}, schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}:
-		return true
-	default:
-		return false
+// reduce is the transform of all selections. Of an object that is too large, only the name and the node stay, with a mark.
+func reduce(o any) (any, error) {
+	object, ok := o.(client.Object)
+	if !ok {
+		return o, nil
 	}
+	object.SetManagedFields(nil)
+	if isLarge(object) || policy.SizeOf(object) <= policy.MaxObject {
+		return object, nil
+	}
+	small := newObject(object.GetObjectKind().GroupVersionKind())
+	if _, custom := object.(*unstructured.Unstructured); !custom {
+		if small, ok = reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(object).Elem())); !ok {
+			return o, nil
+		}
+	}
+	small.SetNamespace(object.GetNamespace())
+	small.SetName(object.GetName())
+	small.SetUID(object.GetUID())
+	small.SetResourceVersion(object.GetResourceVersion())
+	node := nodeNameOf(object)
+	if len(node) > validation.DNS1123SubdomainMaxLength {
+		node = ""
+	}
+	small.SetSelfLink(largeMark + strings.Clone(node))
+	return small, nil
 }
+
+// isLarge returns whether only the name and the node of the object are known, because it is too large.
+func isLarge(o client.Object) bool { return strings.HasPrefix(o.GetSelfLink(), largeMark) }
 
 // isBuiltIn returns whether the kind has a Go type of k8s.io/api.
 func isBuiltIn(kind schema.GroupVersionKind) bool { return scheme.Scheme.Recognizes(kind) }
@@ -263,6 +150,9 @@ func newList(example client.Object) client.ObjectList {
 
 // nodeNameOf returns spec.nodeName of an object, or an empty string.
 func nodeNameOf(o client.Object) string {
+	if node, large := strings.CutPrefix(o.GetSelfLink(), largeMark); large {
+		return node
+	}
 	switch typed := o.(type) {
 	case *corev1.Pod:
 		return typed.Spec.NodeName

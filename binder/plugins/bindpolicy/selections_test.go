@@ -35,64 +35,60 @@ validations:
 - {expression: "resources.csinode.spec.drivers[0].name == resources.again.spec.drivers[0].name + resources.same.spec.drivers[0].name && resources.agents.size() + resources.racks.size() >= claims.size()"}
 `), policy.Options{})
 	require.NoError(t, err)
-	needs := c.Needs()
-	all := new(sharing).readsOf(needs, nil).all(needs)
 	names := map[string]string{}
-	for _, s := range all {
+	for field, s := range readsOf(c.Needs()).all() {
 		require.NoError(t, s.Check())
-		if s.field == "spec.resources[agents]" {
+		if field == "spec.resources[agents]" {
 			trimmed, err := s.Transform(gen.Pod("cni", gen.BoundTo("node-a")))
 			require.NoError(t, err)
 			pod, ok := trimmed.(*corev1.Pod)
 			require.True(t, ok)
 			assert.Equal(t, "node-a", nodeNameOf(pod), "the index needs the field in the cache")
 		}
-		if s.field == "spec.resources[again]" {
+		if field == "spec.resources[again]" {
 			require.NotNil(t, s.Fields)
 			assert.Equal(t, "metadata.name=other", s.Fields.String(), "a tenant cannot fill the cache with objects of other names")
-		} else {
-			assert.Nil(t, s.Fields, s.field)
+		} else if field != "spec.resources[unused]" {
+			assert.Nil(t, s.Fields, field)
 		}
-		names[s.field] = s.Name
+		names[field] = s.Name
 	}
 	assert.Equal(t, map[string]string{
-		"namespaceObject":         "policy/v1 Namespace by name",
 		"claims":                  "policy/v1 PersistentVolumeClaim by name",
-		"spec.resources[csinode]": "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
-		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode with name other; fields spec.drivers[*].name",
-		"spec.resources[same]":    "policy/storage.k8s.io/v1 CSINode by name; fields spec.drivers[*].name",
+		"spec.resources[csinode]": "policy/storage.k8s.io/v1 CSINode by name",
+		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode with name other",
+		"spec.resources[same]":    "policy/storage.k8s.io/v1 CSINode by name",
 		"spec.resources[agents]":  "policy/v1 Pod by node; namespace kube-system; labels app=cni",
 		"spec.resources[racks]":   "policy/example.com/v1 Rack all; labels ready=yes",
-	}, names, "resources that differ only in their names share a watch, and unused ones need none")
+		"spec.resources[unused]":  "policy/v1 Secret with name token; namespace default",
+	}, names, "resources that differ only in their names share a watch")
 }
 
 func TestSelectionOf_ByNode(t *testing.T) {
 	cases := map[string]struct {
-		reason      string
-		kind        schema.GroupVersionKind
-		object      client.Object
-		unsupported bool
-		want        string
+		reason string
+		kind   schema.GroupVersionKind
+		object client.Object
+		want   string
 	}{
 		"Pod":           {reason: "the API server selects pods by node", kind: corev1.SchemeGroupVersion.WithKind("Pod"), object: gen.Pod("a", gen.BoundTo("n")), want: "n"},
 		"ResourceSlice": {reason: "the API server selects slices by node, and the field is a pointer", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: gen.ResourceSlice("driver", "n"), want: "n"},
 		"NoNode":        {reason: "a slice can have no node", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: &resourcev1.ResourceSlice{}},
-		"Attachment":    {reason: "the API server does not select attachments by node", kind: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), object: &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}, unsupported: true, want: "n"},
-		"NoField":       {reason: "the kind has no node", kind: storagev1.SchemeGroupVersion.WithKind("CSINode"), object: gen.CSINode("n"), unsupported: true},
+		"Attachment":    {reason: "an attachment has a node", kind: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), object: &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}, want: "n"},
+		"NoField":       {reason: "the kind has no node", kind: storagev1.SchemeGroupVersion.WithKind("CSINode"), object: gen.CSINode("n")},
 		"Custom": {
 			reason: "the fields of custom resources are unknown", kind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Agent"},
-			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": "n"}}}, unsupported: true, want: "n",
+			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": "n"}}}, want: "n",
 		},
 		"CustomNoField": {
 			reason: "another type of the field is not a node", kind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Agent"},
-			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": int64(1)}}}, unsupported: true,
+			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": int64(1)}}},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			s := selectionOf(&policy.Resource{Kind: tc.kind, OnNode: true, Labels: labels.Nothing()})
 			require.NoError(t, s.Check())
-			assert.Equal(t, tc.unsupported, s.Unsupported, tc.reason)
 			assert.Equal(t, tc.want, s.ValueOf(tc.object), tc.reason)
 		})
 	}

@@ -35,9 +35,9 @@ const (
 
 // Reasons of the events on BindPolicies and, for ReasonAudited, on pods. They are stable.
 const (
-	// ReasonNotReady: the latest generation of the policy is not in force, for the reason that the event contains.
+	// ReasonNotReady: the policy cannot be evaluated, for the reason that the event contains.
 	ReasonNotReady = "BindPolicyNotReady"
-	// ReasonInForce: the policy was not ready, and its latest generation is in force now.
+	// ReasonInForce: the policy was not ready, and is in force now.
 	ReasonInForce = "BindPolicyInForce"
 	// ReasonAudited: a policy in mode Audit would reject or delay the bind.
 	ReasonAudited = "BindPolicyAudited"
@@ -46,8 +46,8 @@ const (
 // statuses writes the status of the policies, if the replica leads.
 type statuses struct {
 	h framework.Handle
-	// wanted contains the verdicts by name. changed is signaled when there are new ones.
-	wanted  atomic.Pointer[map[string]verdict]
+	// wanted contains the generations with a verdict, by name. changed is signaled when there are new ones.
+	wanted  atomic.Pointer[map[string]generation]
 	changed chan struct{}
 	// failures contains the last error of each policy whose status could not be written, so that it is logged once.
 	failures map[string]string
@@ -57,9 +57,9 @@ func newStatuses(h framework.Handle) *statuses {
 	return &statuses{h: h, changed: make(chan struct{}, 1), failures: map[string]string{}}
 }
 
-// publish sets the verdicts. It does not block.
-func (s *statuses) publish(verdicts map[string]verdict) {
-	s.wanted.Store(&verdicts)
+// publish sets the wanted statuses. It does not block.
+func (s *statuses) publish(wanted map[string]generation) {
+	s.wanted.Store(&wanted)
 	select {
 	case s.changed <- struct{}{}:
 	default:
@@ -102,15 +102,15 @@ func (s *statuses) write(ctx context.Context) {
 	}
 }
 
-// writeOne writes the status of one policy, if the verdict is about the generation in the cache. After a conflict, the
+// writeOne writes the status of one policy, if it is about the generation in the cache. After a conflict, the
 // next check writes it.
-func (s *statuses) writeOne(ctx context.Context, name string, v verdict) error {
+func (s *statuses) writeOne(ctx context.Context, name string, g generation) error {
 	cached := &v1alpha1.BindPolicy{}
 	err := s.h.Cached.Get(ctx, client.ObjectKey{Name: name}, cached)
-	if err != nil || !v.known || cached.UID != v.uid || cached.Generation != v.generation {
+	if err != nil || !g.isFor(cached) {
 		return client.IgnoreNotFound(err)
 	}
-	status := v.status(cached.Status, metav1.NewTime(s.h.Clock.Now()))
+	status := g.verdict.status(g.generation, cached.Status, metav1.NewTime(s.h.Clock.Now()))
 	if equality.Semantic.DeepEqual(cached.Status, status) {
 		return nil
 	}
@@ -130,15 +130,15 @@ func (s *statuses) writeOne(ctx context.Context, name string, v verdict) error {
 }
 
 // status returns the status with the verdict.
-func (v verdict) status(now v1alpha1.BindPolicyStatus, at metav1.Time) v1alpha1.BindPolicyStatus {
+func (v verdict) status(generation int64, now v1alpha1.BindPolicyStatus, at metav1.Time) v1alpha1.BindPolicyStatus {
 	status := *now.DeepCopy()
-	status.ObservedGeneration = v.generation
+	status.ObservedGeneration = generation
 	ready := metav1.ConditionFalse
 	if v.reason == v1alpha1.ReasonInForce {
 		ready = metav1.ConditionTrue
 	}
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: ready, ObservedGeneration: v.generation, LastTransitionTime: at,
+		Type: v1alpha1.ConditionReady, Status: ready, ObservedGeneration: generation, LastTransitionTime: at,
 		Reason: v.reason, Message: clip(v.message, maxConditionMessage),
 	})
 	status.TypeChecking = nil

@@ -100,8 +100,8 @@ func (w *world) status(name string) (string, int64) {
 // used returns the names and generations of the policies in force that can be evaluated.
 func (w *world) used() map[string]int64 {
 	all := map[string]int64{}
-	for _, e := range w.inForce() {
-		if e.unwatched == "" {
+	for _, e := range w.policies() {
+		if e.compiled.Err() == nil && len(e.unwatched) == 0 {
 			all[e.name] = e.generation
 		}
 	}
@@ -191,6 +191,11 @@ func next(t testing.TB, b *v1alpha1.BindPolicy, spec string) *v1alpha1.BindPolic
 	n := policyOf(t, b.Name, spec)
 	n.Generation = b.Generation + 1
 	return n
+}
+
+// elapseAlone lets the time pass in one goroutine.
+func elapseAlone(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // The time of a bubble of testing/synctest passes at once.
 }
 
 // elapse lets the time pass.
