@@ -32,6 +32,8 @@ const (
 // objects implements policy.Objects for one evaluation of all policies. Policies that read the same objects share them.
 type objects struct {
 	reader framework.Reader
+	// system is Prebind's own namespace. Its objects do not exist for policies.
+	system string
 	pod    *corev1.Pod
 	node   string
 	// namespace is that of the pod, once it is read, and found contains the other objects that were read.
@@ -108,7 +110,7 @@ func (o *objects) read(ctx context.Context, s *framework.Selection, value string
 	}
 	var all []client.Object
 	err := meta.EachListItem(into, func(item runtime.Object) error {
-		if object, ok := item.(client.Object); ok {
+		if object, ok := item.(client.Object); ok && (o.system == "" || object.GetNamespace() != o.system) {
 			all = append(all, object)
 		}
 		return nil

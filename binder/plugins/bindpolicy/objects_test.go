@@ -71,7 +71,8 @@ func evaluateOne(t *testing.T, cached framework.Reader, pod *corev1.Pod, spec st
 	}
 	node := gen.Node("node-a")
 	bc := &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name), Now: time.Now()}
-	applied, err := evaluate(t.Context(), set{e}, cached, subjectOf(bc))
+	p := &Plugin{h: framework.Handle{Namespace: "prebind-system"}}
+	applied, err := p.evaluate(t.Context(), set{e}, cached, subjectOf(bc))
 	require.NoError(t, err)
 	return applied[0].result
 }
@@ -94,6 +95,8 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 	for i := range maxClaims + 1 {
 		many = append(many, gen.UsesClaim(fmt.Sprintf("c-%d", i)))
 	}
+	own := configMap("records", 1)
+	own.Namespace = "prebind-system"
 	large := gen.Claim("data")
 	large.Labels = map[string]string{"a": strings.Repeat("x", policy.MaxObject)}
 	for name, tc := range map[string]struct {
@@ -107,6 +110,7 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 		says      string
 	}{
 		"Small":       {reason: "the cache has the objects", objects: with(2, 1000), spec: all, want: policy.Allowed},
+		"Own":         {reason: "policies cannot read Prebind's own objects", objects: []client.Object{own}, spec: strings.Replace(all, "resources.limits.all(l, l.data['a'].size() > 0)", "resources.limits == []", 1), want: policy.Allowed},
 		"Large":       {reason: "a tenant can create it", objects: with(1, policy.MaxObject), spec: all, want: policy.Failed, says: "resources.limits: default/limits-0 is larger than 32 KiB"},
 		"Many":        {reason: "a tenant can create them", objects: with(maxObjects+1, 1), spec: all, want: policy.Failed, says: "resources.limits has more than 1000 objects"},
 		"Sum":         {reason: "a tenant can create them", objects: with(150, 30<<10), spec: all, want: policy.Failed, says: "the policy reads more than 4 MiB of objects"},

@@ -67,7 +67,7 @@ type looked struct {
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	var l looked
 	if policies := p.policies(); len(policies) > 0 {
-		l.results, l.err = evaluate(ctx, policies, cache, subjectOf(bc))
+		l.results, l.err = p.evaluate(ctx, policies, cache, subjectOf(bc))
 	}
 	framework.Extend(bc, l)
 	return nil
@@ -103,8 +103,8 @@ func subjectOf(bc *framework.BindContext) *policy.Subject {
 }
 
 // evaluate evaluates the policies in order, and returns the results of those that apply. An error means that the context ended.
-func evaluate(ctx context.Context, policies set, reader framework.Reader, s *policy.Subject) (results, error) {
-	o := &objects{reader: reader, pod: s.Pod, node: s.Node.Name}
+func (p *Plugin) evaluate(ctx context.Context, policies set, reader framework.Reader, s *policy.Subject) (results, error) {
+	o := &objects{reader: reader, system: p.h.Namespace, pod: s.Pod, node: s.Node.Name}
 	var applied results
 	for _, e := range policies {
 		o.evaluates(e)
