@@ -21,6 +21,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/telemetry"
@@ -45,7 +46,7 @@ type Options struct {
 // need. Only CachedFor is safe for concurrent use.
 type Assembly struct {
 	// Changes ends waits when the cache changes.
-	Changes *framework.Hub
+	Changes *notify.Hub
 
 	o Options
 	// watched contains the kinds in each cache.
@@ -62,7 +63,7 @@ type watched struct {
 
 // New returns an Assembly without plugins.
 func New(o Options) *Assembly {
-	return &Assembly{Changes: framework.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
+	return &Assembly{Changes: notify.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
 }
 
 // Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
@@ -212,7 +213,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	}
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
-		Changes: a.Changes, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
+		Wake: a.Changes.Wake, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
 		Events: mgr.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Selections: &selector{assembly: a, plugin: e.Name}, Leads: a.o.Leads, Discovery: mgr.discovery,
 	}, arguments)
 	switch {

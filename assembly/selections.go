@@ -29,6 +29,7 @@ import (
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 )
 
 // selectionLingers is the time for which an unused selection is kept, because a call that began
@@ -423,7 +424,7 @@ func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, 
 func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
 	changed := func(o any) {
 		if object := compact.Unpack(o); object != nil {
-			a.Changes.Changed(s.Changed(s.ValueOf(object)))
+			a.Changes.Changed(notify.Selected(s, s.ValueOf(object)))
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{

@@ -21,6 +21,7 @@ import (
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -129,7 +130,7 @@ func TestSelections_Use(t *testing.T) {
 	assert.Equal(t, "app=agent", s.watches[0].Get("labelSelector"))
 	assert.Equal(t, "status.phase=Running", s.watches[0].Get("fieldSelector"))
 
-	reader, changes := a.CachedFor("test"), a.Changes.Subscribe(agents.Changed("r1"))
+	reader, changes := a.CachedFor("test"), a.Changes.Subscribe(notify.Selected(agents, "r1"))
 	list := func(rack string) []string {
 		var pods corev1.PodList
 		require.NoError(t, reader.List(t.Context(), &pods, agents.Where(rack)))
@@ -170,10 +171,10 @@ func TestWakeBy(t *testing.T) {
 		"Hidden": {reason: "readers do not see the object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(compact.Hide(pod("r1")), false) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &Assembly{Changes: framework.NewHub()}
-			subscriptions := map[string]*framework.Subscription{}
+			a := &Assembly{Changes: notify.NewHub()}
+			subscriptions := map[string]*notify.Subscription{}
 			for _, rack := range []string{"r1", "r2"} {
-				subscriptions[rack] = a.Changes.Subscribe(racks.Changed(rack))
+				subscriptions[rack] = a.Changes.Subscribe(notify.Selected(racks, rack))
 			}
 			tc.event(a.wakeBy(racks))
 			var got []string

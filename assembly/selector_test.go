@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
@@ -91,7 +92,7 @@ func TestSelector_Select(t *testing.T) {
 	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, gadgets, "shop/a"), "it has all objects")
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/b"))
 
-	changes := h.Changes.Subscribe(gadgets.Changed("shop/b"))
+	changes := a.Changes.Subscribe(notify.Selected(gadgets, "shop/b"))
 	defer changes.Close()
 	s.added <- newGadget("shop", "b", "r1")
 	<-changes.C()

@@ -104,11 +104,12 @@ func (c *call) look(ctx context.Context) (loop.View, *framework.Error) {
 	if err := guardMerged(pod, c.Binding, nil, nil, c.mayCome()); err != nil {
 		return loop.View{}, err
 	}
-	required, err := requiredPlugins(c.settings.Plugins, c.Binding, pod)
+	given := framework.Parameters(framework.Binder, c.Binding, pod)
+	required, err := requiredPlugins(c.settings.Plugins, given)
 	if err != nil {
 		return loop.View{}, err
 	}
-	budget, err := budgetOf(c.policy, c.Binding, pod)
+	budget, err := budgetOf(c.policy, given)
 	if err != nil {
 		return loop.View{}, err
 	}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
@@ -54,7 +55,7 @@ type Options struct {
 	// nil if there are no other replicas.
 	Term func() (term int64, held bool)
 	// Changes reports changes of the objects of the cache.
-	Changes *framework.Hub
+	Changes *notify.Hub
 	// Events records on the pod what its bind waits for, and why it is rejected.
 	Events events.EventRecorder
 	// Recorder records the work on binds. It may be nil.
@@ -268,7 +269,7 @@ func (c *call) decide(ctx context.Context) Decision {
 	if c.settings.idle() {
 		err := guardMerged(pod, c.Binding, nil, nil, nil)
 		if err == nil {
-			_, err = requiredPlugins(nil, c.Binding, pod)
+			_, err = requiredPlugins(nil, framework.Parameters(framework.Binder, c.Binding, pod))
 		}
 		if err != nil {
 			return denied(err)

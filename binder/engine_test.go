@@ -21,6 +21,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -65,8 +66,8 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{pod: gen.Pod("web", gen.UID("pod-1"))}
 		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
-		hub := framework.NewHub()
-		s.server.OnChange(func(o client.Object, _ bool) { hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName())) })
+		hub := notify.NewHub()
+		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
 		chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
 		require.NoError(t, err)
 		o := Options{
@@ -216,8 +217,8 @@ func TestBind_Parameters(t *testing.T) {
 		kind   framework.Kind
 		text   string
 	}{
-		"Budget":   {reason: "the duration is invalid", change: annotated(timeoutAnnotation, "soon"), kind: framework.KindInvalid, text: "invalid duration"},
-		"Required": {reason: "the plugin is not enabled", change: annotated(requireAnnotation, "other"), kind: framework.KindRefuse, text: `"other" is not enabled`},
+		"Budget":   {reason: "the duration is invalid", change: annotated("binder.prebind.dev/timeout", "soon"), kind: framework.KindInvalid, text: "invalid duration"},
+		"Required": {reason: "the plugin is not enabled", change: annotated("binder.prebind.dev/require", "other"), kind: framework.KindRefuse, text: `"other" is not enabled`},
 		"Metadata": {reason: "the pod could not be updated any more", change: annotated("no key", "x"), kind: framework.KindInvalid, text: "invalid metadata"},
 		"Node":     {reason: "the node does not exist", change: func(r *Request) { r.Binding.Target.Name = "none" }, kind: framework.KindRefuse, text: "Node none: not found"},
 		"NodeName": {reason: "the API server accepts every name", change: func(r *Request) { r.Binding.Target.Name = "no/name" }, kind: framework.KindRefuse, text: "invalid name"},
@@ -322,7 +323,7 @@ func TestNew_Validates(t *testing.T) {
 	_, err := New(Options{})
 	require.ErrorContains(t, err, "required")
 	in(t, nil, func(t *testing.T, s *scene) {
-		o := Options{Cached: s.cached, Live: s.live, Replica: "here", Changes: framework.NewHub(), Events: s, Clock: clock.RealClock{}, Settings: s.settings}
+		o := Options{Cached: s.cached, Live: s.live, Replica: "here", Changes: notify.NewHub(), Events: s, Clock: clock.RealClock{}, Settings: s.settings}
 		o.Settings.Plugins = []framework.Plugin{rejecting("count")}
 		_, err := New(o)
 		assert.ErrorContains(t, err, `"count"`, "a mutator has the name")

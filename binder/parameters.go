@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// timeoutAnnotation of a Binding, or of a pod, requests another budget.
-	timeoutAnnotation = framework.Binder + "." + framework.Domain + "/timeout"
-	// requireAnnotation of a Binding, or of a pod, names the PreBind plugins that must
+	// timeoutKey is the key of the annotation of a Binding, or of a pod, that requests another budget.
+	timeoutKey = "timeout"
+	// requireKey is the key of the annotation of a Binding, or of a pod, that names the PreBind plugins that must
 	// take part in its bind.
-	requireAnnotation = framework.Binder + "." + framework.Domain + "/require"
+	requireKey = "require"
 )
 
 // budgetOf returns how long the attempt may take: what the Binding, or else the pod, requests,
 // up to the limit of the policy; otherwise the default of the policy.
-func budgetOf(own policy, b *corev1.Binding, pod *corev1.Pod) (time.Duration, *framework.Error) {
-	p, ok := parameter(timeoutAnnotation, b, pod)
+func budgetOf(own policy, given map[string]framework.Parameter) (time.Duration, *framework.Error) {
+	p, ok := given[timeoutKey]
 	if !ok {
 		return own.preBindTimeout, nil
 	}
@@ -40,8 +40,8 @@ func budgetOf(own policy, b *corev1.Binding, pod *corev1.Pod) (time.Duration, *f
 
 // requiredPlugins returns the PreBind plugins that must take part in the bind. It is an error if one
 // of them is not enabled.
-func requiredPlugins(plugins []framework.Plugin, b *corev1.Binding, pod *corev1.Pod) (map[string]bool, *framework.Error) {
-	p, ok := parameter(requireAnnotation, b, pod)
+func requiredPlugins(plugins []framework.Plugin, given map[string]framework.Parameter) (map[string]bool, *framework.Error) {
+	p, ok := given[requireKey]
 	if !ok {
 		return nil, nil
 	}
@@ -67,24 +67,12 @@ func requiredPlugins(plugins []framework.Plugin, b *corev1.Binding, pod *corev1.
 	return names, nil
 }
 
-// parameter returns the annotation of the Binding, or else of the pod.
-func parameter(key string, b *corev1.Binding, pod *corev1.Pod) (framework.Parameter, bool) {
-	p := framework.Parameter{Annotation: key, On: framework.Object{Kind: "Binding", Namespace: pod.Namespace, Name: pod.Name}}
-	var ok bool
-	if p.Value, ok = b.Annotations[key]; ok {
-		return p, true
-	}
-	p.On.Kind = "Pod"
-	p.Value, ok = pod.Annotations[key]
-	return p, ok
-}
-
 // takingPart returns the plugins that take part in the bind, in order.
 func takingPart(plugins []framework.Plugin, required map[string]bool, b *corev1.Binding, pod *corev1.Pod) []framework.Plugin {
 	var taking []framework.Plugin
 	for _, p := range plugins {
-		on, ok := p.(framework.OnRequest)
-		if !ok || required[p.Name()] || len(framework.Parameters(p.Name(), on.RequestedBy(), b, pod)) > 0 {
+		_, onRequest := p.(framework.OnRequest)
+		if !onRequest || required[p.Name()] || len(framework.Parameters(p.Name(), b, pod)) > 0 {
 			taking = append(taking, p)
 		}
 	}

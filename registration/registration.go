@@ -6,7 +6,6 @@
 package registration
 
 import (
-	"cmp"
 	"fmt"
 	"time"
 
@@ -48,14 +47,6 @@ func Positive(field string, d time.Duration) []Problem {
 		return nil
 	}
 	return []Problem{{Field: field, Err: fmt.Errorf("must be positive, got %s", d)}}
-}
-
-// Between returns a problem unless the value is at least low and at most high.
-func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
-	if value >= low && value <= high {
-		return nil
-	}
-	return []Problem{{Field: field, Err: fmt.Errorf("must be between %v and %v, got %v", low, high, value)}}
 }
 
 // ArgumentsAs returns the arguments as a T. New receives the type that the registration's own

@@ -81,17 +81,13 @@ type Decider struct {
 	decide func(context.Context, Reader, *BindContext) (Verdict, error)
 }
 
-// OnAnnotation returns the plugin as an OnRequest, limited to binds that request it by an
-// annotation on these objects.
-func (d *Decider) OnAnnotation(source Source) Plugin { return requested{d, source} }
+// OnAnnotation returns the plugin as an OnRequest.
+func (d *Decider) OnAnnotation() OnRequest { return requested{d} }
 
-type requested struct {
-	*Decider
-	source Source
-}
+type requested struct{ *Decider }
 
-// RequestedBy implements OnRequest.
-func (r requested) RequestedBy() Source { return r.source }
+// OnRequest implements OnRequest.
+func (requested) OnRequest() {}
 
 type decided struct {
 	verdict Verdict

@@ -5,9 +5,12 @@ package framework
 
 import (
 	"context"
+	"reflect"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -31,4 +34,18 @@ func Get[T interface {
 		return none, FromAPI(Object{Kind: KindOf(into), Namespace: namespace, Name: name}, "reading it", err)
 	}
 	return into, nil
+}
+
+// KindOf returns the kind of an object, or of the items of a list: the name of the Go type. For
+// unstructured and metadata-only objects, it returns the object's own kind and group.
+func KindOf(object runtime.Object) string {
+	name := reflect.Indirect(reflect.ValueOf(object)).Type().Name()
+	switch name {
+	case "Unstructured", "UnstructuredList", "PartialObjectMetadata", "PartialObjectMetadataList":
+		gvk := object.GetObjectKind().GroupVersionKind()
+		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
+		return gvk.GroupKind().String()
+	default:
+		return strings.TrimSuffix(name, "List")
+	}
 }

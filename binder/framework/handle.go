@@ -20,9 +20,10 @@ type Handle struct {
 	// Writer writes objects with Prebind's permissions. Status writes their status.
 	Writer client.Writer
 	Status client.StatusClient
-	// Changes reports changes of the objects of the cache.
-	Changes *Hub
-	Clock   clock.WithDelayedExecution
+	// Wake repeats the pass of each bind that waits and has read the object, or of each bind that waits if the object is
+	// nil. Call it when a state in the memory of the plugin has changed. Changes of the cache wake binds without it.
+	Wake  func(object client.Object)
+	Clock clock.WithDelayedExecution
 	// Events records events on objects of the cluster. An event on the pod of a bind is the
 	// engine's task. It may be nil in tests that record none.
 	Events events.EventRecorder

@@ -31,16 +31,15 @@ func (p Parameter) Invalid(format string, args ...any) *Error {
 	return Invalid(p.On, "annotation "+p.Annotation+" "+message, p.Field(message)).Advise("correct the annotation")
 }
 
-// Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding or, if the
-// source includes it, of the pod. The Binding's value wins. If neither has the annotation,
-// the Value is empty and On is the Binding.
-func (bc *BindContext) Parameter(plugin string, source Source, key string) Parameter {
+// Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding, or else of the pod. If neither has the
+// annotation, the Value is empty and On is the Binding.
+func (bc *BindContext) Parameter(plugin, key string) Parameter {
 	p := Parameter{
 		Annotation: plugin + "." + Domain + "/" + key,
 		On:         Object{Kind: "Binding", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
 	}
 	value, found := bc.Binding.Annotations[p.Annotation]
-	if !found && source == ByBindingOrPod {
+	if !found {
 		if value, found = bc.Pod.Annotations[p.Annotation]; found {
 			p.On.Kind = "Pod"
 		}
@@ -49,10 +48,9 @@ func (bc *BindContext) Parameter(plugin string, source Source, key string) Param
 	return p
 }
 
-// Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and, if
-// the source includes it, of the pod, by key. The Binding's value wins. The caller owns
-// the map. It is nil if there are no such annotations.
-func Parameters(plugin string, source Source, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
+// Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and of the pod, by key. The Binding's value
+// wins. The caller owns the map. It is nil if there are no such annotations.
+func Parameters(plugin string, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
 	prefix := plugin + "." + Domain + "/"
 	var found map[string]Parameter
 	collect := func(kind string, annotations map[string]string) {
@@ -68,9 +66,7 @@ func Parameters(plugin string, source Source, binding *corev1.Binding, pod *core
 			}
 		}
 	}
-	if source == ByBindingOrPod {
-		collect("Pod", pod.Annotations)
-	}
+	collect("Pod", pod.Annotations)
 	collect("Binding", binding.Annotations)
 	return found
 }

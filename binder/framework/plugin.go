@@ -127,22 +127,13 @@ type Starter interface {
 }
 
 // OnRequest is a Plugin that takes part only in binds that request it: by an annotation
-// <name>.prebind.dev/… on the objects of RequestedBy, or by its name in
+// <name>.prebind.dev/… on the Binding or the pod, or by its name in
 // binder.prebind.dev/require. A Plugin without it takes part in every bind.
 type OnRequest interface {
-	// RequestedBy returns the objects that may carry the annotations. It never changes.
-	RequestedBy() Source
+	Plugin
+	// OnRequest is not called: it marks the plugin.
+	OnRequest()
 }
-
-// Source is where a plugin's parameters may be.
-type Source int
-
-const (
-	// ByBinding means the Binding only, so that users cannot set them.
-	ByBinding Source = iota
-	// ByBindingOrPod means the Binding and the pod. The Binding's value of a key wins.
-	ByBindingOrPod
-)
 
 // Observer is a Plugin that reports what binds wait for and how they are decided. Its methods must not block. They
 // receive the context and the extension of the last pass, and are not called for dry runs.

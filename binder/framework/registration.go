@@ -4,7 +4,6 @@
 package framework
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -83,12 +82,6 @@ func FieldProblem(field string, err error) []Problem { return registration.Inval
 
 // Positive returns the problem of a duration that is not positive.
 func Positive(field string, d time.Duration) []Problem { return registration.Positive(field, d) }
-
-// Between returns the problem of a value, such as an int or a duration, that is less than
-// low or more than high.
-func Between[T cmp.Ordered](field string, value, low, high T) []Problem {
-	return registration.Between(field, value, low, high)
-}
 
 // Always returns a Registration.Watches for kinds that do not depend on the arguments.
 func Always(examples ...client.Object) func(Arguments) []client.Object {

@@ -55,12 +55,6 @@ type Selection struct {
 // Where returns the option of Reader.List for the objects whose field has the value.
 func (s Selection) Where(value string) client.ListOption { return Selected{Selection: s, Value: value} }
 
-// Changed returns the reference to the objects whose field has the value, for Hub.Changed and
-// Subscription.Add.
-func (s Selection) Changed(value string) Ref {
-	return Ref{kind: KindOf(s.Example), name: value, selection: s.Name}
-}
-
 // Check returns an error if a required field is missing.
 func (s Selection) Check() error {
 	if s.Name == "" || s.Example == nil || s.Indexed() && s.Value == nil {

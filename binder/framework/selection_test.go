@@ -56,19 +56,3 @@ func TestSelection_ValueOf(t *testing.T) {
 	assert.Equal(t, "node-a", byName.ValueOf(gen.Node("node-a")))
 	assert.Empty(t, together.ValueOf(pod))
 }
-
-func TestHub_Selection(t *testing.T) {
-	h := NewHub()
-	onA, onB := h.Subscribe(agents.Changed("node-a")), h.Subscribe(agents.Changed("node-b"))
-	pods, other := h.Subscribe(AllOf(&corev1.Pod{}, "")), agents
-	other.Name = "test/other"
-
-	h.Changed(agents.Changed("node-a"))
-	assert.True(t, woken(onA))
-	assert.False(t, woken(onB), "the object is on another node")
-	assert.False(t, woken(pods), "the cache of pods has not changed")
-	h.Changed(other.Changed("node-a"))
-	assert.False(t, woken(onA), "another selection has changed")
-	h.Changed(RefTo(&corev1.Pod{}, "kube-system", "agent"))
-	assert.False(t, woken(onA), "the cache of pods has changed, not the selection")
-}

@@ -83,9 +83,9 @@ type Version[R any] struct {
 	object *corev1.ConfigMap
 }
 
-// Ref returns a reference to the ConfigMap of the record, for errors and waits.
-func (s *Store[K, R]) Ref(key K) framework.Ref {
-	return framework.RefTo(&corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
+// Object returns the ConfigMap of the record, for errors and waits.
+func (s *Store[K, R]) Object(key K) framework.Object {
+	return framework.Object{Kind: "ConfigMap", Namespace: s.h.Namespace, Name: s.kind.Name(key)}
 }
 
 // Get reads a record through the reader. It returns nil if the record does not exist, and
@@ -210,7 +210,7 @@ func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && v.object != nil {
 			return ErrChanged
 		}
-		return framework.FromAPI(s.Ref(key).Object(), "writing it", err)
+		return framework.FromAPI(s.Object(key), "writing it", err)
 	}
 	v.object = object
 	s.mu.Lock()
@@ -235,6 +235,6 @@ func (s *Store[K, R]) Delete(ctx context.Context, v *Version[R]) error {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return ErrChanged
 	default:
-		return framework.FromAPI(s.Ref(key).Object(), "deleting it", err)
+		return framework.FromAPI(s.Object(key), "deleting it", err)
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 )
@@ -49,7 +50,7 @@ type Loop struct {
 	// CachedFor returns the cached reader of a plugin.
 	CachedFor func(plugin string) framework.Reader
 	// Changes reports changes of the objects that readers return.
-	Changes *framework.Hub
+	Changes *notify.Hub
 	Work    *work.Set
 	// Replica identifies this process; see work.NewID.
 	Replica string
@@ -132,7 +133,7 @@ type call struct {
 	*Loop
 	Bind
 	// changes is nil until the call has to wait: most binds do not.
-	changes *framework.Subscription
+	changes *notify.Subscription
 	// entry is the work that the call has joined, or nil. id is the attempt's ID.
 	entry *work.Entry
 	id    string
@@ -371,7 +372,7 @@ func (c *call) unsubscribe() {
 // returns an error if the call ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
 func (c *call) wait(ctx context.Context, s step, results []Result) *framework.Error {
 	if c.changes == nil {
-		c.changes = c.Changes.Subscribe(framework.RefTo(pod, c.Pod.Namespace, c.Pod.Name), framework.RefTo(node, "", c.Key.Node), framework.AllBinds())
+		c.changes = c.Changes.Subscribe(notify.RefTo(pod, c.Pod.Namespace, c.Pod.Name), notify.RefTo(node, "", c.Key.Node), notify.AllBinds())
 		return nil
 	}
 	now := c.Clock.Now()

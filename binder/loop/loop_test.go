@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/gen"
@@ -46,7 +47,7 @@ func newWorld() *world {
 		pod: gen.Pod("web"), facts: map[string]bool{}, held: true, draining: make(chan struct{}), hold: 8 * time.Second,
 	}
 	w.pod.UID = "u1"
-	hub := framework.NewHub()
+	hub := notify.NewHub()
 	set := work.NewSet(work.Options{
 		Runner: w, Replica: "r", Changes: hub, Clock: clock.RealClock{}, Ended: func(bound bool) { w.say("ended", bound) },
 		Term: func() (int64, bool) {
@@ -97,7 +98,7 @@ func (w *world) set(fact string) {
 }
 
 func (w *world) changed() {
-	w.Changes.Changed(framework.RefTo(&corev1.Pod{}, w.pod.Namespace, w.pod.Name))
+	w.Changes.Changed(notify.RefTo(&corev1.Pod{}, w.pod.Namespace, w.pod.Name))
 }
 
 // bound makes the pod bound to the node.
@@ -496,7 +497,7 @@ func TestRun_RollsBack(t *testing.T) {
 				w.pod = gen.Pod("web")
 				w.pod.UID = "u2"
 				w.mu.Unlock()
-				w.Changes.Changed(framework.RefTo(&corev1.Pod{}, w.live().Namespace, "web"))
+				w.Changes.Changed(notify.RefTo(&corev1.Pod{}, w.live().Namespace, "web"))
 			},
 			within: time.Second,
 		},

@@ -25,6 +25,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -124,7 +125,7 @@ func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants
 	cluster := fakeapi.New(thePod, theNode)
 	p.engine, err = binder.New(binder.Options{
 		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term,
-		Changes: framework.NewHub(), Events: silent{}, Clock: clock.RealClock{},
+		Changes: notify.NewHub(), Events: silent{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
 			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 )
 
 // readAgain is the pause after a read of the API server that failed, or that contradicts the cache.
@@ -79,7 +80,7 @@ func outcomeOf(key Key, st state, live *corev1.Pod, now time.Time) outcome {
 func (s *Set) follow(ctx context.Context, e *Entry) {
 	defer s.forget(e)
 	log := klog.FromContext(ctx).WithValues("pod", e.pod.String(), "node", e.key.Node, "attempt", e.id)
-	changed := s.o.Changes.Subscribe(framework.RefTo(&corev1.Pod{}, e.pod.Namespace, e.pod.Name))
+	changed := s.o.Changes.Subscribe(notify.RefTo(&corev1.Pod{}, e.pod.Namespace, e.pod.Name))
 	defer changed.Close()
 	for {
 		st, now := s.stateOf(e), s.o.Clock.Now()
@@ -108,7 +109,7 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 }
 
 // sleep returns false when the process ends.
-func (s *Set) sleep(ctx context.Context, e *Entry, changed *framework.Subscription, until time.Time) bool {
+func (s *Set) sleep(ctx context.Context, e *Entry, changed *notify.Subscription, until time.Time) bool {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		timer := s.o.Clock.NewTimer(max(until.Sub(s.o.Clock.Now()), 0) + time.Millisecond)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -81,7 +82,7 @@ type Options struct {
 	// Replica identifies this process; see NewID.
 	Replica string
 	// Changes reports changes of pods.
-	Changes *framework.Hub
+	Changes *notify.Hub
 	// Term returns the number of the replica's current term, and whether the replica holds it. Work
 	// allows binds only in the term in which it began. Term must be fast, and safe for concurrent
 	// use.

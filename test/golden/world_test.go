@@ -30,6 +30,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -47,13 +48,13 @@ type prebind struct {
 func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	t.Helper()
 	server := fakeapi.New(objects...)
-	c, changes := server.Connect(), framework.NewHub()
+	c, changes := server.Connect(), notify.NewHub()
 	server.OnChange(func(o client.Object, _ bool) {
-		changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		changes.Wake(o)
 		// The selections are not known here.
-		changes.Changed(framework.AllBinds())
+		changes.Wake(nil)
 	})
-	handle := framework.Handle{Cached: c, Live: c, Writer: c, Status: c, Changes: changes, Clock: clock.RealClock{}, Namespace: namespace}
+	handle := framework.Handle{Cached: c, Live: c, Writer: c, Status: c, Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: namespace}
 	plugins := make([]framework.Plugin, 0, len(s.plugins)+len(s.added))
 	for _, p := range s.plugins {
 		plugins = append(plugins, p.plugin(t, server, objects, handle))

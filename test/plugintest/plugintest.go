@@ -22,6 +22,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -46,6 +47,8 @@ type Cluster struct {
 	Handle framework.Handle
 	// Plugin is what Registration.New returned.
 	Plugin framework.Plugin
+	// Changes wakes binds that wait.
+	Changes *notify.Hub
 	// Loop runs the plugin as the engine does.
 	Loop *loop.Loop
 	// Hold is how long a call waits. Budget is that of each bind. Both are an hour by default.
@@ -69,8 +72,8 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 			kinds.Insert(framework.KindOf(example))
 		}
 	}
-	c := &Cluster{Server: fakeapi.New(objects...), Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
-	connection, changes := c.Connect(), framework.NewHub()
+	c := &Cluster{Server: fakeapi.New(objects...), Changes: notify.NewHub(), Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
+	connection, changes := c.Connect(), c.Changes
 	selected := &selections{registered: map[string]framework.Selection{}, added: map[string]framework.Selection{}}
 	if r.Selections != nil {
 		for _, s := range r.Selections(arguments) {
@@ -82,18 +85,18 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	}
 	c.OnChange(func(o client.Object, _ bool) {
 		if kinds.Has(framework.KindOf(o)) {
-			changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+			changes.Wake(o)
 		}
 		for _, s := range selected.all() {
 			if framework.KindOf(o) == framework.KindOf(s.Example) {
-				changes.Changed(s.Changed(s.ValueOf(o)))
+				changes.Changed(notify.Selected(s, s.ValueOf(o)))
 			}
 		}
 	})
 	c.Handle = framework.Handle{
 		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection,
 		Writer: connection, Status: connection,
-		Changes: changes, Clock: clock.RealClock{}, Namespace: "prebind-system", Selections: selected,
+		Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: "prebind-system", Selections: selected,
 	}
 	var err error
 	if c.Plugin, err = r.New(c.Handle, arguments); err != nil {
@@ -106,10 +109,10 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	return c
 }
 
-// Around returns a Cluster of the server and a plugin that was built with the handle.
-func Around(t testing.TB, server *fakeapi.Server, h framework.Handle, p framework.Plugin) *Cluster {
+// Around returns a Cluster of the server and a plugin that was built with the handle, whose Wake is that of the hub.
+func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.Handle, p framework.Plugin) *Cluster {
 	t.Helper()
-	c := &Cluster{Server: server, Handle: h, Plugin: p, Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
+	c := &Cluster{Server: server, Changes: hub, Handle: h, Plugin: p, Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
 	c.loop(t)
 	return c
 }
@@ -117,12 +120,12 @@ func Around(t testing.TB, server *fakeapi.Server, h framework.Handle, p framewor
 func (c *Cluster) loop(t testing.TB) {
 	t.Helper()
 	set := work.NewSet(work.Options{
-		Runner: outcomes{c}, Replica: "test", Changes: c.Handle.Changes, Clock: clock.RealClock{}, Ended: func(bool) {},
+		Runner: outcomes{c}, Replica: "test", Changes: c.Changes, Clock: clock.RealClock{}, Ended: func(bool) {},
 		Term: func() (int64, bool) { return 1, true },
 	})
 	t.Cleanup(func() { _ = set.Stop(context.WithoutCancel(t.Context())) })
 	c.Loop = &loop.Loop{
-		CachedFor: func(string) framework.Reader { return c.Handle.Cached }, Changes: c.Handle.Changes, Work: set, Replica: "test",
+		CachedFor: func(string) framework.Reader { return c.Handle.Cached }, Changes: c.Changes, Work: set, Replica: "test",
 		Tracker: runner.Untracked{}, Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -95,7 +96,7 @@ func TestNew_Selections(t *testing.T) {
 	assert.Len(t, s.errors, 1, "the plugin has not added the selection")
 	assert.NoError(t, h.Selections.Select(t.Context(), racks))
 	assert.Equal(t, []string{"a"}, read(h.Cached))
-	changes := h.Changes.Subscribe(racks.Changed("r1"))
+	changes := c.Changes.Subscribe(notify.Selected(racks, "r1"))
 	defer changes.Close()
 	c.Put(agent("d", "kube-system", "r1"))
 	assert.Len(t, changes.C(), 1, "a change wakes a wait")

@@ -31,6 +31,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/replica"
@@ -49,7 +50,7 @@ type process struct {
 	dice *dice
 	// cache is the delayed copy of the API server that the replica has. Other kinds than these are not watched.
 	cache    *fakeapi.Server
-	changes  *framework.Hub
+	changes  *notify.Hub
 	handlers map[string]toolscache.ResourceEventHandler
 	streams  []*stream
 	engine   *binder.Engine
@@ -104,7 +105,7 @@ func (w *world) start() {
 	w.number++
 	id := "r" + strconv.Itoa(w.number)
 	w.mu.Unlock()
-	p := &process{w: w, id: id, dice: w.random("replica " + id), cache: fakeapi.New(), changes: framework.NewHub(), handlers: map[string]toolscache.ResourceEventHandler{}}
+	p := &process{w: w, id: id, dice: w.random("replica " + id), cache: fakeapi.New(), changes: notify.NewHub(), handlers: map[string]toolscache.ResourceEventHandler{}}
 	for _, kind := range watched {
 		p.streams = append(p.streams, &stream{kind: kind})
 	}
@@ -140,7 +141,7 @@ func (w *world) start() {
 		}
 		maps.Copy(p.handlers, r.Handlers)
 		built, err := r.New(framework.Handle{
-			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Changes: p.changes, Clock: suspendedClock{p: p},
+			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
 			Namespace: system, Replicas: func() int { return p.lease.Count() },
 		}, arguments)
 		require.NoError(w.t, err)
@@ -291,7 +292,7 @@ func (p *process) apply(s *stream, o client.Object, deleted bool) {
 			h.OnAdd(o, false)
 		}
 	}
-	p.changes.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+	p.changes.Wake(o)
 }
 
 func versionOf(o client.Object) int {

@@ -36,7 +36,7 @@ mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
 	for name, tc := range cases {
 		b.Run(name, func(b *testing.B) {
 			server := fakeapi.New([]client.Object{withDriver("csi")}...)
-			p := newPlugin(framework.Handle{Cached: server.Cache(), Clock: clock.RealClock{}}, &Arguments{}, newMetrics())
+			p := newPlugin(framework.Handle{Cached: server.Cache(), Clock: clock.RealClock{}}, &Arguments{}, newMetrics(), nil)
 			var all set
 			for i := range tc.policies {
 				c, err := policy.Compile(policyOf(b, fmt.Sprintf("p-%03d", i), tc.spec), policy.Options{})

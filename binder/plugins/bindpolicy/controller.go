@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
@@ -65,14 +65,28 @@ func (p *Plugin) Start(ctx context.Context) error {
 // HasSynced implements framework.Starter. The plugin can decide when it knows all policies. One that is not prepared yet follows its failure policy.
 func (p *Plugin) HasSynced() bool { return p.set.Load() != nil }
 
+// signal receives once for one or more changes since the last receive.
+type signal chan struct{}
+
+// handler sends the signal for each event.
+func (s signal) handler() toolscache.ResourceEventHandler {
+	send := func() {
+		select {
+		case s <- struct{}{}:
+		default:
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { send() }, UpdateFunc: func(any, any) { send() }, DeleteFunc: func(any) { send() },
+	}
+}
+
 func (c *controller) run(ctx context.Context) {
-	changed := c.p.h.Changes.Subscribe(framework.AllOf(&v1alpha1.BindPolicy{}, ""))
-	defer changed.Close()
 	for {
 		c.list(ctx)
 		timer := c.p.h.Clock.NewTimer(listAgain)
 		select {
-		case <-changed.C():
+		case <-c.p.changed:
 		case <-timer.C():
 		case r := <-c.reports:
 			c.take(r)
@@ -168,6 +182,6 @@ func (c *controller) apply() {
 	c.p.metrics.show(counts)
 	c.statuses.publish(known)
 	if before := c.p.set.Swap(&all); before == nil || !slices.Equal(*before, all) {
-		c.p.h.Changes.Changed(framework.AllBinds())
+		c.p.h.Wake(nil)
 	}
 }

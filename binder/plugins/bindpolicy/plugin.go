@@ -27,6 +27,8 @@ type Plugin struct {
 	h       framework.Handle
 	args    *Arguments
 	metrics *metrics
+	// changed receives after a BindPolicy has changed.
+	changed signal
 	// set contains all policies. It is nil before they are known.
 	set atomic.Pointer[set]
 	// compiling limits the policies that are compiled at the same time. compile is a variable for tests.
@@ -41,8 +43,8 @@ var (
 	_ framework.Starter             = (*Plugin)(nil)
 )
 
-func newPlugin(h framework.Handle, a *Arguments, m *metrics) *Plugin {
-	return &Plugin{h: h, args: a, metrics: m, compiling: make(chan struct{}, maxCompiles), compile: compile}
+func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Plugin {
+	return &Plugin{h: h, args: a, metrics: m, changed: changed, compiling: make(chan struct{}, maxCompiles), compile: compile}
 }
 
 // Name implements framework.Plugin.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -306,7 +307,7 @@ func TestStatusDoesNotWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := policyOf(t, "a", `waitFor: [{name: never, expression: "false"}]`)
 		w := newWorld(t, b)
-		woken := w.h.Changes.Subscribe(framework.AllBinds())
+		woken := w.cluster.Changes.Subscribe(notify.AllBinds())
 		defer woken.Close()
 		isWoken := func() bool {
 			select {
@@ -325,7 +326,7 @@ func TestStatusDoesNotWake(t *testing.T) {
 }
 
 func TestPreFlight_WithoutPoliciesCostsNothing(t *testing.T) {
-	p := newPlugin(framework.Handle{}, &Arguments{}, newMetrics())
+	p := newPlugin(framework.Handle{}, &Arguments{}, newMetrics(), nil)
 	bc := &framework.BindContext{Pod: gen.Pod("web"), Node: gen.Node("node-a")}
 	// A nil reader shows that nothing is read.
 	assert.LessOrEqual(t, testing.AllocsPerRun(100, func() {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy"
@@ -21,7 +22,7 @@ const Name = "policy"
 
 // Registration returns the plugin's entry in the registry.
 func Registration() framework.Registration {
-	m := newMetrics()
+	m, changed := newMetrics(), make(signal, 1)
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
@@ -31,9 +32,10 @@ func Registration() framework.Registration {
 		Watches:     framework.Always(&v1alpha1.BindPolicy{}, &corev1.Namespace{}),
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
+		Handlers:    map[string]toolscache.ResourceEventHandler{"BindPolicy": changed.handler()},
 		Metrics:     []prometheus.Collector{m.results, m.policies},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
-			return newPlugin(h, a, m), nil
+			return newPlugin(h, a, m, changed), nil
 		}),
 	}
 }

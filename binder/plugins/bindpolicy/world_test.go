@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/plugintest"
@@ -52,18 +53,21 @@ func prepareWorld(t *testing.T, objects ...client.Object) *world {
 	t.Helper()
 	w := &world{t: t, server: fakeapi.New(objects...), events: events.NewFakeRecorder(100)}
 	w.leads.Store(true)
-	hub := framework.NewHub()
+	hub, changed := notify.NewHub(), make(signal, 1)
 	w.watches = &watches{hub: hub, all: map[string]framework.Selection{}, selecting: func(context.Context, framework.Selection) error { return nil }}
 	w.server.OnChange(func(o client.Object, _ bool) {
-		hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		hub.Wake(o)
+		if _, policy := o.(*v1alpha1.BindPolicy); policy {
+			changed.handler().OnUpdate(o, o)
+		}
 		w.watches.changed(o)
 	})
 	w.api = w.server.Connect()
 	w.Plugin = newPlugin(framework.Handle{
-		Cached: w.server.Cache(), Live: w.api, Writer: w.api, Status: w.api, Changes: hub, Clock: clock.RealClock{}, Events: w.events,
+		Cached: w.server.Cache(), Live: w.api, Writer: w.api, Status: w.api, Wake: hub.Wake, Clock: clock.RealClock{}, Events: w.events,
 		Selections: w.watches, Leads: w.leads.Load,
-	}, &Arguments{}, newMetrics())
-	w.cluster = plugintest.Around(t, w.server, w.h, w.Plugin)
+	}, &Arguments{}, newMetrics(), changed)
+	w.cluster = plugintest.Around(t, w.server, hub, w.h, w.Plugin)
 	return w
 }
 
@@ -120,7 +124,7 @@ func (w *world) event() string {
 
 // watches is a framework.Selector whose watches deliver all objects at once.
 type watches struct {
-	hub *framework.Hub
+	hub *notify.Hub
 
 	mu        sync.Mutex
 	selecting func(ctx context.Context, s framework.Selection) error
@@ -170,7 +174,7 @@ func (w *watches) changed(o client.Object) {
 	defer w.mu.Unlock()
 	for _, s := range w.all {
 		if framework.KindOf(s.Example) == framework.KindOf(o) {
-			w.hub.Changed(s.Changed(s.ValueOf(o)))
+			w.hub.Changed(notify.Selected(s, s.ValueOf(o)))
 		}
 	}
 }

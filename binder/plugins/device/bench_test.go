@@ -21,6 +21,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -101,7 +102,7 @@ func newCrowd(tb testing.TB, nodes, marks int) *crowd {
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: ledger.Devices}}, Data: data,
 		}))
 	}
-	h := framework.Handle{Cached: c, Live: c, Writer: c, Changes: framework.NewHub(), Clock: clock.RealClock{}, Namespace: namespace}
+	h := framework.Handle{Cached: c, Live: c, Writer: c, Wake: notify.NewHub().Wake, Clock: clock.RealClock{}, Namespace: namespace}
 	p, err := New(h, &Arguments{NodeLockTimeout: timeout})
 	require.NoError(tb, err)
 	c.plugin = p

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -40,7 +41,7 @@ type server struct {
 	api *fakeapi.Server
 
 	mu   sync.Mutex
-	hubs []*framework.Hub
+	hubs []*notify.Hub
 	// writes counts the writes of records that took effect.
 	writes int
 }
@@ -63,7 +64,7 @@ func (s *server) changed(o client.Object, _ bool) {
 	defer s.mu.Unlock()
 	s.writes++
 	for _, hub := range s.hubs {
-		hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		hub.Wake(o)
 	}
 }
 
@@ -127,6 +128,7 @@ func (s *server) count() int {
 type line struct {
 	*server
 	before, after func(verb string, o any) error
+	hub           *notify.Hub
 }
 
 func (l *line) call(verb string, o any, do func() error) error {
@@ -167,19 +169,19 @@ func (l *line) Delete(ctx context.Context, o client.Object, options ...client.De
 // lagging is a cache of the records as of its last sync.
 type lagging struct {
 	*server
-	hub  *framework.Hub
+	hub  *notify.Hub
 	seen map[string]*corev1.ConfigMap
 }
 
 func newLagging(s *server) *lagging {
-	return &lagging{server: s, hub: framework.NewHub(), seen: map[string]*corev1.ConfigMap{}}
+	return &lagging{server: s, hub: notify.NewHub(), seen: map[string]*corev1.ConfigMap{}}
 }
 
 // sync updates the cache, and notifies waiting binds.
 func (l *lagging) sync(ctx context.Context) error {
 	err := l.load(ctx)
 	for name := range l.seen {
-		l.hub.Changed(framework.RefTo(&corev1.ConfigMap{}, namespace, name))
+		l.hub.Changed(notify.RefTo(&corev1.ConfigMap{}, namespace, name))
 	}
 	return err
 }
@@ -234,16 +236,17 @@ func withLocks(_ *framework.Handle, a *Arguments) { a.NodeLocks = true }
 // replicaOf returns a plugin whose cache is the server.
 func replicaOf(s *server, options ...option) *Plugin {
 	s.t.Helper()
-	hub := framework.NewHub()
+	hub := notify.NewHub()
 	s.mu.Lock()
 	s.hubs = append(s.hubs, hub)
 	s.mu.Unlock()
 	return pluginOn(s, s, &line{server: s}, hub, options...)
 }
 
-func pluginOn(s *server, cached client.Reader, l *line, hub *framework.Hub, options ...option) *Plugin {
+func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options ...option) *Plugin {
 	s.t.Helper()
-	h := framework.Handle{Cached: cached, Live: l, Writer: l, Changes: hub, Clock: clock.RealClock{}, Namespace: namespace}
+	l.hub = hub
+	h := framework.Handle{Cached: cached, Live: l, Writer: l, Wake: hub.Wake, Clock: clock.RealClock{}, Namespace: namespace}
 	args := &Arguments{NodeLockTimeout: timeout}
 	for _, set := range options {
 		set(&h, args)
@@ -330,7 +333,12 @@ func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 
 // await prepares the bind as the engine does, and waits while PreFlight does.
 func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	changes := p.h.Changes.Subscribe(p.records.Ref(bc.Node.Name))
+	l, ok := p.h.Live.(*line)
+	if !ok {
+		return fmt.Errorf("the plugin reads through a %T", p.h.Live)
+	}
+	record := p.records.Object(bc.Node.Name)
+	changes := l.hub.Subscribe(notify.RefTo(&corev1.ConfigMap{}, record.Namespace, record.Name))
 	defer changes.Close()
 	for {
 		v, err := preFlight(ctx, p, bc)

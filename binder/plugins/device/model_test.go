@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/seeds"
 )
@@ -126,7 +127,7 @@ func (m *model) newReplica() *replica {
 	l := &line{server: m.s}
 	l.before = func(verb string, o any) error { return m.cut(r, verb, o, false) }
 	l.after = func(verb string, o any) error { return m.cut(r, verb, o, true) }
-	r.plugin = pluginOn(m.s, r.cached, l, framework.NewHub(), func(h *framework.Handle, a *Arguments) {
+	r.plugin = pluginOn(m.s, r.cached, l, notify.NewHub(), func(h *framework.Handle, a *Arguments) {
 		h.Clock = m.clock
 		a.NodeLockTimeout = 3 * flightTakes
 	})

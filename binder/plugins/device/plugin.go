@@ -20,7 +20,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -60,9 +59,9 @@ func New(h framework.Handle, args *Arguments) (*Plugin, error) {
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// RequestedBy implements framework.OnRequest: schedulers annotate the Binding, users annotate
+// OnRequest implements framework.OnRequest: schedulers annotate the Binding, users annotate
 // the pod.
-func (*Plugin) RequestedBy() framework.Source { return framework.ByBindingOrPod }
+func (*Plugin) OnRequest() {}
 
 // seen is what PreFlight needs: the record of the node, and how long another bind can keep its lock at most.
 type seen struct {
@@ -126,7 +125,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 // if its annotations are edited during the bind.
 func pinned(bc *framework.BindContext) map[string]string {
 	var own map[string]string
-	for key, parameter := range framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod) {
+	for key, parameter := range framework.Parameters(Name, bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
 			if own == nil {
 				own = map[string]string{}
@@ -207,7 +206,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 
 // ask returns the requests of the bind.
 func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
-	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod))
+	a, err := parse(framework.Parameters(Name, bc.Binding, bc.Pod))
 	if err != nil {
 		return ask{}, err
 	}
@@ -226,9 +225,9 @@ func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
 func lockOf(l *lock) string { return fmt.Sprintf("the lock that pod %s holds on the node", l.Pod) }
 
 func podObject(bc *framework.BindContext) framework.Object {
-	return framework.RefTo(&corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name).Object()
+	return framework.Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
 }
 
 func nodeObject(bc *framework.BindContext) framework.Object {
-	return framework.RefTo(&corev1.Node{}, "", bc.Node.Name).Object()
+	return framework.Object{Kind: "Node", Name: bc.Node.Name}
 }

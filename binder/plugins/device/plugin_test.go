@@ -23,7 +23,7 @@ func TestNew(t *testing.T) {
 	p, err := New(framework.Handle{}, &Arguments{NodeLockTimeout: timeout})
 	require.NoError(t, err)
 	assert.Equal(t, "device", p.Name())
-	assert.Equal(t, framework.ByBindingOrPod, p.RequestedBy())
+	assert.Implements(t, (*framework.OnRequest)(nil), p)
 	_, err = New(framework.Handle{}, &Arguments{})
 	assert.ErrorContains(t, err, "nodeLockTimeout")
 }

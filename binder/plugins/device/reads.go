@@ -91,7 +91,7 @@ func look(ctx context.Context, live framework.Reader, node string, name ledger.O
 
 // grantOf returns the grant of a bound pod, according to its annotations.
 func grantOf(pod *corev1.Pod) grant {
-	a, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, &corev1.Binding{}, pod))
+	a, err := parse(framework.Parameters(Name, &corev1.Binding{}, pod))
 	if err != nil {
 		a.devices = nil
 	}

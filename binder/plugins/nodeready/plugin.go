@@ -63,7 +63,7 @@ func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 
 // limit returns the limit of the wait.
 func (p *plugin) limit(bc *framework.BindContext) (time.Duration, error) {
-	given := bc.Parameter(Name, framework.ByBindingOrPod, keyTimeout)
+	given := bc.Parameter(Name, keyTimeout)
 	if given.Value == "" {
 		return p.timeout, nil
 	}

@@ -137,7 +137,7 @@ func TestParse(t *testing.T) {
 				options = append(options, annotation(key, value))
 			}
 			bc := contextFor(thePod(podOptions...), theNode(), options...)
-			got, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod), maxWait)
+			got, err := parse(framework.Parameters(Name, bc.Binding, bc.Pod), maxWait)
 			if tc.fields == nil {
 				require.NoError(t, err, tc.reason)
 				var texts []string

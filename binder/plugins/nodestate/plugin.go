@@ -38,7 +38,7 @@ func (*Plugin) Name() string { return Name }
 
 // PreFlight rejects the bind if the node does not pass all checks, or waits for it if an annotation requests that.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	e, err := parse(framework.Parameters(Name, framework.ByBindingOrPod, bc.Binding, bc.Pod), p.args.MaxWait)
+	e, err := parse(framework.Parameters(Name, bc.Binding, bc.Pod), p.args.MaxWait)
 	if err != nil {
 		return framework.Verdict{}, err
 	}

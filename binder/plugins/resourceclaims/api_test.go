@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
@@ -20,7 +20,7 @@ import (
 // hub, and records faults of the plugin.
 type apiServer struct {
 	*fakeapi.Server
-	hub *framework.Hub
+	hub *notify.Hub
 
 	mu sync.Mutex
 	// faults are the faults that noteTheft has recorded.
@@ -28,9 +28,9 @@ type apiServer struct {
 }
 
 func newAPI(objects ...client.Object) *apiServer {
-	s := &apiServer{Server: withIndex(), hub: framework.NewHub()}
+	s := &apiServer{Server: withIndex(), hub: notify.NewHub()}
 	s.Admit(s.noteTheft)
-	s.OnChange(func(o client.Object, _ bool) { s.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName())) })
+	s.OnChange(func(o client.Object, _ bool) { s.hub.Wake(o) })
 	for _, o := range objects {
 		s.Put(o)
 	}

@@ -174,7 +174,7 @@ type replica struct {
 func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
 	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
-	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Changes: s.hub, Clock: clock.RealClock{}}
+	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Wake: s.hub.Wake, Clock: clock.RealClock{}}
 	p, err := New(h, &Arguments{BindingTimeout: timeout})
 	require.NoError(t, err)
 	r.Plugin = p

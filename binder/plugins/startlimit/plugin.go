@@ -20,6 +20,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -49,7 +50,7 @@ func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers)
 		p.h.Replicas = func() int { return 1 }
 	}
 	// Every bind to the node wakes up when its slots change.
-	held.connect(h.Clock, func(node string) { h.Changes.Changed(framework.RefTo(&corev1.Node{}, "", node)) }, p.h.Replicas)
+	held.connect(h.Clock, func(node string) { h.Wake(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}) }, p.h.Replicas)
 	p.h.Replicas() // The first call begins the observation of the replicas.
 	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen}, h.Clock, h.Events)
 	return p

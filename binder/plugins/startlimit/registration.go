@@ -4,6 +4,7 @@
 package startlimit
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -96,9 +97,17 @@ func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "w
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate() []framework.Problem {
-	problems := append(framework.Between("limit", a.Limit, 1, maxLimit), framework.Positive("wait", a.Wait)...)
+	problems := append(between("limit", a.Limit, 1, maxLimit), framework.Positive("wait", a.Wait)...)
 	problems = append(problems, framework.Positive("startTimeout", a.StartTimeout)...)
-	problems = append(problems, framework.Between("breakerRefusals", a.BreakerRefusals, 0, maxRefusals)...)
+	problems = append(problems, between("breakerRefusals", a.BreakerRefusals, 0, maxRefusals)...)
 	problems = append(problems, framework.Positive("breakerWindow", a.BreakerWindow)...)
 	return append(problems, framework.Positive("breakerOpen", a.BreakerOpen)...)
+}
+
+// between returns a problem unless the value is at least low and at most high.
+func between(field string, value, low, high int) []framework.Problem {
+	if value >= low && value <= high {
+		return nil
+	}
+	return framework.FieldProblem(field, fmt.Errorf("must be between %d and %d, got %d", low, high, value))
 }

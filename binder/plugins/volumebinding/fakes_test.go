@@ -20,6 +20,7 @@ import (
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/binder/work"
@@ -33,7 +34,7 @@ type world struct {
 	*fakeapi.Connection
 	server, cache *fakeapi.Server
 	cached        framework.Reader
-	hub           *framework.Hub
+	hub           *notify.Hub
 	free          *FreeVolumes
 
 	mu sync.Mutex
@@ -58,7 +59,7 @@ type world struct {
 type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
-	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: framework.NewHub(), free: NewFreeVolumes()}
+	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: notify.NewHub(), free: NewFreeVolumes()}
 	_ = SetupIndexes(context.Background(), w.cache)
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
@@ -79,7 +80,7 @@ func (w *world) changed(o client.Object, deleted bool) {
 		} else {
 			w.cache.Put(seen)
 		}
-		w.hub.Changed(framework.RefTo(o, o.GetNamespace(), o.GetName()))
+		w.hub.Wake(o)
 		if !volume {
 			return
 		}
@@ -191,7 +192,7 @@ func (w *world) remove(o client.Object) { w.server.Remove(o) }
 // pluginIn returns a plugin with the world as its API server.
 func pluginIn(w *world) *Plugin {
 	return New(framework.Handle{
-		Cached: w.cached, Live: w, Writer: writer{Writer: w.Connection, w: w}, Changes: w.hub, Clock: clock.RealClock{}, Namespace: "prebind-system",
+		Cached: w.cached, Live: w, Writer: writer{Writer: w.Connection, w: w}, Wake: w.hub.Wake, Clock: clock.RealClock{}, Namespace: "prebind-system",
 	}, w.free)
 }
 

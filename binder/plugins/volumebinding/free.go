@@ -10,11 +10,12 @@ import (
 
 	"github.com/google/btree"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/volumes"
 )
 
@@ -24,9 +25,9 @@ import (
 //
 // It keeps references to the objects and does not change them. It is safe for concurrent use.
 type FreeVolumes struct {
-	mu      sync.Mutex
-	changes *framework.Hub
-	byName  map[string]placed
+	mu       sync.Mutex
+	onChange func(client.Object)
+	byName   map[string]placed
 	// shelves contains the shelves by place and likeness. A shelf is never empty.
 	shelves map[place]map[string]*shelf
 }
@@ -90,11 +91,11 @@ func isPending(pv *corev1.PersistentVolume) bool {
 	return pv.Status.Phase == corev1.VolumePending || pv.Status.Phase == ""
 }
 
-// wake makes changes of the index wake the subscriptions to the volume.
-func (f *FreeVolumes) wake(changes *framework.Hub) {
+// wake makes changes of the index wake the binds that have read the volume.
+func (f *FreeVolumes) wake(wake func(client.Object)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.changes = changes
+	f.onChange = wake
 }
 
 func (f *FreeVolumes) put(pv *corev1.PersistentVolume) {
@@ -116,8 +117,8 @@ func (f *FreeVolumes) remove(name string) {
 
 // changed must be called with mu held.
 func (f *FreeVolumes) changed(name string) {
-	if f.changes != nil {
-		f.changes.Changed(framework.RefTo(&corev1.PersistentVolume{}, "", name))
+	if f.onChange != nil {
+		f.onChange(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 }
 

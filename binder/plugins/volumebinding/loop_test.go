@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -73,7 +73,7 @@ func TestBind_CacheBehindItsWrites(t *testing.T) {
 				w.lag()
 				for range 5 {
 					<-time.After(500 * time.Millisecond)
-					w.hub.Changed(framework.RefTo(&corev1.Node{}, "", "node-a"))
+					w.hub.Changed(notify.RefTo(&corev1.Node{}, "", "node-a"))
 					synctest.Wait()
 					require.Empty(t, outcome)
 					assert.Equal(t, 1, w.applied, "the API server rejects a repetition")

@@ -43,10 +43,9 @@ var (
 )
 
 // New returns the plugin. The cache of the handle has the indexes of SetupIndexes. free
-// follows its PersistentVolumes, and New makes it wake the handle's Changes. It
-// starts nothing.
+// follows its PersistentVolumes, and New makes it call Handle.Wake. It starts nothing.
 func New(h framework.Handle, free *FreeVolumes) *Plugin {
-	free.wake(h.Changes)
+	free.wake(h.Wake)
 	return &Plugin{h: h, free: free, records: openRecords(h)}
 }
 

@@ -37,6 +37,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/telemetry"
@@ -160,7 +161,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	tb.Helper()
 	registry := newRegistry()
 	s := v1alpha1.Default(registry.Components())
-	world, changes := benchWorld(), framework.NewHub()
+	world, changes := benchWorld(), notify.NewHub()
 	selectedMutators, err := registry.MutatorsOf(s)
 	require.NoError(tb, err)
 	var chain []mutators.Mutator
@@ -175,7 +176,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	var plugins []framework.Plugin
 	for _, p := range selectedPlugins {
 		built, err := p.New(framework.Handle{
-			Cached: world, Live: world, Writer: world, Status: world, Changes: changes, Clock: clock.RealClock{},
+			Cached: world, Live: world, Writer: world, Status: world, Wake: changes.Wake, Clock: clock.RealClock{},
 			Namespace: "prebind-system",
 		}, s.Arguments.Of(p.Name))
 		require.NoError(tb, err)

@@ -30,7 +30,7 @@ func Registration() framework.Registration {
 		Arguments: func() framework.Arguments { return &arguments{} },
 		Watches:   framework.Always(&batchv1.Job{}),
 		New: framework.Build(func(_ framework.Handle, a *arguments) (framework.Plugin, error) {
-			return framework.NewPlugin(Name, a.decide).OnAnnotation(framework.ByBindingOrPod), nil
+			return framework.NewPlugin(Name, a.decide).OnAnnotation(), nil
 		}),
 	}
 }
@@ -55,7 +55,7 @@ func (a *arguments) Validate() []framework.Problem {
 
 // decide reads the Jobs and returns what to wait for.
 func (a *arguments) decide(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
-	parameter := bc.Parameter(Name, framework.ByBindingOrPod, "jobs")
+	parameter := bc.Parameter(Name, "jobs")
 	names := strings.Split(parameter.Value, ",")
 	if len(names) > 10 || slices.ContainsFunc(names, func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 }) {
 		return framework.Verdict{}, parameter.Invalid("must be at most ten names of Jobs, separated by commas")
@@ -65,7 +65,7 @@ func (a *arguments) decide(ctx context.Context, cache framework.Reader, bc *fram
 		if err != nil {
 			return framework.Verdict{}, err
 		}
-		object := framework.RefTo(&batchv1.Job{}, bc.Pod.Namespace, name).Object()
+		object := framework.Object{Kind: "Job", Namespace: bc.Pod.Namespace, Name: name}
 		if wait, err := a.wait(object, job, bc.Now); err != nil || wait.For != "" {
 			return framework.Verdict{Wait: wait}, err
 		}

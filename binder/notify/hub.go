@@ -1,7 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package framework
+// Package notify delivers changes of objects to calls that wait for them.
+package notify
 
 import (
 	"fmt"
@@ -9,6 +10,8 @@ import (
 
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Hub delivers changes from informers to subscriptions. It is safe for concurrent use. Create
@@ -29,7 +32,7 @@ type Informer interface {
 // Attach wakes subscriptions on every addition, change, and deletion in the informer of the
 // example's type. The informer's store already contains the change.
 func (h *Hub) Attach(example client.Object, informer Informer) error {
-	kind := KindOf(example)
+	kind := framework.KindOf(example)
 	changed := func(object any) {
 		name, err := cache.DeletionHandlingObjectToName(object)
 		if err == nil {
@@ -60,6 +63,15 @@ func (h *Hub) Changed(ref Ref) {
 	if ref.namespace != "" {
 		h.wake(Ref{kind: ref.kind, namespace: ref.namespace})
 	}
+}
+
+// Wake wakes the subscriptions to the object, or all calls that wait if it is nil; see framework.Handle.Wake.
+func (h *Hub) Wake(o client.Object) {
+	if o == nil {
+		h.Changed(AllBinds())
+		return
+	}
+	h.Changed(RefTo(o, o.GetNamespace(), o.GetName()))
 }
 
 // wake must be called with mu held.

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package framework
+package notify
 
 import (
 	"errors"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	fcache "k8s.io/client-go/tools/cache/testing"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -185,4 +186,21 @@ func TestAttach_Handler(t *testing.T) {
 func TestAttach_Fails(t *testing.T) {
 	stopped := errors.New("stopped")
 	assert.ErrorIs(t, NewHub().Attach(&corev1.Pod{}, &handlers{err: stopped}), stopped)
+}
+
+func TestHub_Selection(t *testing.T) {
+	agents := framework.Selection{Name: "test/agents", Example: &corev1.Pod{}, Field: "spec.nodeName"}
+	h := NewHub()
+	onA, onB := h.Subscribe(Selected(agents, "node-a")), h.Subscribe(Selected(agents, "node-b"))
+	pods, other := h.Subscribe(AllOfList(&corev1.PodList{}, "")), agents
+	other.Name = "test/other"
+
+	h.Changed(Selected(agents, "node-a"))
+	assert.True(t, woken(onA))
+	assert.False(t, woken(onB), "the object is on another node")
+	assert.False(t, woken(pods), "the cache of pods has not changed")
+	h.Changed(Selected(other, "node-a"))
+	assert.False(t, woken(onA), "another selection has changed")
+	h.Changed(RefTo(&corev1.Pod{}, "kube-system", "agent"))
+	assert.False(t, woken(onA), "the cache of pods has changed, not the selection")
 }
