@@ -324,7 +324,7 @@ release-tool:
 	@cd release && $(RELEASE_ENV) CGO_ENABLED=0 go build -buildvcs=false -o $(CURDIR)/bin/release-tool .
 
 .PHONY: release
-release: release-tool ## Build bin/release: archives, image, manifests, chart, SBOMs and checksums (VERSION=v1.2.3; see docs/release.md)
+release: release-tool ## Build bin/release: archives, image, manifests, chart, SBOMs and checksums (VERSION=v1.2.3; see docs/contributing/release.md)
 	@bin/release-tool check --version='$(VERSION)'
 	@rm -rf $(RELEASE) $(STAGE) && mkdir -p $(STAGE)/manifests
 	@export $(RELEASE_ENV) && for platform in $(PLATFORMS); do \
@@ -349,7 +349,7 @@ verify-release: ## Build the release again from a clone, with an empty build cac
 		diff -r $(RELEASE) "$$dir/clone/$(RELEASE)" && echo "both releases have the same bytes"
 
 .PHONY: publish
-publish: release-tool ## Push image and chart, and create the release on GitHub from bin/release (VERSION=v1.2.3, REGISTRY=...; see docs/release.md)
+publish: release-tool ## Push image and chart, and create the release on GitHub from bin/release (VERSION=v1.2.3, REGISTRY=...; see docs/contributing/release.md)
 	@bin/release-tool publish --version='$(VERSION)' --out=$(RELEASE) --registry=$(REGISTRY)
 
 .PHONY: clean

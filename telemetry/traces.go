@@ -47,7 +47,7 @@ type TracesOptions struct {
 // AddFlags adds the flags to fs, bound to the options.
 func (o *TracesOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Endpoint, "tracing-endpoint", o.Endpoint,
-		"Host and port of the OpenTelemetry collector that receives spans (OTLP, gRPC without TLS). If empty, Prebind sends no spans.")
+		"Host and port of the OpenTelemetry collector that receives spans (OTLP, gRPC without TLS). Empty disables them.")
 	fs.Int32Var(&o.Rate, "tracing-sampling-rate-per-million", o.Rate,
 		"Number of binds per million that are traced. Prebind always traces binds that the API server traces.")
 }

@@ -19,12 +19,12 @@ const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has
 func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("Mutators and plugins")
 	fs.StringVar((*string)(&c.Mode), "mode", string(c.Mode),
-		"Effect of Prebind's decisions. Enforce applies them. Audit only reports them, as events, warnings, metrics and log entries: Prebind rejects, adds, writes and waits for nothing. Off lets every Binding pass without a decision.")
+		"Effect of decisions. Enforce applies them. Audit only reports them, as events, warnings, metrics and log entries. Off lets every Binding pass.")
 	fs.StringSliceVar(&c.Mutators, "mutators", c.Mutators,
 		"Mutators to run. '*' selects all that are on by default, 'foo' switches foo on, and '-foo' switches it off. They run in the order of 'prebind plugins'.")
 	fs.StringSliceVar(&c.PreBindPlugins, "prebind-plugins", c.PreBindPlugins, "PreBind plugins to run, in the format of --mutators.")
 	fs.StringSliceVar(&c.RequiredMutators, "required-mutators", c.RequiredMutators,
-		"Mutators that must succeed. If one of them fails, or the node lacks a value that it adds, Prebind rejects the Binding. If any other mutator fails, Prebind skips it.")
+		"Mutators without which Prebind rejects the Binding, also if the node lacks a value. Other mutators that fail are skipped.")
 	for _, a := range c.Arguments {
 		section := "PreBind plugins"
 		if slices.ContainsFunc(c.registered.Mutators, func(m Component) bool { return m.Name == a.Name }) {
@@ -34,11 +34,11 @@ func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 	}
 	fs = sets.FlagSet("Waiting")
 	fs.DurationVar(&c.Budgets.Hold, "hold", c.Budgets.Hold,
-		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before the API server's own timeout (timeoutSeconds of the webhook configuration).")
+		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before timeoutSeconds of the webhook configuration.")
 	fs.IntVar(&c.Budgets.MaxHolds, "max-holds", c.Budgets.MaxHolds,
-		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Prebind answers further calls with 429 at once. Bindings that the FlowSchema prebind exempts occupy no seat; Prebind holds 16 times as many of them.")
+		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Further calls get 429. Of users that the FlowSchema prebind exempts, Prebind holds 16 times as many.")
 	fs.DurationVar(&c.Budgets.PreBindTimeout, "prebind-timeout", c.Budgets.PreBindTimeout,
-		"Maximum time to prepare the bind of one pod to one node, over all webhook calls. The annotation binder.prebind.dev/timeout of the Binding or the pod overrides it.")
+		"Maximum time of a bind, over all webhook calls. The annotation binder.prebind.dev/timeout overrides it.")
 	fs.DurationVar(&c.Budgets.MaxPreBindTimeout, "max-prebind-timeout", c.Budgets.MaxPreBindTimeout,
 		"Maximum value of the annotation binder.prebind.dev/timeout.")
 }

@@ -14,7 +14,7 @@ import (
 
 // metricsIntro is written by hand.
 //
-//go:embed metrics.intro.md
+//go:embed metrics.intro.txt
 var metricsIntro string
 
 func writeMetrics(to io.Writer) error {

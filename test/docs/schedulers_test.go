@@ -26,7 +26,7 @@ import (
 // denialBlock is an example of a denial.
 var denialBlock = regexp.MustCompile("(?s)<!-- denial: ([a-z-]+) -->\n```json\n(.*?)```")
 
-// TestForSchedulers_Denials checks that the examples are denials of test/golden, as a client receives them, with one example per kind.
+// TestForSchedulers_Denials checks that the examples are denials of test/golden, as a client receives them.
 func TestForSchedulers_Denials(t *testing.T) {
 	t.Parallel()
 	content, err := os.ReadFile(filepath.Join(root, "client", "testdata", "denials.json"))
@@ -43,7 +43,7 @@ func TestForSchedulers_Denials(t *testing.T) {
 		assert.JSONEq(t, string(denials[m[1]].Status), m[2], m[1])
 		shown = append(shown, denials[m[1]].Decision)
 	}
-	kinds := []framework.Kind{framework.KindWait, framework.KindRefuse, framework.KindStale, framework.KindInvalid, framework.KindInternal}
+	kinds := []framework.Kind{framework.KindWait, framework.KindRefuse, framework.KindInvalid}
 	assert.ElementsMatch(t, kinds, shown)
 	assert.Len(t, shown, strings.Count(page, "```json\n"), "every JSON block needs the name of its denial")
 }

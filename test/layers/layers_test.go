@@ -80,7 +80,7 @@ func isModule(folder string) bool {
 	return err == nil
 }
 
-// box is a package, or a pattern of packages, in the diagram of docs/design.md.
+// box is a package, or a pattern of packages, in the diagram of docs/contributing/design.md.
 var box = regexp.MustCompile(`class="b">([a-z0-9/*]+)<`)
 
 func TestDiagram_ContainsEveryPackage(t *testing.T) {

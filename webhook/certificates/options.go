@@ -59,11 +59,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.SelfManaged, "self-managed-certs", o.SelfManaged, "Create the webhook's certificates without files: a CA in the Secret "+selfmanaged.SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both before they expire.")
 	fs.StringVar(&o.Service, "webhook-service", o.Service, "Service in --namespace through which the API server calls the webhook, for --self-managed-certs.")
 	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "MutatingWebhookConfiguration that Prebind writes the CA into, for --self-managed-certs.")
-	fs.DurationVar(&o.CAValidity, "self-managed-ca-validity", o.CAValidity, "Validity of a self-managed CA. Prebind replaces it after two thirds of that time.")
-	fs.DurationVar(&o.CertValidity, "self-managed-cert-validity", o.CertValidity, "Validity of a self-managed certificate. Prebind renews it after two thirds of that time. An earlier CA stays trusted for the same time.")
-	fs.DurationVar(&o.Overlap, "self-managed-ca-overlap", o.Overlap, "Time for which the API servers trust a new self-managed CA before it signs anything. It should be longer than the slowest API server needs to receive a change.")
-	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "PEM file with one or more CAs. A caller of the webhook needs a client certificate of one of them. Prebind reloads a changed file. Configure the API server to present a certificate; see docs/certificates.md. Without this flag, every client that can reach the port can call.")
-	fs.StringSliceVar(&o.ClientNames, "client-allowed-names", o.ClientNames, "Allowed common names of client certificates. Empty allows every name that the CA has signed: with the CA of the cluster, these include the name of every kubelet and of every user with a certificate, so set the name of the API server.")
+	fs.DurationVar(&o.CAValidity, "self-managed-ca-validity", o.CAValidity, "Validity of a self-managed CA, which is replaced after two thirds of it.")
+	fs.DurationVar(&o.CertValidity, "self-managed-cert-validity", o.CertValidity, "Validity of a self-managed certificate, which is renewed after two thirds of it. An earlier CA stays trusted for the same time.")
+	fs.DurationVar(&o.Overlap, "self-managed-ca-overlap", o.Overlap, "Time for which the API servers trust a new self-managed CA before it signs anything.")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "PEM file with CAs. Callers of the webhook need a client certificate of one of them; see docs/certificates.md. Prebind reloads a changed file. If empty, every client that can reach the port can call.")
+	fs.StringSliceVar(&o.ClientNames, "client-allowed-names", o.ClientNames, "Allowed common names of client certificates. Empty allows every name that the CA has signed. The CA of the cluster also signs certificates of kubelets and users, so set the name of the API server.")
 }
 
 // Validate returns an error for each problem of the flags. It does not read files.

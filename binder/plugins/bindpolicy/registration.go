@@ -49,7 +49,7 @@ type Arguments struct {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.KeyPrefixes, "policy-key-prefixes", a.KeyPrefixes,
-		"Prefixes of annotations and labels, such as ray.io, that BindPolicies may set in addition to their own prefix NAME.policy.prebind.dev. *.ray.io allows all subdomains of ray.io. Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.")
+		"Prefixes of keys, such as ray.io, or *.ray.io for all subdomains, that BindPolicies may set in addition to NAME.policy.prebind.dev. Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.")
 }
 
 // Validate implements framework.Arguments.

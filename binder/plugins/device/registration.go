@@ -57,9 +57,9 @@ type Arguments struct {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&a.NodeLocks, "device-node-locks", a.NodeLocks,
-		"Take the node lock for every pod with device annotations, so that only one of them is bound to a node at a time. Some device managers require this. The annotation device.prebind.dev/node-lock does the same for one pod.")
+		"Bind only one pod with device annotations to a node at a time, as the annotation device.prebind.dev/node-lock does for one pod.")
 	fs.DurationVar(&a.NodeLockTimeout, "device-node-lock-timeout", a.NodeLockTimeout,
-		"Age at which another bind can take over a node lock. Set it longer than any bind takes.")
+		"Age at which another bind can take over a node lock. It should be longer than any bind.")
 }
 
 // Validate implements framework.Arguments.

@@ -74,7 +74,7 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.PassNamespaces, "node-ready-pass-namespaces", a.PassNamespaces,
 		"Namespaces whose pods do not wait, in addition to the namespaces of agents.")
 	fs.DurationVar(&a.Timeout, "node-ready-timeout", a.Timeout,
-		"Maximum time that a bind waits for its node. Prebind then rejects it, so that the scheduler can choose another node. The wait counts towards --prebind-timeout.")
+		"Maximum time that a bind waits for its node before Prebind rejects it.")
 	fs.DurationVar(&a.MaxTimeout, "node-ready-max-timeout", a.MaxTimeout, "Maximum value of the annotation node-ready.prebind.dev/timeout.")
 }
 

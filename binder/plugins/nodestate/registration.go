@@ -38,9 +38,9 @@ type Arguments struct {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Checks, "node-state-checks", a.Checks,
-		"Checks that the plugin node-state makes for every bind. The node's existence and the expectations in annotations are always checked.")
+		"Checks that the plugin node-state makes for every bind, in addition to expectations in annotations.")
 	fs.DurationVar(&a.MaxWait, "node-state-max-wait", a.MaxWait,
-		"Maximum value of the annotation node-state.prebind.dev/wait. The wait counts towards --prebind-timeout.")
+		"Maximum value of the annotation node-state.prebind.dev/wait.")
 }
 
 // LongestWait returns the wait that budgets.maxPrebindTimeout limits, and the wait's field.

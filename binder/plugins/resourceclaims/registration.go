@@ -54,7 +54,7 @@ type Arguments struct {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&a.BindingTimeout, "resource-claims-binding-timeout", a.BindingTimeout,
-		"Maximum time from the allocation of a ResourceClaim until its binding conditions are true, like bindingTimeout in kube-scheduler's DynamicResourcesArgs.")
+		"Maximum time from the allocation of a ResourceClaim until its binding conditions are true.")
 }
 
 // Validate implements framework.Arguments.

@@ -79,13 +79,13 @@ func Defaults() *Arguments {
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&a.Limit, "start-limit-limit", a.Limit,
-		"Maximum number of pods that start on a node at the same time: bound, but not running yet. R replicas together can exceed it by R-1 pods, and by more if they observe each other's binds late.")
+		"Maximum number of pods that start on a node at the same time: bound, but not running yet. R replicas together can exceed it by R-1 pods or more.")
 	fs.DurationVar(&a.Wait, "start-limit-wait", a.Wait,
-		"Maximum time that a bind waits for a slot on its node. After that, Prebind rejects it, so that the scheduler chooses another node. The wait counts towards --prebind-timeout.")
+		"Maximum time that a bind waits for a slot on its node before Prebind rejects it.")
 	fs.DurationVar(&a.StartTimeout, "start-limit-start-timeout", a.StartTimeout,
 		"Time after the bind from which a pod that still does not run no longer counts.")
 	fs.IntVar(&a.BreakerRefusals, "start-limit-breaker-refusals", a.BreakerRefusals,
-		"Number of pods of a namespace that a kubelet must refuse within --start-limit-breaker-window before Prebind rejects the node for this namespace. 0 disables the circuit breaker.")
+		"Number of pods of a namespace that a kubelet refuses within --start-limit-breaker-window before Prebind rejects the node for the namespace. 0 disables it.")
 	fs.DurationVar(&a.BreakerWindow, "start-limit-breaker-window", a.BreakerWindow,
 		"Time within which the refusals count. Also the time for which one pod at a time tries a node that was rejected.")
 	fs.DurationVar(&a.BreakerOpen, "start-limit-breaker-open", a.BreakerOpen,

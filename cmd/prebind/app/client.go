@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -24,21 +25,46 @@ type userClient struct {
 	overrides clientcmd.ConfigOverrides
 }
 
+// shownFlags are the connection flags in the help of each command. 'prebind options' prints all of them.
+func shownFlags() []string { return []string{"as", "context", "kubeconfig", "namespace"} }
+
 // addFlags adds the flags of kubectl, such as --kubeconfig, --context, --namespace and
 // --as, except those to omit. Only --namespace, --username and --password can be omitted.
 func (u *userClient) addFlags(fs *pflag.FlagSet, omit ...string) {
-	u.rules = clientcmd.NewDefaultClientConfigLoadingRules()
-	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
 	if fs.Lookup("namespace") != nil {
 		omit = append(omit, "namespace") // Commands define their own flag.
 	}
+	connection := u.connectionFlags(omit...)
+	connection.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shownFlags(), f.Name) })
+	connection.Lookup("kubeconfig").Usage += " 'prebind options' lists more flags for the connection."
+	fs.AddFlagSet(connection)
+}
+
+func (u *userClient) connectionFlags(omit ...string) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("connection", pflag.ContinueOnError)
+	u.rules = clientcmd.NewDefaultClientConfigLoadingRules()
+	fs.StringVar(&u.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
+	flags := clientcmd.RecommendedConfigOverrideFlags("")
 	for _, f := range []*clientcmd.FlagInfo{&flags.ContextOverrideFlags.Namespace, &flags.AuthOverrideFlags.Username, &flags.AuthOverrideFlags.Password} {
 		if slices.Contains(omit, f.LongName) {
 			f.LongName = ""
 		}
 	}
 	clientcmd.BindOverrideFlags(&u.overrides, fs, flags)
+	return fs
+}
+
+func newOptionsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "options",
+		Short: "Print the flags for the connection to the API server",
+		Long:  "Print the flags for the connection to the API server, which are those of kubectl.\nexplain, status, conformance and unregister have them.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), new(userClient).connectionFlags().FlagUsages())
+			return err
+		},
+	}
 }
 
 // config returns the client configuration and the namespace.

@@ -40,6 +40,6 @@ until it is ready. Then the API server binds the pod. Schedulers need no change.
 	}
 	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
 	root.AddCommand(newServeCommand(registry), newPluginsCommand(registry), newConfigCommand(registry), newExplainCommand(), newStatusCommand(),
-		newPolicyCommand(), newConformanceCommand(), newUnregisterCommand(), newVersionCommand())
+		newPolicyCommand(), newConformanceCommand(), newUnregisterCommand(), newOptionsCommand(), newVersionCommand())
 	return root
 }

@@ -111,12 +111,12 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.StringVar(&o.webhookAddress, "webhook-bind-address", o.webhookAddress, "Address and port of the webhook (HTTPS).")
 	fs.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, "Address and port of /metrics (HTTP). 0 disables it.")
 	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
-	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "Time after SIGTERM during which Prebind answers new calls with HTTP 503, so that the API server calls another replica. It should be longer than the cluster needs to remove a pod from a Service.")
+	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "Time after SIGTERM during which new calls get HTTP 503. It should be longer than the cluster needs to remove a pod from a Service.")
 	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "Grace period for in-flight requests, after --shutdown-delay.")
 
 	fs = sets.FlagSet("Observability")
 	fs.StringVar(&o.debugAddress, "debug-bind-address", o.debugAddress,
-		"Loopback address and port, such as 127.0.0.1:6060, of /debug/attempts, /debug/plugins, /debug/config, /debug/pprof and /debug/flags/v (HTTP). Reach it with 'kubectl port-forward'. If empty, Prebind does not serve them.")
+		"Loopback address and port, such as 127.0.0.1:6060, of /debug/attempts, /debug/plugins, /debug/config, /debug/pprof and /debug/flags/v (HTTP). Empty disables them.")
 	o.tracing.AddFlags(fs)
 	o.certificates.AddFlags(sets.FlagSet("Certificates"))
 
@@ -126,7 +126,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Elect one replica that completes or rolls back the attempts of replicas that are gone. If false, every replica does.")
 
 	fs = sets.FlagSet("Configuration")
-	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. Prebind reads it once: a change needs a restart. The file has a field for each flag of the following sections; flags override it.")
+	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. It has a field for each flag of the following sections; flags override it. A change needs a restart.")
 
 	v1alpha1.Default(o.registry.Components()).AddFlags(&sets)
 

@@ -4,18 +4,15 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// Markers of the table of cost against size.
-const (
-	beginGrowth = "<!-- growth -->\n"
-	endGrowth   = "<!-- end of growth -->\n"
-)
+// growthHeader is that of the columns of a row of cost against size.
+var growthHeader = []string{"", "Measurement", "Number of objects", "At 1×", "At 10×", "10× / 1×", "Met"}
 
 // mostGrowth is the target: the maximum ratio of a cluster that is ten times as large.
 const mostGrowth = 1.5
@@ -119,13 +116,19 @@ func (g grown) met() string {
 	}
 }
 
-func (g grown) line() string {
-	ratio := "–"
+// ratioText returns the ratio, or a dash without one.
+func (g grown) ratioText() string {
 	if r := g.ratio(); r > 0 {
-		ratio = number(r) + "×"
+		return number(r) + "×"
 	}
-	return fmt.Sprintf("| %s | %d → %d | %s%s | %s%s | %s | %s | %s |", g.what, g.sizes[0], g.sizes[1],
-		number(g.values[0]), g.unit, number(g.values[1]), g.unit, ratio, g.target(), g.met())
+	return "–"
+}
+
+func (g grown) objects() string { return fmt.Sprintf("%d → %d", g.sizes[0], g.sizes[1]) }
+
+// fields returns the cells of the row.
+func (g grown) fields() []string {
+	return []string{"", g.what, g.objects(), number(g.values[0]) + g.unit, number(g.values[1]) + g.unit, g.ratioText(), g.met()}
 }
 
 func grownOf(data map[string][]stat.Sample) []grown {
@@ -138,13 +141,28 @@ func grownOf(data map[string][]stat.Sample) []grown {
 	return results
 }
 
-// growthMarkdown returns the table of cost against size.
+// growthMarkdown returns a table with the largest ratio of each kind of object, and the rows with a maximum.
 func growthMarkdown(results []grown) string {
-	var out bytes.Buffer
-	fmt.Fprintln(&out, "| Measurement | Number of objects | At 1× | At 10× | 10× / 1× | Target | Met |")
-	fmt.Fprintln(&out, "|---|---|---:|---:|---:|---|---|")
+	worst := map[string]float64{}
 	for _, g := range results {
-		fmt.Fprintln(&out, g.line())
+		if !g.free {
+			worst[g.kind()] = max(worst[g.kind()], g.ratio())
+		}
 	}
-	return out.String()
+	out := line("Measurement", "Number of objects", "Target", "Result", "Met") + "|---|---|---|---|---|\n"
+	for _, g := range results {
+		switch {
+		case g.most != nil:
+			out += line(g.what, g.objects(), g.target(), number(g.values[1])+g.unit, g.met())
+		case !g.free && g.ratio() == worst[g.kind()]:
+			out += line(g.what, g.objects(), g.target(), g.ratioText(), g.met())
+		}
+	}
+	return out
+}
+
+// kind returns the part of the name before the metric.
+func (r growthRow) kind() string {
+	kind, _, _ := strings.Cut(r.what, ":")
+	return kind
 }

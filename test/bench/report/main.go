@@ -5,12 +5,14 @@
 //
 //	report DATA [README]
 //
-// DATA is the directory with the samples. Without README, report prints the tables. With README, it replaces the tables
-// between the markers in that file, and writes the plots to the same directory.
+// DATA is the directory with the samples. Without README, report prints all results. With README, it replaces the tables
+// between the markers in that file by the figures and the rows with a target, and writes all results as CSV, and the plots, to the
+// same directory.
 package main
 
 import (
 	"bytes"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,11 +24,8 @@ import (
 	"github.com/prebind/prebind/test/bench/stat"
 )
 
-// Markers of the table in the README.
-const (
-	begin = "<!-- results -->\n"
-	end   = "<!-- end of results -->\n"
-)
+// header is that of the columns of a result.
+var header = []string{"#", "Measurement", "Target", "Result", "Interquartile range", "Rounds", "Met"}
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -43,30 +42,68 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	results := resultsOf(data)
-	growth := growthMarkdown(grownOf(data))
+	results, growth := resultsOf(data), grownOf(data)
 	if len(args) == 1 {
-		fmt.Print(markdown(results), "\n", growth)
+		all := figures(data)
+		for _, r := range results {
+			all += line(r.fields()...)
+		}
+		for _, g := range growth {
+			all += line(g.fields()...)
+		}
+		fmt.Print(all)
 		return nil
 	}
-	readme, err := os.ReadFile(args[1])
+	files, err := written(args[1], data, results, growth)
 	if err != nil {
 		return err
 	}
-	text, err := replace(string(readme), begin, end, markdown(results))
-	if err == nil {
-		text, err = replace(text, beginGrowth, endGrowth, growth)
+	for path, content := range files {
+		err = errors.Join(err, os.WriteFile(path, content, 0o644))
 	}
+	return err
+}
+
+// written returns the files that report writes, by path.
+func written(readme string, data map[string][]stat.Sample, results []result, growth []grown) (map[string][]byte, error) {
+	content, err := os.ReadFile(readme)
 	if err != nil {
-		return fmt.Errorf("%s: %w", args[1], err)
+		return nil, err
 	}
-	dir := filepath.Dir(args[1])
-	return errors.Join(
-		os.WriteFile(args[1], []byte(text), 0o644),
-		os.WriteFile(filepath.Join(dir, "ratios.svg"), ratiosPlot(results), 0o644),
-		os.WriteFile(filepath.Join(dir, "memory.svg"), memoryPlot(data["scale"]), 0o644),
-		os.WriteFile(filepath.Join(dir, "claims.svg"), claimsPlot(data["claims"]), 0o644),
-	)
+	text := string(content)
+	for name, table := range map[string]string{"figures": figures(data), "results": markdown(results), "growth": growthMarkdown(growth)} {
+		if text, err = replace(text, name, table); err != nil {
+			return nil, fmt.Errorf("%s: %w", readme, err)
+		}
+	}
+	all, err := allResults(results, growth)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Dir(readme)
+	return map[string][]byte{
+		readme:                            []byte(text),
+		filepath.Join(dir, "results.csv"): all,
+		filepath.Join(dir, "ratios.svg"):  ratiosPlot(results),
+		filepath.Join(dir, "memory.svg"):  memoryPlot(data["scale"]),
+		filepath.Join(dir, "claims.svg"):  claimsPlot(data["claims"]),
+	}, nil
+}
+
+// allResults returns all results as CSV: first the rows of the table, then those of cost against size.
+func allResults(results []result, growth []grown) ([]byte, error) {
+	var out bytes.Buffer
+	w := csv.NewWriter(&out)
+	records := [][]string{header}
+	for _, r := range results {
+		records = append(records, r.fields())
+	}
+	records = append(records, growthHeader)
+	for _, g := range growth {
+		records = append(records, g.fields())
+	}
+	err := w.WriteAll(records)
+	return out.Bytes(), err
 }
 
 // read returns the samples by file name. Files that do not exist are omitted.
@@ -136,18 +173,23 @@ func resultsOf(data map[string][]stat.Sample) []result {
 	return results
 }
 
+// markdown returns the table of the results that have a target.
 func markdown(results []result) string {
-	var out bytes.Buffer
-	fmt.Fprintln(&out, "| # | Measurement | Target | Result | Interquartile range | Rounds | Met |")
-	fmt.Fprintln(&out, "|---|---|---|---|---|---:|---|")
+	out := line("#", "Measurement", "Target", "Result", "Rounds", "Met") + "|---|---|---|---|---:|---|\n"
 	for _, r := range results {
-		fmt.Fprintln(&out, r.line())
+		if f := r.fields(); r.met() != "" {
+			out += line(f[0], f[1], f[2], f[3], f[5], f[6])
+		}
 	}
-	return out.String()
+	return out
 }
 
-// replace returns the text with a new table between the markers.
-func replace(text, begin, end, table string) (string, error) {
+// line returns a line of a table in Markdown.
+func line(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
+
+// replace returns the text with another table between the markers of the name.
+func replace(text, name, table string) (string, error) {
+	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->\n"
 	before, rest, ok := strings.Cut(text, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {

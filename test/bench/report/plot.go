@@ -15,7 +15,7 @@ import (
 
 const (
 	wide   = 860
-	labels = 530 // left edge of the plot
+	labels = 570 // left edge of the plot
 	margin = 30
 	tall   = 26 // height of a strip
 )
@@ -68,11 +68,11 @@ func (a axis) at(v float64) float64 {
 // ticks returns about five round numbers.
 func (a axis) ticks() []float64 {
 	raw := (a.high - a.low) / 5
-	step := math.Pow(10, math.Floor(math.Log10(raw)))
-	for _, by := range []float64{5, 2} {
-		if step*by <= raw {
-			step *= by
-			break
+	power := math.Pow(10, math.Floor(math.Log10(raw)))
+	step := 10 * power
+	for _, by := range []float64{5, 2, 1} {
+		if power*by >= raw {
+			step = power * by
 		}
 	}
 	var all []float64
@@ -99,7 +99,7 @@ func (c *canvas) strip(x axis, y float64, values []float64, color string) {
 	c.line(m, y-8, m, y+8, color, 3)
 }
 
-// ratiosPlot shows each round of each ratio, and the targets.
+// ratiosPlot shows each round of each ratio with a target.
 func ratiosPlot(results []result) []byte {
 	results = slices.DeleteFunc(slices.Clone(results), func(r result) bool { return !r.plotted })
 	const top, most = 40, 2.0

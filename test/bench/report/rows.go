@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/prebind/prebind/test/bench/stat"
 )
@@ -115,14 +116,14 @@ func table() []row {
 	return []row{
 		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times, plotted: true},
 		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times, plotted: true},
-		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times, plotted: true},
-		{number: 1, what: "constant webhook that caches pending pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times, plotted: true},
-		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times, plotted: true},
-		{number: 1, what: "constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times, plotted: true},
+		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times},
+		{number: 1, what: "constant webhook that caches pending pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times},
+		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times},
+		{number: 1, what: "constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times},
 		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
-		{number: 2, what: "binds/s of 16 clients" + overFollowing, file: "binds", of: ratio("binds/s", prebind, following), unit: times, plotted: true},
-		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times, plotted: true},
-		{number: 2, what: "constant webhook, binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times, plotted: true},
+		{number: 2, what: "binds/s of 16 clients" + overFollowing, file: "binds", of: ratio("binds/s", prebind, following), unit: times},
+		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times},
+		{number: 2, what: "constant webhook, binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times},
 		{number: 3, what: "CPU time of a review in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
 		{number: 3, what: "allocations of a review / handler that does nothing", file: "admission", of: ratio("allocs/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 3, what: "bytes allocated in a review / handler that does nothing", file: "admission", of: ratio("B/op", prebind, nothing), most: new(1.5), unit: times},
@@ -140,12 +141,12 @@ func table() []row {
 		{number: 7, what: "API server seats of kube-scheduler, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
 		{number: 7, what: "API server seats of kube-scheduler, maximum", file: "waiting", of: values("seats", prebind), by: highest},
 		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
-		{number: 7, what: "time until all 1,000 pods are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times, plotted: true},
+		{number: 7, what: "time until all 1,000 pods are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times},
 		{number: 8, what: "kube-scheduler with its default client limit, pods/s" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
 		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
-		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times, plotted: true},
+		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times},
 		{number: 8, what: "the same: new connections to Prebind per bind", file: "scheduler", of: values("connections/bind", prebind)},
-		{number: 8, what: "the same: constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times, plotted: true},
+		{number: 8, what: "the same: constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times},
 		{number: 9, what: "30 pods, waits of 2 s to 4 min: claim bound → pod bound, mean", file: "delay", of: values("mean", prebind), most: new(0.1), unit: " s"},
 		{number: 9, what: "the same: worst", file: "delay", of: values("worst", prebind), by: highest, most: new(2.5), unit: " s"},
 		{number: 9, what: "the same: kube-scheduler without Prebind, mean", file: "delay", of: values("mean", "kube-scheduler"), unit: " s"},
@@ -173,9 +174,9 @@ func table() []row {
 		{number: 11, what: "the same: claim bound → pod bound, worst", file: "lost", of: values("worst", "roll"), by: highest, unit: " s"},
 		{number: 12, what: "CPU time per bind, webhook" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, prebind, constant), most: new(1.35), unit: times, plotted: true},
 		{number: 12, what: "CPU time per bind, API server" + overConstant, file: "cpu", of: ratio(cpuOfAPIServer, prebind, constant), most: new(1.05), unit: times, plotted: true},
-		{number: 12, what: "CPU time per bind, webhook" + overFollowing, file: "cpu", of: ratio(cpuOfWebhook, prebind, following), unit: times, plotted: true},
-		{number: 12, what: "CPU time per bind, API server" + overFollowing, file: "cpu", of: ratio(cpuOfAPIServer, prebind, following), unit: times, plotted: true},
-		{number: 12, what: "constant webhook that caches pending pods, CPU time per bind" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, following, constant), unit: times, plotted: true},
+		{number: 12, what: "CPU time per bind, webhook" + overFollowing, file: "cpu", of: ratio(cpuOfWebhook, prebind, following), unit: times},
+		{number: 12, what: "CPU time per bind, API server" + overFollowing, file: "cpu", of: ratio(cpuOfAPIServer, prebind, following), unit: times},
+		{number: 12, what: "constant webhook that caches pending pods, CPU time per bind" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, following, constant), unit: times},
 		{number: 13, what: "latency of a bind, p50, node-ready, start-limit and announce on / off", file: "node-plugins", of: ratio("p50", nodePlugins, prebind), most: new(1.03), unit: times, plotted: true},
 		{number: 13, what: "the same: p99", file: "node-plugins", of: ratio("p99", nodePlugins, prebind), unit: times},
 		{number: 13, what: "the same: binds/s of 16 clients", file: "node-plugins", of: ratio("binds/s", nodePlugins, prebind), unit: times},
@@ -243,13 +244,13 @@ func (r row) target() string {
 	}
 }
 
-// line returns the row in Markdown.
-func (r result) line() string {
+// fields returns the cells of the row.
+func (r result) fields() []string {
 	spread := "–"
 	if len(r.values) > 1 {
 		spread = number(stat.Quantile(r.values, 0.25)) + " to " + number(stat.Quantile(r.values, 0.75))
 	}
-	return fmt.Sprintf("| %d | %s | %s | %s%s | %s | %d | %s |", r.number, r.what, r.target(), number(r.value), r.unit, spread, len(r.values), r.met())
+	return []string{strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.met()}
 }
 
 // number formats integers without a fraction and other values with two decimal places.
