@@ -4,9 +4,9 @@
 // Package binder decides on Bindings before the API server executes them. It does not depend
 // on HTTP.
 //
-// A bind passes through guards (guards.go), and then through the loop of its call (package loop),
+// A bind passes through guards (guards.go), and then through the loop of its call (call.go),
 // in which plugins decide, write and wait. When all are ready, the mutators run once, and the
-// merged metadata of the pod is checked (compose.go). All that outlives the call is in package work.
+// merged metadata of the pod is checked (answer.go). All that outlives the call is in package work.
 package binder
 
 import (
@@ -28,7 +28,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
@@ -78,11 +77,18 @@ func (o Options) validate() error {
 type Engine struct {
 	reader
 	settings Settings
-	loop     *loop.Loop
-	runner   *runner.Runner
-	waits    waits
-	seats    seating
-	clock    clock.WithDelayedExecution
+	// cachedFor returns the cached reader of a plugin.
+	cachedFor func(plugin string) framework.Reader
+	// changes reports changes of the objects that readers return.
+	changes *notify.Hub
+	work    *work.Set
+	replica string
+	runner  *runner.Runner
+	waits   waits
+	seats   seating
+	clock   clock.WithDelayedExecution
+	// jitter returns a random number from 0 to 1.
+	jitter func() float64
 	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
 	anyAttempt map[string]string
 	// draining is closed by drain.
@@ -107,22 +113,18 @@ func New(o Options) (*Engine, error) {
 	draining := make(chan struct{})
 	e := &Engine{
 		reader:   reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
-		settings: o.Settings,
-		runner:   &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
-		waits:    newWaits(o.Clock), clock: o.Clock,
+		settings: o.Settings, cachedFor: o.CachedFor, changes: o.Changes, replica: o.Replica, jitter: rand.Float64,
+		runner: &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
+		waits:  newWaits(o.Clock), clock: o.Clock,
 		anyAttempt: map[string]string{framework.AttemptAnnotation: work.NewID(o.Replica)},
 		draining:   draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}
-	e.loop = &loop.Loop{
-		CachedFor: o.CachedFor, Changes: o.Changes, Replica: o.Replica, Tracker: o.Recorder, Clock: o.Clock,
-		Jitter: rand.Float64,
-		Work: work.NewSet(work.Options{
-			Runner: recorded{Runner: e.runner, recorder: o.Recorder}, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
-			Ended: func(bound bool) {
-				o.Recorder.AttemptEnded(map[bool]string{true: Bound, false: NotBound}[bound])
-			},
-		}),
-	}
+	e.work = work.NewSet(work.Options{
+		Runner: recorded{Runner: e.runner, recorder: o.Recorder}, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+		Ended: func(bound bool) {
+			o.Recorder.AttemptEnded(map[bool]string{true: Bound, false: NotBound}[bound])
+		},
+	})
 	return e, nil
 }
 
@@ -160,14 +162,14 @@ type Stats struct {
 
 // Stats returns the present numbers; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: e.loop.Work.Count()}
+	s := Stats{Attempts: e.work.Count()}
 	s.Holds, s.MaxHolds = e.seats.count(e.settings.MaxHolds)
 	return s
 }
 
 // InFlight returns the binds in progress, the oldest first; the caller owns the slice.
 func (e *Engine) InFlight() []work.InFlight {
-	all, now := e.loop.Work.InFlight(), e.clock.Now()
+	all, now := e.work.InFlight(), e.clock.Now()
 	for key, w := range e.waits.all() {
 		f, ok := all[key]
 		if !ok {
@@ -188,20 +190,20 @@ func (e *Engine) Drain() { e.drain() }
 
 // Settle waits until the outcome of every allowed bind is known, or the context ends. Call it
 // between Drain and Stop, while the caches are still updated.
-func (e *Engine) Settle(ctx context.Context) { e.loop.Work.Settle(ctx) }
+func (e *Engine) Settle(ctx context.Context) { e.work.Settle(ctx) }
 
 // Stop drains, ends the work without a rollback, and waits for it until the context
 // ends. The repeated calls reach another replica, which continues.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
-	return e.loop.Work.Stop(ctx)
+	return e.work.Stop(ctx)
 }
 
 // Sweeper returns the sweeper for the writes that ended replicas left behind. One replica at a
 // time should run it.
 func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
 	return recovery.New(recovery.Options{
-		Runner: e.runner, Observer: e.recorder, Replica: e.loop.Replica, Replicas: replicas, Working: e.loop.Work.Working,
+		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.work.Working,
 		Plugins: e.settings.Plugins, Clock: e.clock,
 	})
 }
@@ -224,7 +226,9 @@ func (e *Engine) answer(ctx context.Context, r Request) Decision {
 	if !targetsNode(r.Binding) || !namesPod(r) {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Engine: e, Request: r, policy: e.settings.policyFor(r.Pod.Namespace), began: e.clock.Now()}
+	c := &call{
+		Engine: e, Request: r, policy: e.settings.policyFor(r.Pod.Namespace), enabled: e.settings.Plugins, began: e.clock.Now(),
+	}
 	if c.policy.mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
@@ -260,8 +264,8 @@ func (c *call) decide(ctx context.Context) Decision {
 	pod, err := c.reader.pod(ctx, c.Request)
 	switch {
 	case err != nil:
-		c.key = work.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}
-		return c.later(loop.Outcome{Err: err, RetryAfter: loop.RetryAfter(0, 0)})
+		c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}, c.began
+		return c.remember(denied(err), framework.Wait{})
 	case unbindable(pod, c.Binding):
 		return rejectedBy(pod, c.Binding)
 	}
@@ -279,7 +283,7 @@ func (c *call) decide(ctx context.Context) Decision {
 	before := c.waits.before(c.key, c.began)
 	c.first, c.calls = before.since, before.calls
 	d := c.run(ctx)
-	if d.Attempt != "" || before.calls > 0 || c.hold.leave != nil {
+	if d.Attempt != "" || before.calls > 0 || c.hold != nil {
 		d.Calls, d.Waited = before.calls+1, c.clock.Since(before.since)
 	}
 	return d

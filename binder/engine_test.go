@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -192,7 +191,7 @@ func TestBind_Rejects(t *testing.T) {
 		began := time.Now()
 		d := s.post(t.Context())
 		require.Equal(t, framework.KindRefuse, d.Err.Kind)
-		assert.Equal(t, loop.Settle, time.Since(began), "the cache may be behind")
+		assert.Equal(t, Settle, time.Since(began), "the cache may be behind")
 		assert.Equal(t, "p", d.Err.Plugin)
 		assert.Equal(t, []string{"BindRefused: p: Node node-a: no; choose another node"}, s.said())
 		assert.Zero(t, s.runs)

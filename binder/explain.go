@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -20,23 +19,25 @@ func refusalOf(err *framework.Error) *Refusal {
 	return &Refusal{Kind: err.Kind, Plugin: err.Plugin, Object: err.Object.String(), Message: err.Message, Advice: err.Advice}
 }
 
-// rehearsed returns the decision on a dry run, by the results of one pass. The first plugin that rejects the bind decides. The
+// rehearsed returns the decision on a dry run, by the step after one pass. The first plugin that rejects the bind decides. The
 // explanation has the obstacles of all.
-func (c *call) rehearsed(ctx context.Context, o loop.Outcome) Decision {
-	var d Decision
-	if o.Err != nil {
-		d = denied(framework.AsError(framework.Binder, o.Err))
-	} else if err := c.compose(ctx, loop.Ready{View: loop.View{Pod: c.pod, Node: c.node}, Results: o.Results}); err != nil {
-		d = denied(err)
-	} else {
-		d = c.composed
+func (c *call) rehearsed(ctx context.Context, next step) Decision {
+	d, err := next.answer, next.err
+	if d.PassThrough {
+		return d
+	}
+	if err == nil {
+		d, err = c.compose(ctx, "")
+	}
+	if err != nil {
+		d = denied(framework.AsError(framework.Binder, err))
 	}
 	d.Explanation = &Explanation{}
-	asked := map[string]loop.Result{}
-	for _, r := range o.Results {
-		asked[r.Plugin.Name()] = r
+	asked := map[string]result{}
+	for _, r := range c.results {
+		asked[r.plugin.Name()] = r
 	}
-	for _, p := range c.settings.Plugins {
+	for _, p := range c.enabled {
 		x := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
 		if r, ok := asked[p.Name()]; ok {
 			x = explained(r)
@@ -59,21 +60,21 @@ func (c *call) rehearsed(ctx context.Context, o loop.Outcome) Decision {
 }
 
 // explained returns the explanation of one result.
-func explained(r loop.Result) PluginExplanation {
-	x := PluginExplanation{Name: r.Plugin.Name(), Verdict: PluginReady, Findings: boundedFindings(r.Verdict.Findings)}
-	for _, w := range r.Verdict.Writes {
+func explained(r result) PluginExplanation {
+	x := PluginExplanation{Name: r.plugin.Name(), Verdict: PluginReady, Findings: boundedFindings(r.verdict.Findings)}
+	for _, w := range r.verdict.Writes {
 		x.Verdict, x.Would = PluginActs, append(x.Would, w)
 	}
-	if r.Verdict.Wait.For != "" {
-		x.Verdict, x.WaitsFor = PluginWaits, []string{r.Verdict.Wait.String()}
+	if r.verdict.Wait.For != "" {
+		x.Verdict, x.WaitsFor = PluginWaits, []string{r.verdict.Wait.String()}
 	}
 	switch {
-	case r.Err == nil:
-	case r.Err.Kind == framework.KindWait:
-		x.Verdict, x.Refusal = PluginWaits, refusalOf(r.Err)
-		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(r.Err.Object.String()+": "+r.Err.Message, ": "))
+	case r.err == nil:
+	case r.err.Kind == framework.KindWait:
+		x.Verdict, x.Refusal = PluginWaits, refusalOf(r.err)
+		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(r.err.Object.String()+": "+r.err.Message, ": "))
 	default:
-		x.Verdict, x.Refusal = PluginRefuses, refusalOf(r.Err)
+		x.Verdict, x.Refusal = PluginRefuses, refusalOf(r.err)
 	}
 	return x
 }

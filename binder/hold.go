@@ -5,6 +5,7 @@ package binder
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -12,43 +13,91 @@ import (
 	"github.com/prebind/prebind/binder/runner"
 )
 
+const (
+	// MaxRetryAfter is the longest time that Prebind asks a client to wait before it calls again, without its spread.
+	MaxRetryAfter = 30 * time.Second
+	// minRetry and MaxRetryAfter limit Retry-After of a call that got no seat. atOnce is that of any other.
+	minRetry, atOnce = 2 * time.Second, time.Second
+)
+
 // hold is the seat of a call that waits.
 type hold struct {
-	// leave gives the seat back. It is nil without a seat.
+	// leave gives the seat back.
 	leave func()
 	// report is the timer of the event about the wait, and ended ends the step.
 	report clock.Timer
 	ended  func(error)
 }
 
-// take takes a seat, if there is one.
-func (c *call) take(ctx context.Context) bool {
+// take returns a seat, or nil if there is none.
+func (c *call) take(ctx context.Context) *hold {
 	of, most := c.seats.of(c.User, c.settings.MaxHolds)
 	size := heldSize(c.pod, c.Binding)
 	if !of.take(most, c.Pod.Namespace, size) {
 		c.recorder.HoldRefused()
-		return false
+		return nil
 	}
-	h, pod := &c.hold, c.pod
-	h.leave = func() { of.leave(c.Pod.Namespace, size) }
+	h, pod := &hold{leave: func() { of.leave(c.Pod.Namespace, size) }}, c.pod
 	_, h.ended = c.recorder.Step(ctx, runner.Step{Name: runner.StepHold, Pod: c.Pod, Node: c.key.Node})
 	h.report = c.clock.AfterFunc(reportAfter, func() {
 		if err := c.waits.before(c.key, c.began).waiting; err != nil {
 			c.reportWait(pod, err)
 		}
 	})
-	return true
+	return h
+}
+
+func (h *hold) release() {
+	h.report.Stop()
+	h.ended(nil)
+	h.leave()
 }
 
 // awaits records what the call waits for, and the answer if it ended now.
 func (c *call) awaits(err *framework.Error, wait framework.Wait) {
-	c.Engine.waits.change(c.key, c.began, func(w *waited) { w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget })
+	c.waits.change(c.key, c.began, func(w *waited) { w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget })
 }
 
-func (h *hold) release() {
-	if h.leave != nil {
-		h.report.Stop()
-		h.ended(nil)
-		h.leave()
+// remember records the decision for the next call. If the client has to wait, the decision says for how long, and the call counts
+// as one that had to wait.
+func (c *call) remember(d Decision, wait framework.Wait) Decision {
+	switch {
+	case d.Err == nil:
+		c.waits.forget(c.key)
+	case d.Err.Kind != framework.KindWait:
+		c.waits.reject(c.key)
+	default:
+		d.RetryAfter = c.retryAfter()
+		if wait.For == "" {
+			wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
+		}
+		c.waits.change(c.key, c.began, func(w *waited) {
+			w.calls++
+			w.pod, w.waiting, w.wait, w.budget = c.Pod, d.Err, wait, c.budget
+		})
 	}
+	return d
+}
+
+// retryAfter returns when the client should post the Binding again: at once if it probably gets a seat again, and otherwise after half
+// of the time that the bind has waited so far, within limits, spread by a quarter.
+func (c *call) retryAfter() time.Duration {
+	select {
+	case <-c.draining:
+		// Another replica may have a seat.
+		return atOnce
+	default:
+	}
+	if c.held {
+		return atOnce
+	}
+	return RetryAfter(c.clock.Since(c.first), c.jitter())
+}
+
+// RetryAfter returns half of the elapsed time, at least 2 s and at most 30 s, plus up to a quarter by
+// the jitter from 0 to 1, in whole seconds.
+func RetryAfter(elapsed time.Duration, jitter float64) time.Duration {
+	after := min(max(elapsed/2, minRetry), MaxRetryAfter)
+	after += time.Duration(jitter * float64(after) / 4)
+	return after.Round(time.Second)
 }

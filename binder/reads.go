@@ -10,8 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/runner"
 )
 
@@ -87,4 +89,28 @@ func (r *reader) liveNode(ctx context.Context, name, reason string) (*corev1.Nod
 func unreadable(object framework.Object, err error) *framework.Error {
 	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
 		Advise("check that the API server responds and that Prebind has permission to read the object"))
+}
+
+// subscribing adds all that is read to a subscription, before it reads, so that no change is missed.
+type subscribing struct {
+	framework.Reader
+	to *notify.Subscription
+}
+
+// Get implements client.Reader.
+func (s subscribing) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	s.to.Add(notify.RefTo(into, key.Namespace, key.Name))
+	return s.Reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if selected, ok := framework.SelectedBy(opts); ok {
+		s.to.Add(notify.Selected(selected.Selection, selected.Value))
+		return s.Reader.List(ctx, into, opts...)
+	}
+	options := client.ListOptions{}
+	options.ApplyOptions(opts)
+	s.to.Add(notify.AllOfList(into, options.Namespace))
+	return s.Reader.List(ctx, into, opts...)
 }

@@ -12,14 +12,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/work"
 )
 
 const (
 	// forgetWaits is how long a bind is remembered after its last call. It is longer than any
 	// Retry-After.
-	forgetWaits = 2*time.Minute + loop.MaxRetryAfter
+	forgetWaits = 2*time.Minute + MaxRetryAfter
 	// rememberWaits is the number of binds that are remembered.
 	rememberWaits = 10_000
 )

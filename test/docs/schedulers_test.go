@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/webhook"
@@ -76,7 +76,7 @@ func TestForSchedulers_Values(t *testing.T) {
 		fmt.Sprintf("| Budget of a bind over all its calls | %.0f minutes |", budgets.PreBindTimeout.Minutes()),
 		fmt.Sprintf("up to `--max-prebind-timeout`, %.0f minutes |", budgets.MaxPreBindTimeout.Minutes()),
 		"| Repeats of one `Bind` by client-go | 10, so 11 calls |",
-		fmt.Sprintf("| `details.retryAfterSeconds` | 1 to %.0f for waiting.", loop.RetryAfter(time.Hour, 1).Seconds()),
+		fmt.Sprintf("| `details.retryAfterSeconds` | 1 to %.0f for waiting.", binder.RetryAfter(time.Hour, 1).Seconds()),
 		fmt.Sprintf("| Next call after a waiting answer | `Retry-After` and %.0f s |", work.AbandonAfter.Seconds()),
 		`"` + webhook.Name + `"`, "| `" + string(webhook.CausePlugin) + "` |", "| `" + string(webhook.CauseObject) + "` |", "| `" + string(webhook.CauseField) + "` |",
 		"| 412 | `" + string(webhook.ReasonStale) + "` |",

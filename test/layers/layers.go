@@ -42,7 +42,6 @@ func layers() []layer {
 		{packages: []string{"binder"}},
 		{packages: []string{"binder/replica"}, only: []string{"binder/recovery", "binder/work", "binder/runner", "binder/framework", "binder/fair"}},
 		{packages: []string{"binder/recovery"}, only: []string{"binder/work", "binder/runner", "binder/framework", "binder/fair"}},
-		{packages: []string{"binder/loop"}, only: []string{"binder/work", "binder/runner", "binder/notify", "binder/framework"}},
 		{packages: []string{"binder/work"}, only: []string{"binder/runner", "binder/notify", "binder/framework"}},
 		{packages: []string{"binder/runner"}, only: []string{"binder/framework"}},
 		{packages: []string{"binder/claimed"}},

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugintest tests PreBind plugins without a cluster: with a fake API server, and with the loop of the engine.
+// Package plugintest tests PreBind plugins without a cluster: with a fake API server, and with the engine.
 package plugintest
 
 import (
@@ -13,18 +13,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/runner"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -49,12 +46,11 @@ type Cluster struct {
 	Plugin framework.Plugin
 	// Changes wakes binds that wait.
 	Changes *notify.Hub
-	// Loop runs the plugin as the engine does.
-	Loop *loop.Loop
-	// Hold is how long a call waits. Budget is that of each bind. Both are an hour by default.
+	// Hold is how long a call waits. Budget is that of each bind. Both are an hour by default. Set them before Post.
 	Hold, Budget time.Duration
 
-	first map[work.Key]time.Time
+	t      testing.TB
+	engine func() *binder.Engine
 }
 
 // New builds the plugin with the arguments, nil for the defaults, and returns it with a cluster
@@ -72,7 +68,8 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 			kinds.Insert(framework.KindOf(example))
 		}
 	}
-	c := &Cluster{Server: fakeapi.New(objects...), Changes: notify.NewHub(), Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
+	c := &Cluster{Server: fakeapi.New(objects...), Changes: notify.NewHub(), Hold: time.Hour, Budget: time.Hour, t: t}
+	c.engine = sync.OnceValue(c.build)
 	connection, changes := c.Connect(), c.Changes
 	selected := &selections{registered: map[string]framework.Selection{}, added: map[string]framework.Selection{}}
 	if r.Selections != nil {
@@ -105,30 +102,42 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	if name := c.Plugin.Name(); name != r.Name {
 		t.Errorf("the plugin %q must be named as registered, got %q", r.Name, name)
 	}
-	c.loop(t)
 	return c
 }
 
 // Around returns a Cluster of the server and a plugin that was built with the handle, whose Wake is that of the hub.
 func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.Handle, p framework.Plugin) *Cluster {
 	t.Helper()
-	c := &Cluster{Server: server, Changes: hub, Handle: h, Plugin: p, Hold: time.Hour, Budget: time.Hour, first: map[work.Key]time.Time{}}
-	c.loop(t)
+	c := &Cluster{Server: server, Changes: hub, Handle: h, Plugin: p, Hold: time.Hour, Budget: time.Hour, t: t}
+	c.engine = sync.OnceValue(c.build)
 	return c
 }
 
-func (c *Cluster) loop(t testing.TB) {
-	t.Helper()
-	set := work.NewSet(work.Options{
-		Runner: outcomes{c}, Replica: "test", Changes: c.Changes, Clock: clock.RealClock{}, Ended: func(bool) {},
-		Term: func() (int64, bool) { return 1, true },
-	})
-	t.Cleanup(func() { _ = set.Stop(context.WithoutCancel(t.Context())) })
-	c.Loop = &loop.Loop{
-		CachedFor: func(string) framework.Reader { return c.Handle.Cached }, Changes: c.Changes, Work: set, Replica: "test",
-		Tracker: runner.Untracked{}, Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
+// build builds the engine.
+func (c *Cluster) build() *binder.Engine {
+	chain, err := mutators.NewChain(mutators.Options{})
+	if err != nil {
+		c.t.Fatal(err)
 	}
+	e, err := binder.New(binder.Options{
+		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Clock: clock.RealClock{},
+		Settings: binder.Settings{
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
+			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,
+		},
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = e.Stop(context.WithoutCancel(c.t.Context())) })
+	return e
 }
+
+// silent drops events.
+type silent struct{}
+
+// Eventf implements events.EventRecorder.
+func (silent) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) {}
 
 // watched is a cache that holds only some kinds and selections.
 type watched struct {
@@ -207,59 +216,9 @@ func (c *Cluster) PreFlight(ctx context.Context, bc *framework.BindContext) (fra
 	return c.Plugin.PreFlight(bc)
 }
 
-// Post posts a Binding, and returns the outcome. It does not bind the pod.
-func (c *Cluster) Post(ctx context.Context, pod *corev1.Pod, node string, options ...gen.BindingOption) loop.Outcome {
-	key := work.Key{Pod: pod.UID, Node: node}
-	if _, ok := c.first[key]; !ok {
-		c.first[key] = c.Loop.Clock.Now()
-	}
-	return c.Loop.Run(ctx, loop.Bind{
-		Key: key, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node, options...), First: c.first[key],
-		Draining: make(chan struct{}), Waits: func(*framework.Error, framework.Wait) {},
-		Look: func(ctx context.Context) (loop.View, *framework.Error) {
-			nowPod, err := framework.Get(ctx, c.Handle.Cached, &corev1.Pod{}, pod.Namespace, pod.Name)
-			if nowPod == nil {
-				return loop.View{}, framework.AsError(framework.Binder, framework.Stale(framework.Object{}, "no pod: %v", err))
-			}
-			nowNode, err := framework.Get(ctx, c.Handle.Cached, &corev1.Node{}, "", node)
-			if nowNode == nil {
-				return loop.View{}, framework.AsError(framework.Binder, framework.Refuse(framework.Object{}, "no node: %v", err))
-			}
-			return loop.View{Pod: nowPod, Node: nowNode, Plugins: []framework.Plugin{c.Plugin}, Budget: c.Budget}, nil
-		},
-		Hold:   c.Hold,
-		Seat:   func() bool { return true },
-		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
-	})
-}
-
-// outcomes finds out whether pods were bound.
-type outcomes struct{ c *Cluster }
-
-// StillPending implements work.Runner.
-func (o outcomes) StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
-	pod, _ := o.LivePod(ctx, name)
-	return framework.WhereaboutsOf(pod, uid, "") == framework.Pending
-}
-
-// LivePod implements work.Runner.
-func (o outcomes) LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
-	pod := &corev1.Pod{}
-	err := o.c.Handle.Live.Get(ctx, name, pod)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return pod, err
-}
-
-// PostBind implements work.Runner.
-func (outcomes) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
-	return p.PostBind(ctx, bc)
-}
-
-// RollBack implements work.Runner.
-func (outcomes) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
-	return p.PreBindRollBack(ctx, bc)
+// Post posts a Binding, and returns the decision. It does not bind the pod.
+func (c *Cluster) Post(ctx context.Context, pod *corev1.Pod, node string, options ...gen.BindingOption) binder.Decision {
+	return c.engine().Bind(ctx, binder.Request{Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node, options...)})
 }
 
 // Running is a call, such as Post, that runs in a bubble of testing/synctest.

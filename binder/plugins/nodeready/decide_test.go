@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
 )
@@ -166,7 +166,7 @@ func cluster(t *testing.T, args *Arguments, objects ...client.Object) *plugintes
 }
 
 // errorOf returns the error of the outcome, so that nil is nil.
-func errorOf(o loop.Outcome) error {
+func errorOf(o binder.Decision) error {
 	if o.Err == nil {
 		return nil
 	}
@@ -473,7 +473,7 @@ func TestWait_TimesOut(t *testing.T) {
 				requests(gpu, "1")(pod)
 				c := cluster(t, nil, pod, node)
 				bind := plugintest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
-				<-time.After(tc.after + loop.Settle - time.Nanosecond)
+				<-time.After(tc.after + binder.Settle - time.Nanosecond)
 				ended, err := bind.Ended()
 				require.False(t, ended, "%s: %v", tc.reason, err)
 				<-time.After(time.Nanosecond)

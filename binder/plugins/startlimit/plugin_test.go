@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
 )
@@ -175,7 +175,7 @@ func TestPost_Ends(t *testing.T) {
 		want  string
 	}{
 		"Rejected": {
-			reason: "the scheduler should choose another node", after: 30*time.Second + loop.Settle,
+			reason: "the scheduler should choose another node", after: 30*time.Second + binder.Settle,
 			want: "start-limit: Node node-a: still waiting for pods on the node to start (limit 1) after 30s; choose another node",
 		},
 		"Opens": {
@@ -184,7 +184,7 @@ func TestPost_Ends(t *testing.T) {
 					w.Put(bound(fmt.Sprint(i), refusedFor("OutOfcpu", time.Now())))
 				}
 				w.Put(bound("old", inPhase(corev1.PodRunning)))
-			}, after: 10*time.Second + loop.Settle + 50*time.Millisecond,
+			}, after: 10*time.Second + binder.Settle + 50*time.Millisecond,
 			want: "start-limit: Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:10Z; " +
 				"choose another node, and check the events of the node",
 		},
@@ -249,7 +249,7 @@ func TestPost_TriesOne(t *testing.T) {
 		assertTaken(t, "one pod tries the node", w.start(t.Context(), "first"))
 		rejected := func(reason string) {
 			second := w.start(t.Context(), "second")
-			<-time.After(loop.Settle)
+			<-time.After(binder.Settle)
 			_, err := second.Ended()
 			require.ErrorContains(t, err, "another one tries the node now", reason)
 		}

@@ -13,17 +13,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/volumes"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -215,7 +215,7 @@ func planned(t *testing.T, bc *framework.BindContext) plan {
 // replica is a replica of Prebind with the plugin.
 type replica struct {
 	*world
-	*loop.Loop
+	*binder.Engine
 	plugin *Plugin
 }
 
@@ -225,40 +225,35 @@ const hold = 8 * time.Second
 func newReplica(t *testing.T, w *world, name string) *replica {
 	t.Helper()
 	r := &replica{world: w, plugin: pluginIn(w)}
-	set := work.NewSet(work.Options{
-		Runner: r, Replica: name, Changes: w.hub, Clock: clock.RealClock{}, Ended: func(bool) {}, Term: func() (int64, bool) { return 1, true },
+	chain, err := mutators.NewChain(mutators.Options{})
+	require.NoError(t, err)
+	r.Engine, err = binder.New(binder.Options{
+		Cached: w.cached, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Clock: clock.RealClock{},
+		Settings: binder.Settings{
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{r.plugin}, Hold: hold, MaxHolds: 1000,
+			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
+		},
 	})
-	t.Cleanup(func() { require.NoError(t, set.Stop(context.WithoutCancel(t.Context()))) })
-	r.Loop = &loop.Loop{
-		CachedFor: func(string) framework.Reader { return w.cached }, Changes: w.hub, Work: set, Replica: name, Tracker: runner.Untracked{},
-		Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
-	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Stop(context.WithoutCancel(t.Context()))) })
 	return r
 }
 
+// silent drops events.
+type silent struct{}
+
+// Eventf implements events.EventRecorder.
+func (silent) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) {}
+
 // bind posts a Binding once. It returns when the call is decided, or has been held for long enough.
-func (r *replica) bind(ctx context.Context, pod *corev1.Pod, node string) loop.Outcome {
-	return r.Run(ctx, loop.Bind{
-		Key: work.Key{Pod: pod.UID, Node: node}, Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node),
-		First: time.Now(), Waits: func(*framework.Error, framework.Wait) {},
-		Look: func(ctx context.Context) (loop.View, *framework.Error) {
-			seen, err := framework.Get(ctx, r.cached, &corev1.Pod{}, pod.Namespace, pod.Name)
-			if at := framework.WhereaboutsOf(seen, pod.UID, node); err != nil || at != framework.Pending {
-				return loop.View{}, framework.Stale(framework.Object{}, "the pod is %s: %v", at, err)
-			}
-			to, err := framework.Get(ctx, r.cached, &corev1.Node{}, "", node)
-			return loop.View{Pod: seen, Node: to, Plugins: []framework.Plugin{r.plugin}, Budget: 10 * time.Minute}, framework.AsError("", err)
-		},
-		Hold:   hold,
-		Seat:   func() bool { return true },
-		Answer: func(context.Context, loop.Ready) *framework.Error { return nil },
-	})
+func (r *replica) bind(ctx context.Context, pod *corev1.Pod, node string) binder.Decision {
+	return r.Bind(ctx, binder.Request{Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node)})
 }
 
 // start binds in the background.
-func (r *replica) start(t *testing.T, pod *corev1.Pod, node string) <-chan loop.Outcome {
+func (r *replica) start(t *testing.T, pod *corev1.Pod, node string) <-chan binder.Decision {
 	t.Helper()
-	outcome := make(chan loop.Outcome, 1)
+	outcome := make(chan binder.Decision, 1)
 	go func() { outcome <- r.bind(t.Context(), pod, node) }()
 	return outcome
 }
@@ -266,27 +261,6 @@ func (r *replica) start(t *testing.T, pod *corev1.Pod, node string) <-chan loop.
 // bound makes the pod bound, as the API server does after an allowed call.
 func (w *world) bound(pod *corev1.Pod, node string) {
 	fakeapi.Change(w.server, pod, "scheduler", func(p *corev1.Pod) { p.Spec.NodeName = node })
-}
-
-// StillPending implements work.Runner.
-func (w *world) StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
-	pod, err := framework.Get(ctx, w.cached, &corev1.Pod{}, name.Namespace, name.Name)
-	return err == nil && framework.WhereaboutsOf(pod, uid, "") == framework.Pending
-}
-
-// LivePod implements work.Runner.
-func (w *world) LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error) {
-	return framework.Get(ctx, w, &corev1.Pod{}, name.Namespace, name.Name)
-}
-
-// PostBind implements work.Runner.
-func (w *world) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
-	return p.PostBind(ctx, bc)
-}
-
-// RollBack implements work.Runner.
-func (w *world) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
-	return p.PreBindRollBack(ctx, bc)
 }
 
 // Most tests use these objects: the pod web uses the claim data of the class local, and node-a is

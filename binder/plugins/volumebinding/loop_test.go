@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/loop"
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -146,7 +146,7 @@ func TestBind_TwoPodsOneVolume(t *testing.T) {
 					o := <-loser
 					require.NotNil(t, o.Err)
 					assert.Contains(t, o.Err.Error(), "no volume of StorageClass static fits on node node-a")
-					assert.Less(t, time.Since(began), loop.Settle+time.Second/10)
+					assert.Less(t, time.Since(began), binder.Settle+time.Second/10)
 					return
 				}
 				<-time.After(time.Second / 10)
@@ -178,7 +178,7 @@ func TestBind_ManyPodsOneClaim(t *testing.T) {
 				w := newWorld(append(list(tc.volumes...), theNode(), local, theClaim())...)
 				replicas := []*replica{newReplica(t, w, "r"), newReplica(t, w, "s")}
 				w.lag()
-				outcomes := make(chan loop.Outcome, pods)
+				outcomes := make(chan binder.Decision, pods)
 				for i := range pods {
 					pod := gen.Pod("web-"+strconv.Itoa(i), gen.UID(types.UID(strconv.Itoa(i))), gen.UsesClaim("data"))
 					w.cache.Put(pod)

@@ -172,7 +172,7 @@ func TestUpstreamBindPodVolumes(t *testing.T) {
 			volumes:  volumeList{upVolume("pv-node1a", "node1", "5G", waitClass, at("2"), ownedBy(unboundPVC))},
 			upstream: upstream{differs: "there is no plan from before, so the claim is bound"},
 		},
-		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "the pod is gone"}, func(w *world) { w.remove(testPod()) }),
+		"pod-deleted-after-time": after(upstream{want: framework.KindStale, says: "not found"}, func(w *world) { w.remove(testPod()) }),
 		"binding-times-out":      after(overtime, nil),
 		"binding-fails":          {volumes: volumeList{pvNode1b}, claims: claimList{unboundPVC2}, upstream: overtime},
 		"check-fails":            after(refused("the claim does not exist"), func(w *world) { w.remove(unboundPVC) }),

@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/loop"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/plugintest"
 )
@@ -57,7 +57,7 @@ func TestBind_EndsWhenTheJobCompletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate")), gen.Node("node-a")
 		c := plugintest.New(t, Registration(), nil, pod, node, job("", 0))
-		ended := make(chan loop.Outcome, 1)
+		ended := make(chan binder.Decision, 1)
 		go func() { ended <- c.Post(t.Context(), pod, node.Name) }()
 		synctest.Wait()
 		require.Empty(t, ended)

@@ -30,8 +30,8 @@ var mutants = []mutant{
 	{"nothing is confirmed", "binder/runner/runner.go", "return p.PostBind(ctx, bc) })", "return nil })"},
 	{"a lost lease does not matter", "binder/work/work.go", "case !held || term != e.term:", "case false && (!held || term != e.term):"},
 	{"an entry being rolled back is used", "binder/work/work.go", "case e.cause != nil || e.closed:", "case false:"},
-	{"an ended call is allowed", "binder/loop/loop.go", "if ctx.Err() != nil { // The only check, after all that could allow the bind.", "if false {"},
-	{"a wait is ready", "binder/loop/decide.go", "if r.Err == nil && v.Wait != (framework.Wait{}) {", "if false {"},
+	{"an ended call is allowed", "binder/call.go", "if ctx.Err() != nil { // The only check, after all that could allow the bind.", "if false {"},
+	{"a wait is ready", "binder/decide.go", "if r.err == nil && v.Wait != (framework.Wait{}) {", "if false {"},
 	{"writes are not conditional", "binder/ledger/ledger.go", "err = s.h.Writer.Update(ctx, object)", "object.ResourceVersion = \"\"\n\t\terr = s.h.Writer.Update(ctx, object)"},
 	{"marks of living replicas are swept", "binder/recovery/sweep.go", "return replica == own || living[replica]", "return replica == own"},
 	{"marks are not swept", "binder/runner/runner.go", "marks, err = p.Marks(ctx)", "_, err = p.Marks(ctx)"},
@@ -41,10 +41,10 @@ var mutants = []mutant{
 	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return d.plan.verdict(bc), nil", "v := d.plan.verdict(bc)\n\tv.Wait = framework.Wait{}\n\treturn v, nil"},
 	{"an allowed bind is over at once", "binder/framework/settles.go", "const BindSettles = 50 * time.Second", "const BindSettles = 50 * time.Millisecond"},
 	{"an abandoned entry stays", "binder/work/work.go", "const AbandonAfter = time.Minute", "const AbandonAfter = 1000 * time.Hour"},
-	{"the write of the cache is not awaited", "binder/loop/decide.go", "case len(v.Writes) > 0 && asked[name]:", "case false:"},
+	{"the write of the cache is not awaited", "binder/decide.go", "case len(v.Writes) > 0 && asked[name]:", "case false:"},
 	{"pods that start are not counted", "binder/plugins/startlimit/slots.go", "all.observed++", "all.observed = 0"},
 	{"a slot is not reserved until the pod is seen", "binder/plugins/startlimit/plugin.go", "const observeTime = framework.BindSettles", "const observeTime = framework.BindSettles / 50"},
-	{"a bind needs no write", "binder/loop/decide.go", "case len(v.Writes) > 0:\n\t\t\twrites = append(writes, i)", "case len(v.Writes) > 0:"},
+	{"a bind needs no write", "binder/decide.go", "case len(v.Writes) > 0:\n\t\t\twrites = append(writes, i)", "case len(v.Writes) > 0:"},
 }
 
 var failed = regexp.MustCompile(`(?m)^    --- FAIL: TestSimulation/`)

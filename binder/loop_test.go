@@ -1,10 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package loop
+package binder
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -15,51 +14,55 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// world is a replica, a pod and a node. Its state is guarded by mu.
+// world is a replica, a pod and its nodes. Its state is guarded by mu.
 type world struct {
-	*Loop
-	mu       sync.Mutex
-	pod      *corev1.Pod
-	facts    map[string]bool
-	log      []string
-	term     int64
-	held     bool
-	draining chan struct{}
-	hold     time.Duration
-	failing  int // RollBack fails that often.
+	*Engine
+	unrecorded
+	mu      sync.Mutex
+	pod     *corev1.Pod
+	facts   map[string]bool
+	log     []string
+	term    int64
+	held    bool
+	failing int // PreBindRollBack fails that often.
+	// answering is called when the answer is built.
+	answering func()
 }
 
 const nodeName = "node-a"
 
-func newWorld() *world {
-	w := &world{
-		pod: gen.Pod("web"), facts: map[string]bool{}, held: true, draining: make(chan struct{}), hold: 8 * time.Second,
-	}
-	w.pod.UID = "u1"
-	hub := notify.NewHub()
-	set := work.NewSet(work.Options{
-		Runner: w, Replica: "r", Changes: hub, Clock: clock.RealClock{}, Ended: func(bound bool) { w.say("ended", bound) },
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
+	chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{w}})
+	require.NoError(t, err)
+	w.Engine, err = New(Options{
+		Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
 		Term: func() (int64, bool) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return w.term, w.held
 		},
+		Settings: Settings{
+			Mode: ModeEnforce, Mutators: chain, Hold: 8 * time.Second, MaxHolds: 100, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: time.Hour,
+		},
 	})
-	w.Loop = &Loop{
-		CachedFor: func(string) framework.Reader { return nil }, Changes: hub, Work: set, Replica: "r", Tracker: runner.Untracked{},
-		Clock: clock.RealClock{}, Jitter: func() float64 { return 0 },
-	}
+	require.NoError(t, err)
+	w.jitter = func() float64 { return 0 }
 	return w
 }
 
@@ -97,9 +100,7 @@ func (w *world) set(fact string) {
 	w.changed()
 }
 
-func (w *world) changed() {
-	w.Changes.Changed(notify.RefTo(&corev1.Pod{}, w.pod.Namespace, w.pod.Name))
-}
+func (w *world) changed() { w.changes.Wake(w.live()) }
 
 // bound makes the pod bound to the node.
 func (w *world) bound(node string) {
@@ -116,55 +117,60 @@ func (w *world) live() *corev1.Pod {
 	return w.pod
 }
 
-// StillPending implements work.Runner.
-func (w *world) StillPending(_ context.Context, _ types.NamespacedName, uid types.UID) bool {
-	return framework.WhereaboutsOf(w.live(), uid, "") == framework.Pending
-}
-
-// LivePod implements work.Runner.
-func (w *world) LivePod(context.Context, types.NamespacedName) (*corev1.Pod, error) {
-	return w.live(), nil
-}
-
-// PostBind implements work.Runner.
-func (w *world) PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
-	return p.PostBind(ctx, bc)
-}
-
-// RollBack implements work.Runner.
-func (w *world) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, _ *corev1.Pod) error {
-	w.mu.Lock()
-	w.failing--
-	fails := w.failing >= 0
-	w.mu.Unlock()
-	if fails {
-		return errors.New("not now")
+// Get implements client.Reader for the cache and the API server.
+func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	switch into := into.(type) {
+	case *corev1.Pod:
+		w.live().DeepCopyInto(into)
+	case *corev1.Node:
+		gen.Node(key.Name).DeepCopyInto(into)
 	}
-	return p.PreBindRollBack(ctx, bc)
+	return nil
 }
 
-// bind is a call for the pod with the plugins.
-func (w *world) bind(node string, plugins ...framework.Plugin) Bind {
+// List implements client.Reader.
+func (*world) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+// Eventf implements events.EventRecorder.
+func (*world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+
+// AttemptEnded implements Recorder.
+func (w *world) AttemptEnded(outcome string) { w.say("ended", outcome == Bound) }
+
+// Name implements mutators.Mutator.
+func (*world) Name() string { return "world" }
+
+// Mutate implements mutators.Mutator.
+func (w *world) Mutate(in mutators.Input) (mutators.Output, error) {
+	w.answering()
+	w.say("answer", map[bool]string{true: "with attempt"}[in.Bind.Attempt != ""])
+	return mutators.Output{}, nil
+}
+
+// posted is a call for the pod.
+type posted struct {
+	node    string
+	plugins []framework.Plugin
+	budget  time.Duration
+	user    string
+	dryRun  bool
+}
+
+func (w *world) bind(node string, plugins ...framework.Plugin) posted {
+	return posted{node: node, plugins: plugins, budget: 10 * time.Minute}
+}
+
+// run posts the Binding.
+func (w *world) run(ctx context.Context, p posted) Decision {
 	pod := w.live()
-	return Bind{
-		Key: work.Key{Pod: pod.UID, Node: node}, Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name},
-		Binding: &corev1.Binding{}, First: time.Now(), Draining: w.draining,
-		Look:  looking(w, node, 10*time.Minute, plugins...),
-		Hold:  cmp.Or(w.hold, time.Hour),
-		Seat:  func() bool { return w.hold > 0 },
-		Waits: func(*framework.Error, framework.Wait) {},
-		Answer: func(_ context.Context, r Ready) *framework.Error {
-			w.say("answer", map[bool]string{true: "with attempt"}[r.Attempt != ""])
-			return nil
+	c := &call{
+		Engine: w.Engine, enabled: p.plugins, began: time.Now(), policy: policy{preBindTimeout: p.budget},
+		Request: Request{
+			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
+			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,
 		},
 	}
-}
-
-// looking returns a Look.
-func looking(w *world, node string, budget time.Duration, plugins ...framework.Plugin) func(context.Context) (View, *framework.Error) {
-	return func(context.Context) (View, *framework.Error) {
-		return View{Pod: w.live(), Node: gen.Node(node), Plugins: plugins, Budget: budget}, nil
-	}
+	return c.decide(ctx)
 }
 
 // plugin is a PreBinder that is made of functions.
@@ -185,6 +191,13 @@ func (p plugin) PreBind(_ context.Context, bc *framework.BindContext) error {
 }
 
 func (p plugin) PreBindRollBack(context.Context, *framework.BindContext) error {
+	p.world.mu.Lock()
+	p.world.failing--
+	fails := p.world.failing >= 0
+	p.world.mu.Unlock()
+	if fails {
+		return errors.New("not now")
+	}
 	p.world.say(p.name, "PreBindRollBack")
 	return nil
 }
@@ -229,22 +242,19 @@ func (w *world) writer(fact string) framework.Plugin {
 }
 
 // in runs the test in a bubble, and stops the replica at its end.
-func in(t *testing.T, test func(t *testing.T, w *world)) {
+func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newWorld(t)
 		test(t, w)
-		require.NoError(t, w.Work.Stop(t.Context()))
+		require.NoError(t, w.Stop(t.Context()))
 	})
 }
 
-// pass lets virtual time pass.
-func pass(d time.Duration) { <-time.After(d) }
-
 func TestRun_NothingToDo(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		began := time.Now()
-		o := w.Run(t.Context(), w.bind(nodeName, framework.NewPlugin("quiet", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		o := w.run(t.Context(), w.bind(nodeName, framework.NewPlugin("quiet", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
 			return framework.Verdict{}, nil
 		})))
 		require.Nil(t, o.Err)
@@ -255,12 +265,12 @@ func TestRun_NothingToDo(t *testing.T) {
 
 // TestRun_WaitsOverlap: two plugins that wait for ten seconds each delay the bind by ten seconds.
 func TestRun_WaitsOverlap(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		w.hold = 25 * time.Second
+	inWorld(t, func(t *testing.T, w *world) {
+		w.settings.Hold = 25 * time.Second
 		time.AfterFunc(10*time.Second, func() { w.set("a") })
 		time.AfterFunc(10*time.Second, func() { w.set("b") })
 		began := time.Now()
-		o := w.Run(t.Context(), w.bind(nodeName, w.waiter("a"), w.waiter("b")))
+		o := w.run(t.Context(), w.bind(nodeName, w.waiter("a"), w.waiter("b")))
 		require.Nil(t, o.Err)
 		assert.Less(t, time.Since(began), 11*time.Second)
 	})
@@ -268,7 +278,7 @@ func TestRun_WaitsOverlap(t *testing.T) {
 
 // TestRun_SeesOtherPlugins: a plugin waits for something that another plugin chooses in PreBind.
 func TestRun_SeesOtherPlugins(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		driver := plugin{name: "driver", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 			if w.is("volume") && !w.is("driver") {
 				return framework.Verdict{Wait: framework.Wait{For: "the driver of the volume"}}, nil
@@ -277,7 +287,7 @@ func TestRun_SeesOtherPlugins(t *testing.T) {
 		}}
 		time.AfterFunc(3*time.Second, func() { w.set("driver") })
 		began := time.Now()
-		o := w.Run(t.Context(), w.bind(nodeName, driver, w.writer("volume")))
+		o := w.run(t.Context(), w.bind(nodeName, driver, w.writer("volume")))
 		require.Nil(t, o.Err)
 		assert.GreaterOrEqual(t, time.Since(began), 3*time.Second)
 		assert.Equal(t, []string{"write-volume PreBind", "answer with attempt"}, w.said())
@@ -294,22 +304,22 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 		}}
 	}
 	t.Run("Stays", func(t *testing.T) {
-		in(t, func(t *testing.T, w *world) {
+		inWorld(t, func(t *testing.T, w *world) {
 			began := time.Now()
-			o := w.Run(t.Context(), w.bind(nodeName, rejecter(w)))
+			o := w.run(t.Context(), w.bind(nodeName, rejecter(w)))
 			require.NotNil(t, o.Err)
 			assert.Equal(t, framework.KindRefuse, o.Err.Kind)
 			assert.Equal(t, Settle, time.Since(began), "the cache may be behind for that long")
 		})
 	})
 	t.Run("Passes", func(t *testing.T) {
-		in(t, func(t *testing.T, w *world) {
+		inWorld(t, func(t *testing.T, w *world) {
 			time.AfterFunc(Settle/2, func() { w.set("fixed") })
-			assert.Nil(t, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err)
+			assert.Nil(t, w.run(t.Context(), w.bind(nodeName, rejecter(w))).Err)
 		})
 	})
 	t.Run("PassesAfterAWait", func(t *testing.T) {
-		in(t, func(t *testing.T, w *world) {
+		inWorld(t, func(t *testing.T, w *world) {
 			time.AfterFunc(5*time.Second, func() { w.set("a") })
 			time.AfterFunc(5*time.Second+Settle/2, func() { w.set("fixed") })
 			strict := rejecter(w)
@@ -319,20 +329,20 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 				}
 				return strict.PreFlight(bc)
 			}}
-			assert.Nil(t, w.Run(t.Context(), w.bind(nodeName, late)).Err, "the cache can be behind at any time, not only at the beginning")
+			assert.Nil(t, w.run(t.Context(), w.bind(nodeName, late)).Err, "the cache can be behind at any time, not only at the beginning")
 		})
 	})
 	t.Run("Within a seatless replica", func(t *testing.T) {
-		in(t, func(t *testing.T, w *world) {
-			w.hold = 0
-			assert.Equal(t, framework.KindRefuse, w.Run(t.Context(), w.bind(nodeName, rejecter(w))).Err.Kind, "a rejection needs no seat")
+		inWorld(t, func(t *testing.T, w *world) {
+			w.settings.Hold, w.settings.MaxHolds = time.Hour, 0
+			assert.Equal(t, framework.KindRefuse, w.run(t.Context(), w.bind(nodeName, rejecter(w))).Err.Kind, "a rejection needs no seat")
 		})
 	})
 }
 
 // TestRun_WritesOncePerChange: while the cache does not show a write, it is not repeated.
 func TestRun_WritesOncePerChange(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		slow := plugin{
 			name: "slow", world: w,
 			decide: func(bc *framework.BindContext) (framework.Verdict, error) {
@@ -346,14 +356,14 @@ func TestRun_WritesOncePerChange(t *testing.T) {
 		}
 		time.AfterFunc(time.Second, w.changed)
 		time.AfterFunc(2*time.Second, func() { w.set("shown") })
-		require.Nil(t, w.Run(t.Context(), w.bind(nodeName, slow)).Err)
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, slow)).Err)
 		assert.Equal(t, []string{"slow PreBind", "slow PreBind", "answer with attempt"}, w.said(), "once at first, and once after the change")
 	})
 }
 
 // TestRun_ConflictWaits: a conflict means that the cache is behind.
 func TestRun_ConflictWaits(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p := plugin{
 			name: "p", world: w,
 			decide: func(*framework.BindContext) (framework.Verdict, error) {
@@ -372,37 +382,37 @@ func TestRun_ConflictWaits(t *testing.T) {
 		}
 		time.AfterFunc(500*time.Millisecond, func() { w.set("current") })
 		began := time.Now()
-		require.Nil(t, w.Run(t.Context(), w.bind(nodeName, p)).Err)
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, p)).Err)
 		assert.Less(t, time.Since(began), time.Second, "the change wakes the bind")
 	})
 }
 
 // TestRun_LateReservesLast: no slot is held while another plugin waits.
 func TestRun_LateReservesLast(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		late := plugin{name: "late", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 			return framework.Verdict{Writes: []string{"takes a slot"}, Late: true}, nil
 		}}
 		time.AfterFunc(time.Second, func() { w.say("ready"); w.set("a") })
-		require.Nil(t, w.Run(t.Context(), w.bind(nodeName, late, w.writer("b"), w.waiter("a"))).Err)
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, late, w.writer("b"), w.waiter("a"))).Err)
 		assert.Equal(t, []string{"write-b PreBind", "ready", "late Reserve", "answer with attempt"}, w.said())
 	})
 }
 
 // TestRun_EndedContextIsNeverAllowed: the client does not read the answer, whatever the plugins decided.
 func TestRun_EndedContextIsNeverAllowed(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		o := w.Run(ctx, w.bind(nodeName, w.writer("a")))
+		o := w.run(ctx, w.bind(nodeName, w.writer("a")))
 		require.NotNil(t, o.Err)
 		assert.Equal(t, framework.KindWait, o.Err.Kind)
 	})
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		began := time.Now()
-		o := w.Run(ctx, w.bind(nodeName, w.waiter("a")))
+		o := w.run(ctx, w.bind(nodeName, w.waiter("a")))
 		assert.Equal(t, framework.KindWait, o.Err.Kind)
 		assert.Equal(t, 3*time.Second, time.Since(began))
 	})
@@ -410,16 +420,16 @@ func TestRun_EndedContextIsNeverAllowed(t *testing.T) {
 
 // TestRun_NextCallContinues: the hold ends, the client repeats the Binding, and the attempt is the same.
 func TestRun_NextCallContinues(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
-		first := w.Run(t.Context(), b)
+		first := w.run(t.Context(), b)
 		require.NotNil(t, first.Err)
 		assert.Equal(t, "binder: waiting for a (8s); retry the Binding", framework.AsError("", withoutPlugin(first.Err)).Error())
 		assert.Equal(t, "wait-a", first.Err.Plugin)
 		assert.Equal(t, time.Second, first.RetryAfter, "the next call is probably held again")
 		pass(first.RetryAfter)
 		w.set("a")
-		second := w.Run(t.Context(), b)
+		second := w.run(t.Context(), b)
 		require.Nil(t, second.Err)
 		assert.Equal(t, first.Attempt, second.Attempt)
 		assert.NotEmpty(t, second.Attempt)
@@ -439,40 +449,40 @@ func TestRun_RollsBack(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		// after is what happens after a call that wrote "w" and waited for "a".
-		after func(t *testing.T, w *world, b Bind)
+		after func(t *testing.T, w *world, b posted)
 		// within is how long the rollback may take.
 		within time.Duration
 	}{
 		"NotCalled": {
 			reason: "the client does not repeat the Binding",
-			after:  func(*testing.T, *world, Bind) {}, within: work.AbandonAfter + 10*time.Second,
+			after:  func(*testing.T, *world, posted) {}, within: work.AbandonAfter + 10*time.Second,
 		},
 		"OtherNode": {
 			reason: "the scheduler chooses another node, and a plugin writes for it",
-			after: func(t *testing.T, w *world, _ Bind) {
+			after: func(t *testing.T, w *world, _ posted) {
 				t.Helper()
-				w.hold = time.Millisecond
-				w.Run(t.Context(), w.bind("node-b", w.writer("other"), w.waiter("never")))
+				w.settings.Hold = time.Millisecond
+				w.run(t.Context(), w.bind("node-b", w.writer("other"), w.waiter("never")))
 			},
 			within: time.Second,
 		},
 		"Rejected": {
 			reason: "the next call is rejected",
-			after: func(t *testing.T, w *world, b Bind) {
+			after: func(t *testing.T, w *world, b posted) {
 				t.Helper()
-				b.Look = looking(w, nodeName, time.Hour, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+				b.plugins = []framework.Plugin{plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 					return framework.Verdict{}, framework.Refuse(framework.Object{}, "no")
-				}})
-				w.Run(t.Context(), b)
+				}}}
+				w.run(t.Context(), b)
 			},
 			within: 2 * time.Second,
 		},
 		"BudgetSpent": {
 			reason: "the bind has waited for too long",
-			after: func(t *testing.T, w *world, b Bind) {
+			after: func(t *testing.T, w *world, b posted) {
 				t.Helper()
-				b.Look = looking(w, nodeName, 10*time.Second, w.waiter("a"))
-				o := w.Run(t.Context(), b)
+				b.plugins, b.budget = []framework.Plugin{w.waiter("a")}, 10*time.Second
+				o := w.run(t.Context(), b)
 				assert.Equal(t, framework.KindRefuse, o.Err.Kind)
 				assert.Contains(t, o.Err.Error(), "timed out after 10s waiting for a")
 			},
@@ -480,43 +490,43 @@ func TestRun_RollsBack(t *testing.T) {
 		},
 		"LeaseLost": {
 			reason: "another replica may have rolled back",
-			after: func(t *testing.T, w *world, b Bind) {
+			after: func(t *testing.T, w *world, b posted) {
 				t.Helper()
 				w.mu.Lock()
 				w.term++
 				w.mu.Unlock()
 				w.set("a")
-				w.Run(t.Context(), b)
+				w.run(t.Context(), b)
 			},
 			within: time.Second,
 		},
 		"PodGone": {
 			reason: "the pod is deleted",
-			after: func(_ *testing.T, w *world, _ Bind) {
+			after: func(_ *testing.T, w *world, _ posted) {
 				w.mu.Lock()
 				w.pod = gen.Pod("web")
 				w.pod.UID = "u2"
 				w.mu.Unlock()
-				w.Changes.Changed(notify.RefTo(&corev1.Pod{}, w.live().Namespace, "web"))
+				w.changed()
 			},
 			within: time.Second,
 		},
 		"AllowedNotBound": {
 			reason: "the API server does not carry out the bind",
-			after: func(t *testing.T, w *world, b Bind) {
+			after: func(t *testing.T, w *world, b posted) {
 				t.Helper()
 				w.set("a")
-				require.Nil(t, w.Run(t.Context(), b).Err)
+				require.Nil(t, w.run(t.Context(), b).Err)
 			},
 			within: framework.BindSettles + time.Second,
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				w.failing = 2
 				b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
-				require.NotNil(t, w.Run(t.Context(), b).Err)
+				require.NotNil(t, w.run(t.Context(), b).Err)
 				began := time.Now()
 				tc.after(t, w, b)
 				for !slices.Contains(w.said(), "write-w PreBindRollBack") && time.Since(began) < time.Hour {
@@ -533,15 +543,15 @@ func TestRun_RollsBack(t *testing.T) {
 // TestRun_AllowedIsNotRolledBack: the API server can carry out an allowed bind until BindSettles, so a
 // rejected later call, or another node, ends nothing before.
 func TestRun_AllowedIsNotRolledBack(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.set("a")
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
-		require.Nil(t, w.Run(t.Context(), b).Err)
-		w.Run(t.Context(), w.bind("node-b", w.writer("other")))
-		b.Look = looking(w, nodeName, time.Hour, plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+		require.Nil(t, w.run(t.Context(), b).Err)
+		w.run(t.Context(), w.bind("node-b", w.writer("other")))
+		b.plugins = []framework.Plugin{plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 			return framework.Verdict{}, framework.Refuse(framework.Object{}, "no")
-		}})
-		require.NotNil(t, w.Run(t.Context(), b).Err)
+		}}}
+		require.NotNil(t, w.run(t.Context(), b).Err)
 		pass(framework.BindSettles - 5*time.Second)
 		w.bound(nodeName)
 		synctest.Wait()
@@ -552,15 +562,13 @@ func TestRun_AllowedIsNotRolledBack(t *testing.T) {
 
 // TestRun_LeaseLostIsNotAllowed: other replicas roll back the work of a replica without a lease.
 func TestRun_LeaseLostIsNotAllowed(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		b := w.bind(nodeName, w.writer("w"))
-		b.Answer = func(context.Context, Ready) *framework.Error {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.answering = func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.held = false
-			return nil
 		}
-		o := w.Run(t.Context(), b)
+		o := w.run(t.Context(), w.bind(nodeName, w.writer("w")))
 		require.NotNil(t, o.Err)
 		assert.Equal(t, framework.KindWait, o.Err.Kind)
 	})
@@ -568,20 +576,20 @@ func TestRun_LeaseLostIsNotAllowed(t *testing.T) {
 
 // TestRun_Drain: a replica that shuts down answers, and another one continues.
 func TestRun_Drain(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		time.AfterFunc(time.Second, func() { close(w.draining) })
-		o := w.Run(t.Context(), w.bind(nodeName, w.writer("w"), w.waiter("a")))
+	inWorld(t, func(t *testing.T, w *world) {
+		time.AfterFunc(time.Second, w.Drain)
+		o := w.run(t.Context(), w.bind(nodeName, w.writer("w"), w.waiter("a")))
 		assert.Equal(t, framework.KindWait, o.Err.Kind)
 		assert.Equal(t, atOnce, o.RetryAfter)
-		require.NoError(t, w.Work.Stop(t.Context()))
+		require.NoError(t, w.Stop(t.Context()))
 		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the replica that continues takes the writes over")
 	})
 }
 
 // TestRun_PanicFailsOneBind: a bug in a plugin is an error of the bind.
 func TestRun_PanicFailsOneBind(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		o := w.Run(t.Context(), w.bind(nodeName, plugin{name: "p", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) { panic("boom") }}))
+	inWorld(t, func(t *testing.T, w *world) {
+		o := w.run(t.Context(), w.bind(nodeName, plugin{name: "p", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) { panic("boom") }}))
 		require.NotNil(t, o.Err)
 		assert.Equal(t, framework.KindInternal, o.Err.Kind)
 		assert.Contains(t, o.Err.Error(), "boom")
@@ -591,19 +599,19 @@ func TestRun_PanicFailsOneBind(t *testing.T) {
 // TestRun_TwoUsers: two clients post the same Binding. Each call decides for itself, and the plugins
 // write under one attempt.
 func TestRun_TwoUsers(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		one, two := w.bind(nodeName, w.writer("w"), w.waiter("a")), w.bind(nodeName)
-		two.Look = looking(w, nodeName, time.Hour, w.writer("w"), w.waiter("a"), plugin{name: "who", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
+	inWorld(t, func(t *testing.T, w *world) {
+		one := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		two := w.bind(nodeName, w.writer("w"), w.waiter("a"), plugin{name: "who", world: w, decide: func(bc *framework.BindContext) (framework.Verdict, error) {
 			if bc.User.Username == "mallory" {
 				return framework.Verdict{}, framework.Refuse(framework.Object{}, "not you")
 			}
 			return framework.Verdict{}, nil
 		}})
-		two.User.Username = "mallory"
-		var outcomes [2]Outcome
+		two.user = "mallory"
+		var outcomes [2]Decision
 		var calls sync.WaitGroup
-		calls.Go(func() { outcomes[0] = w.Run(t.Context(), one) })
-		calls.Go(func() { outcomes[1] = w.Run(t.Context(), two) })
+		calls.Go(func() { outcomes[0] = w.run(t.Context(), one) })
+		calls.Go(func() { outcomes[1] = w.run(t.Context(), two) })
 		time.AfterFunc(3*time.Second, func() { w.set("a") })
 		calls.Wait()
 		assert.Nil(t, outcomes[0].Err)
@@ -616,11 +624,11 @@ func TestRun_TwoUsers(t *testing.T) {
 // TestRun_TwoNodes: two schedulers wait for one pod on two nodes. If each call ended the work of the other, they would write and roll back again and
 // again.
 func TestRun_TwoNodes(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		w.hold = 10 * time.Second
+	inWorld(t, func(t *testing.T, w *world) {
+		w.settings.Hold = 10 * time.Second
 		var calls sync.WaitGroup
-		for _, b := range []Bind{w.bind(nodeName, w.writer("x"), w.waiter("never")), w.bind("node-b", w.writer("y"), w.waiter("never"))} {
-			calls.Go(func() { assert.Equal(t, framework.KindWait, w.Run(t.Context(), b).Err.Kind) })
+		for _, b := range []posted{w.bind(nodeName, w.writer("x"), w.waiter("never")), w.bind("node-b", w.writer("y"), w.waiter("never"))} {
+			calls.Go(func() { assert.Equal(t, framework.KindWait, w.run(t.Context(), b).Err.Kind) })
 		}
 		calls.Wait()
 		assert.ElementsMatch(t, []string{"write-x PreBind", "write-y PreBind"}, w.said())
@@ -628,15 +636,15 @@ func TestRun_TwoNodes(t *testing.T) {
 }
 
 func TestRun_DryRunWritesNothing(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
-		b.DryRun = true
-		o := w.Run(t.Context(), b)
+		b.dryRun = true
+		o := w.run(t.Context(), b)
 		require.Nil(t, o.Err)
-		assert.Empty(t, w.said())
-		require.Len(t, o.Results, 2)
-		assert.Equal(t, []string{"writes w"}, o.Results[0].Verdict.Writes)
-		assert.Equal(t, "a", o.Results[1].Verdict.Wait.For)
+		assert.Equal(t, []string{"answer "}, w.said())
+		require.Len(t, o.Explanation.Plugins, 2)
+		assert.Equal(t, []string{"writes w"}, o.Explanation.Plugins[0].Would)
+		assert.Equal(t, []string{"a"}, o.Explanation.Plugins[1].WaitsFor)
 	})
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package loop
+package binder
 
 import (
 	"time"
@@ -25,7 +25,7 @@ const (
 	reject
 	// repeat the pass at once.
 	repeat
-	// finish the call: with the error, or allowed without one.
+	// finish the call: with the error, or with the answer.
 	finish
 )
 
@@ -34,8 +34,9 @@ type step struct {
 	do action
 	// plugins are the indexes of the plugins to write or to reserve.
 	plugins []int
-	// err is that of reject and finish.
-	err *framework.Error
+	// err is that of reject and finish, and answer is that of finish without an error.
+	err    *framework.Error
+	answer Decision
 	// waits are what the call waits for, plugin whose first wait it is, and until when the next pass
 	// is due without a change. Zero means never.
 	waits  []framework.Wait
@@ -45,13 +46,29 @@ type step struct {
 	over <-chan struct{}
 }
 
+// first returns the first wait.
+func (s step) first() framework.Wait {
+	if len(s.waits) == 0 {
+		return framework.Wait{}
+	}
+	return s.waits[0]
+}
+
+// ends returns the step after an error of the engine.
+func ends(err *framework.Error) step {
+	if err.Kind == framework.KindRefuse || err.Kind == framework.KindInvalid {
+		return step{do: reject, err: err}
+	}
+	return step{do: finish, err: err}
+}
+
 // decide returns the next step by the results of a pass. asked are the plugins whose PreBind was
 // called since the last change. decide is pure.
 //
 // A plugin that still has to write after its PreBind waits for the cache to show what it wrote. An
 // error of the kind Wait is a wait. Plugins with late writes have their turn when no other plugin writes
 // or waits.
-func decide(results []Result, asked map[string]bool) step {
+func decide(results []result, asked map[string]bool) step {
 	var writes, late []int
 	s := step{do: wait}
 	waits := func(plugin string, w framework.Wait) {
@@ -64,12 +81,12 @@ func decide(results []Result, asked map[string]bool) step {
 		}
 	}
 	for i, r := range results {
-		name, v := r.Plugin.Name(), r.Verdict
+		name, v := r.plugin.Name(), r.verdict
 		switch {
-		case r.Err != nil && r.Err.Kind == framework.KindWait:
-			waits(name, framework.Wait{Object: r.Err.Object, For: r.Err.Message})
-		case r.Err != nil:
-			return step{do: reject, err: r.Err}
+		case r.err != nil && r.err.Kind == framework.KindWait:
+			waits(name, framework.Wait{Object: r.err.Object, For: r.err.Message})
+		case r.err != nil:
+			return step{do: reject, err: r.err}
 		case v.Late && len(v.Writes) > 0:
 			late = append(late, i)
 		case len(v.Writes) > 0 && asked[name]:
@@ -77,7 +94,7 @@ func decide(results []Result, asked map[string]bool) step {
 		case len(v.Writes) > 0:
 			writes = append(writes, i)
 		}
-		if r.Err == nil && v.Wait != (framework.Wait{}) {
+		if r.err == nil && v.Wait != (framework.Wait{}) {
 			waits(name, v.Wait)
 		}
 	}

@@ -1,0 +1,159 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/mutators"
+)
+
+// compose runs the mutators, adds what plugins add, and checks the merged metadata of the pod. It returns the
+// decision that allows the bind. An error rejects it. The attempt is empty if no plugin has written.
+func (c *call) compose(ctx context.Context, attempt string) (Decision, *framework.Error) {
+	now := c.clock.Now()
+	in := mutators.Input{
+		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User,
+		Bind: mutators.Bind{Attempt: attempt, Calls: c.calls + 1, Waited: now.Sub(c.first), At: now},
+	}
+	for _, r := range c.results {
+		in.Devices = append(in.Devices, r.verdict.Devices...)
+	}
+	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
+		claimed, err := c.settings.Claimed(ctx, c.pod)
+		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
+	}
+	_, done := c.recorder.Step(ctx, runner.Step{Name: runner.StepMutators, Pod: c.Pod, Node: c.key.Node, Attempt: attempt})
+	result := c.settings.Mutators.Mutate(in)
+	done(nil)
+	for _, f := range result.Failures {
+		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
+	}
+	d := Decision{
+		Annotations: result.Annotations, Labels: result.Labels,
+		Warnings: append(mutatorWarnings(result), warningsOf(c.results)...), Conflicts: result.Conflicts, Failures: result.Failures,
+	}
+	if c.Binding.UID == "" {
+		d.UID = c.pod.UID
+	}
+	if r := result.Refused; r != nil {
+		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
+		return d, framework.AsError(r.Mutator, refused)
+	}
+	for _, r := range c.results {
+		if err := add(d, r); err != nil {
+			return d, framework.AsError(r.plugin.Name(), err)
+		}
+	}
+	if attempt != "" {
+		d.Annotations[framework.AttemptAnnotation] = attempt
+	}
+	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, c.mayCome())
+}
+
+// add adds to the decision what a plugin adds. If several add a key, the last plugin wins.
+func add(d Decision, r result) error {
+	for key, value := range r.verdict.Annotations {
+		if !strings.Contains(key, "/") {
+			key = r.plugin.Name() + "." + framework.Domain + "/" + key
+		}
+		if len(validation.IsQualifiedName(key)) > 0 {
+			return fmt.Errorf("invalid annotation key %q", short(key))
+		}
+		d.Annotations[key] = value
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.verdict.Labels)) {
+		value := r.verdict.Labels[key]
+		if len(validation.IsQualifiedName(key)) > 0 {
+			return fmt.Errorf("invalid label key %q", short(key))
+		}
+		if problems := validation.IsValidLabelValue(value); len(problems) > 0 {
+			return errors.New("invalid value " + fmt.Sprintf("%q", short(value)) + " of label " + key + ": " + problems[0])
+		}
+		d.Labels[key] = value
+	}
+	return nil
+}
+
+// mayCome returns what the attempt adds to the Binding if a plugin writes.
+func (c *call) mayCome() map[string]string {
+	if len(c.enabled) == 0 {
+		return nil
+	}
+	return c.anyAttempt
+}
+
+func mutatorWarnings(r mutators.Result) []string {
+	var warnings []string
+	for _, c := range r.Conflicts {
+		warnings = append(warnings, c.String())
+	}
+	for _, f := range r.Failures {
+		warnings = append(warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
+	}
+	return warnings
+}
+
+// warningsOf returns the warnings of plugins, each once, within the limits of a decision.
+func warningsOf(results []result) []string {
+	var all []string
+	for _, r := range results {
+		for _, w := range r.verdict.Warnings {
+			if w = runner.Clip(w, maxMessage); len(all) < maxWarnings && !slices.Contains(all, w) {
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
+
+// denied returns a denial with the warnings of plugins.
+func (c *call) denied(err *framework.Error) Decision {
+	d := denied(framework.AsError(framework.Binder, err))
+	d.Warnings = warningsOf(c.results)
+	return d
+}
+
+// waiting returns the answer to a call that could not wait any longer.
+func (c *call) waiting(s step, now time.Time) *framework.Error {
+	if len(s.waits) == 0 {
+		// The call may be rejected, but it is too early to say so.
+		return framework.NotYet(podObject(c.Pod), "waiting for the cache").Advise("retry the Binding")
+	}
+	first, more := s.waits[0], ""
+	if n := len(s.waits) - 1; n > 0 {
+		more = fmt.Sprintf(", and %d more", n)
+	}
+	err := framework.NotYet(first.Object, "waiting for %s (%s)%s", first.For, now.Sub(c.first).Round(time.Second), more).Advise("retry the Binding")
+	return framework.AsError(cmp.Or(s.plugin, framework.Binder), err)
+}
+
+// overBudget returns the answer to a bind that has waited for too long.
+func (c *call) overBudget(s step) *framework.Error {
+	err := framework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.budget, s.waits[0].For).
+		Advise("check the cause of the delay, or raise --prebind-timeout")
+	return framework.AsError(cmp.Or(s.plugin, framework.Binder), err)
+}
+
+// lease returns the answer of a replica on whose work no bind may rely.
+func (c *call) lease(cause error) *framework.Error {
+	return framework.NotYet(podObject(c.Pod), "%v", cause).Because(cause).Advise("retry the Binding")
+}
+
+// unfinished returns the answer to a call that ended before the decision.
+func (c *call) unfinished(cause error) *framework.Error {
+	return framework.NotYet(podObject(c.Pod), "the request ended before the decision").Because(cause).Advise("retry the Binding")
+}
