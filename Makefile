@@ -24,7 +24,7 @@ KUBE_VERSION = 1.36.0
 CHART = charts/prebind
 COPIES = base/role.yaml=roles/prebind.yaml plugins/node-ready/role.yaml=roles/node-ready.yaml plugins/device/role.yaml=roles/device.yaml plugins/announce/role.yaml=roles/announce.yaml \
 	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
-	plugins/policy/role.yaml=roles/policy.yaml plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml \
+	plugins/policy/role.yaml=roles/policy.yaml plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
 	base/annotations.yaml=annotations.yaml annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \

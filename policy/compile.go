@@ -36,6 +36,21 @@ type Problem struct {
 // Error implements error.
 func (p *Problem) Error() string { return p.Field + ": " + p.Message }
 
+// Problems returns the problems of an error of Compile.
+func Problems(err error) []Problem {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // Compile returns the joined error itself.
+		var all []Problem
+		for _, err := range joined.Unwrap() {
+			all = append(all, Problems(err)...)
+		}
+		return all
+	}
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return []Problem{*p}
+	}
+	return []Problem{{Reason: v1alpha1.ReasonCompileError, Message: err.Error()}}
+}
+
 // Compiled is a compiled policy.
 type Compiled struct {
 	name       string
@@ -124,15 +139,10 @@ func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
 // Needs returns what the policy reads in addition to the pod and the node.
 func (c *Compiled) Needs() Needs { return c.needs }
 
-// Compile compiles a policy. The defaults of the API are applied to a copy, so the policy may come from a
-// file. The error is a *Problem, for the first field with one, or several joined (errors.Join).
+// Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error is a *Problem, for the first field with one, or several joined (errors.Join).
 func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	p = p.DeepCopy()
-	setDefaults(p)
-	problems := validate(p)
-	if len(problems) > 0 {
-		return nil, joined(problems)
-	}
+	v1alpha1.SetDefaults(p)
 	env, provider, err := newEnvironment()
 	if err != nil {
 		return nil, fmt.Errorf("CEL environment: %w", err)
@@ -148,7 +158,7 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 		return nil, joined(c.problems)
 	}
 	c.findNeeds()
-	c.out.warnings = c.check()
+	c.check()
 	for _, x := range c.expressions {
 		x.ast = nil
 	}
@@ -159,7 +169,7 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 // failure policy for the binds that matchConstraints select. A selector that is not valid selects all.
 func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 	p = p.DeepCopy()
-	setDefaults(p)
+	v1alpha1.SetDefaults(p)
 	match, _ := compileMatcher(&p.Spec.MatchConstraints)
 	return &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation, broken: reason, match: match,
@@ -191,6 +201,10 @@ type compiler struct {
 
 func (c *compiler) problem(reason, field, message string) {
 	c.problems = append(c.problems, &Problem{Reason: reason, Field: field, Message: message})
+}
+
+func (c *compiler) warn(field, text string) {
+	c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{FieldRef: field, Warning: text})
 }
 
 // expression compiles an expression. It returns nil if the source is empty or has a problem.
@@ -233,6 +247,9 @@ func (c *compiler) compile() {
 	}
 	for i, w := range spec.WaitFor {
 		r := c.rule(fmt.Sprintf("spec.waitFor[%s]", w.Name), fmt.Sprintf("spec.waitFor[%d]", i), w.Expression, w.Message, w.MessageExpression)
+		if limit := c.options.BindTimeout; limit > 0 && w.Timeout.Duration > limit {
+			c.warn(fmt.Sprintf("spec.waitFor[%d].timeout", i), fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", w.Timeout.Duration, limit))
+		}
 		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: w.Timeout.Duration, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
 	}
 	if m := spec.Mutations; m != nil {
@@ -272,7 +289,7 @@ func (c *compiler) declareResources() {
 		d := &declared{
 			Resource: &Resource{
 				Name: r.Name, Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
-				ByName: r.NameExpression != "", OnNode: r.OnNode, InNamespace: r.Namespace != "" || r.NamespaceExpression != "",
+				ByName: r.NameExpression != "", OnNode: r.OnNode,
 			},
 			typed: schema.OfKind(gv.WithKind(r.Kind)),
 		}
@@ -280,11 +297,35 @@ func (c *compiler) declareResources() {
 			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
 			continue
 		}
+		if problem := c.scopeProblem(gv.WithKind(r.Kind), r); problem != "" {
+			c.problem(v1alpha1.ReasonCompileError, field, problem)
+		}
 		declaredTypes[r.Name] = d.cel(nil)
 		c.out.resourceIndex[r.Name] = len(c.out.resources)
 		c.out.resources = append(c.out.resources, d)
 	}
 }
+
+// scopeProblem returns why the resource never finds an object: it names a namespace, but the kind is cluster-scoped, or it names an
+// object of a namespaced kind without a namespace. It is empty if there is no such problem, or if the scope is not known.
+func (c *compiler) scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
+	namespaced, known := c.options.Namespaced[kind]
+	if IsBuiltIn(kind) {
+		namespaced, known = !clusterScoped.Has(kind.GroupKind().String()), true
+	}
+	inNamespace := r.Namespace != "" || r.NamespaceExpression != ""
+	switch {
+	case !known:
+	case inNamespace && !namespaced:
+		return "the kind " + r.Kind + " is cluster-scoped; remove namespace and namespaceExpression"
+	case !inNamespace && namespaced && r.NameExpression != "":
+		return "the kind " + r.Kind + " is namespaced; add namespace or namespaceExpression"
+	}
+	return ""
+}
+
+// IsBuiltIn returns whether Kubernetes has the kind itself.
+func IsBuiltIn(kind kinds.GroupVersionKind) bool { return schema.OfKind(kind) != nil }
 
 func hasNodeName(t *schema.Type) bool {
 	spec, ok := t.Field("spec")

@@ -35,6 +35,10 @@ type Options struct {
 	// prefix does not include its subdomains. "*.ray.io" includes all subdomains of ray.io, but not ray.io.
 	// Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.
 	KeyPrefixes []string
+	// Namespaced contains the scopes of kinds that are not built in, as far as they are known.
+	Namespaced map[kinds.GroupVersionKind]bool
+	// BindTimeout is --prebind-timeout. A wait with a longer timeout gets a warning. Zero means no such warnings.
+	BindTimeout time.Duration
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
 	// TimeLimit of the expressions of a policy per evaluation, without reads. Zero means DefaultTimeLimit.
@@ -68,8 +72,6 @@ type Resource struct {
 	ByName bool
 	// Constant is the name if nameExpression is a text, such as "'limits'". Otherwise, it is empty.
 	Constant string
-	// InNamespace means that the policy gives a namespace, by Namespace or by an expression.
-	InNamespace bool
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
 }

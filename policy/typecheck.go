@@ -14,30 +14,28 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/prebind/prebind/policy/schema"
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// check compiles the expressions again with the schemas of custom resources, and returns the errors as warnings.
+// check compiles the expressions again with the schemas of custom resources. The errors are warnings.
 // The policy is in force in any case, as with the type checking of ValidatingAdmissionPolicy: the schema
 // of a custom resource can change at any time.
-func (c *compiler) check() []v1alpha1.ExpressionWarning {
+func (c *compiler) check() {
 	custom, known := c.customTypes()
 	if len(custom.resources) == 0 {
-		return nil
+		return
 	}
 	env, p, err := newEnvironment()
 	if err != nil {
-		return nil
+		return
 	}
 	maps.Copy(p.structs, custom.structs)
 	for _, d := range c.out.resources {
 		p.structs[typeResources.TypeName()][d.Resource.Name] = d.cel(custom.resources[d.Resource.Name])
 	}
-	var warnings []v1alpha1.ExpressionWarning
 	checked := func(x *expression, want result) *types.Type {
 		ast, text := check(env, x.source, want)
 		if text != "" {
-			warnings = append(warnings, v1alpha1.ExpressionWarning{FieldRef: x.field, Warning: line(known + ": " + text)})
+			c.warn(x.field, line(known+": "+text))
 			return types.DynType
 		}
 		return ast.OutputType()
@@ -52,7 +50,6 @@ func (c *compiler) check() []v1alpha1.ExpressionWarning {
 			p.structs[typeVariables.TypeName()][name] = t
 		}
 	}
-	return warnings
 }
 
 // openAPITypes are the CEL types of schemas.
@@ -74,6 +71,9 @@ func (c *compiler) customTypes() (*openAPITypes, string) {
 		if err != nil || s == nil {
 			continue
 		}
+		if d.OnNode && !mayHave(s, "spec", "nodeName") {
+			c.warn("spec.resources["+d.Resource.Name+"].onNode", d.Kind.Kind+" has no field spec.nodeName: no object is on a node")
+		}
 		name := d.Kind.String()
 		o.resources[d.Resource.Name] = o.convert("policy/"+name, s, true, 0)
 		if !slices.Contains(known, name) {
@@ -81,6 +81,19 @@ func (c *compiler) customTypes() (*openAPITypes, string) {
 		}
 	}
 	return o, strings.Join(known, "; ")
+}
+
+// mayHave returns whether an object with the schema can have the field.
+func mayHave(s *spec.Schema, path ...string) bool {
+	for _, name := range path {
+		field, ok := s.Properties[name]
+		if !ok {
+			k := openapi.Schema{Schema: s}
+			return k.IsXPreserveUnknownFields() || s.AdditionalProperties != nil
+		}
+		s = &field
+	}
+	return true
 }
 
 // maxSchemaDepth and maxSchemaObjects limit a schema, which may refer to itself.

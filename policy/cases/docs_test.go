@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/cases"
 	"github.com/prebind/prebind/policy/files"
 )
@@ -47,7 +48,7 @@ func TestDocs(t *testing.T) {
 		}
 		documents, err := files.Parse(file, content)
 		require.NoError(t, err)
-		policies, err := files.Check(t.Context(), documents, nil)
+		policies, err := files.Check(t.Context(), documents, policy.Options{})
 		require.NoError(t, err)
 		require.Len(t, policies, 1)
 		assert.Empty(t, policies[0].Problems, "%s", content)

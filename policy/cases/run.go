@@ -79,7 +79,7 @@ func (r *Result) file(ctx context.Context, documents []*files.Document, name str
 		if err != nil {
 			return err
 		}
-		policies, err := files.Check(ctx, documents, t.KeyPrefixes)
+		policies, err := files.Check(ctx, documents, policy.Options{KeyPrefixes: t.KeyPrefixes})
 		if err := errors.Join(err, usable(policies)); err != nil {
 			return err
 		}

@@ -34,21 +34,15 @@ type Policy struct {
 // Ready returns whether the policy has no problems.
 func (p *Policy) Ready() bool { return len(p.Problems) == 0 }
 
-// Warnings returns the warnings about resources and of type checking.
-func (p *Policy) Warnings() []v1alpha1.ExpressionWarning {
-	if p.Compiled == nil {
-		return p.warnings
-	}
-	return slices.Concat(p.warnings, p.Compiled.Warnings())
-}
+// Warnings returns the warnings of the compiler and about kinds.
+func (p *Policy) Warnings() []v1alpha1.ExpressionWarning { return p.warnings }
 
 // ReasonInvalid is the reason of problems that the API server would find.
 const ReasonInvalid = "Invalid"
 
-// Check validates and compiles the BindPolicies of the documents. Schemas of custom resources are those of the
-// CustomResourceDefinitions among the documents. Other documents are ignored. An error is a problem
-// with a CustomResourceDefinition.
-func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]*Policy, error) {
+// Check validates and compiles the BindPolicies of the documents, like the API server and Prebind. Schemas and scopes of custom resources are those of
+// the CustomResourceDefinitions among the documents. Other documents are ignored. An error is a problem with a CustomResourceDefinition.
+func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Policy, error) {
 	v, err := sharedValidator()
 	if err != nil {
 		return nil, err
@@ -60,22 +54,24 @@ func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]
 			problems = append(problems, schemas.Add(d))
 		}
 	}
+	o.Schemas, o.Namespaced = schemas, schemas.namespaced()
 	var all []*Policy
 	seen := map[string]*Policy{}
 	for _, d := range documents {
-		if d.Kind() != v1alpha1.Kind {
-			if kind := d.Kind(); kind.Kind == v1alpha1.Kind.Kind && kind.Group == v1alpha1.Kind.Group {
-				problems = append(problems, fmt.Errorf("%s: apiVersion %s: must be %s", d.At("apiVersion"), kind.GroupVersion(), v1alpha1.GroupVersion))
-			}
+		switch kind := d.Kind(); {
+		case kind.GroupKind() != v1alpha1.Kind.GroupKind():
+			continue
+		case kind != v1alpha1.Kind:
+			problems = append(problems, fmt.Errorf("%s: apiVersion %s: must be %s", d.At("apiVersion"), kind.GroupVersion(), v1alpha1.GroupVersion))
 			continue
 		}
-		p := check(ctx, v, d, keyPrefixes, schemas)
-		if d.Name() == "" {
-			all = append(all, p)
-			continue
-		}
-		if first := seen[d.Name()]; first != nil {
+		p := check(ctx, v, d, o)
+		p.checkKinds(schemas)
+		if first := seen[d.Name()]; first != nil && d.Name() != "" {
 			p.invalid("metadata.name", "another BindPolicy has the same name: "+first.At("metadata.name"))
+		}
+		if !p.Ready() {
+			p.Compiled = nil
 		}
 		seen[d.Name()] = p
 		all = append(all, p)
@@ -83,7 +79,8 @@ func Check(ctx context.Context, documents []*Document, keyPrefixes []string) ([]
 	return all, errors.Join(problems...)
 }
 
-func check(ctx context.Context, v *validator, d *Document, keyPrefixes []string, schemas Schemas) *Policy {
+// check validates the policy and compiles it. A problem of the compiler in a field that is not valid anyway is not reported.
+func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Policy {
 	p := &Policy{Document: d, Policy: &v1alpha1.BindPolicy{}}
 	if problem := nameProblem(d.Object); problem != "" {
 		p.invalid("metadata.name", problem)
@@ -94,27 +91,37 @@ func check(ctx context.Context, v *validator, d *Document, keyPrefixes []string,
 		if path == "" {
 			path = "metadata.name" // The only rule of the object itself.
 		}
-		p.invalid(path, detail(err))
+		p.invalid(path, detail(err)+p.advice(path))
 	}
 	strict, err := d.DecodeStrict(p.Policy)
 	for _, err := range strict {
 		p.invalid(fieldOf(err), err.Error())
 	}
-	if err != nil && p.Ready() {
-		p.invalid("", err.Error()) // Otherwise, the schema explains it better.
-	}
-	if !p.Ready() {
+	if err != nil {
+		if p.Ready() {
+			p.invalid("", err.Error()) // Otherwise, the schema explains it better.
+		}
 		return p
 	}
-	p.checkKinds(schemas)
-	compiled, err := policy.Compile(p.Policy, policy.Options{KeyPrefixes: keyPrefixes, Schemas: schemas})
-	if err != nil {
-		p.Problems = append(p.Problems, problems(err)...)
+	if p.Compiled, err = policy.Compile(p.Policy, o); err == nil {
+		p.warnings = p.Compiled.Warnings()
+		return p
 	}
-	if p.Ready() {
-		p.Compiled = compiled
+	invalid := p.Problems
+	for _, problem := range policy.Problems(err) {
+		if !slices.ContainsFunc(invalid, func(i policy.Problem) bool { return strings.HasPrefix(problem.Field, i.Field) }) {
+			p.Problems = append(p.Problems, problem)
+		}
 	}
 	return p
+}
+
+// advice returns how to write an expression that YAML does not read as a text.
+func (p *Policy) advice(path string) string {
+	if strings.HasSuffix(strings.ToLower(path), "expression") && !p.isText(path) {
+		return "; " + quoteExpression
+	}
+	return ""
 }
 
 // nameProblem returns the reason why an object has no name, or an empty text.
@@ -141,22 +148,6 @@ func (p *Policy) invalid(field, message string) {
 // detail returns the message of the API server without the field.
 func detail(err *field.Error) string {
 	return strings.TrimSpace(strings.TrimPrefix(err.ErrorBody(), "Invalid value: "))
-}
-
-// problems returns the problems of an error of policy.Compile.
-func problems(err error) []policy.Problem {
-	var joined interface{ Unwrap() []error }
-	if errors.As(err, &joined) {
-		var all []policy.Problem
-		for _, err := range joined.Unwrap() {
-			all = append(all, problems(err)...)
-		}
-		return all
-	}
-	if p, ok := errors.AsType[*policy.Problem](err); ok {
-		return []policy.Problem{*p}
-	}
-	return []policy.Problem{{Reason: v1alpha1.ReasonCompileError, Message: err.Error()}}
 }
 
 var quoted = regexp.MustCompile(`"([^"]*)"`)

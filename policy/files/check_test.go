@@ -7,12 +7,14 @@ import (
 	"cmp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -59,7 +61,7 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			documents, err := Parse("p.yaml", []byte(tc.content))
 			require.NoError(t, err)
-			policies, err := Check(t.Context(), documents, []string{"ray.io"})
+			policies, err := Check(t.Context(), documents, policy.Options{KeyPrefixes: []string{"ray.io"}})
 			require.NoError(t, err)
 			require.Len(t, policies, 1)
 			p := policies[0]
@@ -79,6 +81,39 @@ func TestCheck(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Mistakes of both kinds are reported together, once per field, with the advice to quote what YAML does not read as a text.
+func TestCheck_Together(t *testing.T) {
+	for content, want := range map[string][]string{
+		"mode: Warn\nvalidations: [{expression: 'nodes == 1'}]": {"spec.mode", "spec.validations[0].expression"},
+		"validations: [{expression: true}, {expression: a}]":    {"spec.validations[0].expression"},
+		"validations:\n- expression: !has(pod.spec.nodeName)":  {"spec.validations[0].expression"},
+	} {
+		documents, err := Parse("p.yaml", []byte(withSpec(content)))
+		require.NoError(t, err)
+		policies, err := Check(t.Context(), documents, policy.Options{})
+		require.NoError(t, err)
+		var fields []string
+		for _, p := range policies[0].Problems {
+			fields = append(fields, p.Field)
+		}
+		assert.Equal(t, want, fields, content)
+		if !strings.Contains(content, "Warn") {
+			assert.Contains(t, policies[0].Problems[0].Message, "; quote the expression")
+		}
+	}
+	_, err := Parse("p.yaml", []byte(withSpec("validations:\n- expression: 'a' in pod.metadata.labels")))
+	require.ErrorContains(t, err, "if this is an expression, quote it")
+}
+
+func TestCheck_Timeout(t *testing.T) {
+	documents, err := Parse("p.yaml", []byte(withSpec("waitFor: [{name: a, expression: 'true', timeout: 20m}, {name: b, expression: 'true', timeout: 10m}]")))
+	require.NoError(t, err)
+	policies, err := Check(t.Context(), documents, policy.Options{BindTimeout: 10 * time.Minute})
+	require.NoError(t, err)
+	require.Len(t, policies[0].Warnings(), 1)
+	assert.Equal(t, "spec.waitFor[0].timeout", policies[0].Warnings()[0].FieldRef)
 }
 
 func TestValidator_Defaults(t *testing.T) {
@@ -102,7 +137,7 @@ kind: ClusterRole
 metadata: {name: ignored}
 `))
 	require.NoError(t, err)
-	policies, err := Check(t.Context(), documents, nil)
+	policies, err := Check(t.Context(), documents, policy.Options{})
 	require.ErrorContains(t, err, "p.yaml:13: apiVersion policy.prebind.dev/v1: must be policy.prebind.dev/v1alpha1", "another version is not ignored")
 	require.Len(t, policies, 2)
 	assert.True(t, policies[0].Ready())
@@ -137,7 +172,7 @@ func TestCheck_CustomResources(t *testing.T) {
 validations: [{expression: "resources.rack.status.reddy"}, {expression: "resources.rack.status.ready && resources.rack.metadata.labels['a'] == 'b'"}]`
 	documents, err := Parse("p.yaml", []byte(withSpec(content)+"---"+customKind))
 	require.NoError(t, err)
-	policies, err := Check(t.Context(), documents, nil)
+	policies, err := Check(t.Context(), documents, policy.Options{})
 	require.NoError(t, err)
 	require.Len(t, policies, 1)
 	assert.Empty(t, policies[0].Problems, "a schema causes only warnings, because it can change")
@@ -148,7 +183,7 @@ validations: [{expression: "resources.rack.status.reddy"}, {expression: "resourc
 
 	documents, err = Parse("p.yaml", []byte(strings.Replace(customKind, "openAPIV3Schema", "schema", 1)))
 	require.NoError(t, err)
-	_, err = Check(t.Context(), documents, nil)
+	_, err = Check(t.Context(), documents, policy.Options{})
 	assert.ErrorContains(t, err, "p.yaml:13: CustomResourceDefinition rackstates.example.com: schema.openAPIV3Schema: required")
 }
 
@@ -167,11 +202,11 @@ func TestCheck_Kinds(t *testing.T) {
 		"OtherKind":       {reason: "the group has other kinds", kind: "RackStates", selection: "labelSelector: {}", crd: customKind, field: "spec.resources[0]", says: "do not serve RackStates in version v1", isProblem: true},
 		"OtherVersion":    {reason: "the group has other versions", apiVersion: "example.com/v2", selection: "labelSelector: {}", crd: customKind, field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
 		"NotServed":       {reason: "the API server does not serve the version", selection: "labelSelector: {}", crd: customKind + "  - {name: v2, served: false, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", apiVersion: "example.com/v2", field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
-		"Namespace":       {reason: "objects of a cluster-scoped kind have no namespace", selection: "labelSelector: {}, namespace: a", crd: customKind, field: "spec.resources[0].namespace", says: "RackState is cluster-scoped"},
-		"NamespaceOfName": {reason: "objects of a cluster-scoped kind have no namespace", selection: "nameExpression: node.metadata.name, namespaceExpression: pod.metadata.namespace", crd: customKind, field: "spec.resources[0].namespaceExpression", says: "RackState is cluster-scoped"},
-		"NoNamespace":     {reason: "the name of an object in a namespace is not sufficient", selection: "nameExpression: node.metadata.name", crd: namespaced, field: "spec.resources[0].nameExpression", says: "RackState is namespaced"},
+		"Namespace":       {reason: "objects of a cluster-scoped kind have no namespace", selection: "labelSelector: {}, namespace: a", crd: customKind, field: "spec.resources[0]", says: "RackState is cluster-scoped", isProblem: true},
+		"NamespaceOfName": {reason: "objects of a cluster-scoped kind have no namespace", selection: "nameExpression: node.metadata.name, namespaceExpression: pod.metadata.namespace", crd: customKind, field: "spec.resources[0]", says: "RackState is cluster-scoped", isProblem: true},
+		"NoNamespace":     {reason: "the name of an object in a namespace is not sufficient", selection: "nameExpression: node.metadata.name", crd: namespaced, field: "spec.resources[0]", says: "RackState is namespaced", isProblem: true},
 		"InNamespace":     {reason: "the object has a namespace and a name", selection: "nameExpression: node.metadata.name, namespace: a", crd: namespaced},
-		"OnNode":          {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[0].onNode", says: "RackState has no field spec.nodeName"},
+		"OnNode":          {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[x].onNode", says: "RackState has no field spec.nodeName"},
 		"Placed":          {reason: "objects have spec.nodeName", selection: "onNode: true", crd: placed},
 		"AnyField":        {reason: "objects can have any field", selection: "onNode: true", crd: strings.Replace(namespaced, "properties:", "x-kubernetes-preserve-unknown-fields: true\n        properties:", 1)},
 	}
@@ -179,13 +214,12 @@ func TestCheck_Kinds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			documents, err := Parse("p.yaml", []byte(withResource(cmp.Or(tc.apiVersion, "example.com/v1"), cmp.Or(tc.kind, "RackState"), tc.selection)+"---"+tc.crd))
 			require.NoError(t, err)
-			policies, err := Check(t.Context(), documents, nil)
+			policies, err := Check(t.Context(), documents, policy.Options{})
 			require.NoError(t, err)
 			require.Len(t, policies, 1)
 			p := policies[0]
 			if tc.isProblem {
 				require.Len(t, p.Problems, 1, tc.reason)
-				assert.Equal(t, v1alpha1.ReasonUnknownKind, p.Problems[0].Reason)
 				assert.Equal(t, tc.field, p.Problems[0].Field)
 				assert.Contains(t, p.Problems[0].Message, tc.says, tc.reason)
 				assert.Nil(t, p.Compiled)

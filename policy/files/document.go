@@ -70,6 +70,20 @@ func (d *Document) At(path string) string {
 	return d.File + ":" + strconv.Itoa(line)
 }
 
+// quoteExpression is the advice for an expression that YAML reads as something else than a text.
+const quoteExpression = "quote the expression, because YAML reads it as something else than a text"
+
+// isText returns whether the field is a text. A missing field counts as one.
+func (d *Document) isText(path string) bool {
+	node := d.node
+	for _, step := range steps(path) {
+		if _, node = child(node, step); node == nil {
+			return true
+		}
+	}
+	return node.Kind == yaml.ScalarNode && node.Tag == "!!str"
+}
+
 // steps splits the path of a field. A dot in brackets is part of an index.
 func steps(path string) []string {
 	inIndex := false
@@ -261,7 +275,11 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 	fail := func(line int, err error) error { return fmt.Errorf("%s:%d: %w", file, line, err) }
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
-		return nil, fail(located(err, line))
+		at, err := located(err, line)
+		if nearExpression(content, at-line) {
+			err = fmt.Errorf("%w; if this is an expression, quote it", err)
+		}
+		return nil, fail(at, err)
 	}
 	if root.Kind == 0 || len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
 		return nil, nil
@@ -300,6 +318,13 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 		}
 	}
 	return all, nil
+}
+
+// nearExpression returns whether the line with this index, or one beside it, contains an expression. The lines of syntax errors are not exact.
+func nearExpression(content []byte, index int) bool {
+	lines := strings.Split(string(content), "\n")
+	from, to := max(index-1, 0), min(index+2, len(lines))
+	return from < to && strings.Contains(strings.Join(lines[from:to], "\n"), "xpression:")
 }
 
 // itemNodes returns the nodes of the items of a list. If the list does not have them itself, for example

@@ -32,8 +32,15 @@ type Schemas map[schema.GroupVersionKind]servedKind
 type servedKind struct {
 	schema     *spec.Schema
 	namespaced bool
-	// hasNodeName is set if objects can have the field spec.nodeName.
-	hasNodeName bool
+}
+
+// namespaced returns the scopes of the kinds.
+func (s Schemas) namespaced() map[schema.GroupVersionKind]bool {
+	scopes := make(map[schema.GroupVersionKind]bool, len(s))
+	for kind, served := range s {
+		scopes[kind] = served.namespaced
+	}
+	return scopes
 }
 
 // ResolveSchema returns the schema of the kind. It is nil for other kinds.
@@ -57,22 +64,9 @@ func (s Schemas) Add(d *Document) error {
 		}
 		s[schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name, Kind: crd.Spec.Names.Kind}] = servedKind{
 			schema: structural.ToKubeOpenAPI(), namespaced: crd.Spec.Scope == apiextensionsv1.NamespaceScoped,
-			hasNodeName: hasField(structural, "spec", "nodeName"),
 		}
 	}
 	return nil
-}
-
-// hasField returns whether an object can have the field.
-func hasField(s *structuralschema.Structural, path ...string) bool {
-	for _, name := range path {
-		field, ok := s.Properties[name]
-		if !ok {
-			return s.XPreserveUnknownFields || s.AdditionalProperties != nil
-		}
-		s = &field
-	}
-	return true
 }
 
 // schemaOf returns the schema in the forms of the API server's libraries.

@@ -56,7 +56,35 @@ func newPolicies(t *testing.T, w *world) *policies {
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	c, err := client.New(w.cluster.Config(), client.Options{Scheme: scheme})
 	require.NoError(t, err)
-	return &policies{bench: newBench(t, w, nil), client: c}
+	p := &policies{bench: newBench(t, w, nil), client: c}
+	p.untilValidated()
+	return p
+}
+
+// untilValidated waits until the API server can call the webhook that validates policies: the leader has copied the CA bundle.
+func (p *policies) untilValidated() {
+	p.t.Helper()
+	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
+		policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}, Spec: v1alpha1.BindPolicySpec{Validations: []v1alpha1.Validation{{Expression: "nothing"}}}}
+		assert.ErrorContains(c, p.client.Create(p.t.Context(), policy, client.DryRunAll), "undeclared reference to 'nothing'")
+	}, patience, 50*time.Millisecond, "the API server should validate BindPolicies")
+}
+
+// withoutValidation removes the webhook that validates policies, as an operator could, while do runs.
+func (p *policies) withoutValidation(do func()) {
+	p.t.Helper()
+	kubectl := func(verb string) {
+		out, err := p.cluster.Kubectl(p.t.Context(), verb, "-f", policyComponent+"webhook.yaml").CombinedOutput()
+		require.NoError(p.t, err, "%s", out)
+	}
+	kubectl("delete")
+	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
+		policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}, Spec: v1alpha1.BindPolicySpec{Validations: []v1alpha1.Validation{{Expression: "nothing"}}}}
+		assert.NoError(c, p.client.Create(p.t.Context(), policy, client.DryRunAll))
+	}, patience, 50*time.Millisecond)
+	do()
+	kubectl("apply")
+	p.untilValidated()
 }
 
 // create creates a policy for the namespace of the test with the spec in YAML, and waits until all replicas apply it.
@@ -167,10 +195,16 @@ func testPolicyWaits(p *policies) {
 }
 
 // A generation that does not compile follows its failure policy.
+// The API server rejects a generation that does not compile. One that entered anyway follows the failure policy.
 func testPolicyBrokenGeneration(p *policies) {
 	policy := p.create(`validations: [{expression: "true", message: "the first generation"}]`)
 	policy.Spec.Validations[0].Expression = "node.metadata.nmae == 'a'"
-	require.NoError(p.t, p.client.Update(p.t.Context(), policy))
+	manifest := p.manifest(policy)
+	out, err := p.cluster.Kubectl(p.t.Context(), "apply", "--server-side", "--force-conflicts", "-f", manifest).CombinedOutput()
+	require.Error(p.t, err)
+	assert.Contains(p.t, string(out), "spec.validations[0].expression: line 1, column 14: undefined field 'nmae'")
+	require.Error(p.t, p.client.Update(p.t.Context(), policy))
+	p.withoutValidation(func() { require.NoError(p.t, p.client.Update(p.t.Context(), policy)) })
 	ready := p.untilReady(policy, metav1.ConditionFalse)
 	assert.Equal(p.t, v1alpha1.ReasonCompileError, ready.Reason)
 	assert.Contains(p.t, ready.Message, "spec.validations[0].expression")
@@ -183,6 +217,18 @@ func testPolicyBrokenGeneration(p *policies) {
 	assert.Equal(p.t, v1alpha1.ReasonInForce, p.untilReady(policy, metav1.ConditionTrue).Reason)
 	p.untilMetric(p.t, `prebind_policies{state="in_force"} 1`)
 	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
+}
+
+// manifest writes the name and the spec of the policy to a file.
+func (p *policies) manifest(policy *v1alpha1.BindPolicy) string {
+	p.t.Helper()
+	file := filepath.Join(p.t.TempDir(), "policy.yaml")
+	content, err := yaml.Marshal(&v1alpha1.BindPolicy{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind}, ObjectMeta: metav1.ObjectMeta{Name: policy.Name}, Spec: policy.Spec,
+	})
+	require.NoError(p.t, err)
+	require.NoError(p.t, os.WriteFile(file, content, 0o600))
+	return file
 }
 
 func testPolicyDeletedWhileWaiting(p *policies) {

@@ -41,7 +41,8 @@ func TestInstallFromHelm(t *testing.T) {
 		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
 		Validations:      []v1alpha1.Validation{{Expression: "true"}},
 	}}
-	require.NoError(t, policies.client.Create(t.Context(), kept))
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.NoError(c, policies.client.Create(t.Context(), kept)) }, patience, again,
+		"the API server should call the webhook for BindPolicies")
 	testUninstall(t, w)
 	assert.NoError(t, policies.client.Get(t.Context(), client.ObjectKeyFromObject(kept), kept), "BindPolicies belong to the operator")
 }

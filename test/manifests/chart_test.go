@@ -192,7 +192,7 @@ func TestChartWithoutNamespace(t *testing.T) {
 func TestChartPolicy(t *testing.T) {
 	keys := []string{
 		"ClusterRole /prebind-policy", "ClusterRole /prebind-policy-resources", "ClusterRoleBinding /prebind-policy", "ClusterRoleBinding /prebind-policy-resources",
-		"CustomResourceDefinition /bindpolicies.policy.prebind.dev",
+		"CustomResourceDefinition /bindpolicies.policy.prebind.dev", "ValidatingWebhookConfiguration /prebind-policy",
 	}
 	without, _ := renderChart(t)
 	on, _ := renderChart(t, "--set=prebindPlugins.policy.enabled=true")

@@ -134,6 +134,7 @@ func TestPolicyRoles(t *testing.T) {
 	role := get[*rbacv1.ClusterRole](t, objects, "prebind-policy")
 	assert.Equal(t, map[string][]string{
 		"policy.prebind.dev/bindpolicies": read, "policy.prebind.dev/bindpolicies/status": {"patch", "update"}, "namespaces": read, "persistentvolumeclaims": read,
+		"admissionregistration.k8s.io/mutatingwebhookconfigurations": {"get"}, "admissionregistration.k8s.io/validatingwebhookconfigurations": {"get", "patch"},
 	}, permissions(t, role.Rules), "Prebind does not change policies")
 	resources := get[*rbacv1.ClusterRole](t, objects, "prebind-policy-resources")
 	assert.Nil(t, resources.Rules, "kubectl apply would replace the rules of the aggregation")

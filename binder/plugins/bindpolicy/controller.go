@@ -58,6 +58,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 	defer c.work.Wait()
 	defer cancel()
 	c.work.Go(func() { c.statuses.run(ctx) })
+	c.work.Go(func() { p.trust(ctx) })
 	c.run(ctx)
 	return nil
 }

@@ -211,7 +211,7 @@ func TestController_Compiler(t *testing.T) {
 		compile func() (*policy.Compiled, error)
 		want    string
 	}{
-		"Panic": {compile: func() (*policy.Compiled, error) { return compile(nil, policy.Options{}) }, want: "CompileError: the compiler panicked"},
+		"Panic": {compile: func() (*policy.Compiled, error) { return build(nil, policy.Options{}) }, want: "CompileError: the compiler panicked"},
 		"Slow": {want: "CompileError: the policy takes longer than 2s to compile", compile: func() (*policy.Compiled, error) {
 			elapseAlone(time.Hour)
 			return nil, nil
@@ -220,9 +220,9 @@ func TestController_Compiler(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", rejectAll), policyOf(t, "c", rejectAll), policyOf(t, "d", allowAll))
-				w.compile = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+				w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
 					if b.Name == "d" {
-						return compile(b, o)
+						return build(b, o)
 					}
 					return tc.compile()
 				}

@@ -24,16 +24,13 @@ import (
 
 // Plugin applies BindPolicies. It is safe for concurrent use.
 type Plugin struct {
-	h       framework.Handle
-	args    *Arguments
-	metrics *metrics
+	h        framework.Handle
+	compiler *Compiler
+	metrics  *metrics
 	// changed receives after a BindPolicy has changed.
 	changed signal
 	// set contains all policies. It is nil before they are known.
 	set atomic.Pointer[set]
-	// compiling limits the policies that are compiled at the same time. compile is a variable for tests.
-	compiling chan struct{}
-	compile   func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
 }
 
 var (
@@ -44,7 +41,7 @@ var (
 )
 
 func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Plugin {
-	return &Plugin{h: h, args: a, metrics: m, changed: changed, compiling: make(chan struct{}, maxCompiles), compile: compile}
+	return &Plugin{h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery, h.Clock), metrics: m, changed: changed}
 }
 
 // Name implements framework.Plugin.

@@ -182,7 +182,7 @@ func TestPreFlight_SameKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const spec = `mutations: {annotations: [{key: example.com/a, valueExpression: "'%'"}]}`
 		w := prepareWorld(t, policyOf(t, "a", spec), policyOf(t, "b", spec))
-		w.args.KeyPrefixes = []string{"example.com"}
+		w.compiler.options.KeyPrefixes = []string{"example.com"}
 		w.begin()
 		bc := w.bind()
 		verdict, err := w.preFlight(bc)

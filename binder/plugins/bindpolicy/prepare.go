@@ -16,9 +16,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy"
@@ -33,23 +30,9 @@ const (
 	maxRetryInterval = time.Minute
 	// recheckInterval is the time after which the watches of a policy in force are checked.
 	recheckInterval = time.Minute
-	// compileTimeout limits the time that a policy takes to compile.
-	compileTimeout = 2 * time.Second
-	// maxCompiles is the number of policies that are compiled at the same time, so that binds keep most of the CPU.
-	maxCompiles = 2
 	// aggregateLabel is the label of ClusterRoles that grant permissions for policies.
 	aggregateLabel = "rbac.prebind.dev/aggregate-to-policy"
 )
-
-// compile is policy.Compile without panics.
-func compile(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the compiler panicked: %v; report the bug with the policy", r)
-		}
-	}()
-	return policy.Compile(b, o)
-}
 
 // entryOf returns the entry of a generation whose objects can be read.
 func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled) *entry {
@@ -60,10 +43,7 @@ func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled) *entry {
 
 // prepare compiles a generation, begins its watches, and checks them again and again until the context ends. It reports all changes.
 func (p *Plugin) prepare(ctx context.Context, b *v1alpha1.BindPolicy, report func(*entry, verdict)) {
-	c, err := p.compileInTime(ctx, b, policy.Options{KeyPrefixes: p.args.KeyPrefixes})
-	if err == nil {
-		err = p.checkScopes(c.Needs())
-	}
+	c, err := p.compiler.compile(ctx, b, false)
 	if err != nil {
 		if ctx.Err() == nil {
 			reason, message := v1alpha1.ReasonCompileError, strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -117,43 +97,14 @@ func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
 	return verdict{reason: reason, message: message + "; " + effect}
 }
 
-// compileInTime compiles the policy. It waits until fewer than maxCompiles policies are being compiled. CEL cannot be interrupted, so a
-// compilation that takes too long goes on without effect.
-func (p *Plugin) compileInTime(ctx context.Context, b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
-	select {
-	case p.compiling <- struct{}{}:
-		defer func() { <-p.compiling }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	var c *policy.Compiled
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c, err = p.compile(b, o)
-	}()
-	timer := p.h.Clock.NewTimer(compileTimeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return c, err
-	case <-timer.C():
-		return nil, fmt.Errorf("the policy takes longer than %s to compile; make it smaller", compileTimeout)
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
 // warnings returns the problems of the policy with the schemas of custom resources.
 func (p *Plugin) warnings(ctx context.Context, b *v1alpha1.BindPolicy, c *policy.Compiled) []v1alpha1.ExpressionWarning {
-	custom := slices.ContainsFunc(c.Needs().Resources, func(r *policy.Resource) bool { return !isBuiltIn(r.Kind) })
-	if !custom || p.h.Discovery == nil {
-		return nil
+	if !slices.ContainsFunc(c.Needs().Resources, func(r *policy.Resource) bool { return !policy.IsBuiltIn(r.Kind) }) {
+		return c.Warnings()
 	}
-	checked, err := p.compileInTime(ctx, b, policy.Options{KeyPrefixes: p.args.KeyPrefixes, Schemas: &resolver.ClientDiscoveryResolver{Discovery: p.h.Discovery}})
+	checked, err := p.compiler.compile(ctx, b, true)
 	if err != nil {
-		return nil
+		return c.Warnings()
 	}
 	return checked.Warnings()
 }
@@ -185,39 +136,6 @@ func (p *Plugin) selectAll(ctx context.Context, b *v1alpha1.BindPolicy, r reads)
 		}
 	}
 	return unwatched, v
-}
-
-// checkScopes returns an error for a resource with a namespace whose kind is cluster-scoped, or for a resource by name
-// without a namespace whose kind is namespaced: such an object is never found. Kinds whose scope is unknown have no
-// problem.
-func (p *Plugin) checkScopes(n policy.Needs) error {
-	if p.h.Discovery == nil {
-		return nil
-	}
-	known := map[schema.GroupVersion]*metav1.APIResourceList{}
-	for _, r := range n.Resources {
-		if !r.InNamespace && !r.ByName {
-			continue
-		}
-		version := r.Kind.GroupVersion()
-		if _, ok := known[version]; !ok {
-			served, err := p.h.Discovery.ServerResourcesForGroupVersion(version.String())
-			if err != nil {
-				served = &metav1.APIResourceList{}
-			}
-			known[version] = served
-		}
-		for _, served := range known[version].APIResources {
-			if served.Kind == r.Kind.Kind && !strings.Contains(served.Name, "/") && served.Namespaced != r.InNamespace {
-				is := "cluster-scoped; remove namespace and namespaceExpression"
-				if served.Namespaced {
-					is = "namespaced; add namespace or namespaceExpression"
-				}
-				return &policy.Problem{Reason: v1alpha1.ReasonCompileError, Field: "spec.resources[" + r.Name + "]", Message: "the kind " + r.Kind.Kind + " is " + is}
-			}
-		}
-	}
-	return nil
 }
 
 // watchProblem returns the reason and the error of a watch that did not begin.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -18,7 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
 
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -62,41 +63,26 @@ func TestRuleFor(t *testing.T) {
 	assert.Empty(t, ruleFor(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden}}))
 }
 
-// An object by name is never found with a namespace that its kind does not have, or without one that it has.
-func TestCheckScopes(t *testing.T) {
+// The scopes of kinds that are not built in come from the API server.
+func TestCompiler_Scopes(t *testing.T) {
 	kinds := &clienttesting.Fake{Resources: []*metav1.APIResourceList{
-		{GroupVersion: "v1", APIResources: []metav1.APIResource{
-			{Name: "pods/binding", Kind: "ConfigMap"}, {Name: "configmaps", Kind: "ConfigMap", Namespaced: true}, {Name: "nodes", Kind: "Node"},
-		}},
-		{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "racks", Kind: "Rack"}}},
+		{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "racks/status", Kind: "Rack", Namespaced: true}, {Name: "racks", Kind: "Rack"}}},
 	}}
-	const namespaced = "spec.resources[x]: the kind ConfigMap is namespaced; add namespace or namespaceExpression"
-	const cluster = "the kind Rack is cluster-scoped; remove namespace and namespaceExpression"
 	for name, tc := range map[string]struct {
 		reason, resource, want string
 	}{
-		"NoNamespace":   {reason: "the object is never found", resource: "apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\"", want: namespaced},
-		"Namespace":     {reason: "the name is complete", resource: "apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\", namespace: b"},
-		"Expression":    {reason: "the name is complete", resource: "apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\", namespaceExpression: pod.metadata.namespace"},
-		"All":           {reason: "a list can contain all namespaces", resource: "apiVersion: v1, kind: ConfigMap, labelSelector: {}"},
-		"Cluster":       {reason: "the name is complete", resource: "apiVersion: v1, kind: Node, nameExpression: \"'a'\""},
-		"ClusterIn":     {reason: "the object is never found", resource: "apiVersion: example.com/v1, kind: Rack, nameExpression: \"'a'\", namespaceExpression: pod.metadata.namespace", want: "spec.resources[x]: " + cluster},
-		"ClusterListIn": {reason: "the namespace has no effect", resource: "apiVersion: example.com/v1, kind: Rack, labelSelector: {}, namespace: a", want: "spec.resources[x]: " + cluster},
-		"Unknown":       {reason: "the scope is unknown", resource: "apiVersion: example.com/v2, kind: Rack, nameExpression: \"'a'\", namespace: a"},
+		"Cluster": {reason: "the name is complete", resource: "apiVersion: example.com/v1, kind: Rack, nameExpression: \"'a'\""},
+		"In":      {reason: "the object is never found", resource: "apiVersion: example.com/v1, kind: Rack, labelSelector: {}, namespace: a", want: "spec.resources[0]: the kind Rack is cluster-scoped; remove namespace and namespaceExpression"},
+		"Unknown": {reason: "the scope is unknown", resource: "apiVersion: example.com/v2, kind: Rack, nameExpression: \"'a'\", namespace: a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := prepareWorld(t)
-				w.Plugin.h.Discovery = &discoveryfake.FakeDiscovery{Fake: kinds}
-				w.begin()
-				w.put(policyOf(t, "a", "resources: [{name: x, "+tc.resource+"}]\nvalidations: [{expression: 'dyn(resources.x) != null'}]"))
-				got, _ := w.status("a")
-				if tc.want == "" {
-					assert.Equal(t, "InForce: generation 1 is in force", got, tc.reason)
-					return
-				}
-				assert.Equal(t, "CompileError: "+tc.want+follows, got, tc.reason)
-			})
+			c := NewCompiler(policy.Options{}, &discoveryfake.FakeDiscovery{Fake: kinds}, clock.RealClock{})
+			_, err := c.compile(t.Context(), policyOf(t, "a", "resources: [{name: x, "+tc.resource+"}]\nvalidations: [{expression: 'dyn(resources.x) != null'}]"), false)
+			if tc.want == "" {
+				assert.NoError(t, err, tc.reason)
+				return
+			}
+			assert.EqualError(t, err, tc.want, tc.reason)
 		})
 	}
 }

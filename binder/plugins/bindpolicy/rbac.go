@@ -15,4 +15,9 @@ package bindpolicy
 //
 // +kubebuilder:rbac:groups="",resources=namespaces;persistentvolumeclaims,verbs=get;list;watch
 //
+// The leader copies the CA bundle to the webhook configuration for BindPolicies.
+//
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=prebind-policy,verbs=get;patch
+//
 // The ClusterRole "prebind-policy-resources" grants access to the kinds in spec.resources. Operators extend it.

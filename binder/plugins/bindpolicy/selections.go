@@ -113,9 +113,6 @@ func reduce(o any) (any, error) {
 // isLarge returns whether only the name and the node of the object are known, because it is too large.
 func isLarge(o client.Object) bool { return strings.HasPrefix(o.GetSelfLink(), largeMark) }
 
-// isBuiltIn returns whether the kind has a Go type of k8s.io/api.
-func isBuiltIn(kind schema.GroupVersionKind) bool { return scheme.Scheme.Recognizes(kind) }
-
 // newObject returns an object of the Go type of the kind, or an unstructured one.
 func newObject(kind schema.GroupVersionKind) client.Object {
 	if o, err := scheme.Scheme.New(kind); err == nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -59,7 +60,7 @@ func atLeastOne(name string) cobra.PositionalArgs {
 }
 
 func newPolicyCheckCommand() *cobra.Command {
-	var prefixes []string
+	var o policy.Options
 	var strict bool
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
@@ -83,19 +84,20 @@ cannot be read or a flag is invalid.`,
   kubectl get bindpolicies -o yaml | prebind policy check -`,
 		Args: atLeastOne("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return unusable(checkPolicies(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args, prefixes, strict))
+			return unusable(checkPolicies(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args, o, strict))
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringSliceVar(&prefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own. Use the value of --policy-key-prefixes of serve.")
+	fs.StringSliceVar(&o.KeyPrefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own. Use the value of --policy-key-prefixes of serve.")
+	fs.DurationVar(&o.BindTimeout, "prebind-timeout", 10*time.Minute, "Value of --prebind-timeout of serve. A wait with a longer timeout gets a warning.")
 	fs.BoolVar(&strict, "warnings-as-errors", false, "Exit with 1 if there are warnings.")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
 	return cmd
 }
 
 // checkPolicies prints the policies of the files with their problems and warnings.
-func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, prefixes []string, strict bool) error {
-	for _, prefix := range prefixes {
+func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []string, o policy.Options, strict bool) error {
+	for _, prefix := range o.KeyPrefixes {
 		if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
 			return fmt.Errorf("--key-prefixes: %q: %s", prefix, problem)
 		}
@@ -104,7 +106,7 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths, pref
 	if err != nil {
 		return err
 	}
-	policies, err := files.Check(ctx, documents, prefixes)
+	policies, err := files.Check(ctx, documents, o)
 	problems = errors.Join(problems, err)
 	if problems != nil {
 		fmt.Fprintln(out, problems)

@@ -25,9 +25,11 @@ import (
 	"github.com/prebind/prebind/apiclient"
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
@@ -286,12 +288,22 @@ func (p *process) buildServers() error {
 		return err
 	}
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
+	server.Register(bindpolicy.AdmissionPath, webhook.OnlyFrom(p.o.certificates.ClientNames, p.policyAdmission()))
 	all := []manager.Runnable{p.certs, server, p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
 	if listener := p.listeners["debug-bind-address"]; listener != nil {
 		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}
 		all = append(all, p.server("debug", listener, telemetry.NewDebugServer(options)))
 	}
 	return p.add(all...)
+}
+
+// policyAdmission returns the webhook that validates BindPolicies, with the settings of the plugin.
+func (p *process) policyAdmission() http.Handler {
+	o := policy.Options{BindTimeout: p.configuration.Budgets.PreBindTimeout}
+	if a, ok := p.configuration.Arguments.Of(bindpolicy.Name).(*bindpolicy.Arguments); ok {
+		o.KeyPrefixes = a.KeyPrefixes
+	}
+	return bindpolicy.NewAdmission(bindpolicy.NewCompiler(o, p.client.Discovery(), clock.RealClock{}))
 }
 
 func (p *process) add(runnables ...manager.Runnable) error {

@@ -1,0 +1,107 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+	"github.com/prebind/prebind/test/fakeapi"
+)
+
+// admit returns the answer of the webhook to the change of a policy. A nil old policy means a creation.
+func admit(t *testing.T, b, old *v1alpha1.BindPolicy) *admissionv1.AdmissionResponse {
+	t.Helper()
+	raw := func(o *v1alpha1.BindPolicy) runtime.RawExtension {
+		content, err := json.Marshal(o)
+		require.NoError(t, err)
+		return runtime.RawExtension{Raw: content}
+	}
+	review := &admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request:  &admissionv1.AdmissionRequest{UID: "u", Operation: admissionv1.Create, Object: raw(b)},
+	}
+	if old != nil {
+		review.Request.Operation, review.Request.OldObject = admissionv1.Update, raw(old)
+	}
+	body, err := json.Marshal(review)
+	require.NoError(t, err)
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, AdmissionPath, bytes.NewReader(body))
+	request.Header.Set("Content-Type", "application/json")
+	recorded := httptest.NewRecorder()
+	NewAdmission(NewCompiler(policy.Options{BindTimeout: 10 * time.Minute}, nil, clock.RealClock{})).ServeHTTP(recorded, request)
+	answer := &admissionv1.AdmissionReview{}
+	require.NoError(t, json.Unmarshal(recorded.Body.Bytes(), answer))
+	require.NotNil(t, answer.Response)
+	return answer.Response
+}
+
+func TestAdmission(t *testing.T) {
+	good, broken := policyOf(t, "a", allowAll), policyOf(t, "a", "validations: [{expression: 'true'}, {expression: pod.spec.nodename == ''}, {expression: nodes}]")
+	assert.True(t, admit(t, good, nil).Allowed)
+	for name, old := range map[string]*v1alpha1.BindPolicy{"create": nil, "update": good} {
+		t.Run(name, func(t *testing.T) {
+			response := admit(t, broken, old)
+			require.False(t, response.Allowed)
+			assert.Equal(t, "spec.validations[1].expression: line 1, column 9: undefined field 'nodename'; "+
+				"spec.validations[2].expression: line 1, column 1: undeclared reference to 'nodes'", response.Result.Message)
+			assert.Equal(t, metav1.StatusReasonInvalid, response.Result.Reason)
+			require.Len(t, response.Result.Details.Causes, 2)
+			assert.Equal(t, "spec.validations[2].expression", response.Result.Details.Causes[1].Field)
+		})
+	}
+	labeled := broken.DeepCopy()
+	labeled.Labels = map[string]string{"a": "b"}
+	assert.True(t, admit(t, labeled, broken).Allowed, "a policy that entered without the webhook can still get labels")
+	long := policyOf(t, "a", "waitFor: [{name: a, expression: 'true', timeout: 1h}]")
+	assert.Equal(t, []string{"spec.waitFor[0].timeout: 1h0m0s is longer than the timeout of a bind, 10m0s (--prebind-timeout), which ends the wait"}, admit(t, long, nil).Warnings)
+}
+
+// The leader copies the CA bundle, however it got into the webhook configuration for Bindings.
+func TestTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bindings := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1Named(bindingWebhooks), Webhooks: []admissionregistrationv1.MutatingWebhook{{
+			Name: "pods-binding.prebind.dev", ClientConfig: admissionregistrationv1.WebhookClientConfig{CABundle: []byte("ca")},
+		}}}
+		policies := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1Named(policyWebhooks), Webhooks: []admissionregistrationv1.ValidatingWebhook{{Name: "bindpolicies.prebind.dev"}}}
+		w := prepareWorld(t, bindings)
+		w.leads.Store(false)
+		w.begin()
+		bundle := func() string {
+			stored, ok := fakeapi.Get(w.server, policies)
+			require.True(t, ok)
+			return string(stored.Webhooks[0].ClientConfig.CABundle)
+		}
+		elapse(bundleInterval)
+		w.server.Put(policies)
+		elapse(bundleInterval)
+		assert.Empty(t, bundle(), "only the leader writes")
+		w.leads.Store(true)
+		elapse(bundleInterval)
+		assert.Equal(t, "ca", bundle())
+		fakeapi.Change(w.server, bindings, "someone", func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = []byte("next")
+		})
+		elapse(bundleInterval)
+		assert.Equal(t, "next", bundle())
+		writes := len(w.server.Writes())
+		elapse(time.Minute)
+		assert.Len(t, w.server.Writes(), writes)
+	})
+}
