@@ -6,9 +6,9 @@ package policy
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common"
@@ -21,80 +21,189 @@ import (
 	"github.com/google/cel-go/common/types/traits"
 	"github.com/google/cel-go/interpreter"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/cel/library"
 )
 
-// The limits of the results of functions. CEL counts the cost of a call after the call, and cannot interrupt it. The
-// cost does not depend on the size of the result either.
+// The limits of functions. CEL counts the cost of a call after the call, and cannot interrupt it, so each function whose time or result is not
+// linear in its arguments is limited before it runs.
 const (
-	// maxString is the limit of strings and bytes. Larger strings do not fit into annotations.
+	// maxString is the limit of results that are strings or bytes. Larger strings do not fit into annotations.
 	maxString = apivalidation.TotalAnnotationSizeLimitB
 	// maxList is the limit of the elements of a list. An expression cannot iterate over more.
 	maxList = expressionCostLimit
-)
-
-// errString is the error of a call whose result is too large.
-func errString(function string) ref.Val {
-	return types.NewErr("result of %s is larger than %d KiB", function, maxString>>10)
-}
-
-// projections return the size of the result of a function, or a size that is not larger. They do not allocate, and end
-// when the size is larger than maxString.
-var projections = map[string]func(args []ref.Val) int{
-	"replace":       projectReplace,
-	"join":          projectJoin,
-	"format":        projectFormat,
-	"strings.quote": projectQuote,
-}
-
-// The limits of the product of the lengths of a text and what is searched in it. The cost of a regular expression is a
-// fortieth of it. Plain text is about 25 times as fast.
-const (
+	// maxMatch is the limit of the product of the lengths of a text and of a pattern. The cost of a regular expression is a fortieth of it. Plain
+	// text is about 25 times as fast.
 	maxMatch = 40 * expressionCostLimit
 	maxIndex = 25 * maxMatch
+	// maxPairs and maxPairBytes limit functions that compare each element of a list with each of another: to about 20 ms.
+	maxPairs     = 2_000_000
+	maxPairBytes = 256 << 20
+	// maxParsed and maxExponent limit the texts of quantities, addresses, and versions. The time for a quantity is exponential in its exponent.
+	maxParsed   = 2 << 10
+	maxExponent = 3
 )
 
-// searches are the functions whose time is this product, and their limits.
-var searches = map[string]int{"find": maxMatch, "findAll": maxMatch, "indexOf": maxIndex, "lastIndexOf": maxIndex}
+// checks return an error for a call that exceeds a limit. They need little time themselves, and do not allocate.
+var checks = map[string]func(args []ref.Val) error{
+	"replace":         checkReplace,
+	"join":            checkJoin,
+	"format":          checkFormat,
+	"strings.quote":   func(args []ref.Val) error { return checkResult(3 * textSize(args[0], maxString)) },
+	"find":            func(args []ref.Val) error { return checkSearch(args, maxMatch) },
+	"findAll":         func(args []ref.Val) error { return checkSearch(args, maxMatch) },
+	"indexOf":         func(args []ref.Val) error { return checkSearch(args, maxIndex) },
+	"lastIndexOf":     func(args []ref.Val) error { return checkSearch(args, maxIndex) },
+	"distinct":        func(args []ref.Val) error { return checkPairs(args[0], args[0]) },
+	"sets.contains":   func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
+	"sets.equivalent": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
+	"sets.intersects": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
+	"flatten":         func(args []ref.Val) error { return checkElements(args[0]) },
+	"lists.range":     checkRange,
+	"quantity":        checkQuantity,
+	"isQuantity":      checkQuantity,
+	"ip":              checkParsed,
+	"isIP":            checkParsed,
+	"ip.isCanonical":  checkParsed,
+	"cidr":            checkParsed,
+	"isCIDR":          checkParsed,
+	"containsIP":      checkParsed,
+	"containsCIDR":    checkParsed,
+	"semver":          checkParsed,
+	"isSemver":        checkParsed,
+	"url":             checkParsed,
+	"isURL":           checkParsed,
+}
 
-// checkSearch returns an error if the search takes too long.
-func checkSearch(function string, limit int, args []ref.Val) ref.Val {
-	text, ok := args[0].(types.String)
-	if !ok || len(args) < 2 {
-		return nil
-	}
-	if pattern, ok := args[1].(types.String); ok && len(text)*len(pattern) > limit {
-		return types.NewErr("%s of a text of %d bytes in one of %d bytes exceeds the cost limit", function, len(pattern), len(text))
+// sized are the functions whose results cost as much as their size.
+var sized = sets.New("replace", "format", "strings.quote")
+
+func checkResult(size int) error {
+	if size > maxString {
+		return fmt.Errorf("result is larger than %d KiB", maxString>>10)
 	}
 	return nil
 }
 
-// matches is the function of the same name for patterns that are not constant. CEL replaces it for others.
-func matches(args ...ref.Val) ref.Val {
-	if err := checkSearch("matches", maxMatch, args); err != nil {
+func checkReplace(args []ref.Val) error {
+	s, _ := args[0].(types.String)
+	from, _ := args[1].(types.String)
+	to, _ := args[2].(types.String)
+	n := strings.Count(string(s), string(from))
+	if len(args) > 3 {
+		if limit, ok := args[3].(types.Int); ok && limit >= 0 {
+			n = int(min(int64(n), int64(limit)))
+		}
+	}
+	return checkResult(len(s) + n*(len(to)-len(from)))
+}
+
+func checkJoin(args []ref.Val) error {
+	size := textSize(args[0], maxString)
+	if len(args) > 1 {
+		size += lengthOf(args[0]) * textSize(args[1], maxString)
+	}
+	return checkResult(size)
+}
+
+// precisions are the digits after the point in a format.
+var precisions = regexp.MustCompile(`%[.](\d+)`)
+
+// checkFormat adds up the text and the arguments, which are at most hexadecimal. A precision adds that many digits.
+func checkFormat(args []ref.Val) error {
+	format, _ := args[0].(types.String)
+	size := len(format) + 2*textSize(args[1], maxString)
+	if strings.Contains(string(format), "%.") {
+		for _, m := range precisions.FindAllStringSubmatch(string(format), -1) {
+			// An error means that the number is too large. Then, the function fails, too.
+			if precision, err := strconv.Atoi(m[1]); err == nil {
+				size += min(precision, maxString+1)
+			}
+		}
+	}
+	return checkResult(size)
+}
+
+func checkSearch(args []ref.Val, limit int) error {
+	text, isText := args[0].(types.String)
+	if !isText || len(args) < 2 {
+		return nil
+	}
+	if pattern, ok := args[1].(types.String); ok && len(text)*len(pattern) > limit {
+		return fmt.Errorf("searching a text of %d bytes in one of %d bytes exceeds the cost limit", len(pattern), len(text))
+	}
+	return nil
+}
+
+func checkPairs(a, b ref.Val) error {
+	n, m := lengthOf(a), lengthOf(b)
+	if n*m > maxPairs || m*textSize(a, maxPairBytes)+n*textSize(b, maxPairBytes) > 2*maxPairBytes {
+		return fmt.Errorf("comparing lists of %d and %d elements exceeds the cost limit", n, m)
+	}
+	return nil
+}
+
+func checkElements(list ref.Val) error {
+	if elements(list, maxList) > maxList {
+		return fmt.Errorf("the list has more than %d elements", maxList)
+	}
+	return nil
+}
+
+func checkRange(args []ref.Val) error {
+	if n, ok := args[0].(types.Int); ok && n > maxList {
+		return fmt.Errorf("the list has more than %d elements", maxList)
+	}
+	return nil
+}
+
+func checkParsed(args []ref.Val) error {
+	for _, arg := range args {
+		if s, ok := arg.(types.String); ok && len(s) > maxParsed {
+			return fmt.Errorf("the text is longer than %d bytes", maxParsed)
+		}
+	}
+	return nil
+}
+
+// exponents are the digits of the exponent of a quantity, without leading zeros.
+var exponents = regexp.MustCompile(`[eE][+-]?0*(\d+)$`)
+
+func checkQuantity(args []ref.Val) error {
+	if err := checkParsed(args); err != nil {
 		return err
 	}
-	text, ok := args[0].(traits.Matcher)
-	if !ok {
-		return types.NewErr("no such overload: matches")
+	if s, ok := args[0].(types.String); ok {
+		if m := exponents.FindStringSubmatch(string(s)); m != nil && len(m[1]) > maxExponent {
+			return fmt.Errorf("the exponent has more than %d digits", maxExponent)
+		}
 	}
-	return text.Match(args[1])
+	return nil
+}
+
+func lengthOf(list ref.Val) int {
+	if l, ok := list.(traits.Lister); ok {
+		n, _ := l.Size().(types.Int)
+		return int(n)
+	}
+	return 0
+}
+
+// elements returns the number of elements of a list and of the lists in it. It ends when the number is larger than the limit.
+func elements(v ref.Val, limit int) int {
+	l, ok := v.(traits.Lister)
+	if !ok {
+		return 1
+	}
+	count := 1
+	for it := l.Iterator(); count <= limit && it.HasNext() == types.True; {
+		count += elements(it.Next(), limit-count)
+	}
+	return count
 }
 
 // boundedFunctions returns the functions of the environment with a limit.
 func boundedFunctions(env *cel.Env) ([]cel.EnvOption, error) {
-	checks := make(map[string]func([]ref.Val) ref.Val, len(projections)+len(searches))
-	for name, project := range projections {
-		checks[name] = func(args []ref.Val) ref.Val {
-			if project(args) > maxString {
-				return errString(name)
-			}
-			return nil
-		}
-	}
-	for name, limit := range searches {
-		checks[name] = func(args []ref.Val) ref.Val { return checkSearch(name, limit, args) }
-	}
 	options := make([]cel.EnvOption, 0, len(checks))
 	for name, check := range checks {
 		f, ok := env.Functions()[name]
@@ -127,24 +236,19 @@ func boundedFunctions(env *cel.Env) ([]cel.EnvOption, error) {
 }
 
 // bind returns the implementation with a limit.
-func bind(name string, arguments int, original *functions.Overload, check func([]ref.Val) ref.Val) cel.OverloadOpt {
+func bind(name string, arguments int, original *functions.Overload, check func([]ref.Val) error) cel.OverloadOpt {
 	call := func(args ...ref.Val) ref.Val {
 		if err := check(args); err != nil {
-			return err
+			return types.NewErr("%s: %v", name, err)
 		}
-		var v ref.Val
 		switch {
 		case original.Unary != nil:
-			v = original.Unary(args[0])
+			return original.Unary(args[0])
 		case original.Binary != nil:
-			v = original.Binary(args[0], args[1])
+			return original.Binary(args[0], args[1])
 		default:
-			v = original.Function(args...)
+			return original.Function(args...)
 		}
-		if s, ok := v.(types.String); ok && len(s) > maxString {
-			return errString(name)
-		}
-		return v
 	}
 	switch arguments {
 	case 1:
@@ -153,104 +257,6 @@ func bind(name string, arguments int, original *functions.Overload, check func([
 		return decls.BinaryBinding(func(l, r ref.Val) ref.Val { return call(l, r) })
 	}
 	return decls.FunctionBinding(call)
-}
-
-func projectReplace(args []ref.Val) int {
-	s, _ := args[0].(types.String)
-	from, _ := args[1].(types.String)
-	to, _ := args[2].(types.String)
-	n := strings.Count(string(s), string(from))
-	if len(args) > 3 {
-		if limit, ok := args[3].(types.Int); ok && limit >= 0 {
-			n = int(min(int64(n), int64(limit)))
-		}
-	}
-	return len(s) + n*(len(to)-len(from))
-}
-
-func projectJoin(args []ref.Val) int {
-	list, ok := args[0].(traits.Lister)
-	if !ok {
-		return 0
-	}
-	separator := types.String("")
-	if len(args) > 1 {
-		separator, _ = args[1].(types.String)
-	}
-	size := 0
-	n, _ := list.Size().(types.Int)
-	for i := types.Int(0); i < n && size <= maxString; i++ {
-		s, ok := list.Get(i).(types.String)
-		if !ok {
-			return size
-		}
-		size += len(s)
-		if i > 0 {
-			size += len(separator)
-		}
-	}
-	return size
-}
-
-func projectQuote(args []ref.Val) int {
-	s, _ := args[0].(types.String)
-	size := len(s) + 2
-	for i, r := range string(s) {
-		switch r {
-		case '\a', '\b', '\f', '\n', '\r', '\t', '\v', '\\', '"':
-			size++
-		case utf8.RuneError:
-			if _, n := utf8.DecodeRuneInString(string(s[i:])); n == 1 {
-				size += utf8.RuneLen(utf8.RuneError) - 1
-			}
-		}
-	}
-	return size
-}
-
-// projectFormat adds up the text and the arguments. A precision adds that many digits.
-func projectFormat(args []ref.Val) int {
-	format, _ := args[0].(types.String)
-	list, ok := args[1].(traits.Lister)
-	if !ok {
-		return 0
-	}
-	n, _ := list.Size().(types.Int)
-	size, next := 0, types.Int(0)
-	for rest := string(format); rest != "" && size <= maxString; {
-		text, clause, found := strings.Cut(rest, "%")
-		size += len(text)
-		if !found {
-			break
-		}
-		if strings.HasPrefix(clause, "%") {
-			size++
-			rest = clause[1:]
-			continue
-		}
-		if digits, ok := strings.CutPrefix(clause, "."); ok {
-			end := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' })
-			if end < 0 {
-				return size
-			}
-			// An error means that the number is too large. Then, the function fails, too.
-			if precision, err := strconv.Atoi(digits[:end]); err == nil {
-				size += min(precision, maxString+1)
-			}
-			clause = digits[end:]
-		}
-		if next >= n || clause == "" {
-			return size
-		}
-		factor := 1
-		if clause[0] == 'x' || clause[0] == 'X' {
-			factor = 2
-		}
-		size += factor * textSize(list.Get(next), maxString-size)
-		next++
-		rest = clause[1:]
-	}
-	return size
 }
 
 // textSize returns the size of a value as text, without escapes. It ends when the size is larger than the limit.
@@ -301,7 +307,7 @@ type costs struct{ library.CostEstimator }
 // CallCost implements interpreter.ActualCostEstimator.
 func (c *costs) CallCost(function, overload string, args []ref.Val, result ref.Val) *uint64 {
 	cost := c.CostEstimator.CallCost(function, overload, args, result)
-	if _, bounded := projections[function]; !bounded || function == "join" {
+	if !sized.Has(function) {
 		return cost
 	}
 	size := 0
@@ -333,29 +339,34 @@ func boundStandard(i interpreter.InterpretableV2) (interpreter.InterpretableV2, 
 	return i, nil
 }
 
+// matches is the function of the same name for patterns that are not constant. CEL replaces it for others.
+func matches(args ...ref.Val) ref.Val {
+	if err := checkSearch(args, maxMatch); err != nil {
+		return types.NewErr("matches: %v", err)
+	}
+	text, ok := args[0].(traits.Matcher)
+	if !ok {
+		return types.NewErr("no such overload: matches")
+	}
+	return text.Match(args[1])
+}
+
 func add(args ...ref.Val) ref.Val {
 	left, ok := args[0].(traits.Adder)
 	if !ok || !args[0].Type().HasTrait(traits.AdderType) {
 		return types.NewErr("no such overload: %s", operators.Add)
 	}
+	var err error
 	switch l := args[0].(type) {
-	case types.String:
-		if r, ok := args[1].(types.String); ok && len(l)+len(r) > maxString {
-			return errString("+")
-		}
-	case types.Bytes:
-		if r, ok := args[1].(types.Bytes); ok && len(l)+len(r) > maxString {
-			return errString("+")
-		}
+	case types.String, types.Bytes:
+		err = checkResult(textSize(l, maxString) + textSize(args[1], maxString))
 	case traits.Lister:
-		r, ok := args[1].(traits.Lister)
-		if !ok {
-			break
+		if lengthOf(l)+lengthOf(args[1]) > maxList {
+			err = fmt.Errorf("the list has more than %d elements", maxList)
 		}
-		n, _ := l.Size().(types.Int)
-		if m, ok := r.Size().(types.Int); ok && int64(n)+int64(m) > maxList {
-			return types.NewErr("result of + has more than %d elements", maxList)
-		}
+	}
+	if err != nil {
+		return types.NewErr("+: %v", err)
 	}
 	return left.Add(args[1])
 }

@@ -88,7 +88,7 @@ func TestCheck_Together(t *testing.T) {
 	for content, want := range map[string][]string{
 		"mode: Warn\nvalidations: [{expression: 'nodes == 1'}]": {"spec.mode", "spec.validations[0].expression"},
 		"validations: [{expression: true}, {expression: a}]":    {"spec.validations[0].expression"},
-		"validations:\n- expression: !has(pod.spec.nodeName)":  {"spec.validations[0].expression"},
+		"validations:\n- expression: !has(pod.spec.nodeName)":   {"spec.validations[0].expression"},
 	} {
 		documents, err := Parse("p.yaml", []byte(withSpec(content)))
 		require.NoError(t, err)
