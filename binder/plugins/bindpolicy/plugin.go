@@ -13,7 +13,9 @@ package bindpolicy
 import (
 	"cmp"
 	"context"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -31,6 +33,8 @@ type Plugin struct {
 	changed signal
 	// set contains all policies. It is nil before they are known.
 	set atomic.Pointer[set]
+	// waiting contains the recent results of calls, by their Binding.
+	waiting sync.Map
 }
 
 var (
@@ -56,17 +60,57 @@ type evaluated struct {
 // results are the results of the policies that apply to a bind, in the order of the policies.
 type results []evaluated
 
+// wait returns whether the bind waits for a policy, and none rejects it.
+func (r results) wait() bool {
+	waits := false
+	for _, e := range r {
+		if !e.result.Audit {
+			waits = waits || e.result.Verdict == policy.Waiting
+			if e.result.Verdict.Rejects() {
+				return false
+			}
+		}
+	}
+	return waits
+}
+
 // looked is the extension: the results, or the error of a read.
 type looked struct {
 	results results
 	err     error
+	// again is when the policies are evaluated again, if these are the results of an earlier pass.
+	again time.Time
 }
 
-// SetupBindContextExtension evaluates the policies.
+// evaluatePause is the minimum time between two evaluations for a call that waits.
+const evaluatePause = 50 * time.Millisecond
+
+// recent are results for calls that wait.
+type recent struct {
+	at time.Time
+	looked
+}
+
+// SetupBindContextExtension evaluates the policies. For a call that waits for a policy, it repeats the results of the last evaluatePause.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
+	policies := p.policies()
+	if len(policies) == 0 {
+		framework.Extend(bc, looked{})
+		return nil
+	}
+	// Each call has its own Binding.
+	if last, ok := p.waiting.Load(bc.Binding); ok {
+		if r, ok := last.(recent); ok && bc.Now.Before(r.at.Add(evaluatePause)) {
+			r.again = r.at.Add(evaluatePause)
+			framework.Extend(bc, r.looked)
+			return nil
+		}
+	}
 	var l looked
-	if policies := p.policies(); len(policies) > 0 {
-		l.results, l.err = p.evaluate(ctx, policies, cache, subjectOf(bc))
+	l.results, l.err = p.evaluate(ctx, policies, cache, subjectOf(bc))
+	if l.results.wait() {
+		p.waiting.Store(bc.Binding, recent{bc.Now, l})
+		p.h.Clock.AfterFunc(evaluatePause, func() { p.waiting.Delete(bc.Binding) })
 	}
 	framework.Extend(bc, l)
 	return nil
@@ -78,7 +122,11 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	if err = cmp.Or(err, l.err); err != nil {
 		return framework.Verdict{}, err
 	}
-	return judge(l.results)
+	v, err := judge(l.results)
+	if !l.again.IsZero() && (v.Wait.Until.IsZero() || l.again.Before(v.Wait.Until)) {
+		v.Wait.Until = l.again
+	}
+	return v, err
 }
 
 // BindWaits implements framework.Observer.

@@ -208,11 +208,38 @@ func TestPreFlight_FailedRead(t *testing.T) {
 		assert.Contains(t, verdict.Wait.For, "no route to host", "the next read can succeed")
 		assert.Equal(t, "b", verdict.Wait.Object.Name)
 		w.server.Remove(policyOf(t, "b", onCSINode))
-		synctest.Wait()
+		elapse(evaluatePause)
 		verdict, err = w.preFlight(bc)
 		require.NoError(t, err)
 		assert.Zero(t, verdict.Wait)
 		assert.Contains(t, verdict.Warnings[0], "audit: the bind would wait for")
+	})
+}
+
+// A tenant's changes do not cause more evaluations of a bind that waits.
+func TestPreFlight_EvaluatesSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", onCSINode))
+		bc := w.bind()
+		began := bc.Now
+		verdict, err := w.preFlight(bc)
+		require.NoError(t, err)
+		require.NotZero(t, verdict.Wait)
+		w.server.Put(withDriver("csi"))
+		bc.Now = began.Add(evaluatePause - 1)
+		verdict, err = w.preFlight(bc)
+		require.NoError(t, err)
+		assert.Equal(t, began.Add(evaluatePause), verdict.Wait.Until, "the next evaluation does not need another change")
+		other := *bc
+		other.Binding = bc.Binding.DeepCopy()
+		verdict, err = w.preFlight(&other)
+		require.NoError(t, err)
+		assert.Zero(t, verdict.Wait, "another call decides for itself")
+		elapse(evaluatePause)
+		bc.Now = began.Add(evaluatePause)
+		verdict, err = w.preFlight(bc)
+		require.NoError(t, err)
+		assert.Zero(t, verdict.Wait)
 	})
 }
 
