@@ -8,17 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"runtime/debug"
 	"time"
 
-	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
@@ -42,11 +39,11 @@ type Options struct {
 	Clock clock.PassiveClock
 }
 
-// Handler answers AdmissionReviews of Bindings. It checks requests before an admission.Webhook decodes them.
-// Handler is an http.Handler for Path, safe for concurrent use.
+// Handler answers AdmissionReviews of Bindings. It is an http.Handler for Path, safe for concurrent use. It decodes and
+// answers reviews itself, because admission.Webhook of controller-runtime needs more than twice the CPU time, does not
+// limit what its answer repeats, and answers HTTP 200 to a request that it cannot decode.
 type Handler struct {
-	o       Options
-	webhook *admission.Webhook
+	o Options
 }
 
 // NewHandler returns an error if an option is missing.
@@ -54,94 +51,65 @@ func NewHandler(o Options) (*Handler, error) {
 	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
 		return nil, errors.New("webhook: Engine, Ready and Clock are required")
 	}
-	h := &Handler{o: o}
-	h.webhook = &admission.Webhook{
-		Handler: admission.HandlerFunc(h.handle),
-		// The library logs text of the caller without a limit. This package writes its own log lines.
-		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
-	}
-	return h, nil
+	return &Handler{o: o}, nil
 }
 
 // ServeHTTP answers an AdmissionReview with an AdmissionReview, and every other request with an HTTP error that has a
 // Status as its body. The API server passes the message of the Status on to its client.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.o.Ready(); err != nil {
-		h.elsewhere(w, err)
+		h.refuse(w, r, &badRequest{http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err})
 		return
 	}
-	body, object, bad := readReview(w, r)
+	request, bad := readReview(w, r)
 	if bad != nil {
 		h.refuse(w, r, bad)
 		return
 	}
-	x := &exchange{ResponseWriter: w, object: object, counted: r.Body}
-	x.body.Reset(body)
-	defer x.release()
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), budget(r))
+	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
 	defer cancel()
-	review := r.WithContext(ctx)
-	review.Body = io.NopCloser(&x.body)
-	review.Header.Set("Content-Type", mediaType) // Without parameters.
-	w.Header().Set("Content-Type", mediaType)
-	h.webhook.ServeHTTP(x, review)
-	if bad := x.failed(); bad != nil {
-		h.refuse(w, r, bad)
-	} else if x.err != nil {
-		h.unreached(x.err)
-	}
+	answer := admissionv1.AdmissionReview{Response: h.review(ctx, request)}
+	answer.SetGroupVersionKind(reviewKind)
+	h.write(w, http.StatusOK, &answer)
 }
 
-// refuse answers with an HTTP error.
+// refuse answers with an HTTP error. After 503, the API server repeats the call over a new connection, which can reach another
+// replica.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest) {
 	if bad.code == http.StatusServiceUnavailable {
-		h.o.Log.V(2).Info("Did not read a whole request", "from", r.RemoteAddr, "reason", bad.err.Error())
-		h.elsewhere(w, bad.err)
-		return
+		h.o.Log.V(2).Info("Did not accept a request", "from", r.RemoteAddr, "reason", bad.err.Error())
+		w.Header().Set("Connection", "close")
+		w.Header().Set("Retry-After", "1")
+	} else {
+		h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
 	}
-	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
-	h.fail(w, bad.code, bad.reason, bad.err)
+	h.write(w, bad.code, failure(bad.code, bad.reason, bad.err))
 }
 
-// handle implements admission.Handler.
-func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Response {
-	x := exchangeOf(ctx)
-	x.accept()
-	if x.bad = checkUID(r.UID); x.bad != nil {
-		return admission.Response{}
-	}
-	if x.object != nil {
-		// parse releases the object.
-		r.Object.Raw, x.object = x.object, nil
-	}
-	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
-}
-
-// review answers a request. If the engine panics, it denies the request.
+// review answers a request. If the engine panics, it denies the request. It does not keep the request while the engine holds the call.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	about := append(make([]any, 0, 6), "user", line(request.UserInfo.Username, maxCause))
+	log, uid := h.o.Log.WithValues("user", line(request.UserInfo.Username, maxCause)), request.UID
 	defer func() {
 		if r := recover(); r != nil {
-			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
+			log.Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
 			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
 			response = deny(err, 0)
 		}
+		response.UID = uid
 	}()
-	bind, reason, err := parse(request)
+	if reason := notBinding(request); reason != "" {
+		log.Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
+		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
+	}
+	bind, err := parse(request)
 	if err != nil {
 		return deny(err, 0)
 	}
-	if bind == nil {
-		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
-		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
-	}
-	pod := klog.KRef(line(bind.request.Pod.Namespace, maxCause), line(bind.request.Pod.Name, maxCause))
-	about = append(about, "pod", pod, "node", line(bind.request.Binding.Target.Name, maxCause))
-	log := h.o.Log.WithValues(about...)
+	log = log.WithValues("pod", klog.KRef(line(bind.Pod.Namespace, maxCause), line(bind.Pod.Name, maxCause)), "node", line(bind.Binding.Target.Name, maxCause))
 	begin := h.o.Clock.Now()
-	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
+	d := h.o.Engine.Bind(klog.NewContext(ctx, log), *bind)
 	report(log, d, h.o.Clock.Since(begin))
-	return answer(bind, d)
+	return answer(bind.Binding, d)
 }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {
@@ -171,17 +139,6 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	log.V(2).Info("Decided on a Binding")
 }
 
-// elsewhere makes the API server repeat the call over a new connection, which can reach another replica.
-func (h *Handler) elsewhere(w http.ResponseWriter, err error) {
-	w.Header().Set("Connection", "close")
-	w.Header().Set("Retry-After", "1")
-	h.fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
-}
-
-func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
-	h.write(w, code, failure(code, reason, err))
-}
-
 // failure returns the Status that the API server passes on to its client.
 func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 	return &metav1.Status{
@@ -195,12 +152,8 @@ func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 
 func (h *Handler) write(w http.ResponseWriter, code int, body any) {
 	if err := writeJSON(w, code, body); err != nil {
-		h.unreached(err)
+		h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 	}
-}
-
-func (h *Handler) unreached(err error) {
-	h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) error {

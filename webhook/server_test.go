@@ -49,15 +49,18 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 
 func noCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, nil }
 
-// plainServer returns the HTTP server of a Server without TLS.
-func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
+// servePlain serves the handler without TLS until the test ends.
+func servePlain(t testing.TB, handler http.Handler, l *Limits, inner net.Listener) {
 	t.Helper()
-	server, err := NewServer(ServerOptions{Listener: &pipe{}, Limits: l, TLSOpts: []func(*tls.Config){
-		func(c *tls.Config) { c.GetCertificate = noCertificate },
-	}})
-	require.NoError(t, err)
-	server.Register(Path, handler)
-	return server.serving.Server
+	server := httpServer(handler)
+	server.ErrorLog = log.New(io.Discard, "", 0)
+	listener := l.Apply(server, inner)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
 }
 
 // TestServer_HeldCall checks that timeouts for reading do not end a held call.
@@ -72,10 +75,8 @@ func TestServer_HeldCall(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
-		server := plainServer(t, handler, limitsOf(t))
 		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(listener) }()
+		servePlain(t, handler, limitsOf(t), listener)
 		transport := &http.Transport{DialContext: listener.dial}
 		client := &http.Client{Transport: transport}
 
@@ -90,16 +91,7 @@ func TestServer_HeldCall(t *testing.T) {
 			assert.Equal(t, hold, time.Since(begin))
 		}
 		transport.CloseIdleConnections()
-		require.NoError(t, server.Shutdown(t.Context()))
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
 	})
-}
-
-func TestServer(t *testing.T) {
-	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), limitsOf(t))
-	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
-	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
-	assert.Equal(t, http.StatusNotFound, other.Code, "only one path is served")
 }
 
 func TestNewServer(t *testing.T) {
@@ -159,11 +151,8 @@ func TestServer_Limits(t *testing.T) {
 						w.WriteHeader(http.StatusRequestTimeout)
 					}
 				})
-				server := plainServer(t, handler, limitsOf(t))
-				server.ErrorLog = log.New(io.Discard, "", 0)
 				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-				served := make(chan error, 1)
-				go func() { served <- server.Serve(listener) }()
+				servePlain(t, handler, limitsOf(t), listener)
 				conn, err := listener.dial(t.Context(), "", "")
 				require.NoError(t, err)
 				begin := time.Now()
@@ -175,8 +164,6 @@ func TestServer_Limits(t *testing.T) {
 				assert.Equal(t, tc.answer == "", len(answer) == 0, "%s: %.60q", tc.reason, answer)
 				assert.InDelta(t, tc.after, time.Since(begin), float64(time.Second), tc.reason)
 				require.NoError(t, conn.Close())
-				require.NoError(t, server.Close())
-				require.ErrorIs(t, <-served, http.ErrServerClosed)
 			})
 		})
 	}
