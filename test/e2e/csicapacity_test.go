@@ -57,29 +57,6 @@ func TestCSIMaximumVolumeSize(t *testing.T) {
 	b.assertStored("small", csiA, csiZoneA)
 }
 
-// kube-scheduler chooses the node with sufficient capacity, and Prebind agrees.
-func TestCSICapacityOfSchedulers(t *testing.T) {
-	t.Parallel()
-	for name, by := range binders {
-		if by.scheduler == byHand {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newCSIBench(t)
-			class := b.lateClass("1Gi", "8Gi", zonesHave("1Gi"))
-			b.sized("data", class, "5Gi")
-			b.newPod("pod", by.scheduler, "data")
-			pod := b.untilBound()
-			assert.Equal(t, csiB, pod.Spec.NodeName)
-			b.assertTopology(pod)
-			b.assertStored("data", csiB, csiZoneB)
-			assert.False(t, says(b.events(), "BindRefused"), "Prebind should not reject the choice of kube-scheduler: %q", b.events())
-			b.untilPublished(class, "1Gi", "3Gi")
-		})
-	}
-}
-
 // Two binds pass the check of the capacity at the same time, but the driver has storage for one volume only. The provisioner then requests
 // another node for the other claim. If the driver has published its new capacity before, that is the reason that Prebind gives.
 func TestCSICapacityRace(t *testing.T) {

@@ -7,9 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -204,35 +202,6 @@ func TestDeviceIsExclusive(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-3": "1"})
 }
 
-// Devices with the same ID and another key or node are different devices.
-func TestDeviceOfOtherResourceOrNode(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	elsewhere := newGarage(t, shared)
-	first, second, third := g.parker(), g.parker(), elsewhere.parker()
-	require.NoError(t, first.park(gpu("0")))
-	require.NoError(t, second.park(gen.Annotation("device.prebind.dev/nic", "0")), "a device of another resource")
-	require.NoError(t, third.park(gpu("0")), "a device of another node")
-}
-
-// Shares of a device are granted until their sum is 1.
-func TestDeviceShares(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	half, quarter, other := g.parker(), g.parker(), g.parker()
-	require.NoError(t, half.park(gpu("GPU-1:0.5")))
-	require.NoError(t, quarter.park(gpu("GPU-1:0.25")))
-	quarter.untilSettled(map[string]string{"GPU-1": "0.25"})
-
-	other.assertRefused(other.park(gpu("GPU-1")), "device GPU-1 (gpu) is held by",
-		"pod "+half.ns+"/pod (0.5)", "pod "+quarter.ns+"/pod (0.25)", "requested 1, free 0.25")
-	err := other.park(gpu("GPU-1:0.250001"))
-	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
-	assert.ErrorContains(t, err, "requested 0.250001, free 0.25")
-	require.NoError(t, other.park(gpu("GPU-1:0.25")), "the remaining share should be granted")
-	other.untilSettled(map[string]string{"GPU-1": "0.25"})
-}
-
 // Annotations of the pod select devices. Annotations of the Binding take precedence.
 func TestDeviceByPodAndBinding(t *testing.T) {
 	t.Parallel()
@@ -260,37 +229,6 @@ func TestDeviceWithKubeScheduler(t *testing.T) {
 	assert.Nil(t, grantedTo(second.record(g.node), first.uid))
 }
 
-// The denial names the invalid annotation, and nothing is granted.
-func TestDeviceInvalid(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		annotation gen.Meta
-		says       []string
-	}{
-		"more than a whole": {annotation: gpu("GPU-1:1.5"), says: []string{"device.prebind.dev/gpu", "greater than 0 and at most 1"}},
-		"one device twice":  {annotation: gpu("GPU-1:0.5,GPU-1:0.25"), says: []string{"device.prebind.dev/gpu", "listed twice"}},
-		"no device":         {annotation: gpu(""), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
-		"a space in it":     {annotation: gpu("GPU 1"), says: []string{"device.prebind.dev/gpu", "invalid device ID"}},
-		"invalid lock":      {annotation: gen.Annotation("device.prebind.dev/node-lock", "yes"), says: []string{"device.prebind.dev/node-lock", "must be true or false"}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := newGarage(t, shared)
-			p := g.parker()
-			err := p.park(tc.annotation)
-			assert.True(t, apierrors.IsInvalid(err), "%v", err)
-			for _, words := range tc.says {
-				assert.ErrorContains(t, err, words)
-			}
-			p.untilEvent(append(tc.says, "BindRefused")...)
-			assert.Nil(t, p.record(g.node), "the record should have no entry")
-			assert.Equal(t, []string{"invalid"}, p.decisions())
-			p.until("still unbound", notBound)
-		})
-	}
-}
-
 // A device is free as soon as its pod no longer needs it.
 func TestDeviceOfPodThatIsGone(t *testing.T) {
 	t.Parallel()
@@ -301,13 +239,10 @@ func TestDeviceOfPodThatIsGone(t *testing.T) {
 		held bool
 	}{
 		"succeeded": {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodSucceeded) }},
-		"failed":    {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodFailed) }},
-		"deleted":   {reason: "the pod does not exist", end: func(p *parker) { p.deletePod() }},
 		"recreated": {reason: "another pod has the same name", end: func(p *parker) {
 			p.deletePod()
 			p.create(byHand)
 		}},
-		"running": {reason: "its containers run", end: func(p *parker) { p.finish(corev1.PodRunning) }, held: true},
 		"terminating": {reason: "its containers may still run", held: true, end: func(p *parker) {
 			require.NoError(p.t, p.client.CoreV1().Pods(p.ns).Delete(p.t.Context(), "pod", metav1.DeleteOptions{GracePeriodSeconds: new(int64(600))}))
 		}},
@@ -330,22 +265,6 @@ func TestDeviceOfPodThatIsGone(t *testing.T) {
 			assert.NotContains(t, second.record(g.node), string(before))
 		})
 	}
-}
-
-// A pod that is recreated with the same name gets the devices of the first pod only after their release.
-func TestDeviceOfPodCreatedAnew(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	p, other := g.parker(), g.parker()
-	require.NoError(t, p.park(gpu("GPU-1")))
-	p.deletePod()
-	p.create(byHand)
-	require.NoError(t, p.park(gpu("GPU-1")))
-	p.untilSettled(map[string]string{"GPU-1": "1"})
-	p.deletePod()
-	require.NoError(t, other.park(gpu("GPU-1")))
-	p.create(byHand)
-	p.assertRefused(p.park(gpu("GPU-1")), other.holds("GPU-1"))
 }
 
 // If a bind fails after Prebind has allowed it, Prebind releases its devices: when the bind can no longer succeed, or when its pod is deleted.
@@ -416,38 +335,6 @@ func testDeviceRecordIsLostWhileBinding(t *testing.T, w *world) {
 	second.assertRefused(second.park(), first.holds("GPU-1"))
 }
 
-func TestDeviceRecordIsLostWhileBinding(t *testing.T) {
-	t.Parallel()
-	testDeviceRecordIsLostWhileBinding(t, shared)
-}
-
-// Prebind does not overwrite a damaged record, because it may contain the only information about a grant.
-func TestDeviceRecordIsUnreadable(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	first, second := g.parker(), g.parker()
-	require.NoError(t, first.park(gpu("GPU-1")))
-	first.untilSettled(map[string]string{"GPU-1": "1"})
-	patch := func(value string) {
-		_, err := g.records().Patch(t.Context(), recordOf(g.node), types.MergePatchType,
-			[]byte(`{"data":{"`+string(first.uid)+`":`+value+`}}`), metav1.PatchOptions{})
-		require.NoError(t, err)
-	}
-	patch(`"what?"`)
-	spoilt := g.record(g.node)
-	err := second.park(gpu("GPU-2"))
-	assert.True(t, apierrors.IsInternalError(err), "%v (%s)", err, apierrors.ReasonForError(err))
-	for _, words := range []string{"device: ConfigMap " + install.Namespace + "/" + recordOf(g.node), string(first.uid), "cannot be decoded"} {
-		assert.ErrorContains(t, err, words)
-	}
-	second.untilEvent("BindRefused", recordOf(g.node), string(first.uid))
-	assert.Equal(t, spoilt, g.record(g.node), "the damaged record should not be overwritten")
-
-	patch("null")
-	require.NoError(t, second.park(gpu("GPU-2")))
-	second.untilSettled(map[string]string{"GPU-2": "1"})
-}
-
 // With a node lock, only one pod at a time is bound to the node.
 func TestDeviceNodeLock(t *testing.T) {
 	t.Parallel()
@@ -467,66 +354,4 @@ func TestDeviceNodeLock(t *testing.T) {
 		first.untilSettled(map[string]string{"GPU-1": "1"})
 		second.untilSettled(map[string]string{"GPU-2": "1"})
 	})
-	t.Run("ten at once take turns", func(t *testing.T) {
-		t.Parallel()
-		g := newGarage(t, shared)
-		parkers, bound := map[string]*parker{}, map[string]<-chan error{}
-		for n := range 10 {
-			device := fmt.Sprintf("GPU-%d", n)
-			parkers[device] = g.parker(gpu(device), nodeLock())
-		}
-		for device, p := range parkers {
-			bound[device] = p.beginBind(g.node)
-		}
-		for device, p := range parkers {
-			assert.NoError(t, p.end(bound[device]))
-			p.untilSettled(map[string]string{device: "1"})
-		}
-	})
-	t.Run("the lock is released with the pod", func(t *testing.T) {
-		t.Parallel()
-		g := newGarage(t, shared)
-		first, second := g.parker(nodeLock(), gen.UsesClaim("scratch")), g.parker(nodeLock())
-		first.claim("scratch", first.dynamic("10m"))
-		bound := first.beginBind(g.node)
-		first.untilSelected("scratch")
-		first.deletePod()
-		require.NoError(t, second.park())
-		require.Error(t, first.end(bound))
-		second.untilBound()
-		second.untilRecord(g.node, "unlocked", func(data map[string]string) bool { return data["node-lock"] == "" })
-	})
-}
-
-// A dry run reports the effects of a bind without changes.
-func TestDeviceDryRun(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	first, second := g.parker(), g.parker()
-	dryRun := func(p *parker, options ...gen.BindingOption) ([]string, error) {
-		client, warned := p.listeningClient()
-		err := client.CoreV1().Pods(p.ns).Bind(t.Context(), p.binding(g.node, options...), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		return warned.all(), err
-	}
-	warnings, err := dryRun(first, gpu("GPU-1,GPU-2:0.5"), nodeLock())
-	require.NoError(t, err)
-	assert.Equal(t, []string{
-		"prebind: dry run: device would grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node " + g.node + " to the pod",
-		"prebind: dry run: device would lock Node " + g.node + " for the bind",
-	}, warnings)
-	assert.Nil(t, first.record(g.node), "the record should have no entry")
-	first.until("still unbound", notBound)
-
-	require.NoError(t, second.park(gpu("GPU-1")))
-	second.untilSettled(map[string]string{"GPU-1": "1"})
-	before := maps.Clone(first.record(g.node))
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		// A replica with an outdated cache discovers the grant only with a write.
-		_, err := dryRun(first, gpu("GPU-1"))
-		require.Error(c, err)
-		assert.True(c, apierrors.IsForbidden(err), "%v", err)
-		assert.ErrorContains(c, err, second.holds("GPU-1"))
-	}, patience, 50*time.Millisecond)
-	assert.Equal(t, before, first.record(g.node))
-	assert.Empty(t, first.events(), "a dry run has no side effects")
 }

@@ -416,28 +416,13 @@ func testUsersLabels(t *testing.T, w *world, replacing *variant) {
 		pod, binding   string
 		want, warnings string
 	}{
-		"none": {reason: "it is added", bench: keeping, want: "rack-1-2"},
-		"of the pod": {
-			reason: "other objects may select by the label", bench: keeping, pod: "mine",
-			want: "mine", warnings: "topology: kept the pod's value of label " + rackPodLabel,
-		},
 		"of the Binding": {
 			reason: "the scheduler has set the label", bench: keeping, binding: "theirs",
 			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
 		},
-		"of both": {
-			reason: "the label of the Binding takes precedence, as without Prebind", bench: keeping, pod: "mine", binding: "theirs",
-			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
-		},
-		"equal":           {reason: "the values are equal", bench: keeping, pod: "rack-1-2", want: "rack-1-2"},
-		"none, replacing": {reason: "it is added", bench: replacing.bench, want: "rack-1-2"},
 		"of the pod, replacing": {
 			reason: "the operator wants it so", bench: replacing.bench, pod: "mine",
 			want: "rack-1-2", warnings: "topology: replaced the pod's value of label " + rackPodLabel,
-		},
-		"of the Binding, replacing": {
-			reason: "the operator wants it so", bench: replacing.bench, binding: "theirs",
-			want: "rack-1-2", warnings: "topology: replaced the Binding's value of label " + rackPodLabel,
 		},
 	}
 	for name, tc := range tests {

@@ -14,7 +14,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,17 +23,16 @@ import (
 )
 
 const (
-	csiDriver    = "csi.e2e.prebind.dev"
-	card         = "gpu.e2e.prebind.dev/card"
-	agents       = "agents"
-	nodeReadyOn  = configHead + "prebindPlugins: ['*', node-ready]\narguments:\n  node-ready:\n    conditions: [NetworkReady]\n    agents:\n    - {namespace: agents, selector: app=cni}\n"
-	nodeReadyOff = configHead + "prebindPlugins: ['*']\n"
+	csiDriver   = "csi.e2e.prebind.dev"
+	card        = "gpu.e2e.prebind.dev/card"
+	agents      = "agents"
+	nodeReadyOn = configHead + "prebindPlugins: ['*', node-ready]\narguments:\n  node-ready:\n    conditions: [NetworkReady]\n    agents:\n    - {namespace: agents, selector: app=cni}\n"
 	// aMoment is the maximum time between the change of a node and the bind. A client repeats a call after one second at first, and
 	// later after up to five seconds. The rest is for a busy machine.
 	aMoment = time.Minute
 )
 
-// TestNodeReady has its own installation, because it switches the plugin on and off.
+// TestNodeReady has its own installation, because the plugin is off by default.
 func TestNodeReady(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0)
@@ -50,7 +48,6 @@ func TestNodeReady(t *testing.T) {
 	t.Run("the node stays unready", func(t *testing.T) { testNodeStaysUnready(t, w) })
 	t.Run("all nodes are new", func(t *testing.T) { testNewNodes(t, w) })
 	t.Run("a replica is killed", func(t *testing.T) { testNodeReadyKill(t, w) })
-	t.Run("the plugin is switched off", func(t *testing.T) { testNodeReadySwitchedOff(t, w) })
 }
 
 // createAgents creates the CSIDriver, and the DaemonSet of the agent.
@@ -166,12 +163,6 @@ func withCard(pod *corev1.Pod) {
 	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
 }
 
-func withInlineVolume(name string) podOption {
-	return func(pod *corev1.Pod) {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "inline", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: name}}})
-	}
-}
-
 // A bind waits for each part of a node, and continues within a moment.
 func testNodeBecomesReady(t *testing.T, w *world) {
 	both := []string{cluster.DefaultScheduler, byHand}
@@ -188,10 +179,6 @@ func testNodeBecomesReady(t *testing.T, w *world) {
 			says: func(node string) []string {
 				return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
 			},
-		},
-		"driver of an inline volume": {
-			except: "driver", schedulers: both, pod: []podOption{withInlineVolume(csiDriver)}, ready: func(b *bench, node string) { b.registerDriver(node, nil) },
-			says: func(node string) []string { return []string{"node-ready: CSINode " + node, csiDriver} },
 		},
 		"agent": {
 			except: "agent", schedulers: both, ready: func(b *bench, node string) { b.startAgent(node) },
@@ -246,29 +233,6 @@ func testNodeBecomesReady(t *testing.T, w *world) {
 			})
 		}
 	}
-	t.Run("attach limit", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("full")
-		b.prepare(node, "driver")
-		b.registerDriver(node, new(int32(1)))
-		pv := gen.Volume("other-"+b.ns, gen.VolumeSource(corev1.PersistentVolumeSource{
-			CSI: &corev1.CSIPersistentVolumeSource{Driver: csiDriver, VolumeHandle: "other-" + b.ns},
-		}))
-		_, err := b.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
-		require.NoError(t, err)
-		other := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "other-" + b.ns}, Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: csiDriver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name},
-		}}
-		_, err = b.client.StorageV1().VolumeAttachments().Create(t.Context(), other, metav1.CreateOptions{})
-		require.NoError(t, err)
-		b.csiClaim()
-		b.createWith(byHand, []gen.PodOption{toleration, gen.UsesClaim("data")})
-		bound := b.beginBind(node)
-		b.untilEvent("WaitingForPreBind", "waiting for room on the node for volumes of CSI driver "+csiDriver+" (1 more, 1 attached, limit 1)")
-		require.NoError(t, b.client.StorageV1().VolumeAttachments().Delete(t.Context(), other.Name, metav1.DeleteOptions{}))
-		require.NoError(t, b.end(bound))
-	})
 	t.Run("the node has everything", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, w, nil)
@@ -318,24 +282,6 @@ func testNodeStaysUnready(t *testing.T, w *world) {
 		b.allow(other)
 		assert.Equal(t, other, b.untilBound().Spec.NodeName)
 		b.untilEvent("FailedScheduling", "node-ready: CSINode "+unready, "still waiting for CSI driver "+csiDriver+" to register on the node after 10s; choose another node")
-	})
-	t.Run("unknown driver", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("unready")
-		b.prepare(node, "")
-		b.createWith(byHand, []gen.PodOption{toleration, readyTimeout("5s")}, withInlineVolume("typo.e2e.prebind.dev"))
-		err := b.bindByHand(b.binding(node))
-		b.assertRefused(err, "node-ready: CSINode "+node+": still waiting for CSI driver typo.e2e.prebind.dev to register on the node "+
-			"(no CSIDriver object has this name) after 5s; choose another node")
-	})
-	t.Run("invalid annotation", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		b.podWith(byHand, readyTimeout("soon"))
-		err := b.bindByHand(b.binding("node-1"))
-		assert.True(t, apierrors.IsInvalid(err), "%v", err)
-		assert.ErrorContains(t, err, `annotation node-ready.prebind.dev/timeout must be a positive duration such as 5m, got "soon"`)
 	})
 }
 
@@ -450,15 +396,6 @@ func (o *waiter) end() []error {
 	return <-o.bound
 }
 
-// endSmoothly is end for a bind without an error.
-func (o *waiter) endSmoothly() {
-	o.t.Helper()
-	for _, err := range o.end() {
-		assert.NoError(o.t, err, "the repeats of client-go should be sufficient")
-	}
-	o.assertNeverFailed()
-}
-
 // The replica of all waits is killed. The other one waits, and continues when the driver is registered.
 func testNodeReadyKill(t *testing.T, w *world) {
 	first, second := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
@@ -478,18 +415,4 @@ func testNodeReadyKill(t *testing.T, w *world) {
 	}
 	require.NoError(t, first.Start())
 	require.NoError(t, first.WaitReady(t.Context()))
-}
-
-// The plugin is switched off by a rollout, and the binds that wait continue. After it is switched on again, binds wait.
-func testNodeReadySwitchedOff(t *testing.T, w *world) {
-	all := waiters(t, w)
-	w.configure(t, nodeReadyOff)
-	for _, one := range all {
-		one.endSmoothly()
-	}
-	w.configure(t, nodeReadyOn)
-	for _, one := range waiters(t, w) {
-		one.registerDriver(one.node, nil)
-		one.endSmoothly()
-	}
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -35,10 +34,6 @@ const driver = "gpu.example.com/driver"
 
 func expects(selector string) gen.Meta {
 	return gen.Annotation("node-state.prebind.dev/expect", selector)
-}
-
-func expectsConditions(list string) gen.Meta {
-	return gen.Annotation("node-state.prebind.dev/expect-conditions", list)
 }
 
 func waits(long string) gen.Meta { return gen.Annotation("node-state.prebind.dev/wait", long) }
@@ -171,11 +166,6 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 		binding []gen.BindingOption
 		says    []string
 	}{
-		"cordoned": {
-			reason: "a cordoned node accepts no new pods",
-			change: func(b *bench, node string) { b.kubectl("cordon", node) },
-			says:   []string{"expected the node to be schedulable, but it is cordoned"},
-		},
 		"drained": {
 			reason: "no controller would evict the pod",
 			change: func(b *bench, node string) { b.kubectl("drain", node, "--ignore-daemonsets") },
@@ -186,32 +176,16 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 			change: func(b *bench, node string) { b.taint(node, "example.com/broken", corev1.TaintEffectNoExecute) },
 			says:   []string{"expected the taint example.com/broken:NoExecute to be removed", "does not tolerate it"},
 		},
-		"tainted NoSchedule": {
-			reason: "the scheduler would not have chosen it",
-			change: func(b *bench, node string) { b.taint(node, "example.com/reserved", corev1.TaintEffectNoSchedule) },
-			says:   []string{"expected the taint example.com/reserved:NoSchedule to be removed"},
-		},
 		"not ready": {
 			reason: "its kubelet would not start the pod",
 			change: func(b *bench, node string) { b.report(node, "Ready", "False", "KubeletNotReady") },
 			says:   []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"},
-		},
-		"relabelled": {
-			reason: "its kubelet would reject the pod",
-			change: func(b *bench, node string) { b.forbid(node) },
-			says:   []string{"as required by the pod's nodeSelector, but it is not set"},
 		},
 		"not what the scheduler went by": {
 			reason:  "the scheduler says what it believed",
 			change:  func(b *bench, node string) { b.installDriver(node, "535") },
 			binding: []gen.BindingOption{expects(driver + "=550,!maintenance")},
 			says:    []string{`expected the label ` + driver + ` to be "550", but it is "535"`},
-		},
-		"without a condition that the scheduler went by": {
-			reason:  "the scheduler says what it believed",
-			change:  func(b *bench, node string) { b.report(node, "GPUReady", "False", "Resetting") },
-			binding: []gen.BindingOption{expectsConditions("GPUReady,DiskPressure!=True")},
-			says:    []string{"expected the condition GPUReady to be True, but it is False (Resetting)"},
 		},
 		"never what is waited for": {
 			reason:  "the bind waits for the requested time",
@@ -249,12 +223,6 @@ func TestNodeBecomesAsExpected(t *testing.T) {
 			expects:  expects(driver + "=550"),
 			waitsFor: `waiting for the label ` + driver + ` to be "550" (it is not set)`,
 		},
-		"a condition": {
-			before:   func(b *bench, node string) { b.report(node, "GPUReady", "False", "Resetting") },
-			after:    func(b *bench, node string) { b.report(node, "GPUReady", "True", "Reset") },
-			expects:  expectsConditions("GPUReady=True"),
-			waitsFor: "waiting for the condition GPUReady to be True (it is False (Resetting))",
-		},
 		"the end of maintenance": {
 			before:   func(b *bench, node string) { b.kubectl("cordon", node) },
 			after:    func(b *bench, node string) { b.kubectl("uncordon", node) },
@@ -279,77 +247,6 @@ func TestNodeBecomesAsExpected(t *testing.T) {
 			said := b.decisions()
 			assert.Equal(t, "allowed", said[len(said)-1])
 			assert.NotContains(t, said, "refused")
-		})
-	}
-}
-
-// Annotations of the pod apply, and those of the Binding take precedence.
-func TestNodeStateOfPodAndBinding(t *testing.T) {
-	t.Parallel()
-	never, always := expects(driver+"=550"), expects("!"+driver)
-	tests := map[string]struct {
-		reason  string
-		pod     []gen.PodOption
-		binding []gen.BindingOption
-		refused bool
-	}{
-		"the pod's": {
-			reason: "a user can set the expectation without a scheduler", pod: []gen.PodOption{never}, refused: true,
-		},
-		"the Binding's instead": {
-			reason: "it is newer", pod: []gen.PodOption{never}, binding: []gen.BindingOption{always},
-		},
-		"the Binding's instead, refused": {
-			reason: "it is newer", pod: []gen.PodOption{always}, binding: []gen.BindingOption{never}, refused: true,
-		},
-		"the Binding takes it back": {
-			reason: "an empty value expects nothing", pod: []gen.PodOption{never}, binding: []gen.BindingOption{expects("")},
-		},
-		"both": {
-			reason: "different keys of the pod and the Binding both apply", pod: []gen.PodOption{expectsConditions("GPUReady")}, binding: []gen.BindingOption{always}, refused: true,
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.podWith(byHand, tc.pod...)
-			err := b.bindByHand(b.binding("node-1", tc.binding...))
-			if tc.refused {
-				b.assertRefused(err, "node-state: Node node-1: expected the", "it is not set")
-				return
-			}
-			assert.NoError(t, err, tc.reason)
-		})
-	}
-}
-
-// An invalid annotation is reported, not ignored.
-func TestNodeStateInvalid(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		annotation gen.Meta
-		says       []string
-	}{
-		"no selector":    {annotation: expects("a=b,,=c"), says: []string{"node-state.prebind.dev/expect", "must be a label selector"}},
-		"no condition":   {annotation: expectsConditions("GPUReady=yes"), says: []string{"node-state.prebind.dev/expect-conditions", "True, False, or Unknown"}},
-		"no time":        {annotation: waits("soon"), says: []string{"node-state.prebind.dev/wait", `got "soon"`}},
-		"an unknown key": {annotation: gen.Annotation("node-state.prebind.dev/expects", "a=b"), says: []string{"node-state.prebind.dev/expects", "is unknown"}},
-		"too long":       {annotation: expects("a=" + strings.Repeat("b", 5000)), says: []string{"node-state.prebind.dev/expect", "longer than 4096 bytes"}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.podWith(byHand)
-			err := b.bindByHand(b.binding("node-1", tc.annotation))
-			assert.True(t, apierrors.IsInvalid(err), "%v", err)
-			for _, words := range tc.says {
-				assert.ErrorContains(t, err, words)
-			}
-			assert.Equal(t, []string{"invalid"}, b.decisions())
-			b.untilEvent(append(tc.says, "BindRefused")...)
-			require.NoError(t, b.bindByHand(b.binding("node-1")), "the pod should be bound without the invalid annotation")
 		})
 	}
 }

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -133,7 +132,6 @@ func (b *bench) assertInvalid(err error, words ...string) {
 
 // With every mutator and plugin off, Prebind does not change the pod.
 func testPassesThrough(t *testing.T, w *world, off *variant) {
-	t.Run("reviews", func(t *testing.T) { testPassesReviews(t, w, off) })
 
 	t.Run("binds", func(t *testing.T) {
 		options := []gen.PodOption{gen.Label("example.com/app", "web"), gen.Annotation("example.com/owner", "me"), gen.Annotation("topology.prebind.dev/rack", "forged")}
@@ -174,81 +172,6 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 		}
 	})
 
-	t.Run("metadata is checked", func(t *testing.T) {
-		t.Parallel()
-		b := off.bench(t)
-		b.podWith(byHand)
-		b.assertInvalid(b.bindByHand(b.binding("node-1", gen.Annotation("bad key", "x"))), `"bad key"`)
-	})
-
-	t.Run("the required plugin is missing", func(t *testing.T) {
-		t.Parallel()
-		b := off.bench(t)
-		b.podWith(byHand)
-		b.assertNotSwitchedOn(b.bindByHand(b.binding("node-1", requires("device"))), "device", "(none is enabled)")
-		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-	})
-}
-
-// The response to a review has no patch, regardless of the Binding.
-func testPassesReviews(t *testing.T, w *world, off *variant) {
-	t.Parallel()
-	b := off.bench(t)
-	b.pod(byHand)
-	const (
-		subresource = "pods/binding"
-		legacy      = "bindings"
-		target      = `"target":{"kind":"Node","name":"node-1"}`
-	)
-	tests := map[string]struct {
-		reason, path, object string
-		// others is the decision of a replica with all mutators and plugins on the same review.
-		others string
-	}{
-		"plain": {reason: "the UID is not pinned", path: subresource, object: `{"metadata":{"name":"pod"},` + target + `}`, others: "allowed"},
-		"annotations and labels": {
-			reason: "they are left as they are", path: subresource, others: "allowed",
-			object: `{"metadata":{"name":"pod","annotations":{"z/a":"1","example.com/x.y":""},"labels":{"example.com/a":"b"}},` + target + `}`,
-		},
-		"a mutator's own key":         {reason: "no mutator is on", path: subresource, object: `{"metadata":{"name":"pod","annotations":{"topology.prebind.dev/zone":"forged"}},` + target + `}`, others: "allowed"},
-		"a plugin's parameters":       {reason: "no plugin is on", path: subresource, object: `{"metadata":{"name":"pod","annotations":{"node-state.prebind.dev/expect":"no=such"}},` + target + `}`, others: "refused"},
-		"a budget that is none":       {reason: "there is nothing to wait for", path: subresource, object: `{"metadata":{"name":"pod","annotations":{"binder.prebind.dev/timeout":"soon"}},` + target + `}`, others: "invalid"},
-		"null annotations":            {reason: "they are left as they are", path: subresource, object: `{"metadata":{"name":"pod","annotations":null,"creationTimestamp":null},` + target + `}`, others: "allowed"},
-		"no metadata":                 {reason: "the API server answers 400 if the name differs from the URL", path: subresource, object: `{` + target + `}`, others: "passed-through"},
-		"fields that Prebind lacks":   {reason: "a later API version may define the fields", path: subresource, object: `{"metadata":{"name":"pod","new":1},"spec":{"new":[1]},` + target + `}`, others: "allowed"},
-		"legacy":                      {reason: "the review uses the older API to bind", path: legacy, object: `{"metadata":{"name":"pod","annotations":{"a":"b"}},` + target + `}`, others: "allowed"},
-		"a node that does not exist":  {reason: "only the scheduler and the API server use the field", path: subresource, object: `{"metadata":{"name":"pod"},"target":{"name":"node-none"}}`, others: "refused"},
-		"a target that is not a node": {reason: "the API server's own answer is the right one", path: subresource, object: `{"target":{"kind":"Minion","name":"node-1"}}`, others: "passed-through"},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, dryRun := range []bool{false, true} {
-				request := &admissionv1.AdmissionRequest{
-					UID:       types.UID(name),
-					Kind:      metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
-					Resource:  metav1.GroupVersionResource{Version: "v1", Resource: tc.path},
-					Namespace: b.ns, Operation: admissionv1.Create, DryRun: &dryRun,
-					Object: runtime.RawExtension{Raw: []byte(`{"kind":"Binding","apiVersion":"v1",` + tc.object[1:])},
-				}
-				if tc.path == subresource {
-					request.Name, request.Resource.Resource, request.SubResource = "pod", "pods", "binding"
-				}
-				got := b.review(off.replica, request)
-				assert.Equal(t, &admissionv1.AdmissionResponse{
-					UID: request.UID, Allowed: true, AuditAnnotations: map[string]string{"decision": "passed-through"},
-					Result: &metav1.Status{Code: http.StatusOK}, // admission.Webhook adds the field.
-				}, got, tc.reason)
-
-				if !dryRun {
-					continue // Other reviews would start a bind or write an event.
-				}
-				others := b.review(w.prebind.Replicas()[0], request)
-				assert.Equal(t, tc.others, others.AuditAnnotations["decision"], "the decision of a replica with all mutators and plugins should differ: %v", others)
-				assert.Equal(t, tc.others == "allowed", len(others.Patch) > 0)
-			}
-		})
-	}
 }
 
 // review posts a review directly to the replica, like the API server.

@@ -4,8 +4,6 @@
 package e2e
 
 import (
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -13,8 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -107,26 +103,6 @@ func testPolicyTimeoutRefuses(p *policies, scheduler string) {
 	p.untilCounted(policy.Name, "enforce", "timed-out")
 }
 
-// A wait that times out with onTimeout Allow ends, and the bind continues with a warning. The other wait remains.
-func testPolicyTimeoutAllows(p *policies, scheduler string) {
-	policy := p.add("slow", `
-waitFor:
-- {name: never, expression: "false", message: nothing, timeout: 2s, onTimeout: Allow}
-- {name: label, expression: "'ready' in node.metadata.labels", message: no label}
-mutations: {annotations: [{key: done, valueExpression: "'yes'"}]}
-`)
-	node, toleration := p.ownNode("slow")
-	warned := p.listen()
-	bound := p.begin(scheduler, node, toleration)
-	p.untilEvent("WaitingForPreBind", "waiting for label: no label")
-	p.patchNode(node, `{"metadata":{"labels":{"ready":""}}}`)
-	assert.Equal(p.t, "yes", p.endSoon(bound).Annotations[key(policy, "done")])
-	p.untilCounted(policy.Name, "enforce", "waived")
-	if scheduler == byHand {
-		assert.True(p.t, says(warned.all(), "the wait never timed out, and onTimeout allows the bind"), "%q", warned.all())
-	}
-}
-
 // A policy in mode Audit only reports: in an event, a warning and a metric.
 func testPolicyAudit(p *policies, scheduler string) {
 	rejects := p.add("rejects", `
@@ -156,69 +132,6 @@ waitFor: [{name: driver, expression: "false", message: "no driver"}]
 	p.untilCounted(rejects.Name, "audit", "rejected")
 	p.untilCounted(waits.Name, "audit", "waiting")
 	assert.Equal(p.t, []string{"allowed"}, p.decisions())
-}
-
-// costly exceeds the cost limit of an expression in a few microseconds, with the annotation text of the pod. An expression that
-// needs long would exceed the time limit first on a busy machine.
-const costly = "['text'].all(k, pod.metadata.annotations[?k].orValue('').contains(pod.metadata.annotations[?k].orValue('')))"
-
-// An expression that exceeds the limit is interrupted, and failurePolicy applies.
-func testPolicyCostLimit(p *policies) {
-	ignores := p.add("ignores", fmt.Sprintf("{failurePolicy: Ignore, validations: [{expression: %q}], mutations: {annotations: [{key: a, valueExpression: \"'a'\"}]}}", costly))
-	text := gen.Annotation("text", strings.Repeat("a", 20_000))
-	p.podWith(byHand, text)
-	warned := p.listen()
-	require.NoError(p.t, p.bindByHand(p.binding("node-1")))
-	assert.NotContains(p.t, p.untilBound().Annotations, key(ignores, "a"))
-	assert.True(p.t, says(warned.all(), "policy: BindPolicy "+ignores.Name, "cost limit"), "%q", warned.all())
-	p.untilCounted(ignores.Name, "enforce", "ignored")
-
-	fails := p.add("fails", fmt.Sprintf("{failurePolicy: Fail, validations: [{expression: %q}]}", costly))
-	other, err := p.createPod("other", byHand, text)
-	require.NoError(p.t, err)
-	err = p.bindByHand(gen.Binding(other, "node-1"))
-	for _, words := range []string{"policy: BindPolicy " + fails.Name, "spec.validations[0]", "cost limit", "failurePolicy: Ignore"} {
-		assert.ErrorContains(p.t, err, words)
-	}
-	p.untilCounted(fails.Name, "enforce", "failed")
-}
-
-// explain shows the verdict and the message of each policy that applies.
-func testPolicyExplains(p *policies) {
-	allows := p.add("allows", `mutations: {annotations: [{key: zone, valueExpression: "node.metadata.labels['topology.kubernetes.io/zone']"}]}`)
-	audits := p.add("audits", `{mode: Audit, validations: [{expression: "false", message: only audited}]}`)
-	waits := p.add("waits", `waitFor: [{name: label, expression: "'ready' in node.metadata.labels", messageExpression: "'no label on ' + node.metadata.name"}]`)
-	p.add("others", `{matchConditions: [{name: other, expression: "pod.metadata.name == 'probe'"}], validations: [{expression: "true"}]}`)
-	node, toleration := p.ownNode("explained")
-	p.podWith(byHand, toleration)
-	found := func() []framework.Finding {
-		x, _ := p.explain(node)
-		return x.plugin("policy").Findings
-	}
-	want := []framework.Finding{
-		{Name: allows.Name, Verdict: "allowed"}, {Name: audits.Name, Verdict: "rejected (audit)", Message: "only audited"},
-		{Name: waits.Name, Verdict: "waiting", Message: "no label on " + node},
-	}
-	assert.Equal(p.t, want, found())
-	x, code := p.explain(node)
-	assert.Equal(p.t, 1, code)
-	assert.Equal(p.t, binder.VerdictWait, x.Verdict)
-	assert.Equal(p.t, []string{"BindPolicy " + waits.Name + ": label: no label on " + node}, x.plugin("policy").WaitsFor)
-
-	rejects := p.add("rejects", `validations: [{expression: "false", messageExpression: "'rejected by ' + request.userInfo.username"}]`)
-	want = append(want[:2:2], framework.Finding{Name: rejects.Name, Verdict: "rejected", Message: "rejected by prebind-test-admin"}, want[2])
-	assert.Equal(p.t, want, found())
-	out, _, code := p.command("explain", "pod", "--node="+node, "--namespace="+p.ns)
-	assert.Equal(p.t, 2, code)
-	for _, f := range want {
-		for _, words := range []string{f.Name, f.Verdict, f.Message} {
-			assert.Contains(p.t, out, words)
-		}
-	}
-	assert.NotContains(p.t, out, p.ns+"-others", "policies that do not apply should not be shown")
-	p.t.Logf("text output:\n%s", out)
-	err := p.bindByHand(p.binding(node))
-	assert.ErrorContains(p.t, err, "BindPolicy "+rejects.Name+": rejected by prebind-test-admin")
 }
 
 // A policy that matches every pod cannot lock the cluster: it concerns neither exempt namespaces nor DaemonSets.

@@ -41,7 +41,7 @@ func TestPolicies(t *testing.T) {
 	}
 	t.Run("in parallel", func(t *testing.T) {
 		both := map[string]func(p *policies, scheduler string){
-			"keys": testPolicyKeys, "timeout refuses": testPolicyTimeoutRefuses, "timeout allows": testPolicyTimeoutAllows, "audit": testPolicyAudit,
+			"keys": testPolicyKeys, "timeout refuses": testPolicyTimeoutRefuses, "audit": testPolicyAudit,
 		}
 		for event, test := range policyWaits() {
 			both["wait for "+event] = test.run
@@ -49,8 +49,8 @@ func TestPolicies(t *testing.T) {
 		one := map[string]func(p *policies){
 			"key not allowed": testPolicyKeyNotAllowed, "reject by hand": testPolicyRejectsByHand, "reject by kube-scheduler": testPolicyRejectsNode,
 			"changed while pods wait": testPolicyChangedWhileWaiting, "deleted while pods wait": testPolicyDeletedWhilePodsWait,
-			"kind is installed later": testPolicyKindLater, "cost limit": testPolicyCostLimit,
-			"waits for what it prevents": testPolicyWaitsForItself, "explain": testPolicyExplains,
+			"kind is installed later":    testPolicyKindLater,
+			"waits for what it prevents": testPolicyWaitsForItself,
 		}
 		for name, test := range both {
 			for _, scheduler := range []string{cluster.DefaultScheduler, byHand} {

@@ -71,16 +71,6 @@ waitFor:
 			says:    func(string) string { return "agent: agent gpu is not ready" },
 			event:   func(p *policies, node string) { p.setAgentReady(node) },
 		},
-		"custom resource on the node": {
-			spec: `
-resources: [{name: agents, apiVersion: GROUP/v1, kind: Agent, onNode: true, labelSelector: {matchLabels: {tier: "1"}}}]
-waitFor:
-- {name: agent, expression: "resources.agents.size() > 0 && resources.agents.all(a, a.?status.ready.orValue(false))", messageExpression: "resources.agents.map(a, a.spec.role).join(',')"}
-`,
-			prepare: func(p *policies) { p.createKind() },
-			says:    func(string) string { return "agent: gpu" },
-			event:   func(p *policies, node string) { p.setAgentReady(node) },
-		},
 		"node condition": {
 			spec: `
 waitFor:

@@ -11,46 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
-
-// If the provisioner cannot create the volume on the node, it removes selected-node, and the pod gets another node.
-func TestProvisionerAsksForAnotherNode(t *testing.T) {
-	t.Parallel()
-	const full, free = "node-1", "node-2"
-	for name, by := range binders {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.claim("data", b.class(cluster.ProvisionerName, gen.Parameter("delay", "2s"),
-				gen.Parameter("fail", "reschedule"), gen.Parameter("failNodes", full)))
-			b.allow(full)
-			b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
-			if by.scheduler == byHand {
-				err := b.bindByHand(b.binding(full))
-				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
-				for _, words := range []string{b.ns + "/data", full, "requests another node"} {
-					assert.ErrorContains(t, err, words)
-				}
-				b.allow(free)
-				require.NoError(t, b.bindByHand(b.binding(free)))
-			} else {
-				if by.volumesByPrebind {
-					b.untilEvent("FailedScheduling", b.ns+"/data", full, "requests another node")
-				} else {
-					b.untilEvent("FailedScheduling")
-				}
-				b.allow(free)
-				b.forbid(full)
-			}
-			pod := b.untilBound()
-			assert.Equal(t, free, pod.Spec.NodeName)
-			b.assertTopology(pod)
-			b.assertClaimBound("data", free)
-		})
-	}
-}
 
 // If provisioning takes longer than a call, the client of the scheduler repeats the call until the volume exists, and the scheduler
 // gets no error.
@@ -60,48 +22,15 @@ func TestSlowProvisioning(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, shared, nil)
-			b.claim("data", b.dynamic("90s"))
+			b.claim("data", b.dynamic("40s"))
 			pod := b.bind(by.scheduler, "node-3", "data")
 			b.assertClaimBound("data", pod.Spec.NodeName)
 			if by.volumesByPrebind {
 				said := b.decisions()
-				assert.Greater(t, len(said), 1, "no call should be held for 90 s")
+				assert.Greater(t, len(said), 1, "no call should be held for 40 s")
 				assert.Equal(t, "waiting", said[0])
 				assert.LessOrEqual(t, len(said), 11, "client-go should repeat a call at most ten times")
 			}
-		})
-	}
-}
-
-// After the deletion of a pod during its bind, a pod with the same name and the same claim is bound without errors.
-func TestPodDeletedWhileWaiting(t *testing.T) {
-	t.Parallel()
-	for name, by := range binders {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.claim("data", b.dynamic("30s"))
-			b.pod(by.scheduler, "data")
-			var first <-chan error
-			if by.scheduler == byHand {
-				first = b.beginBind("node-4")
-			}
-			node := b.untilSelected("data")
-			b.deletePod()
-			if by.scheduler == byHand {
-				err := b.end(first)
-				assert.True(t, isStale(err) || apierrors.IsNotFound(err), "the pod should be deleted: %v", err)
-				b.assertUnbound("data", "the bind should end because of the pod, not when the volume is there")
-			}
-
-			b.pod(by.scheduler, "data")
-			if by.scheduler == byHand {
-				require.NoError(t, b.bindByHand(b.binding(node)))
-			}
-			pod := b.untilBound()
-			assert.Equal(t, node, pod.Spec.NodeName, "the second pod should get the node of the provisioned volume")
-			b.assertTopology(pod)
-			b.assertClaimBound("data", node)
 		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -252,70 +251,6 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	b.assertReserved("gpu", first, pod)
 }
 
-// Responses to a scheduler without DRA support.
-func TestResourceClaimRefusals(t *testing.T) {
-	t.Parallel()
-	requests, device := gen.RequestsDevices("some.example.com", 1), gen.Device("gpu-0")
-	tests := map[string]struct {
-		reason string
-		// claim is nil if the pod has no claim.
-		claim []gen.ResourceClaimOption
-		after func(b *bench)
-		says  []string
-	}{
-		"missing": {
-			reason: "the pod could never start",
-			says:   []string{"does not exist", "create it"},
-		},
-		"unallocated": {
-			reason: "the claim is not allocated",
-			claim:  []gen.ResourceClaimOption{requests},
-			says:   []string{"not allocated by the scheduler", "use a scheduler that supports ResourceClaims"},
-		},
-		"allocated for another node": {
-			reason: "the devices belong to another node",
-			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-2", "some.example.com", device)},
-			says:   []string{"not available on node node-1", "its allocation selects"},
-		},
-		"being deleted": {
-			reason: "the claim is being deleted",
-			claim:  []gen.ResourceClaimOption{requests, gen.AllocatedFor("node-1", "some.example.com", device), keptByTest()},
-			after: func(b *bench) {
-				require.NoError(b.t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(b.t.Context(), "gpu", metav1.DeleteOptions{}))
-			},
-			says: []string{"is being deleted"},
-		},
-		"no more reservations": {
-			reason: "the API allows at most 256 reservations",
-			claim:  append(full(), requests, gen.AllocatedFor("node-1", "some.example.com", device)),
-			says:   []string{"already reserved for 256 pods", "use another claim"},
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			if tc.claim != nil {
-				b.resourceClaim("gpu", tc.claim...)
-			}
-			if tc.after != nil {
-				tc.after(b)
-			}
-			b.podWith(byHand, gen.UsesResourceClaim("gpu"))
-			err := b.bindByHand(b.binding("node-1"))
-			require.True(t, apierrors.IsForbidden(err), "%s: %v", tc.reason, err)
-			for _, words := range append(tc.says, "resource-claims", "ResourceClaim "+b.ns+"/gpu") {
-				assert.ErrorContains(t, err, words)
-			}
-			assert.Equal(t, []string{"refused"}, b.decisions())
-			b.untilEvent("BindRefused", tc.says[0])
-			for _, claim := range b.resourceClaims() {
-				assert.False(t, writtenByPrebind(claim), "no object should be written")
-			}
-		})
-	}
-}
-
 // kube-controller-manager creates the claim of a template after the pod. The bind of a faster scheduler waits.
 func TestResourceClaimNotMadeYet(t *testing.T) {
 	t.Parallel()
@@ -334,19 +269,6 @@ func TestResourceClaimNotMadeYet(t *testing.T) {
 	b.assertWaited()
 }
 
-// Dry runs report the changes of the claim without making them.
-func TestResourceClaimDryRun(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	before := b.resourceClaim("gpu", gen.RequestsDevices("some.example.com", 1), gen.AllocatedFor("node-1", "some.example.com", gen.Device("gpu-0")))
-	b.podWith(byHand, gen.UsesResourceClaim("gpu"))
-	client, warned := b.listeningClient()
-	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
-	require.Len(t, warned.all(), 1)
-	assert.Contains(t, warned.all()[0], "resource-claims would reserve ResourceClaim "+b.ns+"/gpu for the pod")
-	assert.Equal(t, before.ResourceVersion, b.getResourceClaim("gpu").ResourceVersion)
-}
-
 // assertWaited checks that the client got 429 until the last call, which is allowed or rejected.
 func (b *bench) assertWaited() {
 	b.t.Helper()
@@ -361,14 +283,4 @@ func (b *bench) assertWaited() {
 // keptByTest adds a finalizer, so that a deleted object stays.
 func keptByTest() gen.Meta {
 	return func(m *metav1.ObjectMeta) { m.Finalizers = append(m.Finalizers, "e2e.prebind.dev/kept") }
-}
-
-// full returns the maximum number of reservations of the API, for consumers that kube-controller-manager does not check.
-func full() []gen.ResourceClaimOption {
-	var options []gen.ResourceClaimOption
-	for i := range resourcev1.ResourceClaimReservedForMaxSize {
-		name := fmt.Sprintf("consumer-%d", i)
-		options = append(options, gen.ReservedForOther("example.com", "consumers", name, types.UID(name)))
-	}
-	return options
 }

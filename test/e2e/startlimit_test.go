@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -167,30 +166,6 @@ func TestStartLimit(t *testing.T) {
 			t.Parallel()
 			testStartsWithoutSlot(t, w)
 		})
-		t.Run("a client that is away", func(t *testing.T) {
-			t.Parallel()
-			testStartsWithoutClient(t, w)
-		})
-	})
-	t.Run("a pod that never starts", func(t *testing.T) {
-		limited(t, w, "limit: 1, wait: 3m, startTimeout: 15s")
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("stuck")
-		s := b.observe(node, 0)
-		s.bindAll(byHand, 2, toleration)()
-		list, err := b.client.CoreV1().Pods(b.ns).List(t.Context(), metav1.ListOptions{})
-		require.NoError(t, err)
-		require.Len(t, list.Items, 2)
-		apart := scheduledAt(&list.Items[0]).Sub(scheduledAt(&list.Items[1]).Time).Abs()
-		assert.GreaterOrEqual(t, apart, 14*time.Second, "the second pod should be bound when the first one has timed out")
-	})
-	t.Run("a wait that ends", func(t *testing.T) {
-		limited(t, w, "limit: 1, wait: 3s, startTimeout: 1h")
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("full")
-		b.observe(node, 0).bindAll(byHand, 1, toleration)()
-		b.podWith(byHand, toleration)
-		b.assertRefused(b.bindByHand(b.binding(node)), "start-limit: Node "+node, "still waiting for pods on the node to start (limit 1) after 3s")
 	})
 	t.Run("two replicas", func(t *testing.T) {
 		limited(t, w, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
@@ -241,40 +216,6 @@ func testStartsWithoutSlot(t *testing.T, w *world) {
 		assert.Less(t, time.Since(began), aMoment, "%s should not wait", name)
 	}
 	assert.Zero(t, b.waitingForStart())
-}
-
-// testStartsWithoutClient fills the node. The client of the first bind that waits stops calling, so the second one gets the slot.
-func testStartsWithoutClient(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("away")
-	s := b.observe(node, 0)
-	s.bindAll(byHand, 2, toleration)()
-	s.untilSeen(2)
-	first, err := b.createPod("first", byHand, toleration)
-	require.NoError(t, err)
-	ctx, giveUp := context.WithCancel(t.Context())
-	defer giveUp()
-	given := make(chan error, 1)
-	go func() {
-		given <- b.client.CoreV1().Pods(b.ns).Bind(ctx, gen.Binding(first, node), metav1.CreateOptions{})
-	}()
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, 1, b.waitingForStart()) }, patience, again)
-	giveUp()
-	require.Error(t, b.end(given))
-	second, err := b.createPod("second", byHand, toleration)
-	require.NoError(t, err)
-	var client sync.WaitGroup
-	client.Go(func() {
-		errs := b.insist(t.Context(), gen.Binding(second, node))
-		assert.NoError(t, errs[len(errs)-1])
-	})
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, 2, b.waitingForStart()) }, patience, again)
-	s.runOne()
-	began := time.Now()
-	client.Wait()
-	assert.Less(t, time.Since(began), framework.BindSettles-5*time.Second, "the attempt of the first client should not keep the slot")
-	s.runOne()
-	require.NoError(t, b.bindByHand(gen.Binding(first, node)), "its client is there again")
 }
 
 // testStartsOfCrowd binds 200 pods to a node at the same time through two replicas.
@@ -334,19 +275,6 @@ func testNodeRefusesPods(t *testing.T, w *world) {
 		assert.True(c, says(all, "NodeRefusesPods", b.ns, "UnexpectedAdmissionError"), "%q", all)
 	}, patience, again, "the node should have an event")
 
-	t.Run("one pod tries the node", func(t *testing.T) {
-		errs := b.insist(t.Context(), b.binding(node))
-		require.NoError(t, errs[len(errs)-1], "the breaker should allow one pod")
-		assert.Greater(t, len(errs), 1, "the breaker should be open before")
-		second, err := b.createPod("second", byHand, toleration)
-		require.NoError(t, err)
-		b.untilDenied(gen.Binding(second, node))
-		err = b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(second, node), metav1.CreateOptions{})
-		assert.ErrorContains(t, err, "another one tries the node now")
-		require.NoError(t, b.patch("pod", `{"status":{"phase":"Running"}}`))
-		errs = b.insist(t.Context(), gen.Binding(second, node))
-		require.NoError(t, errs[len(errs)-1], "the pod has started")
-	})
 }
 
 // testKilledWhileStarting kills a replica while binds wait at it. The other one continues with them.

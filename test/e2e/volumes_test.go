@@ -44,32 +44,6 @@ func TestReadWriteOncePod(t *testing.T) {
 	assert.NoError(t, bind("second"))
 }
 
-// Prebind does not request a volume on a node without sufficient capacity of the driver.
-func TestStorageCapacity(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	driver := "capacity." + b.ns + ".example.com"
-	_, err := b.client.StorageV1().CSIDrivers().Create(t.Context(), gen.CSIDriver(driver, true), metav1.CreateOptions{})
-	require.NoError(t, err)
-	class := b.class(driver)
-	room := gen.CSIStorageCapacity("room", class, gen.Amount("10Gi"), gen.ReachableWith(corev1.LabelHostname, "node-2"))
-	room.Namespace = b.ns
-	_, err = b.client.StorageV1().CSIStorageCapacities(b.ns).Create(t.Context(), room, metav1.CreateOptions{})
-	require.NoError(t, err)
-	b.claim("data", class)
-	b.pod(byHand, "data")
-
-	err = b.bindByHand(b.binding("node-1"))
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "/data")
-	assert.ErrorContains(t, err, "node-1")
-
-	client, warned := b.listeningClient()
-	require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-2"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
-	require.Len(t, warned.all(), 1)
-	assert.Contains(t, warned.all()[0], "selected-node", "a dry run should request the volume on the node with sufficient capacity")
-}
-
 // A controller creates the claim of a generic ephemeral volume after the pod. The bind of a faster scheduler waits.
 func TestEphemeralVolume(t *testing.T) {
 	t.Parallel()

@@ -72,26 +72,3 @@ func (b *bench) createVolume(options ...gen.VolumeOption) error {
 	_, err := b.client.CoreV1().PersistentVolumes().Create(b.t.Context(), pv, metav1.CreateOptions{})
 	return err
 }
-
-// Capacity applies as soon as the API server has stored it.
-func TestCapacityRightAfterItIsPublished(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	b.unlimited()
-	driver := "capacity." + b.ns + ".example.com"
-	_, err := b.client.StorageV1().CSIDrivers().Create(t.Context(), gen.CSIDriver(driver, true), metav1.CreateOptions{})
-	require.NoError(t, err)
-	for i := range 10 {
-		class := b.class(driver)
-		claim := fmt.Sprintf("data-%d", i)
-		b.claim(claim, class)
-		_, err := b.createPod(claim, byHand, gen.UsesClaim(claim))
-		require.NoError(t, err)
-		room := gen.CSIStorageCapacity(claim, class, gen.Amount("10Gi"))
-		room.Namespace = b.ns
-		_, err = b.client.StorageV1().CSIStorageCapacities(b.ns).Create(t.Context(), room, metav1.CreateOptions{})
-		require.NoError(t, err)
-		dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
-		assert.NoError(t, b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(gen.Pod(claim, gen.InNamespace(b.ns)), "node-1"), dry))
-	}
-}
