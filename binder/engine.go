@@ -21,7 +21,6 @@ import (
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -120,25 +119,9 @@ func New(o Options) (*Engine, error) {
 		draining:   draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}
 	e.work = work.NewSet(work.Options{
-		Runner: recorded{Runner: e.runner, recorder: o.Recorder}, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
-		Ended: func(bound bool) {
-			o.Recorder.AttemptEnded(map[bool]string{true: Bound, false: NotBound}[bound])
-		},
+		Runner: e.runner, Recorder: o.Recorder, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
 	})
 	return e, nil
-}
-
-// recorded records the rollbacks of a Runner.
-type recorded struct {
-	*runner.Runner
-	recorder Recorder
-}
-
-// RollBack implements work.Runner.
-func (r recorded) RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error {
-	err := r.Runner.RollBack(ctx, p, bc, pod)
-	r.recorder.RolledBack(p.Name(), err)
-	return err
 }
 
 // Exempt sets which users' Bindings the API server exempts from its concurrency limits. A

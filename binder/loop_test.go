@@ -135,7 +135,7 @@ func (*world) List(context.Context, client.ObjectList, ...client.ListOption) err
 func (*world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
 
 // AttemptEnded implements Recorder.
-func (w *world) AttemptEnded(outcome string) { w.say("ended", outcome == Bound) }
+func (w *world) AttemptEnded(outcome string) { w.say("ended", outcome == work.Bound) }
 
 // Name implements mutators.Mutator.
 func (*world) Name() string { return "world" }

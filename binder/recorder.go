@@ -9,12 +9,7 @@ import (
 
 	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/runner"
-)
-
-// Outcomes of binds that were allowed.
-const (
-	Bound    = "bound"
-	NotBound = "not bound"
+	"github.com/prebind/prebind/binder/work"
 )
 
 // Recorder records the work on binds and its outcomes. Its methods are called concurrently,
@@ -22,10 +17,7 @@ const (
 type Recorder interface {
 	runner.Tracker
 	recovery.Observer
-	// AttemptEnded is called when the outcome of a bind is known that was allowed: Bound or NotBound.
-	AttemptEnded(outcome string)
-	// RolledBack is called when a rollback of a plugin has ended: err is why it failed, or nil.
-	RolledBack(plugin string, err error)
+	work.Recorder
 	// Begin is called when the decision on a Binding begins. It returns the context of the
 	// decision, derived from ctx.
 	Begin(ctx context.Context) context.Context

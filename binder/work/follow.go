@@ -148,7 +148,11 @@ func (s *Set) conclude(ctx context.Context, e *Entry, st state, o outcome, live 
 	e.closed = true
 	s.mu.Unlock()
 	if !st.allowed.IsZero() {
-		s.o.Ended(o == bound)
+		ended := NotBound
+		if o == bound {
+			ended = Bound
+		}
+		s.o.Recorder.AttemptEnded(ended)
 	}
 	// A write in progress ends first.
 	e.writing <- struct{}{}
@@ -185,6 +189,7 @@ func (s *Set) rollBack(ctx context.Context, e *Entry, live *corev1.Pod) {
 		var last error
 		err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
 			last = s.o.Runner.RollBack(context.WithoutCancel(ctx), w.plugin, w.bc, live)
+			s.o.Recorder.RolledBack(w.plugin.Name(), last)
 			return last == nil, nil
 		})
 		if err != nil {

@@ -64,31 +64,30 @@ func ReplicaOf(id string) string {
 	return replica
 }
 
-// Runner reads pods and calls plugins. It is safe for concurrent use.
-type Runner interface {
-	// StillPending returns whether the cache holds the pod as one that can be bound.
-	StillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool
-	// LivePod returns the pod from the API server, or nil if there is none.
-	LivePod(ctx context.Context, name types.NamespacedName) (*corev1.Pod, error)
-	// PostBind and RollBack call the plugin once, within a timeout of their own. pod is the live
-	// pod, or nil if it is gone.
-	PostBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error
-	RollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error
+// Outcomes of binds that were allowed.
+const (
+	Bound    = "bound"
+	NotBound = "not bound"
+)
+
+// Recorder records outcomes. Its methods are called concurrently, and must not block.
+type Recorder interface {
+	// AttemptEnded is called when the outcome of a bind is known that was allowed: Bound or NotBound.
+	AttemptEnded(outcome string)
+	// RolledBack is called when a rollback of a plugin has ended: err is why it failed, or nil.
+	RolledBack(plugin string, err error)
 }
 
 // Options of a Set. All fields are required.
 type Options struct {
-	Runner Runner
-	// Replica identifies this process; see NewID.
-	Replica string
+	Runner   *runner.Runner
+	Recorder Recorder
 	// Changes reports changes of pods.
 	Changes *notify.Hub
 	// Term returns the number of the replica's current term, and whether the replica holds it. Work
 	// allows binds only in the term in which it began. Term must be fast, and safe for concurrent
 	// use.
-	Term func() (term int64, held bool)
-	// Ended is called with the outcome of each bind that was allowed. It must not block.
-	Ended func(bound bool)
+	Term  func() (term int64, held bool)
 	Clock clock.WithDelayedExecution
 }
 
