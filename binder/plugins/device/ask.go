@@ -242,11 +242,10 @@ func validID(id string) bool {
 	return true
 }
 
-func short(text string) string { return cut(text, maxEcho) }
-
-func cut(text string, most int) string {
-	if len(text) <= most {
+// short limits invalid input in messages.
+func short(text string) string {
+	if len(text) <= maxEcho {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + "…"
+	return strings.ToValidUTF8(text[:maxEcho], "") + "…"
 }

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
 )
 
 // maxAttempt is the maximum length of an attempt in a record, in bytes. Attempts of the
@@ -69,24 +68,15 @@ func listRunning(ctx context.Context, live framework.Reader, into client.ObjectL
 // dropGone removes holders of requested devices whose pods are gone.
 func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
 	for _, h := range holdersOf(rec.conflicts(bc.Pod.UID, a.devices)) {
-		at, err := look(ctx, live, bc.Node.Name, h.pod, h.uid)
+		pod, err := framework.Get(ctx, live, &corev1.Pod{}, h.pod.Namespace, h.pod.Name)
 		if err != nil {
 			return err
 		}
-		if at != framework.Pending && at != framework.BoundHere {
+		if at := whereaboutsOf(pod, h.uid, bc.Node.Name); at != framework.Pending && at != framework.BoundHere {
 			rec.drop(h.uid)
 		}
 	}
 	return nil
-}
-
-// look returns the whereabouts of the pod of an entry or a lock.
-func look(ctx context.Context, live framework.Reader, node string, name ledger.ObjectName, uid types.UID) (framework.Whereabouts, error) {
-	pod, err := framework.Get(ctx, live, &corev1.Pod{}, name.Namespace, name.Name)
-	if err != nil {
-		return "", err
-	}
-	return whereaboutsOf(pod, uid, node), nil
 }
 
 // grantOf returns the grant of a bound pod, according to its annotations.

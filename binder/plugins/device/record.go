@@ -166,19 +166,15 @@ func describe(conflicts []conflict) string {
 	return strings.Join(parts, "; ")
 }
 
-// prepared reports whether the attempt has exactly the requested grant, and the lock until
+// prepared reports whether the attempt has a grant of exactly the requested devices, and the lock until
 // the given time.
 func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time) bool {
-	return r.granted(uid, attempt, a) &&
-		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
-}
-
-// granted reports whether the attempt has a grant of exactly the requested devices.
-func (r *record) granted(uid types.UID, attempt string, a ask) bool {
 	e := r.Entries[uid]
-	return len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
+	granted := len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
 		return g.Attempt == attempt && g.Devices.equal(a.devices)
 	})
+	return granted &&
+		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
 }
 
 // lockedByOther reports whether another pod holds the node lock.
