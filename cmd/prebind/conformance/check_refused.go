@@ -47,6 +47,9 @@ func (s *session) checkRefused(ctx context.Context) (string, error) {
 	if pace.loops() {
 		return "", pace.violation()
 	}
+	if !pace.waits() {
+		return "", &unclear{pace.String()}
+	}
 	last := seen[len(seen)-1].node
 	free := nodes[0].Name
 	if free == last {

@@ -210,11 +210,11 @@ func (p *pace) violation() *violation {
 	}
 }
 
-// String is the end of a sentence.
+// String is the end of a sentence. If the pace is not clear, it is a sentence.
 func (p pace) String() string {
 	text := seconds(p.shortest) + " between two Bindings"
 	if !p.waits() {
-		text += fmt.Sprintf(" (no proof of backoff: calls took %s to %s)", seconds(p.fastest), seconds(p.slowest))
+		text += fmt.Sprintf(" prove neither backoff nor a loop, because calls took %s to %s; repeat the run when the cluster has less load", seconds(p.fastest), seconds(p.slowest))
 	}
 	return text
 }

@@ -86,7 +86,7 @@ func TestPace_AddsPods(t *testing.T) {
 	p.called(10 * time.Millisecond)
 	p.add([]sighting{{at: now}, {at: now.Add(time.Second)}})
 	assert.False(t, p.loops(), "a second may be a slow call")
-	assert.Equal(t, "1s between two Bindings (no proof of backoff: calls took 10ms to 1s)", p.String())
+	assert.Equal(t, "1s between two Bindings prove neither backoff nor a loop, because calls took 10ms to 1s; repeat the run when the cluster has less load", p.String())
 	p.add([]sighting{{at: now}, {at: now.Add(20 * time.Millisecond)}, {at: now.Add(2 * time.Second)}})
 	assert.True(t, p.loops(), "the second pod shows the loop")
 	assert.Contains(t, p.violation().advice, "backoff")

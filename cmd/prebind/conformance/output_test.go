@@ -30,9 +30,10 @@ func report() *Report {
 	return &Report{Scheduler: "my-scheduler", Namespace: "prebind-conformance-x7k2p", Results: []Result{
 		of("bind", "answers", 310*time.Millisecond, "bound to node-1 after 300ms", nil),
 		of("wait", "answers", 95*time.Second, "", fmt.Errorf("late: %w", &violation{what: "pod wait was not bound\nwithin 1m0s", advice: adviceRepeat})),
-		of("refused", "answers", 0, "", &skip{"the check needs 2 nodes"}),
+		of("uid", "set-the-uid", 0, "", &skip{"the check needs 2 nodes"}),
 		of("volume", "repeat-a-binding", 30*time.Second, "", errors.New("creating PersistentVolume x: <connection refused>")),
 		late,
+		of("refused", "answers", 50*time.Second, "", &unclear{(&pace{shortest: time.Second, fastest: 10 * time.Millisecond, slowest: time.Second}).String()}),
 	}}
 }
 

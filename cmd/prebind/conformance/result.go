@@ -21,7 +21,7 @@ const (
 	Skipped Status = "SKIPPED"
 	// Errored means that the check broke off, for example because of an error of the API server. It says nothing about the scheduler.
 	Errored Status = "ERROR"
-	// NoResult means that the check did not pass while the cluster was overloaded. It says nothing about the scheduler.
+	// NoResult means that the cluster was too slow to judge the scheduler. It says nothing about the scheduler.
 	NoResult Status = "NO RESULT"
 )
 
@@ -65,17 +65,25 @@ type skip struct{ why string }
 
 func (s *skip) Error() string { return s.why }
 
+// unclear is an error of a check on a cluster that is too slow to judge the scheduler.
+type unclear struct{ why string }
+
+func (u *unclear) Error() string { return u.why }
+
 // resultOf converts the outcome of a check.
 func resultOf(c check, took time.Duration, detail string, err error) Result {
 	r := Result{Check: c.name, Status: Pass, Duration: took, Detail: detail, Section: c.section}
 	var v *violation
 	var s *skip
+	var u *unclear
 	switch {
 	case err == nil:
 	case errors.As(err, &v):
 		r.Status, r.Detail, r.Advice = Fail, v.what, v.advice
 	case errors.As(err, &s):
 		r.Status, r.Detail = Skipped, s.why
+	case errors.As(err, &u):
+		r.Status, r.Detail = NoResult, u.why
 	default:
 		r.Status, r.Detail = Errored, err.Error()
 	}
