@@ -38,7 +38,7 @@ func (p *Problem) Error() string { return p.Field + ": " + p.Message }
 
 // Problems returns the problems of an error of Compile.
 func Problems(err error) []Problem {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // Compile returns the joined error itself.
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []Problem
 		for _, err := range joined.Unwrap() {
 			all = append(all, Problems(err)...)

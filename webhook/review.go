@@ -46,7 +46,7 @@ func invalid(format string, args ...any) *badRequest {
 
 // readReview reads and decodes the body of a request. Limits no longer count its bytes afterwards.
 func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionRequest, *badRequest) {
-	defer r.Body.Close() //nolint:errcheck // The body was read to the end, or is not needed.
+	defer r.Body.Close()
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		return nil, &badRequest{http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,

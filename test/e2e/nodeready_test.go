@@ -79,9 +79,9 @@ func (w *world) createDaemonSet(t *testing.T, namespace, name string, nodeSelect
 }
 
 // registerDriver registers the CSI driver on the node, like its kubelet.
-func (b *bench) registerDriver(node string, limit *int32) {
+func (b *bench) registerDriver(node string) {
 	b.t.Helper()
-	d := storagev1.CSINodeDriver{Name: csiDriver, NodeID: node, Allocatable: &storagev1.VolumeNodeResources{Count: limit}}
+	d := storagev1.CSINodeDriver{Name: csiDriver, NodeID: node}
 	_, err := b.client.StorageV1().CSINodes().Create(b.t.Context(), &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{d}},
 	}, metav1.CreateOptions{})
@@ -112,7 +112,7 @@ func (b *bench) addCards(node string) {
 func (b *bench) prepare(node, except string) {
 	b.t.Helper()
 	if except != "driver" {
-		b.registerDriver(node, nil)
+		b.registerDriver(node)
 	}
 	if except != "agent" {
 		b.startAgent(node)
@@ -175,7 +175,7 @@ func testNodeBecomesReady(t *testing.T, w *world) {
 		says       func(node string) []string
 	}{
 		"driver of a claim": {
-			except: "driver", schedulers: both, claim: true, ready: func(b *bench, node string) { b.registerDriver(node, nil) },
+			except: "driver", schedulers: both, claim: true, ready: func(b *bench, node string) { b.registerDriver(node) },
 			says: func(node string) []string {
 				return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
 			},
@@ -333,7 +333,7 @@ func testNewNodes(t *testing.T, w *world) {
 
 	for _, node := range nodes {
 		b.startAgent(node.Name)
-		b.registerDriver(node.Name, nil)
+		b.registerDriver(node.Name)
 		b.report(node.Name, "NetworkReady", "True", "Test")
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -410,7 +410,7 @@ func testNodeReadyKill(t *testing.T, w *world) {
 	}, patience, again, "the other replica should hold the calls")
 	for _, one := range all {
 		one.until("still unbound", notBound)
-		one.registerDriver(one.node, nil)
+		one.registerDriver(one.node)
 		one.end()
 	}
 	require.NoError(t, first.Start())

@@ -4,16 +4,11 @@
 package e2e
 
 import (
-	"bytes"
-	"encoding/json"
-	"io"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,8 +16,6 @@ import (
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/install"
-	"github.com/prebind/prebind/webhook"
 )
 
 // exempt is a namespace in which the API server binds pods without Prebind.
@@ -171,27 +164,4 @@ func testPassesThrough(t *testing.T, w *world, off *variant) {
 			})
 		}
 	})
-
-}
-
-// review posts a review directly to the replica, like the API server.
-func (b *bench) review(replica *install.Replica, request *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
-	b.t.Helper()
-	body, err := json.Marshal(&admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"}, Request: request,
-	})
-	require.NoError(b.t, err)
-	post, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, "https://"+replica.WebhookAddress()+webhook.Path+"?timeout=10s", bytes.NewReader(body))
-	require.NoError(b.t, err)
-	post.Header.Set("Content-Type", "application/json")
-	response, err := insecure.Do(post)
-	require.NoError(b.t, err)
-	defer response.Body.Close()
-	body, err = io.ReadAll(response.Body)
-	require.NoError(b.t, err)
-	require.Equal(b.t, http.StatusOK, response.StatusCode, "%s", body)
-	var review admissionv1.AdmissionReview
-	require.NoError(b.t, json.Unmarshal(body, &review))
-	require.NotNil(b.t, review.Response)
-	return review.Response
 }

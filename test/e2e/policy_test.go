@@ -187,7 +187,7 @@ func testPolicyWaits(p *policies) {
 	bound := p.beginBind(node)
 	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+p.ns+": waiting for driver: CSI driver not registered on "+node)
 	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
-	p.registerDriver(node, nil)
+	p.registerDriver(node)
 	began := time.Now()
 	p.untilBound()
 	assert.Less(p.t, time.Since(began), aMoment)

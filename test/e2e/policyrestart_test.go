@@ -71,7 +71,7 @@ func testPolicyKill(p *policies) {
 	p.prebind.RouteTo(first, second)
 	for _, o := range all {
 		assert.Empty(p.t, o.until("still unbound", notBound).Spec.NodeName)
-		o.registerDriver(o.node, nil)
+		o.registerDriver(o.node)
 		assert.Equal(p.t, "1", o.untilBound().Annotations[o.key], "the other replica should apply the policy")
 		if o.bound != nil {
 			<-o.bound

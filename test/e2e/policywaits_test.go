@@ -44,7 +44,7 @@ func policyWaits() map[string]policyWait {
 			spec:    waitForDriver,
 			prepare: func(p *policies) { p.grant(storagev1.GroupName, "csinodes") },
 			says:    func(node string) string { return "driver: CSI driver not registered on " + node },
-			event:   func(p *policies, node string) { p.registerDriver(node, nil) },
+			event:   func(p *policies, node string) { p.registerDriver(node) },
 		},
 		"pod of a DaemonSet on the node": {
 			spec: `

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -22,8 +21,14 @@ import (
 // AdmissionPath is the path of the webhook that validates BindPolicies.
 const AdmissionPath = "/validate-bindpolicy"
 
+// The codes of rejections, as in the API server.
+const (
+	badRequest = 400
+	invalid    = 422
+)
+
 // NewAdmission returns the webhook that rejects BindPolicies that do not compile. It needs no cache and no running plugin.
-func NewAdmission(c *Compiler) http.Handler {
+func NewAdmission(c *Compiler) *admission.Webhook {
 	return &admission.Webhook{Handler: admission.HandlerFunc(func(ctx context.Context, r admission.Request) admission.Response {
 		return validate(ctx, c, r)
 	})}
@@ -34,7 +39,7 @@ func NewAdmission(c *Compiler) http.Handler {
 func validate(ctx context.Context, c *Compiler, r admission.Request) admission.Response {
 	var b, old v1alpha1.BindPolicy
 	if err := json.Unmarshal(r.Object.Raw, &b); err != nil {
-		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decoding the BindPolicy: %w", err))
+		return admission.Errored(badRequest, fmt.Errorf("decoding the BindPolicy: %w", err))
 	}
 	if r.Operation == admissionv1.Update && json.Unmarshal(r.OldObject.Raw, &old) == nil && equality.Semantic.DeepEqual(b.Spec, old.Spec) {
 		return admission.Allowed("")
@@ -53,7 +58,7 @@ func validate(ctx context.Context, c *Compiler, r admission.Request) admission.R
 // denied returns the response for a policy that does not compile, with a cause for each problem.
 func denied(err error) admission.Response {
 	status := &metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
+		Status: metav1.StatusFailure, Code: invalid, Reason: metav1.StatusReasonInvalid,
 		Message: strings.ReplaceAll(err.Error(), "\n", "; "),
 		Details: &metav1.StatusDetails{Group: v1alpha1.Kind.Group, Kind: v1alpha1.Kind.Kind},
 	}

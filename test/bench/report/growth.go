@@ -149,16 +149,17 @@ func growthMarkdown(results []grown) string {
 			worst[g.kind()] = max(worst[g.kind()], g.ratio())
 		}
 	}
-	out := line("Measurement", "Number of objects", "Target", "Result", "Met") + "|---|---|---|---|---|\n"
+	var out strings.Builder
+	out.WriteString(line("Measurement", "Number of objects", "Target", "Result", "Met") + "|---|---|---|---|---|\n")
 	for _, g := range results {
 		switch {
 		case g.most != nil:
-			out += line(g.what, g.objects(), g.target(), number(g.values[1])+g.unit, g.met())
+			out.WriteString(line(g.what, g.objects(), g.target(), number(g.values[1])+g.unit, g.met()))
 		case !g.free && g.ratio() == worst[g.kind()]:
-			out += line(g.what, g.objects(), g.target(), g.ratioText(), g.met())
+			out.WriteString(line(g.what, g.objects(), g.target(), g.ratioText(), g.met()))
 		}
 	}
-	return out
+	return out.String()
 }
 
 // kind returns the part of the name before the metric.

@@ -44,14 +44,15 @@ func run(args []string) error {
 	}
 	results, growth := resultsOf(data), grownOf(data)
 	if len(args) == 1 {
-		all := figures(data)
+		var all strings.Builder
+		all.WriteString(figures(data))
 		for _, r := range results {
-			all += line(r.fields()...)
+			all.WriteString(line(r.fields()...))
 		}
 		for _, g := range growth {
-			all += line(g.fields()...)
+			all.WriteString(line(g.fields()...))
 		}
-		fmt.Print(all)
+		fmt.Print(all.String())
 		return nil
 	}
 	files, err := written(args[1], data, results, growth)
@@ -175,13 +176,14 @@ func resultsOf(data map[string][]stat.Sample) []result {
 
 // markdown returns the table of the results that have a target.
 func markdown(results []result) string {
-	out := line("#", "Measurement", "Target", "Result", "Rounds", "Met") + "|---|---|---|---|---:|---|\n"
+	var out strings.Builder
+	out.WriteString(line("#", "Measurement", "Target", "Result", "Rounds", "Met") + "|---|---|---|---|---:|---|\n")
 	for _, r := range results {
 		if f := r.fields(); r.met() != "" {
-			out += line(f[0], f[1], f[2], f[3], f[5], f[6])
+			out.WriteString(line(f[0], f[1], f[2], f[3], f[5], f[6]))
 		}
 	}
-	return out
+	return out.String()
 }
 
 // line returns a line of a table in Markdown.
