@@ -13,20 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/component-base/logs"
 
 	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
-
-// NewMetricsServer returns a server of /metrics.
-func NewMetricsServer(g prometheus.Gatherer) *http.Server {
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
-	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
-}
 
 // maxLevel is the maximum length of a log level in a request, in bytes.
 const maxLevel = 16

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -43,17 +42,10 @@ var codes = map[framework.Kind]struct {
 	framework.KindInternal: {http.StatusInternalServerError, metav1.StatusReasonInternalError},
 }
 
-// answer returns the response to a decision on a Binding, with an explanation if the Binding requests one.
-func answer(b *corev1.Binding, d binder.Decision) *admissionv1.AdmissionResponse {
-	var response *admissionv1.AdmissionResponse
-	if d.Err == nil {
-		response = allow(b, d)
-	} else {
-		response = deny(d.Err, d.RetryAfter)
-	}
-	course(response, d)
-	response.Warnings = warnings(d.Warnings)
-	if _, asked := b.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
+// answer returns the response to a decision, with an explanation if the Binding requests one.
+func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
+	response := respond(b, d)
+	if _, asked := b.request.Binding.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
 		text, err := encodeExplanation(*d.Explanation)
 		if err != nil {
 			text = "prebind: " + err.Error()
@@ -64,8 +56,19 @@ func answer(b *corev1.Binding, d binder.Decision) *admissionv1.AdmissionResponse
 	return response
 }
 
-// allow returns the response that allows the bind, with the patch of the decision.
-func allow(b *corev1.Binding, d binder.Decision) *admissionv1.AdmissionResponse {
+// respond returns the response to a decision.
+func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
+	if d.Err == nil {
+		return allow(patchFor(b, d), d)
+	}
+	response := deny(d.Err, d.RetryAfter)
+	course(response, d)
+	response.Warnings = warnings(d.Warnings)
+	return response
+}
+
+// allow returns the response that allows the bind. patch may be nil.
+func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{AuditKeyDecision: d.Kind()}}
 	if a := d.Audit; a != nil {
 		response.AuditAnnotations[AuditKeyAudited] = a.Kind
@@ -73,9 +76,12 @@ func allow(b *corev1.Binding, d binder.Decision) *admissionv1.AdmissionResponse 
 			response.AuditAnnotations[AuditKeyPlugin] = a.Err.Plugin
 		}
 	}
-	if patch := patchFor(b, d); patch != nil {
-		response.Patch, response.PatchType = patch, ptr.To(admissionv1.PatchTypeJSONPatch)
+	if patch != nil {
+		response.Patch = patch
+		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)
 	}
+	course(response, d)
+	response.Warnings = warnings(d.Warnings)
 	return response
 }
 

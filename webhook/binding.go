@@ -17,11 +17,45 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// parse returns the Binding of a request that creates one. A Binding that cannot be decoded is an error.
-func parse(r *admissionv1.AdmissionRequest) (*binder.Request, *framework.Error) {
+// bind is a decoded Binding.
+type bind struct {
+	request binder.Request
+	// has reports which parents of patched fields exist in the object of the API server.
+	has presence
+}
+
+// presence is the set of parents of patched fields that exist.
+type presence struct{ metadata, annotations, labels bool }
+
+// presenceIn returns the presence for a decoded object. It decodes the object again only if the metadata is empty.
+func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
+	has := presence{annotations: b.Annotations != nil, labels: b.Labels != nil}
+	if has.metadata = has.annotations || has.labels || b.Name != "" || b.Namespace != "" || b.UID != ""; has.metadata {
+		return has, nil
+	}
+	var object struct {
+		Metadata *struct{} `json:"metadata"`
+	}
+	err := json.Unmarshal(raw, &object)
+	has.metadata = object.Metadata != nil
+	return has, err
+}
+
+// parse returns the Binding of a request. For a request that is not the creation of a Binding, it returns a nil bind and
+// the reason. A Binding that cannot be decoded is an error.
+func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
+	reason := notBinding(r)
+	if reason != "" {
+		return nil, reason, nil
+	}
+	b := &bind{request: binder.Request{User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false)}}
 	binding := &corev1.Binding{}
-	if err := json.Unmarshal(r.Object.Raw, binding); err != nil {
-		return nil, &framework.Error{
+	err := json.Unmarshal(r.Object.Raw, binding)
+	if err == nil {
+		b.has, err = presenceIn(r.Object.Raw, binding)
+	}
+	if err != nil {
+		return nil, "", &framework.Error{
 			Kind:    framework.KindInvalid,
 			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
 			Message: fmt.Sprintf("the object of the AdmissionReview is not valid: %v", err),
@@ -30,14 +64,16 @@ func parse(r *admissionv1.AdmissionRequest) (*binder.Request, *framework.Error) 
 	}
 	// An attempt keeps the Binding. Prebind does not read these fields, and a client controls their size.
 	binding.ManagedFields, binding.OwnerReferences, binding.Finalizers = nil, nil, nil
+	// Release the object, because Prebind may hold the call.
+	r.Object.Raw = nil
+	b.request.Binding = binding
 	// On the legacy path, POST .../bindings, only the object contains the name.
 	name := r.Name
 	if name == "" {
 		name = binding.Name
 	}
-	return &binder.Request{
-		Pod: types.NamespacedName{Namespace: r.Namespace, Name: name}, Binding: binding, User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false),
-	}, nil
+	b.request.Pod = types.NamespacedName{Namespace: r.Namespace, Name: name}
+	return b, "", nil
 }
 
 // notBinding returns why a request is not the creation of a Binding, or "". Such requests come from a webhook

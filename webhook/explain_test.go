@@ -158,7 +158,7 @@ func TestAnswer_Explanation(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}
+			b := &bind{request: binder.Request{Binding: &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}}
 			response := answer(b, binder.Decision{Explanation: tc.explanation, Err: tc.err, Warnings: []string{"dry run: something"}})
 			assert.Equal(t, tc.err == nil, response.Allowed)
 			require.Len(t, response.Warnings, 1)

@@ -98,13 +98,14 @@ func FuzzPatch(f *testing.F) {
 	}
 	f.Add([]byte(`{"metadata":{"annotations":{"":"","a/b":"1"}},"other":[1.5]}`), "a/b", "1", "", "")
 	f.Add([]byte(`{"metadata":{}}`), "~1", "<&>", "~0/", "")
+	f.Add([]byte(`{"metadata":null}`), "a", "", "a", "1")
 	for _, value := range []string{`"`, `\`, "\n\x00", "\x7f", "ä\u2028", "<&>"} {
 		f.Add([]byte(`{"metadata":{"annotations":{}}}`), "a", value, value, "1")
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, key, value, second, uid string) {
 		var object map[string]any
-		if json.Unmarshal(raw, &object) != nil || object["metadata"] == nil {
-			return // The API server sends only objects with metadata.
+		if json.Unmarshal(raw, &object) != nil || object == nil {
+			return // The API server sends only objects.
 		}
 		for _, s := range []string{key, value, second, uid} {
 			if !utf8.ValidString(s) {
@@ -114,13 +115,19 @@ func FuzzPatch(f *testing.F) {
 		// The API server sends no duplicate keys.
 		raw, err := json.Marshal(object)
 		require.NoError(t, err)
-		r, bad := parse(&admissionv1.AdmissionRequest{Name: "web", Namespace: "shop", Object: runtime.RawExtension{Raw: raw}})
+		b, reason, bad := parse(&admissionv1.AdmissionRequest{
+			Name: "web", Namespace: "shop", Operation: admissionv1.Create, SubResource: "binding",
+			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+			Object:   runtime.RawExtension{Raw: raw},
+		})
+		require.Empty(t, reason)
 		if bad != nil {
 			return // Not a Binding.
 		}
 		d := binder.Decision{Annotations: map[string]string{key: value, second: value + "!"}, Labels: map[string]string{second: value}, UID: types.UID(uid)}
 
-		want := r.Binding.DeepCopy()
+		want := b.request.Binding.DeepCopy()
 		if want.Annotations == nil {
 			want.Annotations = map[string]string{}
 		}
@@ -133,7 +140,7 @@ func FuzzPatch(f *testing.F) {
 			want.UID = d.UID
 		}
 		patched := raw
-		encoded := patchFor(r.Binding, d)
+		encoded := patchFor(b, d)
 		if encoded != nil {
 			patched, err = jsonpatch.Apply(raw, types.JSONPatchType, encoded)
 			require.NoError(t, err, "%s of %s", encoded, raw)
@@ -150,7 +157,10 @@ func FuzzPatch(f *testing.F) {
 		}
 		assert.Equal(t, object, after, "only metadata changes")
 
+		again := &bind{request: binder.Request{Binding: got}}
+		again.has, err = presenceIn(patched, got)
+		require.NoError(t, err)
 		d.UID = ""
-		assert.Nil(t, patchFor(got, d), "a second patch is empty")
+		assert.Nil(t, patchFor(again, d), "a second patch is empty")
 	})
 }

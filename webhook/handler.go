@@ -8,14 +8,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"runtime/debug"
 	"time"
 
+	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
@@ -39,11 +42,11 @@ type Options struct {
 	Clock clock.PassiveClock
 }
 
-// Handler answers AdmissionReviews of Bindings. It is an http.Handler for Path, safe for concurrent use. It decodes and
-// answers reviews itself, because admission.Webhook of controller-runtime needs more than twice the CPU time, does not
-// limit what its answer repeats, and answers HTTP 200 to a request that it cannot decode.
+// Handler answers AdmissionReviews of Bindings. It checks requests before an admission.Webhook decodes them.
+// Handler is an http.Handler for Path, safe for concurrent use.
 type Handler struct {
-	o Options
+	o       Options
+	webhook *admission.Webhook
 }
 
 // NewHandler returns an error if an option is missing.
@@ -51,65 +54,94 @@ func NewHandler(o Options) (*Handler, error) {
 	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
 		return nil, errors.New("webhook: Engine, Ready and Clock are required")
 	}
-	return &Handler{o: o}, nil
+	h := &Handler{o: o}
+	h.webhook = &admission.Webhook{
+		Handler: admission.HandlerFunc(h.handle),
+		// The library logs text of the caller without a limit. This package writes its own log lines.
+		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
+	}
+	return h, nil
 }
 
 // ServeHTTP answers an AdmissionReview with an AdmissionReview, and every other request with an HTTP error that has a
 // Status as its body. The API server passes the message of the Status on to its client.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.o.Ready(); err != nil {
-		h.refuse(w, r, &badRequest{http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err})
+		h.elsewhere(w, err)
 		return
 	}
-	request, bad := readReview(w, r)
+	body, object, bad := readReview(w, r)
 	if bad != nil {
 		h.refuse(w, r, bad)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
+	x := &exchange{ResponseWriter: w, object: object, counted: r.Body}
+	x.body.Reset(body)
+	defer x.release()
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), budget(r))
 	defer cancel()
-	answer := admissionv1.AdmissionReview{Response: h.review(ctx, request)}
-	answer.SetGroupVersionKind(reviewKind)
-	h.write(w, http.StatusOK, &answer)
+	review := r.WithContext(ctx)
+	review.Body = io.NopCloser(&x.body)
+	review.Header.Set("Content-Type", mediaType) // Without parameters.
+	w.Header().Set("Content-Type", mediaType)
+	h.webhook.ServeHTTP(x, review)
+	if bad := x.failed(); bad != nil {
+		h.refuse(w, r, bad)
+	} else if x.err != nil {
+		h.unreached(x.err)
+	}
 }
 
-// refuse answers with an HTTP error. After 503, the API server repeats the call over a new connection, which can reach another
-// replica.
+// refuse answers with an HTTP error.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest) {
 	if bad.code == http.StatusServiceUnavailable {
-		h.o.Log.V(2).Info("Did not accept a request", "from", r.RemoteAddr, "reason", bad.err.Error())
-		w.Header().Set("Connection", "close")
-		w.Header().Set("Retry-After", "1")
-	} else {
-		h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
+		h.o.Log.V(2).Info("Did not read a whole request", "from", r.RemoteAddr, "reason", bad.err.Error())
+		h.elsewhere(w, bad.err)
+		return
 	}
-	h.write(w, bad.code, failure(bad.code, bad.reason, bad.err))
+	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
+	h.fail(w, bad.code, bad.reason, bad.err)
 }
 
-// review answers a request. If the engine panics, it denies the request. It does not keep the request while the engine holds the call.
+// handle implements admission.Handler.
+func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Response {
+	x := exchangeOf(ctx)
+	x.accept()
+	if x.bad = checkUID(r.UID); x.bad != nil {
+		return admission.Response{}
+	}
+	if x.object != nil {
+		// parse releases the object.
+		r.Object.Raw, x.object = x.object, nil
+	}
+	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
+}
+
+// review answers a request. If the engine panics, it denies the request.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	log, uid := h.o.Log.WithValues("user", line(request.UserInfo.Username, maxCause)), request.UID
+	about := append(make([]any, 0, 6), "user", line(request.UserInfo.Username, maxCause))
 	defer func() {
 		if r := recover(); r != nil {
-			log.Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
+			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
 			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
 			response = deny(err, 0)
 		}
-		response.UID = uid
 	}()
-	if reason := notBinding(request); reason != "" {
-		log.Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
-		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
-	}
-	bind, err := parse(request)
+	bind, reason, err := parse(request)
 	if err != nil {
 		return deny(err, 0)
 	}
-	log = log.WithValues("pod", klog.KRef(line(bind.Pod.Namespace, maxCause), line(bind.Pod.Name, maxCause)), "node", line(bind.Binding.Target.Name, maxCause))
+	if bind == nil {
+		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
+		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
+	}
+	pod := klog.KRef(line(bind.request.Pod.Namespace, maxCause), line(bind.request.Pod.Name, maxCause))
+	about = append(about, "pod", pod, "node", line(bind.request.Binding.Target.Name, maxCause))
+	log := h.o.Log.WithValues(about...)
 	begin := h.o.Clock.Now()
-	d := h.o.Engine.Bind(klog.NewContext(ctx, log), *bind)
+	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
 	report(log, d, h.o.Clock.Since(begin))
-	return answer(bind.Binding, d)
+	return answer(bind, d)
 }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {
@@ -139,6 +171,17 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	log.V(2).Info("Decided on a Binding")
 }
 
+// elsewhere makes the API server repeat the call over a new connection, which can reach another replica.
+func (h *Handler) elsewhere(w http.ResponseWriter, err error) {
+	w.Header().Set("Connection", "close")
+	w.Header().Set("Retry-After", "1")
+	h.fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
+}
+
+func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
+	h.write(w, code, failure(code, reason, err))
+}
+
 // failure returns the Status that the API server passes on to its client.
 func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 	return &metav1.Status{
@@ -152,8 +195,12 @@ func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 
 func (h *Handler) write(w http.ResponseWriter, code int, body any) {
 	if err := writeJSON(w, code, body); err != nil {
-		h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
+		h.unreached(err)
 	}
+}
+
+func (h *Handler) unreached(err error) {
+	h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) error {

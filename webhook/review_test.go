@@ -44,6 +44,10 @@ func TestHandler_BadInput(t *testing.T) {
 		require.Contains(t, string(good), old)
 		return bytes.Replace(good, []byte(old), []byte(with), 1)
 	}
+	// compact has the prefix of the API server, so that only the library decodes it.
+	compact := func(request string) []byte {
+		return []byte(reviewPrefix + request + "}}")
+	}
 	header := func(contentType string) func(r *http.Request) {
 		return func(r *http.Request) { r.Header.Set("Content-Type", contentType) }
 	}
@@ -74,6 +78,11 @@ func TestHandler_BadInput(t *testing.T) {
 		"TooDeep":        {reason: "the depth of JSON is limited", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
 		"DeepInObject":   {reason: "the depth of the object is limited", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
 		"NeverClosed":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
+		"CompactNoUID":   {reason: "a review that is not scanned also needs a UID", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
+		"CompactLongUID": {reason: "the answer repeats the UID", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
+		"CompactBroken":  {reason: "the library returns the error", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
+		"CompactType":    {reason: "the library returns the error", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
+		"SecondKind":     {reason: "the library uses the last kind", change: secondKind, code: http.StatusBadRequest, says: "…"},
 		"Get":            {reason: "only POST is allowed", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
 		"NoContentType":  {reason: "the content type is required", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
 		"OtherType":      {reason: "only JSON is supported", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
@@ -96,6 +105,12 @@ func TestHandler_BadInput(t *testing.T) {
 			assert.Equal(t, tc.code == http.StatusMethodNotAllowed, w.Header().Get("Allow") == http.MethodPost)
 		})
 	}
+}
+
+// secondKind replaces the body by a review with a second, large kind.
+func secondKind(r *http.Request) {
+	body := reviewPrefix + `"uid":"1"},"kind":"` + strings.Repeat("<", 1<<20) + `"}`
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
 }
 
 // nested returns nested arrays.
@@ -132,6 +147,10 @@ func TestBudget(t *testing.T) {
 		"NoUnit":    {reason: "a duration has a unit", query: "timeout=3", want: 9 * time.Second},
 		"Zero":      {reason: "zero is not a valid timeout", query: "timeout=0s", want: 9 * time.Second},
 		"Negative":  {reason: "a negative timeout is not valid", query: "timeout=-5s", want: 9 * time.Second},
+		"Among":     {reason: "the query can have other parameters before it", query: "a=b&timeout=4s", want: 3 * time.Second},
+		"First":     {reason: "the query can have other parameters after it", query: "timeout=4s&a=b", want: 3 * time.Second},
+		"Escaped":   {reason: "a query may be escaped", query: "timeout=%34s", want: 3 * time.Second},
+		"BadQuery":  {reason: "an invalid query is ignored", query: "timeout=%zz", want: 9 * time.Second},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -71,20 +71,24 @@ func NewServer(o ServerOptions) (*Server, error) {
 		return nil, errors.New("webhook: TLSOpts must set GetCertificate")
 	}
 	mux := http.NewServeMux()
-	server := httpServer(mux)
-	server.ErrorLog = o.ErrorLog
 	s := &Server{
-		Server:  webhook.NewServer(webhook.Options{WebhookMux: mux}),
-		serving: &manager.Server{Name: "webhook", Listener: tls.NewListener(o.Limits.Apply(server, o.Listener), config), Server: server},
+		Server: webhook.NewServer(webhook.Options{WebhookMux: mux}),
+		serving: &manager.Server{
+			Name:     "webhook",
+			Listener: tls.NewListener(o.Limits.Listener(o.Listener), config),
+			Server: &http.Server{
+				Handler:           o.Limits.Handler(mux),
+				ReadHeaderTimeout: readHeaderTimeout,
+				IdleTimeout:       idleTimeout,
+				MaxHeaderBytes:    maxHeader,
+				ErrorLog:          o.ErrorLog,
+			},
+		},
 	}
 	if o.ShutdownTimeout > 0 {
 		s.serving.ShutdownTimeout = &o.ShutdownTimeout
 	}
 	return s, nil
-}
-
-func httpServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader}
 }
 
 // Start serves until the context ends and then waits for requests in flight. It implements webhook.Server.

@@ -49,18 +49,15 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 
 func noCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, nil }
 
-// servePlain serves the handler without TLS until the test ends.
-func servePlain(t testing.TB, handler http.Handler, l *Limits, inner net.Listener) {
+// plainServer returns the HTTP server of a Server without TLS.
+func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
 	t.Helper()
-	server := httpServer(handler)
-	server.ErrorLog = log.New(io.Discard, "", 0)
-	listener := l.Apply(server, inner)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
-	})
+	server, err := NewServer(ServerOptions{Listener: &pipe{}, Limits: l, TLSOpts: []func(*tls.Config){
+		func(c *tls.Config) { c.GetCertificate = noCertificate },
+	}})
+	require.NoError(t, err)
+	server.Register(Path, handler)
+	return server.serving.Server
 }
 
 // TestServer_HeldCall checks that timeouts for reading do not end a held call.
@@ -75,8 +72,10 @@ func TestServer_HeldCall(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
+		server := plainServer(t, handler, limitsOf(t))
 		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-		servePlain(t, handler, limitsOf(t), listener)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
 		transport := &http.Transport{DialContext: listener.dial}
 		client := &http.Client{Transport: transport}
 
@@ -91,7 +90,16 @@ func TestServer_HeldCall(t *testing.T) {
 			assert.Equal(t, hold, time.Since(begin))
 		}
 		transport.CloseIdleConnections()
+		require.NoError(t, server.Shutdown(t.Context()))
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
 	})
+}
+
+func TestServer(t *testing.T) {
+	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), limitsOf(t))
+	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
+	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
+	assert.Equal(t, http.StatusNotFound, other.Code, "only one path is served")
 }
 
 func TestNewServer(t *testing.T) {
@@ -151,8 +159,11 @@ func TestServer_Limits(t *testing.T) {
 						w.WriteHeader(http.StatusRequestTimeout)
 					}
 				})
+				server := plainServer(t, handler, limitsOf(t))
+				server.ErrorLog = log.New(io.Discard, "", 0)
 				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-				servePlain(t, handler, limitsOf(t), listener)
+				served := make(chan error, 1)
+				go func() { served <- server.Serve(listener) }()
 				conn, err := listener.dial(t.Context(), "", "")
 				require.NoError(t, err)
 				begin := time.Now()
@@ -164,6 +175,8 @@ func TestServer_Limits(t *testing.T) {
 				assert.Equal(t, tc.answer == "", len(answer) == 0, "%s: %.60q", tc.reason, answer)
 				assert.InDelta(t, tc.after, time.Since(begin), float64(time.Second), tc.reason)
 				require.NoError(t, conn.Close())
+				require.NoError(t, server.Close())
+				require.ErrorIs(t, <-served, http.ErrServerClosed)
 			})
 		})
 	}

@@ -54,7 +54,7 @@ func TestCachesNarrowed_WakeOtherPlugins(t *testing.T) {
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
-	mgr, err := assembly.NewManager(ctx, b.cluster.Config(), registry, b.ns)
+	mgr, err := assembly.NewManager(ctx, b.cluster.Config(), "0", registry, b.ns)
 	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
@@ -81,7 +80,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	ctrl.SetLogger(klog.Background())
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	if p.mgr, err = assembly.NewManager(running, p.config, o.registry, o.namespace); err != nil {
+	if p.mgr, err = assembly.NewManager(running, p.config, o.metricsAddress, o.registry, o.namespace); err != nil {
 		return err
 	}
 	if err := p.buildEngine(ctx, shared.Metrics); err != nil {
@@ -129,9 +128,8 @@ func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, err
 	all := map[string]net.Listener{}
 	for _, l := range []struct{ flag, address string }{
 		{"webhook-bind-address", o.webhookAddress}, {"health-probe-bind-address", o.healthAddress}, {"debug-bind-address", o.debugAddress},
-		{"metrics-bind-address", o.metricsAddress},
 	} {
-		if l.address == "" || l.address == "0" {
+		if l.address == "" {
 			continue
 		}
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.address)
@@ -278,7 +276,7 @@ func (p *process) buildServers() error {
 		return err
 	}
 	p.ready.RequireOnce(p.certs.Ready)
-	limits, err := p.limits()
+	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 	if err != nil {
 		return err
 	}
@@ -291,17 +289,7 @@ func (p *process) buildServers() error {
 	}
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
 	server.Register(bindpolicy.AdmissionPath, webhook.OnlyFrom(p.o.certificates.ClientNames, p.policyAdmission()))
-	all := []manager.Runnable{p.certs, server}
-	for flag, public := range map[string]*http.Server{"health-probe-bind-address": p.ready.ProbeServer(), "metrics-bind-address": telemetry.NewMetricsServer(metrics.Registry)} {
-		if p.listeners[flag] == nil {
-			continue
-		}
-		limits, err := p.limits()
-		if err != nil {
-			return err
-		}
-		all = append(all, p.server(strings.TrimSuffix(flag, "-bind-address"), limits.Apply(public, p.listeners[flag]), public))
-	}
+	all := []manager.Runnable{p.certs, server, p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
 	if listener := p.listeners["debug-bind-address"]; listener != nil {
 		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}
 		all = append(all, p.server("debug", listener, telemetry.NewDebugServer(options)))
@@ -316,11 +304,6 @@ func (p *process) policyAdmission() http.Handler {
 		o.KeyPrefixes = a.KeyPrefixes
 	}
 	return bindpolicy.NewAdmission(bindpolicy.NewCompiler(o, p.client.Discovery(), clock.RealClock{}))
-}
-
-// limits returns the limits of one server.
-func (p *process) limits() (*webhook.Limits, error) {
-	return webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 }
 
 func (p *process) add(runnables ...manager.Runnable) error {

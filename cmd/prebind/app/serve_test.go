@@ -150,14 +150,13 @@ func TestListen(t *testing.T) {
 	for flag, set := range map[string]func(o *serveOptions, address string){
 		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
 		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
-		"metrics-bind-address":      func(o *serveOptions, address string) { o.metricsAddress = address },
 		"debug-bind-address":        func(o *serveOptions, address string) { o.debugAddress = address },
 	} {
 		o := defaultServeOptions(newRegistry())
-		o.webhookAddress, o.healthAddress, o.metricsAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+		o.webhookAddress, o.healthAddress = "127.0.0.1:0", "127.0.0.1:0"
 		open, err := o.listen(t.Context())
 		require.NoError(t, err)
-		assert.Len(t, open, 3, "the debug server is off by default")
+		assert.Len(t, open, 2, "the debug server is off by default")
 		closeAll(open)
 		free := open["webhook-bind-address"].Addr().String()
 		o.webhookAddress = free

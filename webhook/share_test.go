@@ -1,0 +1,75 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestVictim(t *testing.T) {
+	at := func(source string, weight int64, seconds int64) usage {
+		return usage{source: source, weight: weight, since: time.Unix(seconds, 0)}
+	}
+	working := func(u usage) usage {
+		u.working = true
+		return u
+	}
+	cases := map[string]struct {
+		reason string
+		all    []usage
+		want   int
+	}{
+		"Only": {reason: "there is only one usage", all: []usage{at("a", 1, 1)}, want: 0},
+		"HeaviestSource": {
+			reason: "a source that uses little does not lose to one that uses more",
+			all:    []usage{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},
+			want:   1,
+		},
+		"ManySmall": {
+			reason: "many small usages of one source count together",
+			all:    []usage{at("api", 5, 1), at("a", 2, 4), at("a", 2, 3), at("a", 2, 5)},
+			want:   2,
+		},
+		"Newest": {
+			reason: "the oldest usage of the source that uses most loses",
+			all:    []usage{at("a", 9, 1), at("a", 9, 2), at("a", 1, 3)},
+			want:   0,
+		},
+		"Newcomer": {
+			reason: "a new usage loses if Prebind processes all others of its source",
+			all:    []usage{working(at("a", 1, 1)), working(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
+			want:   2,
+		},
+		"Working": {
+			reason: "a usage that Prebind processes loses only if its source has no other",
+			all:    []usage{at("api", 1, 0), working(at("a", 1, 2)), working(at("a", 1, 1))},
+			want:   2,
+		},
+		"Equal": {
+			reason: "among equal sources, the oldest usage loses",
+			all:    []usage{at("a", 1, 2), at("b", 1, 1), at("c", 1, 3)},
+			want:   1,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, victim(slices.All(tc.all)), tc.reason) })
+	}
+}
+
+func TestSourceOf(t *testing.T) {
+	cases := map[string]struct{ reason, remote, want string }{
+		"IPv4":      {reason: "the port does not matter", remote: "10.1.2.3:4567", want: "10.1.2.3"},
+		"Mapped":    {reason: "a mapped IPv4 address is the same source", remote: "[::ffff:10.1.2.3]:4567", want: "10.1.2.3"},
+		"IPv6":      {reason: "a peer can choose the last 64 bits", remote: "[2001:db8:1:2:3:4:5:6]:4567", want: "2001:db8:1:2::/64"},
+		"LinkLocal": {reason: "the interface does not matter", remote: "[fe80::1%eth0]:4567", want: "fe80::/64"},
+		"Other":     {reason: "an address that cannot be parsed is its own source", remote: "pipe", want: "pipe"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, sourceOf(tc.remote), tc.reason) })
+	}
+}
