@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,7 +42,7 @@ func TestDocs_ProvisionerVersions(t *testing.T) {
 	} {
 		m, err := findModule(t.Context(), s)
 		require.NoError(t, err)
-		assert.Contains(t, string(page), " "+name+" "+m.version)
+		assert.Contains(t, strings.Join(strings.Fields(string(page)), " "), " "+name+" "+m.version)
 	}
 }
 
