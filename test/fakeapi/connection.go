@@ -190,6 +190,7 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 	if err := checkClaim(was, now, call.Verb == "update status" || call.Verb == "patch status", manager); err != nil {
 		return nil, err
 	}
+	noteNominated(call, was, now, manager)
 	if s.admit != nil {
 		if err := s.admit(was, now, manager); err != nil {
 			return nil, err
@@ -260,8 +261,8 @@ func (s status) Patch(ctx context.Context, o client.Object, p client.Patch, opti
 	return s.c.patch(ctx, "patch status", o, p, manager)
 }
 
-// Apply implements client.SubResourceWriter. It merges the configuration into a pod. It keeps no
-// managedFields, and so it removes no fields.
+// Apply implements client.SubResourceWriter, by force. It merges the configuration into a pod, and keeps and removes the field
+// nominatedNodeName by its managers; see noteNominated.
 func (s status) Apply(ctx context.Context, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
 	manager := (&client.SubResourceApplyOptions{}).ApplyOpts(options).FieldManager
 	content, err := json.Marshal(o)

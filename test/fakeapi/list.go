@@ -133,6 +133,8 @@ func (s *Server) values(kind, field string, object client.Object) (values []stri
 		return []string{object.GetNamespace()}, true
 	case isPod && field == "spec.nodeName":
 		return []string{pod.Spec.NodeName}, true
+	case isPod && field == "status.nominatedNodeName":
+		return []string{pod.Status.NominatedNodeName}, true
 	case isPod && field == "status.phase":
 		return []string{string(pod.Status.Phase)}, true
 	default:

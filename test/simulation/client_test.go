@@ -14,6 +14,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -44,6 +45,10 @@ func (w *world) owner(name string, forsakes bool) {
 func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 	uid := types.UID(fmt.Sprintf("%s-%d", name, n))
 	options := []gen.PodOption{gen.UID(uid)}
+	if d.one(4) {
+		options = append(options, gen.Annotation(gpu, "GPU-"+strconv.Itoa(d.below(2))))
+	}
+	w.executing.Lock()
 	if d.one(2) {
 		claim := "data-" + string(uid)
 		if d.one(3) && !forsaken {
@@ -66,13 +71,15 @@ func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 		}
 	}
 	pod := gen.Pod(name, options...)
-	w.executing.Lock()
+	if d.one(8) {
+		pod.Status.NominatedNodeName = nominated
+	}
+	w.mu.Lock()
+	w.forsaken[uid], w.created[uid] = forsaken, time.Now()
+	w.mu.Unlock()
 	w.api.Put(pod)
 	w.executing.Unlock()
 	w.note("pod %s is created, forsaken: %v", uid, forsaken)
-	w.mu.Lock()
-	w.forsaken[uid] = forsaken
-	w.mu.Unlock()
 	w.actors.Go(func() { w.schedule("scheduler", name, uid, forsaken) })
 	if !forsaken && d.one(4) {
 		// Another scheduler takes the pod for its own.
@@ -82,7 +89,7 @@ func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 
 // createClaim creates a claim. The claim that pods share is ReadWriteOncePod.
 func (w *world) createClaim(name string) {
-	options := []gen.ClaimOption{gen.OfClass(class), gen.UID(types.UID(name + "-uid"))}
+	options := []gen.ClaimOption{gen.OfClass(class), gen.UID(types.UID(name + "-uid" + strconv.FormatInt(time.Since(w.began).Milliseconds(), 10)))}
 	if name == "shared" {
 		options = append(options, gen.AccessModes(corev1.ReadWriteOncePod))
 	}
@@ -90,6 +97,22 @@ func (w *world) createClaim(name string) {
 	if _, ok := fakeapi.Get(w.api, claim); !ok {
 		w.api.Put(claim)
 	}
+}
+
+// nominated is the node that another component has nominated for a pod.
+const nominated = "node-x"
+
+// replaceShared deletes the claim that pods share, and creates another one with its name, while no pod uses it.
+func (w *world) replaceShared() {
+	w.executing.Lock()
+	defer w.executing.Unlock()
+	claim, ok := fakeapi.Get(w.api, gen.Claim("shared"))
+	if !ok || slices.ContainsFunc(fakeapi.All(w.api, &corev1.Pod{}), func(p *corev1.Pod) bool { return claimOf(p) == "shared" }) {
+		return
+	}
+	w.api.Remove(claim)
+	w.api.Remove(gen.Volume("pv-" + string(claim.UID)))
+	w.createClaim("shared")
 }
 
 // endPod ends the pod: it finishes, or it is deleted and no longer runs.
@@ -159,12 +182,18 @@ func (w *world) schedule(actor, name string, uid types.UID, once bool) {
 		if d.one(2) {
 			node = nodes[d.below(len(nodes))]
 		}
-		binding := gen.Binding(pod, node, gen.UID(uid), gen.Annotation(gpu, "GPU-"+strconv.Itoa(d.below(2))))
-		if claim := claimOf(pod); claim != "" {
-			// Like kube-scheduler, it knows where the volume is.
-			if found, ok := fakeapi.Get(w.api, gen.Claim(claim)); ok && found.Spec.VolumeName == "" && found.Annotations[selectedNode] != "" {
-				binding.Target.Name = found.Annotations[selectedNode]
-			}
+		binding := gen.Binding(pod, node, gen.UID(uid))
+		if pod.Annotations[gpu] == "" || d.one(2) {
+			metav1.SetMetaDataAnnotation(&binding.ObjectMeta, gpu, "GPU-"+strconv.Itoa(d.below(2)))
+		}
+		// Like kube-scheduler, it knows where the volume is.
+		if at := w.nodeOf(pod); at != "" && !d.one(8) {
+			binding.Target.Name = at
+		}
+		if d.one(8) {
+			fakeapi.Change(w.api, pod, "kubectl", func(p *corev1.Pod) {
+				metav1.SetMetaDataAnnotation(&p.ObjectMeta, "example.com/note", binding.Target.Name)
+			})
 		}
 		user := "scheduler-" + strconv.Itoa(d.below(2))
 		repeats := 10
@@ -172,10 +201,24 @@ func (w *world) schedule(actor, name string, uid types.UID, once bool) {
 			repeats = 0
 		}
 		w.post(d, pod, binding, user, repeats)
-		if !w.pause(d.between(100*time.Millisecond, 15*time.Second)) {
+		pause := d.between(100*time.Millisecond, 15*time.Second)
+		if d.one(3) {
+			// It schedules the pod at once, while the earlier attempt is rolled back.
+			pause = d.between(0, 30*time.Millisecond)
+		}
+		if !w.pause(pause) {
 			return
 		}
 	}
+}
+
+// nodeOf returns the node of the volume of the pod, if the pod can be bound to no other.
+func (w *world) nodeOf(pod *corev1.Pod) string {
+	claim, ok := fakeapi.Get(w.api, gen.Claim(claimOf(pod)))
+	if !ok || claim.Spec.VolumeName != "" && claim.Name == "shared" {
+		return ""
+	}
+	return claim.Annotations[selectedNode]
 }
 
 func claimOf(pod *corev1.Pod) string {
@@ -199,9 +242,12 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 		if p == nil || p.dead() || d.one(5) {
 			p = living[d.below(len(living))]
 		}
+		if resumed := w.lastResumed(); resumed != nil && d.one(2) {
+			p = resumed
+		}
 		limit := 29 * time.Second
 		if w.stormy() && d.one(4) {
-			limit = d.between(0, 8*time.Second) // The client has a timeout.
+			limit = d.between(0, 4*time.Second) // The client has a timeout.
 		}
 		ctx, cancel := context.WithTimeout(p.killed, limit)
 		began := time.Now()
@@ -218,7 +264,7 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
 			return
 		}
-		w.checkDecision(p, pod, binding, decision, ended)
+		w.checkDecision(p, pod, binding, user, decision, ended)
 		if decision.Err == nil {
 			w.execute(d, p, pod, binding, decision)
 			return
@@ -232,7 +278,8 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 
 // execute is GuaranteedUpdate of the API server: it merges the annotations and sets the node, at once or up to BindSettles later.
 func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision) {
-	annotations := maps.Clone(binding.Annotations)
+	annotations := map[string]string{}
+	maps.Copy(annotations, binding.Annotations)
 	maps.Copy(annotations, decision.Annotations)
 	late := d.between(time.Millisecond, 20*time.Millisecond)
 	if w.stormy() && (d.one(15) || p.cut.Load()) {
@@ -257,7 +304,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 				o.Annotations = map[string]string{}
 			}
 			maps.Copy(o.Annotations, annotations)
-			o.Status.Phase = corev1.PodPending
+			o.Status.Phase, o.Status.NominatedNodeName = corev1.PodPending, ""
 		})
 		w.starts(p, now, binding.Target.Name, reserved)
 	}

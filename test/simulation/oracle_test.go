@@ -4,10 +4,13 @@
 package simulation
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -27,6 +30,13 @@ func runs(pod *corev1.Pod) bool {
 // checkPod checks that a pod that runs has everything that its plugins promise: it is called after each change of a pod.
 func (w *world) checkPod(pod *corev1.Pod) {
 	if !runs(pod) {
+		w.mu.Lock()
+		was, now := w.foreign[pod.UID], pod.Status.NominatedNodeName == nominated
+		w.foreign[pod.UID] = was || now
+		w.mu.Unlock()
+		if was && !now && pod.Spec.NodeName == "" {
+			w.problem("pod %s has the nominated node %q, and another component has set %s", pod.UID, pod.Status.NominatedNodeName, nominated)
+		}
 		return
 	}
 	w.mu.Lock()
@@ -38,7 +48,14 @@ func (w *world) checkPod(pod *corev1.Pod) {
 			w.problem("pod %s runs, and its claim %s is not bound", pod.UID, name)
 		}
 	}
+	w.checkGranted(pod)
 	w.checkReserved(pod)
+	if at := w.nodeOf(pod); at != "" && at != pod.Spec.NodeName {
+		w.problem("pod %s runs on %s, and its volume is on %s", pod.UID, pod.Spec.NodeName, at)
+	}
+	if pod.Annotations["binder.prebind.dev/attempt"] == "" {
+		w.problem("pod %s runs, and does not name its attempt", pod.UID)
+	}
 	for _, other := range fakeapi.All(w.api, &corev1.Pod{}) {
 		if other.UID == pod.UID || !runs(other) {
 			continue
@@ -49,6 +66,14 @@ func (w *world) checkPod(pod *corev1.Pod) {
 		if claimOf(pod) == "shared" && claimOf(other) == "shared" {
 			w.problem("pods %s and %s use the ReadWriteOncePod claim", pod.UID, other.UID)
 		}
+	}
+}
+
+// checkGranted checks that the record of the node contains the device of a running pod.
+func (w *world) checkGranted(pod *corev1.Pod) {
+	record, ok := fakeapi.Get(w.api, &corev1.ConfigMap{ObjectMeta: gen.Pod("prebind-devices-"+pod.Spec.NodeName, gen.InNamespace(system)).ObjectMeta})
+	if !ok || !strings.Contains(record.Data[string(pod.UID)], pod.Annotations[gpu]) {
+		w.problem("pod %s runs on %s with %s, and the record does not contain it", pod.UID, pod.Spec.NodeName, pod.Annotations[gpu])
 	}
 }
 
@@ -65,7 +90,7 @@ func (w *world) checkReserved(pod *corev1.Pod) {
 }
 
 // checkDecision checks that a decision is right for some state that a cache can show.
-func (w *world) checkDecision(p *process, pod *corev1.Pod, binding *corev1.Binding, decision binder.Decision, ended bool) {
+func (w *world) checkDecision(p *process, pod *corev1.Pod, binding *corev1.Binding, user string, decision binder.Decision, ended bool) {
 	node := binding.Target.Name
 	if now, ok := fakeapi.Get(w.api, pod); !ok || now.UID != pod.UID || now.Spec.NodeName != "" {
 		return // The API server has an answer of its own.
@@ -74,35 +99,81 @@ func (w *world) checkDecision(p *process, pod *corev1.Pod, binding *corev1.Bindi
 		if ended {
 			w.problem("the bind of pod %s is allowed after its call has ended", pod.UID)
 		}
-		if own, ok := decision.Annotations[gpu]; ok && own != binding.Annotations[gpu] {
-			w.problem("the answer about pod %s has the value of another Binding: %s instead of %s", pod.UID, own, binding.Annotations[gpu])
+		want := cmp.Or(binding.Annotations[gpu], pod.Annotations[gpu])
+		if own, ok := decision.Annotations[gpu]; ok && own != want {
+			w.problem("the answer about pod %s has the value of another Binding: %s instead of %s", pod.UID, own, want)
+		}
+		if own := decision.Annotations["sim.policy.prebind.dev/user"]; own != user {
+			w.problem("the answer about pod %s has the user %q instead of %s", pod.UID, own, user)
 		}
 		if p.suspendedLately() {
 			return
 		}
-		for _, state := range []string{"cordoned ", "missing ", "driverless "} {
+		for _, state := range []string{"cordoned ", "missing ", "driverless ", "closed "} {
 			if w.sure(state+node) && (state != "driverless " || claimOf(pod) != "") {
 				w.problem("pod %s is allowed on %s, which is %s", pod.UID, node, state)
 			}
 		}
-		return
-	}
-	if decision.Err.Kind != framework.KindRefuse || p.suspendedLately() {
-		return
-	}
-	text := decision.Err.Error()
-	if m := heldBy.FindStringSubmatch(text); m != nil && !w.recent(m[1]+" of "+node+" held by "+m[2]) {
-		w.problem("pod %s is rejected on %s by a state that is over: %s", pod.UID, node, text)
-	}
-	for word, state := range map[string]string{"cordoned": "cordoned ", "does not exist": "missing "} {
-		if strings.Contains(text, word) && strings.Contains(text, "Node "+node) && !w.recent(state+node) {
-			w.problem("pod %s is rejected on %s, which is not %s: %s", pod.UID, node, state, text)
+		if n := decision.Annotations["sim.policy.prebind.dev/generation"]; !w.recent("policy " + n) {
+			w.problem("the answer about pod %s is by generation %s of the policy, which is old", pod.UID, n)
 		}
+		return
+	}
+	if decision.Err.Kind != framework.KindWait && !p.suspendedLately() {
+		w.checkRejection(pod, node, decision.Err.Error())
 	}
 }
 
+// checkRejection checks that a rejection is right for some state of the last time.
+func (w *world) checkRejection(pod *corev1.Pod, node, text string) {
+	if excluded.MatchString(text) && w.nodeOf(pod) != node {
+		return
+	}
+	for _, r := range rejections {
+		m := r.text.FindStringSubmatchIndex(text)
+		if m == nil {
+			continue
+		}
+		for _, template := range r.states {
+			state := strings.NewReplacer("NODE", node, "UID", string(pod.UID)).Replace(string(r.text.ExpandString(nil, template, text, m)))
+			absent, isAbsence := strings.CutPrefix(state, "not ")
+			if isAbsence && !w.sure(absent) || !isAbsence && w.recent(state) {
+				return
+			}
+		}
+		if after := timedOut.FindStringSubmatch(text); after != nil {
+			if limit, err := time.ParseDuration(after[1]); err == nil && time.Since(w.created[pod.UID]) >= limit {
+				return
+			}
+		}
+		w.problem("pod %s is rejected on %s by a state that is over: %s", pod.UID, node, text)
+		return
+	}
+	w.problem("pod %s is rejected on %s for a reason that the oracle does not know: %s", pod.UID, node, text)
+}
+
+var timedOut = regexp.MustCompile(`(?:imed out after|limit \d+\) after|node after) ([\w.]+)`)
+
+var excluded = regexp.MustCompile(`its node affinity excludes node`)
+
+// rejections are the texts of rejections, each with the states of which one must have held.
+var rejections = []struct {
+	text   *regexp.Regexp
+	states []string
+}{
+	{timedOut, nil},
+	{regexp.MustCompile(`device (GPU-\d) .*is held by pod default/([a-z0-9-]+)`), []string{"$1 of NODE held by $2"}},
+	{regexp.MustCompile(`pod ([a-z0-9-]+) on node \S+ uses the ReadWriteOncePod`), []string{"shared used by $1"}},
+	{regexp.MustCompile(`it is cordoned`), []string{"cordoned NODE"}},
+	{regexp.MustCompile(`the node is closed`), []string{"closed NODE"}},
+	{regexp.MustCompile(`Node (\S+): not found|the node was deleted and recreated`), []string{"not there is Node/NODE"}},
+	{regexp.MustCompile(`Pod \S+: not found`), []string{"not there is Pod/UID"}},
+	{regexp.MustCompile(`(PersistentVolumeClaim|ResourceClaim) default/(\S+): (?:the claim )?does not exist`), []string{"not there is $1/$2"}},
+	{regexp.MustCompile(`its PersistentVolume (\S+) does not exist`), []string{"not there is PersistentVolume/$1"}},
+	{regexp.MustCompile(`PersistentVolumeClaim default/(\S+): its volume is being provisioned on node (\S+);`), []string{"$1 selects $2"}},
+	{regexp.MustCompile(`PersistentVolumeClaim default/(\S+): the provisioner failed`), []string{"$1 selects "}},
+}
 var (
-	heldBy = regexp.MustCompile(`device (GPU-\d) .*is held by pod [^/]+/([a-z0-9-]+)`)
 	holder = regexp.MustCompile(`"pod":"[^/]+/([a-z0-9-]+)"`)
 	device = regexp.MustCompile(`GPU-\d`)
 )
@@ -113,24 +184,40 @@ func (w *world) recordChanged(record *corev1.ConfigMap, deleted bool) {
 	if !ok {
 		return
 	}
-	now := map[string]bool{}
-	for _, entry := range record.Data {
+	now, owners := map[string]bool{}, map[string]string{}
+	exists := map[string]bool{}
+	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
+		exists[string(pod.UID)] = true
+	}
+	for uid, entry := range record.Data {
 		if pod := holder.FindStringSubmatch(entry); pod != nil && !deleted {
 			for _, id := range device.FindAllString(entry, -1) {
+				if owner := owners[id]; owner != "" && owner != pod[1] && exists[uid] {
+					w.problem("%s of %s is granted to %s and to %s", id, node, owner, pod[1])
+				}
 				now[id+" of "+node+" held by "+pod[1]] = true
+				if exists[uid] {
+					owners[id] = pod[1]
+				}
 			}
 		}
 	}
 	w.mu.Lock()
-	before := slices.Collect(maps.Keys(w.spells))
+	before := w.held[node]
+	w.held[node] = now
 	w.mu.Unlock()
-	for _, what := range before {
-		if strings.Contains(what, " of "+node+" held by ") && !now[what] {
+	for what := range before {
+		if !now[what] {
 			w.set(what, false)
 		}
 	}
 	for what := range now {
 		w.set(what, true)
+	}
+	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
+		if runs(pod) && pod.Spec.NodeName == node {
+			w.checkGranted(pod)
+		}
 	}
 }
 
@@ -142,84 +229,83 @@ func (w *world) checkRunning() {
 		if !runs(pod) {
 			continue
 		}
-		record, ok := fakeapi.Get(w.api, &corev1.ConfigMap{ObjectMeta: gen.Pod("prebind-devices-"+pod.Spec.NodeName, gen.InNamespace(system)).ObjectMeta})
-		if !ok || !strings.Contains(record.Data[string(pod.UID)], pod.Annotations[gpu]) {
-			w.problem("pod %s runs on %s with %s, and the record does not contain it", pod.UID, pod.Spec.NodeName, pod.Annotations[gpu])
-		}
+		w.checkGranted(pod)
 		w.checkReserved(pod)
 	}
 }
 
-// checkCalm checks the state at the end: every pod is bound that can be, what it uses is confirmed, and nothing else is held.
-func (w *world) checkCalm() {
-	w.checkRunning()
-	pods := map[types.UID]*corev1.Pod{}
-	shared := false
+// checkCalm returns what is wrong at the end: every pod is bound that can be, what it uses is confirmed, and nothing else is held.
+func (w *world) checkCalm() (wrong []string) {
+	add := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	pods, waiting := map[types.UID]*corev1.Pod{}, map[types.UID]bool{}
 	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
-		pods[pod.UID] = pod
-		shared = shared || runs(pod) && claimOf(pod) == "shared"
-	}
-	for uid, pod := range pods {
-		if !runs(pod) && !w.forsaken[uid] && (claimOf(pod) != "shared" || !shared) {
-			w.problem("pod %s is not bound", uid)
+		pods[pod.UID], waiting[pod.UID] = pod, !runs(pod) && w.blocked(pod)
+		if !runs(pod) && !w.forsaken[pod.UID] && !waiting[pod.UID] {
+			add("pod %s is not bound", pod.UID)
+		}
+		if announced := pod.Status.NominatedNodeName; announced != "" && announced != nominated && !waiting[pod.UID] {
+			add("pod %s is announced on %s", pod.UID, announced)
 		}
 	}
 	for _, record := range fakeapi.All(w.api, &corev1.ConfigMap{}) {
-		switch {
-		case strings.HasPrefix(record.Name, "prebind-claim-"):
+		node, isDevices := strings.CutPrefix(record.Name, "prebind-devices-")
+		if !isDevices && !(strings.HasPrefix(record.Name, "prebind-claim-shared") && slices.Contains(slices.Collect(maps.Values(waiting)), true)) {
 			// A pod that waits for the shared claim may hold a reservation for a moment.
-			if !strings.HasSuffix(record.Name, "shared-uid") {
-				w.problem("%s is left: %v", record.Name, record.Data)
-			}
-		case strings.HasPrefix(record.Name, "prebind-devices-"):
-			for key, value := range record.Data {
-				pod := pods[types.UID(key)]
-				switch {
-				case key == "node":
-				case pod == nil:
-					w.problem("%s contains a grant of a pod that does not exist: %s: %s", record.Name, key, value)
-				case !runs(pod) && w.forsaken[pod.UID]:
-					w.problem("%s contains a grant of a pod that the scheduler does not bind: %s: %s", record.Name, key, value)
-				case runs(pod) && pod.Spec.NodeName != strings.TrimPrefix(record.Name, "prebind-devices-"):
-					w.problem("%s contains a grant of a pod that runs on another node: %s: %s", record.Name, key, value)
-				case runs(pod) && !strings.Contains(value, `"bound":true`):
-					w.problem("%s contains a grant of a bound pod that is not confirmed: %s: %s", record.Name, key, value)
-				}
+			add("%s is left: %v", record.Name, record.Data)
+		}
+		for key, value := range record.Data {
+			switch pod := pods[types.UID(key)]; {
+			case !isDevices || key == "node":
+			case pod == nil:
+				add("%s contains a grant of a pod that does not exist: %s: %s", record.Name, key, value)
+			case !runs(pod) && w.forsaken[pod.UID]:
+				add("%s contains a grant of a pod that the scheduler does not bind: %s: %s", record.Name, key, value)
+			case runs(pod) && pod.Spec.NodeName != node:
+				add("%s contains a grant of a pod that runs on another node: %s: %s", record.Name, key, value)
+			case runs(pod) && !strings.Contains(value, `"bound":true`):
+				add("%s contains a grant of a bound pod that is not confirmed: %s: %s", record.Name, key, value)
 			}
 		}
 	}
 	for _, claim := range fakeapi.All(w.api, &resourcev1.ResourceClaim{}) {
 		for _, r := range claim.Status.ReservedFor {
-			if pod := pods[r.UID]; pod == nil || !runs(pod) {
-				// A pod that waits for the shared volume keeps the reservation while it waits.
-				if pod == nil || claimOf(pod) != "shared" {
-					w.problem("ResourceClaim %s is reserved for %s, which does not run", claim.Name, r.UID)
-				}
+			if pod := pods[r.UID]; (pod == nil || !runs(pod)) && !waiting[r.UID] {
+				add("ResourceClaim %s is reserved for %s, which does not run", claim.Name, r.UID)
 			}
 		}
 		for key := range claim.Annotations {
-			if uid := strings.TrimPrefix(key, "resource-claims.prebind.dev/"); !waits(pods, uid) {
-				w.problem("ResourceClaim %s has a mark: %s", claim.Name, key)
+			uid, _, _ := strings.Cut(strings.TrimPrefix(key, "resource-claims.prebind.dev/"), ".")
+			if !waiting[types.UID(uid)] {
+				add("ResourceClaim %s has a mark: %s", claim.Name, key)
 			}
 		}
 	}
 	for _, p := range w.living() {
 		for _, bind := range p.engine.InFlight() {
-			// A pod that waits for the shared claim may be in progress.
-			pod, ok := fakeapi.Get(w.api, gen.Pod(bind.Pod))
-			if !ok || runs(pod) || claimOf(pod) != "shared" {
-				w.problem("%s still works on a bind: %+v", p.id, bind)
+			if pod, ok := fakeapi.Get(w.api, gen.Pod(bind.Pod)); !ok || !waiting[pod.UID] {
+				add("%s still works on a bind: %+v", p.id, bind)
+			}
+		}
+		for _, left := range census(p) {
+			// The engine remembers a fixed number of binds that waited.
+			if _, exists := pods[types.UID(left.uid)]; !exists && left.path != "engine.waits.cache.entries" {
+				add("%s remembers a pod that does not exist: %s in %s", p.id, left.uid, left.path)
 			}
 		}
 	}
+	return wrong
 }
 
-// waits returns whether the mark is of a pod that waits for the shared volume.
-func waits(pods map[types.UID]*corev1.Pod, mark string) bool {
-	for uid, pod := range pods {
-		if strings.HasPrefix(mark, string(uid)+".") {
-			return !runs(pod) && claimOf(pod) == "shared"
+// blocked returns whether the pod has to wait for another one: for the shared claim, or because its volume is on a node whose devices are in use.
+func (w *world) blocked(pod *corev1.Pod) bool {
+	shared, used := false, map[string]bool{}
+	for _, other := range fakeapi.All(w.api, &corev1.Pod{}) {
+		if runs(other) {
+			shared = shared || claimOf(other) == "shared"
+			if other.Spec.NodeName == w.nodeOf(pod) {
+				used[other.Annotations[gpu]] = true
+			}
 		}
 	}
-	return false
+	return shared && claimOf(pod) == "shared" || len(used) == 2 || used[pod.Annotations[gpu]] && pod.Annotations[gpu] != ""
 }

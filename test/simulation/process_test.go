@@ -37,11 +37,12 @@ import (
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
-// plugins are those of every replica, in the order of the registry.
-var plugins = []string{"node-state", "start-limit", "node-ready", "device", "resource-claims", "volumebinding"}
+// plugins are those of every replica.
+var plugins = []string{"policy", "node-state", "start-limit", "node-ready", "device", "resource-claims", "volumebinding", "announce"}
 
 // process is one replica from its start to its end.
 type process struct {
@@ -53,8 +54,11 @@ type process struct {
 	changes  *notify.Hub
 	handlers map[string]toolscache.ResourceEventHandler
 	streams  []*stream
+	plugins  []framework.Plugin
 	engine   *binder.Engine
 	lease    *replica.Replicas
+	// startLimit is how many pods may start on a node at the same time.
+	startLimit int
 	// killed is closed when the process ends without a goodbye.
 	killed context.Context //nolint:containedctx // The life of the process.
 	kill   context.CancelCauseFunc
@@ -106,6 +110,7 @@ func (w *world) start() {
 	id := "r" + strconv.Itoa(w.number)
 	w.mu.Unlock()
 	p := &process{w: w, id: id, dice: w.random("replica " + id), cache: fakeapi.New(), changes: notify.NewHub(), handlers: map[string]toolscache.ResourceEventHandler{}}
+	p.startLimit = 1 + p.dice.below(2)
 	for _, kind := range watched {
 		p.streams = append(p.streams, &stream{kind: kind})
 	}
@@ -129,10 +134,13 @@ func (w *world) start() {
 		case *nodeready.Arguments:
 			a.Checks = []string{"csi-drivers"}
 		case *startlimit.Arguments:
-			a.Limit, a.BreakerRefusals = startLimit, 0
+			a.Limit, a.BreakerRefusals = p.startLimit, 0
 		}
 		if r.Selections != nil {
 			for _, s := range r.Selections(arguments) {
+				if s.Handler == nil {
+					continue // The plugin lists them in the cache.
+				}
 				p.streams = append(p.streams, &stream{kind: fakeapi.Kind(s.Example), selection: &selected{Selection: s, known: map[client.ObjectKey]client.Object{}}})
 			}
 		}
@@ -142,22 +150,25 @@ func (w *world) start() {
 		maps.Copy(p.handlers, r.Handlers)
 		built, err := r.New(framework.Handle{
 			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
-			Namespace: system, Replicas: func() int { return p.lease.Count() },
+			Namespace: system, Replicas: func() int { return p.lease.Count() }, Leads: func() bool { return false },
 		}, arguments)
 		require.NoError(w.t, err)
 		all = append(all, built)
+		if s, ok := built.(framework.Starter); ok {
+			w.actors.Go(func() { _ = s.Start(p.killed) })
+		}
 	}
+	p.plugins = all
 	p.engine, err = binder.New(binder.Options{
 		Cached: p.cache.Cache(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: silent{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: 25 * time.Second, MaxHolds: 4,
-			PreBindTimeout: 5 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
+			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
+			MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,
 		},
 	})
 	require.NoError(w.t, err)
 	p.watch()
 	w.actors.Go(func() { _ = p.lease.Start(p.killed) })
-	w.actors.Go(func() { p.engine.Sweeper(p.lease).Run(p.killed) })
 	w.actors.Go(func() { p.engine.OwnSweeper().Run(p.killed) })
 	w.note("%s starts", id)
 	w.mu.Lock()
@@ -176,7 +187,7 @@ func (p *process) end() {
 }
 
 // watched are the kinds of the cache.
-var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass", "ResourceClaim", "CSINode", "CSIDriver"}
+var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass", "ResourceClaim", "CSINode", "CSIDriver", "BindPolicy", "Namespace"}
 
 // watch begins the streams with all objects.
 func (p *process) watch() {
@@ -331,16 +342,22 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		return errKilled
 	case n < 4:
 		return apierrors.NewServiceUnavailable("overloaded")
-	case n < 5:
+	case n < 6:
 		// The answer arrives when the context may have ended.
 		err := do()
 		p.sleep(p.killed, p.dice.between(0, lateAnswer))
 		return err
-	case n < 6:
+	case n < 7:
 		err := do()
 		p.w.note("%s: %s has no answer: %v", p.id, call, err)
 		return io.ErrUnexpectedEOF
-	case n < 8:
+	case n < 9 && call.Kind == "ConfigMap" && p.dice.one(2):
+		// The machine is suspended between the write of a bind and its answer.
+		err := do()
+		p.w.actors.Go(func() { p.suspend(p.dice.between(30*time.Second, 4*time.Minute)) })
+		p.sleep(p.killed, time.Millisecond)
+		return err
+	case n < 9:
 		// etcd is slow. The client gives up, and the write takes effect later.
 		late := p.dice.between(0, 50*time.Second)
 		p.w.note("%s: %s takes %s", p.id, call, late)
@@ -429,7 +446,7 @@ func everything(s *fakeapi.Server) []client.Object {
 		objects(fakeapi.All(s, &corev1.Pod{})), objects(fakeapi.All(s, &corev1.Node{})), objects(fakeapi.All(s, &corev1.ConfigMap{})),
 		objects(fakeapi.All(s, &corev1.PersistentVolumeClaim{})), objects(fakeapi.All(s, &corev1.PersistentVolume{})),
 		objects(fakeapi.All(s, &storagev1.StorageClass{})), objects(fakeapi.All(s, &storagev1.CSINode{})), objects(fakeapi.All(s, &storagev1.CSIDriver{})),
-		objects(fakeapi.All(s, &resourcev1.ResourceClaim{})),
+		objects(fakeapi.All(s, &resourcev1.ResourceClaim{})), objects(fakeapi.All(s, &v1alpha1.BindPolicy{})), objects(fakeapi.All(s, &corev1.Namespace{})),
 	} {
 		all = append(all, list...)
 	}

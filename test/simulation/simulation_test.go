@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"runtime/debug"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,8 +18,10 @@ var (
 	first = flag.Uint64("seed", 1, "First seed.")
 )
 
-// TestSimulation runs the seeds. A failure prints the events of its seed, which -seed repeats with -seeds=1.
+// TestSimulation runs the seeds. A failure prints the events of its seed; see the package for how to repeat it.
 func TestSimulation(t *testing.T) {
+	// Most objects live for a moment.
+	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	for seed := *first; seed < *first+uint64(*seeds); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -38,19 +41,35 @@ func run(t *testing.T, seed uint64) {
 		w.start()
 	}
 	w.actors.Go(w.operate)
+	w.actors.Go(w.lead)
+	w.actors.Go(w.changePolicy)
 	for _, name := range nodes {
 		w.actors.Go(func() { w.maintain(name) })
 	}
 	for i := range 6 {
 		w.actors.Go(func() { w.owner(fmt.Sprintf("web-%d", i), i == 5) })
 	}
-	<-time.After(storm + calm)
-	w.checkCalm()
+	<-time.After(storm)
+	var wrong []string
+	for over := time.Now().Add(calm); time.Now().Before(over); {
+		<-time.After(time.Minute)
+		synctest.Wait()
+		if wrong = w.checkCalm(); len(wrong) == 0 {
+			break
+		}
+	}
+	for _, text := range wrong {
+		w.problem("%s", text)
+	}
+	w.checkRunning()
 	for _, p := range w.living() {
 		p.end()
 	}
 	stop()
 	w.actors.Wait()
+	if testing.Verbose() {
+		t.Log(w.text())
+	}
 	if len(w.problems) > 0 {
 		t.Errorf("seed %d: %d violations, the first is: %s\n%s", seed, len(w.problems), w.problems[0], w.text())
 	}
@@ -75,14 +94,33 @@ func (w *world) operate() {
 		switch p := living[d.below(len(living))]; d.below(6) {
 		case 0:
 			p.end()
-		case 1:
+		case 1, 2:
 			cut := !p.cut.Load()
 			w.note("%s: the lease is cut: %v", p.id, cut)
 			p.cut.Store(cut)
-		case 2:
-			if d.one(3) {
-				w.actors.Go(func() { p.suspend(d.between(0, 3*time.Minute)) })
-			}
+		case 3:
+			w.replaceShared()
 		}
+	}
+}
+
+// lead runs the sweeper of one replica after the other. An old leader continues for a while, because it discovers late that it has lost the
+// lease.
+func (w *world) lead() {
+	d := w.random("leader")
+	for w.over.Err() == nil {
+		living := w.living()
+		if len(living) == 0 {
+			w.pause(time.Second)
+			continue
+		}
+		p, lasts := living[d.below(len(living))], d.between(time.Minute, 5*time.Minute)
+		term, end := context.WithTimeout(p.killed, lasts+d.between(0, 15*time.Second))
+		w.note("%s leads", p.id)
+		w.actors.Go(func() {
+			defer end()
+			p.engine.Sweeper(p.lease).Run(term)
+		})
+		p.sleep(w.over, lasts)
 	}
 }

@@ -17,9 +17,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// startLimit is how many pods may start on a node at the same time.
-const startLimit = 1
-
 // selected is what a selection of pods contains.
 type selected struct {
 	framework.Selection
@@ -104,7 +101,7 @@ func (w *world) starts(p *process, pod *corev1.Pod, node string, reserved time.T
 			starting++
 		}
 	}
-	if starting > startLimit {
+	if starting > p.startLimit {
 		w.problem("%d pods start on %s by binds of %s, the last is %s", starting, node, p.id, pod.UID)
 	}
 }

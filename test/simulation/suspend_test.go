@@ -40,7 +40,21 @@ func (p *process) suspend(d time.Duration) {
 	defer s.mu.Unlock()
 	close(s.over)
 	s.over, s.renews = nil, time.Now().Add(p.dice.between(0, 10*time.Second))
+	p.w.mu.Lock()
+	p.w.resumed = p
+	p.w.mu.Unlock()
 	p.w.note("%s continues", p.id)
+}
+
+// lastResumed returns the replica that has just continued after a suspension and has not renewed its lease since.
+func (w *world) lastResumed() *process {
+	w.mu.Lock()
+	p := w.resumed
+	w.mu.Unlock()
+	if p == nil || p.dead() || !p.renewsLater() {
+		return nil
+	}
+	return p
 }
 
 // renewsLater returns whether the process cannot send requests about leases.
@@ -92,8 +106,9 @@ func (c suspendedClock) Since(t time.Time) time.Duration {
 // suspendedTimer is a timer of the monotonic clock.
 type suspendedTimer struct {
 	*time.Timer
-	c       chan time.Time
-	stopped atomic.Bool
+	c chan time.Time
+	// ended is set when the function is called, or when the timer is stopped before.
+	ended atomic.Bool
 }
 
 // C implements clock.Timer.
@@ -101,8 +116,13 @@ func (t *suspendedTimer) C() <-chan time.Time { return t.c }
 
 // Stop implements clock.Timer.
 func (t *suspendedTimer) Stop() bool {
-	t.stopped.Store(true)
-	return t.Timer.Stop()
+	t.Timer.Stop()
+	return t.ended.CompareAndSwap(false, true)
+}
+
+// Reset implements clock.Timer.
+func (t *suspendedTimer) Reset(d time.Duration) bool {
+	return !t.ended.Swap(false) && t.Timer.Reset(d)
 }
 
 // AfterFunc implements clock.WithDelayedExecution.
@@ -124,7 +144,7 @@ func (c suspendedClock) start(d time.Duration, t *suspendedTimer, f func()) cloc
 			c.p.awake()
 			c.p.sleep(c.p.killed, d-c.Since(began))
 		}
-		if !t.stopped.Load() {
+		if t.ended.CompareAndSwap(false, true) {
 			f()
 		}
 	})

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,6 +60,14 @@ type world struct {
 	forsaken map[types.UID]bool
 	// bound contains the pods that were bound.
 	bound map[types.UID]bool
+	// foreign are the pods that another component has nominated.
+	foreign map[types.UID]bool
+	// held are the states of held devices, by node.
+	held map[string]map[string]bool
+	// created are the times of pods.
+	created map[types.UID]time.Time
+	// resumed is the replica that was suspended last.
+	resumed *process
 	// slots and starting are of the oracle about start-limit.
 	slots    map[slot]time.Time
 	starting map[types.UID]slot
@@ -71,12 +80,14 @@ type world struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{},
-		slots: map[slot]time.Time{}, starting: map[types.UID]slot{}}
+		slots: map[slot]time.Time{}, starting: map[types.UID]slot{}, foreign: map[types.UID]bool{}, held: map[string]map[string]bool{}, created: map[types.UID]time.Time{}}
 	for _, name := range nodes {
 		w.putNode(name, types.UID(name+"-uid"))
 	}
 	w.api.Put(gen.StorageClass(class, driver))
 	w.api.Put(gen.CSIDriver(driver, false))
+	w.api.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	w.putPolicy(0)
 	w.api.OnChange(w.changed)
 	return w
 }
@@ -150,16 +161,22 @@ func (w *world) changed(o client.Object, deleted bool) {
 	for _, p := range living {
 		p.observe(o, deleted)
 	}
+	w.set("there is "+fakeapi.Kind(o)+"/"+o.GetName(), !deleted)
 	switch o := o.(type) {
 	case *corev1.ConfigMap:
 		w.recordChanged(o, deleted)
 	case *corev1.PersistentVolumeClaim:
+		for _, node := range append(nodes, "") {
+			w.set(o.Name+" selects "+node, !deleted && o.Annotations[selectedNode] == node)
+		}
 		if !deleted {
 			w.provision(o)
 		}
 	case *resourcev1.ResourceClaim:
 		w.collect(o)
 	case *corev1.Pod:
+		w.set("there is Pod/"+string(o.UID), !deleted)
+		w.set("shared used by "+o.Name, !deleted && runs(o) && claimOf(o) == "shared")
 		if !deleted {
 			w.checkPod(o)
 		}
@@ -211,8 +228,12 @@ func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
 			return
 		}
 		name := "pv-" + string(claim.UID)
-		w.api.Put(gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound),
-			gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}})))
+		volume := gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound),
+			gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}}), gen.OnNode(node))
+		if claim.Name == "shared" {
+			volume.Spec.NodeAffinity = nil
+		}
+		w.api.Put(volume)
 		fakeapi.Change(w.api, claim, "controller", func(c *corev1.PersistentVolumeClaim) {
 			if c.UID == claim.UID && c.Spec.VolumeName == "" {
 				c.Spec.VolumeName, c.Status.Phase = name, corev1.ClaimBound

@@ -45,6 +45,16 @@ var mutants = []mutant{
 	{"pods that start are not counted", "binder/plugins/startlimit/slots.go", "all.observed++", "all.observed = 0"},
 	{"a slot is not reserved until the pod is seen", "binder/plugins/startlimit/plugin.go", "const observeTime = framework.BindSettles", "const observeTime = framework.BindSettles / 50"},
 	{"a bind needs no write", "binder/decide.go", "case len(v.Writes) > 0:\n\t\t\twrites = append(writes, i)", "case len(v.Writes) > 0:"},
+	{"a suspension does not end the term", "binder/replica/replica.go", "return max(r.o.Clock.Since(r.renewed), wall)", "return min(r.o.Clock.Since(r.renewed), wall)"},
+	{"an earlier node's CSINode counts", "binder/plugins/nodeready/read.go", "return o.Kind == \"Node\" && o.UID != node.UID", "return false && o.UID != node.UID"},
+	{"an entry stays in a map", "binder/work/work.go", "delete(s.byPod, e.key.Pod)", "_ = e"},
+	{"an announcement stays", "binder/plugins/announce/plugin.go", "return p.h.Status.Status().Patch(ctx, pod, client.RawPatch", "return nil; return p.h.Status.Status().Patch(ctx, pod, client.RawPatch"},
+	{"a foreign nominated node is replaced", "binder/plugins/announce/decide.go", "return len(attempts) > 0 && !foreign", "return true"},
+	{"an old policy stays", "binder/plugins/bindpolicy/controller.go", "if g != nil && g.isFor(b) {", "if g != nil {"},
+	{"a policy sees another user", "binder/plugins/bindpolicy/plugin.go", "User: bc.User, DryRun", "DryRun"},
+	{"a policy rejects nothing", "binder/plugins/bindpolicy/judge.go", "return v, refusalOf(rejecting)", "return v, nil"},
+	{"a policy delays nothing", "binder/plugins/bindpolicy/judge.go", "v.Wait = waitOf(waiting)", "_ = waitOf(waiting)"},
+	{"the affinity of a volume does not matter", "binder/plugins/volumebinding/target.go", "if err := volume.CheckNodeAffinity(here, t.node.Labels); err != nil {", "if err := volume.CheckNodeAffinity(here, t.node.Labels); false && err != nil {"},
 }
 
 var failed = regexp.MustCompile(`(?m)^    --- FAIL: TestSimulation/`)
