@@ -425,6 +425,16 @@ func (p *process) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// cutLease keeps the replica from renewing its lease. The API server still executes the binds that it allows, often late.
+func (p *process) cutLease(d time.Duration) {
+	if p.cut.Swap(true) {
+		return
+	}
+	p.w.note("%s: the lease is cut for %s", p.id, d)
+	p.sleep(p.w.storming, d)
+	p.cut.Store(false)
+}
+
 // cuttable returns the client of the leases. Requests fail while cut is set, during a suspension, and after the end of the process. They cannot
 // wait, because fake.Clientset holds a mutex.
 func (p *process) cuttable() kubernetes.Interface {

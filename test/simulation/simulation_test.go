@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,18 +87,13 @@ func (w *world) operate() {
 			continue
 		}
 		if !w.stormy() {
-			for _, p := range living {
-				p.cut.Store(false)
-			}
 			continue
 		}
 		switch p := living[d.below(len(living))]; d.below(6) {
 		case 0:
 			p.end()
 		case 1, 2:
-			cut := !p.cut.Load()
-			w.note("%s: the lease is cut: %v", p.id, cut)
-			p.cut.Store(cut)
+			w.actors.Go(func() { p.cutLease(d.between(0, 4*time.Minute)) })
 		case 3:
 			w.replaceShared()
 		}
@@ -105,11 +101,11 @@ func (w *world) operate() {
 }
 
 // lead runs the sweeper of one replica after the other. An old leader continues for a while, because it discovers late that it has lost the
-// lease.
+// lease. A replica whose lease is cut cannot become the leader.
 func (w *world) lead() {
 	d := w.random("leader")
 	for w.over.Err() == nil {
-		living := w.living()
+		living := slices.DeleteFunc(w.living(), func(p *process) bool { return p.cut.Load() })
 		if len(living) == 0 {
 			w.pause(time.Second)
 			continue
