@@ -34,7 +34,7 @@ func noteNominated(call Call, before, after client.Object, manager string) {
 	if applies && !sets && slices.ContainsFunc(was.ManagedFields, isOwner) && !slices.ContainsFunc(now.ManagedFields, isOwner) {
 		now.Status.NominatedNodeName = ""
 	}
-	if now.Status.NominatedNodeName == "" || !changed && !(applies && sets) {
+	if now.Status.NominatedNodeName == "" || !changed && (!applies || !sets) {
 		return
 	}
 	owner := metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, Subresource: "status", FieldsV1: metav1.NewFieldsV1(nominatedField)}

@@ -37,7 +37,7 @@ func (c *counter) visit(v reflect.Value, path string) {
 	if !v.IsValid() || strings.HasPrefix(v.Type().PkgPath(), "github.com/prebind/prebind/test/") {
 		return
 	}
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // The others refer to nothing.
 	case reflect.Pointer:
 		if !v.IsNil() && !c.seen[v.Pointer()] {
 			c.seen[v.Pointer()] = true

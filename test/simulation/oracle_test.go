@@ -249,8 +249,9 @@ func (w *world) checkCalm() (wrong []string) {
 	}
 	for _, record := range fakeapi.All(w.api, &corev1.ConfigMap{}) {
 		node, isDevices := strings.CutPrefix(record.Name, "prebind-devices-")
-		if !isDevices && !(strings.HasPrefix(record.Name, "prebind-claim-shared") && slices.Contains(slices.Collect(maps.Values(waiting)), true)) {
-			// A pod that waits for the shared claim may hold a reservation for a moment.
+		// A pod that waits for the shared claim may hold a reservation for a moment.
+		reserves := strings.HasPrefix(record.Name, "prebind-claim-shared") && slices.Contains(slices.Collect(maps.Values(waiting)), true)
+		if !isDevices && !reserves {
 			add("%s is left: %v", record.Name, record.Data)
 		}
 		for key, value := range record.Data {
