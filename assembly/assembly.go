@@ -70,8 +70,8 @@ func New(o Options) *Assembly {
 // caches, and for plugins that implement framework.Starter.
 func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
 	out := binder.Settings{
-		Mode: c.Mode, Hold: c.Budgets.Hold, MaxHolds: c.Budgets.MaxHolds,
-		PreBindTimeout: c.Budgets.PreBindTimeout, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout, Namespaces: c.Namespaces,
+		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
+		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
 	}
 	err := a.watch(ctx, a.o.Manager.views[""], core, &corev1.Pod{}, &corev1.Node{})
 	if err != nil {

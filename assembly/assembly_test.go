@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -27,16 +29,16 @@ func (kept) PreFlight(*framework.BindContext) (framework.Verdict, error) {
 
 // limit contains the arguments of the plugins of these tests.
 type limit struct {
-	Limit time.Duration `yaml:"limit"`
+	Limit metav1.Duration `json:"limit"`
 }
 
 func (*limit) AddFlags(*pflag.FlagSet) {}
 
-func (*limit) Validate() []framework.Problem { return nil }
+func (*limit) Validate(*field.Path) field.ErrorList { return nil }
 
 func keeping(name string) framework.Registration {
 	return framework.Registration{
-		Name: name, Description: "d", On: true, Arguments: func() framework.Arguments { return &limit{Limit: time.Minute} },
+		Name: name, Description: "d", On: true, Arguments: func() framework.Arguments { return &limit{Limit: metav1.Duration{Duration: time.Minute}} },
 		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return kept{name: name}, nil },
 	}
 }

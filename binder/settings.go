@@ -89,13 +89,13 @@ func overridden(r NamespaceRule, p policy) policy {
 	if r.Mode != "" {
 		p.mode = r.Mode
 	}
-	if r.MaxPreBindTimeout > 0 {
-		p.maxPreBindTimeout = r.MaxPreBindTimeout
-		p.preBindTimeout = min(p.preBindTimeout, r.MaxPreBindTimeout)
+	if r.MaxPreBindTimeout.Duration > 0 {
+		p.maxPreBindTimeout = r.MaxPreBindTimeout.Duration
+		p.preBindTimeout = min(p.preBindTimeout, r.MaxPreBindTimeout.Duration)
 	}
-	if r.PreBindTimeout > 0 {
-		p.preBindTimeout = r.PreBindTimeout
-		p.maxPreBindTimeout = max(p.maxPreBindTimeout, r.PreBindTimeout)
+	if r.PreBindTimeout.Duration > 0 {
+		p.preBindTimeout = r.PreBindTimeout.Duration
+		p.maxPreBindTimeout = max(p.maxPreBindTimeout, r.PreBindTimeout.Duration)
 	}
 	return p
 }

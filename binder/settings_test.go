@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestPolicyFor(t *testing.T) {
@@ -15,9 +16,9 @@ func TestPolicyFor(t *testing.T) {
 		Mode: ModeEnforce, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
 		Namespaces: []NamespaceRule{
 			{Names: []string{"shop"}, Mode: ModeOff},
-			{Names: []string{"shop", "batch-*"}, Mode: ModeAudit, PreBindTimeout: time.Hour},
-			{Names: []string{"quick"}, MaxPreBindTimeout: time.Minute},
-			{Names: []string{"*-test"}, Mode: ModeEnforce, PreBindTimeout: time.Minute, MaxPreBindTimeout: 2 * time.Minute},
+			{Names: []string{"shop", "batch-*"}, Mode: ModeAudit, PreBindTimeout: metav1.Duration{Duration: time.Hour}},
+			{Names: []string{"quick"}, MaxPreBindTimeout: metav1.Duration{Duration: time.Minute}},
+			{Names: []string{"*-test"}, Mode: ModeEnforce, PreBindTimeout: metav1.Duration{Duration: time.Minute}, MaxPreBindTimeout: metav1.Duration{Duration: 2 * time.Minute}},
 		},
 	}
 	cases := map[string]struct {

@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators/internal/keys"
-	"github.com/prebind/prebind/registration"
 )
 
 // reserved is the name that Prebind itself uses in annotation keys.
@@ -57,7 +57,7 @@ func NewChain(o Options) (*Chain, error) {
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 			return nil, fmt.Errorf("mutator %q: the name is not a DNS label: %s", name, strings.Join(problems, "; "))
 		}
-		prefix := name + "." + registration.Domain
+		prefix := name + "." + v1alpha1.Domain
 		c.links = append(c.links, link{mutator: m, name: name, prefix: prefix + "/", required: slices.Contains(o.Required, name)})
 	}
 	for _, name := range o.Required {

@@ -3,7 +3,7 @@
 
 package mutators
 
-import "github.com/prebind/prebind/registration"
+import "github.com/prebind/prebind/config/v1alpha1"
 
 // Registration describes a mutator. Name, Description, and New are required.
 type Registration struct {
@@ -17,8 +17,8 @@ type Registration struct {
 	// grants get, list, and watch on ResourceClaims.
 	Claims bool
 	// Arguments returns arguments with their defaults. Nil means no arguments.
-	Arguments func() registration.Arguments
+	Arguments func() v1alpha1.Arguments
 	// New builds the mutator. Prebind calls it for each new configuration in which the mutator is
 	// on. The arguments are valid and do not change.
-	New func(a registration.Arguments) (Mutator, error)
+	New func(a v1alpha1.Arguments) (Mutator, error)
 }

@@ -5,20 +5,21 @@ package framework
 
 import (
 	"context"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/registration"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Domain of all annotations. The keys are <plugin>.prebind.dev/<key>.
-const Domain = registration.Domain
+const Domain = v1alpha1.Domain
 
 // Registration describes a PreBind plugin. Name, Description, and New are required.
 type Registration struct {
@@ -66,22 +67,19 @@ type Registration struct {
 	New func(h Handle, a Arguments) (Plugin, error)
 }
 
-// Arguments are the arguments of one plugin; see registration.Arguments.
-type Arguments = registration.Arguments
-
-// Problem is an invalid field of the arguments.
-type Problem = registration.Problem
+// Arguments are the arguments of one plugin; see v1alpha1.Arguments.
+type Arguments = v1alpha1.Arguments
 
 // ArgumentsAs returns the arguments as their own type.
-func ArgumentsAs[T Arguments](a Arguments) (T, error) { return registration.ArgumentsAs[T](a) }
+func ArgumentsAs[T Arguments](a Arguments) (T, error) { return v1alpha1.ArgumentsAs[T](a) }
 
-// FieldProblem returns the error as the problem of the field, for Arguments.Validate. It
-// returns none if the error is nil. field is the yaml name. The message completes a sentence
-// that begins with the field, such as "must name a label, got %q".
-func FieldProblem(field string, err error) []Problem { return registration.Invalid(field, err) }
+// Positive returns an error unless the duration is positive, for Arguments.Validate.
+func Positive(path *field.Path, d metav1.Duration) field.ErrorList { return v1alpha1.Positive(path, d) }
 
-// Positive returns the problem of a duration that is not positive.
-func Positive(field string, d time.Duration) []Problem { return registration.Positive(field, d) }
+// Between returns an error unless the value is at least low and at most high.
+func Between(path *field.Path, value, low, high int) field.ErrorList {
+	return v1alpha1.Between(path, value, low, high)
+}
 
 // Always returns a Registration.Watches for kinds that do not depend on the arguments.
 func Always(examples ...client.Object) func(Arguments) []client.Object {

@@ -6,289 +6,94 @@ package v1alpha1
 import (
 	"bytes"
 	"cmp"
-	"encoding"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// File is a parsed configuration file.
-type File struct {
-	name string
-	root *yaml.Node
+// decode sets the fields of the configuration from the content of a file. Fields that are not in the file, or null, keep
+// their values. The error joins all unknown and duplicate fields, and all values of another type. The decoders of
+// apimachinery report only the first such value, without its field.
+func (c *PrebindConfiguration) decode(content []byte) error {
+	var document, more yaml.Node
+	documents := yaml.NewDecoder(bytes.NewReader(content))
+	if err := documents.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("invalid YAML: %w", err)
+	}
+	if err := documents.Decode(&more); !errors.Is(err, io.EOF) {
+		return errors.New("must have one document, has more")
+	}
+	c.APIVersion, c.Kind = "", ""
+	var problems []error
+	for _, root := range document.Content {
+		problems = decodeField(nil, reflect.ValueOf(c).Elem(), root)
+	}
+	if c.APIVersion != APIVersion || c.Kind != Kind {
+		return fmt.Errorf("must be kind %s of apiVersion %s, got kind %q of apiVersion %q", Kind, APIVersion, c.Kind, c.APIVersion)
+	}
+	return errors.Join(problems...)
 }
 
-// Read sets the fields of the configuration from the content of a file. Fields that are not in
-// the file keep their values. Unknown fields, duplicate fields and values of the wrong type are
-// errors. The error joins all of them. Each is one line with the name of the file and the line
-// number.
-func (c *PrebindConfiguration) Read(name string, content []byte) (*File, error) {
-	f := &File{name: name, root: &yaml.Node{}}
-	decoder := yaml.NewDecoder(bytes.NewReader(content))
-	if err := decoder.Decode(f.root); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: invalid YAML: %s", name, oneLine(err))
+// decodeField sets the value of one field.
+func decodeField(path *field.Path, v reflect.Value, n *yaml.Node) []error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
 	}
-	if version, kind := f.word("apiVersion"), f.word("kind"); version != APIVersion || kind != Kind {
-		return nil, f.At("apiVersion", fmt.Errorf("must be kind %s of apiVersion %s, got kind %q of apiVersion %q", Kind, APIVersion, kind, version))
+	if n.Tag == "!!null" {
+		return nil
 	}
-	d := &reader{file: f}
-	d.read(f.root.Content[0], reflect.ValueOf(c).Elem())
-	if len(d.problems) > 0 {
-		return nil, errors.Join(d.problems...)
-	}
-	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: must have one document, has more", name)
-	}
-	return f, nil
-}
-
-// At adds the name of the file and the line of a field, such as budgets.hold or
-// namespaces[1].mode, to an error. If the file lacks the field, At uses the closest parent that the
-// file contains.
-func (f *File) At(path string, err error) error {
-	line, _ := f.find(path)
-	return f.on(line, err)
-}
-
-// on adds the name of the file and the line to an error. It omits line 0.
-func (f *File) on(line int, err error) error {
-	if line == 0 {
-		return fmt.Errorf("%s: %w", f.name, err)
-	}
-	return fmt.Errorf("%s:%d: %w", f.name, line, err)
-}
-
-// Has reports whether the file contains the field.
-func (f *File) Has(path string) bool {
-	_, found := f.find(path)
-	return found
-}
-
-// word returns the value of a top-level field.
-func (f *File) word(field string) string {
-	if len(f.root.Content) > 0 {
-		if _, value := child(f.root.Content[0], field); value != nil {
-			return value.Value
+	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
 		}
+		return decodeField(path, v.Elem(), n)
 	}
-	return ""
-}
-
-// find returns the line of the field, or of its closest parent.
-func (f *File) find(path string) (line int, found bool) {
-	if len(f.root.Content) == 0 {
-		return 0, false
-	}
-	at := f.root.Content[0]
-	for step := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
-		key, value := child(at, step)
-		if value == nil {
-			return line, false
-		}
-		line, at = key.Line, value
-	}
-	return line, true
-}
-
-// child returns the field or element of a node, and its key.
-func child(at *yaml.Node, step string) (key, value *yaml.Node) {
-	switch at.Kind {
-	case yaml.MappingNode:
-		for i := 0; i+1 < len(at.Content); i += 2 {
-			if at.Content[i].Value == step {
-				return at.Content[i], at.Content[i+1]
-			}
-		}
-	case yaml.SequenceNode:
-		if i, err := strconv.Atoi(step); err == nil && i >= 0 && i < len(at.Content) {
-			return at.Content[i], at.Content[i]
-		}
-	case yaml.AliasNode:
-		return child(at.Alias, step)
-	default:
-	}
-	return nil, nil
-}
-
-// reader strictly decodes nodes into values. It decodes structs and lists itself to get the line of
-// each problem. The library decodes other values.
-type reader struct {
-	file     *File
-	problems []error
-}
-
-func (r *reader) fail(at *yaml.Node, format string, args ...any) {
-	r.problems = append(r.problems, r.file.on(at.Line, fmt.Errorf(format, args...)))
-}
-
-// read decodes the node into the value. A null node keeps the value. The type limits the depth of
-// the recursion, so aliases cannot cause an endless one.
-func (r *reader) read(at *yaml.Node, into reflect.Value) {
-	for at.Kind == yaml.AliasNode {
-		at = at.Alias
-	}
-	if at.Kind == yaml.ScalarNode && at.Tag == "!!null" {
-		return
-	}
-	for into.Kind() == reflect.Pointer {
-		if into.IsNil() {
-			into.Set(reflect.New(into.Type().Elem()))
-		}
-		into = into.Elem()
-	}
-	fields, isMap := fieldsOf(into)
-	isList := !isMap && into.Kind() == reflect.Slice
+	fields, isMap := fieldsOf(v)
 	switch {
-	case isMap && at.Kind == yaml.MappingNode:
-		r.readFields(at, fields)
-	case isList && at.Kind == yaml.SequenceNode:
-		list := reflect.MakeSlice(into.Type(), len(at.Content), len(at.Content))
-		for i, element := range at.Content {
-			r.read(element, list.Index(i))
+	case isMap && n.Kind == yaml.MappingNode:
+		return decodeFields(path, fields, n)
+	case !isMap && v.Kind() == reflect.Slice && n.Kind == yaml.SequenceNode:
+		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+		var all []error
+		for i, element := range n.Content {
+			all = append(all, decodeField(path.Index(i), v.Index(i), element)...)
 		}
-		into.Set(list)
-	case isMap, isList, at.Decode(into.Addr().Interface()) != nil:
-		r.fail(at, "must be %s, got %s", wanted(into.Type(), isMap), describe(at))
+		return all
 	}
+	want, into := fmt.Sprint("must be of type ", schemaOf(v, "", noUsage)["type"]), v.Addr().Interface()
+	if d, ok := into.(*metav1.Duration); ok {
+		want, into = "must be a duration with a unit, such as 90s", &d.Duration
+	}
+	if isMap || n.Decode(into) != nil {
+		return []error{fmt.Errorf("line %d: %w", n.Line, field.Invalid(path, cmp.Or(n.Value, n.ShortTag()), want))}
+	}
+	return nil
 }
 
-func (r *reader) readFields(at *yaml.Node, fields []field) {
-	pairs, err := mergedPairs(at)
-	if err != nil {
-		r.fail(at, "%s", oneLine(err))
-		return
-	}
-	lines := map[string]int{}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		key, value := pairs[i], pairs[i+1]
-		known := slices.IndexFunc(fields, func(f field) bool { return f.name == key.Value })
-		switch first := lines[key.Value]; {
-		case known < 0:
-			r.fail(key, "unknown field %q: must be one of %s", key.Value, strings.Join(namesOf(fields), ", "))
-		case first > 0:
-			r.fail(key, "duplicate field %q, first in line %d", key.Value, first)
-		default:
-			lines[key.Value] = key.Line
-			r.read(value, fields[known].value)
-		}
-	}
-}
-
-// mergedPairs returns the keys and values of a map. The library merges a map with a merge key (<<).
-func mergedPairs(at *yaml.Node) ([]*yaml.Node, error) {
-	if !slices.ContainsFunc(at.Content, func(n *yaml.Node) bool { return n.Tag == "!!merge" }) {
-		return at.Content, nil
-	}
-	var merged map[string]yaml.Node
-	if err := at.Decode(&merged); err != nil {
-		return nil, err
-	}
-	var pairs []*yaml.Node
-	for _, name := range slices.Sorted(maps.Keys(merged)) {
-		value := merged[name]
-		pairs = append(pairs, &yaml.Node{Kind: yaml.ScalarNode, Value: name, Line: value.Line}, &value)
-	}
-	return pairs, nil
-}
-
-func oneLine(err error) string {
-	return strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " ")
-}
-
-// describe returns a description of a node for an error.
-func describe(at *yaml.Node) string {
-	switch at.Kind {
-	case yaml.MappingNode:
-		return "a map"
-	case yaml.SequenceNode:
-		return "a list"
-	default:
-		return strconv.Quote(at.Value)
-	}
-}
-
-// wanted returns a description of a type for an error.
-func wanted(t reflect.Type, isMap bool) string {
-	switch {
-	case isMap:
-		return "a map of fields"
-	case t == reflect.TypeFor[time.Duration]():
-		return "a duration such as 90s or 5m"
-	case t.Kind() == reflect.Bool:
-		return "true or false"
-	case t.Kind() == reflect.String:
-		return "a string"
-	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String:
-		return "a list of strings"
-	case t.Kind() == reflect.Slice:
-		return "a list"
-	case reflect.Int <= t.Kind() && t.Kind() <= reflect.Uint64:
-		return "a whole number"
-	default:
-		return "a " + t.String()
-	}
-}
-
-// field is a field of a map in the file.
-type field struct {
-	name  string
-	value reflect.Value
-}
-
-// fieldsOf returns the fields of a struct in order, including those of inlined structs, or the
-// arguments of an ArgumentsList. It returns false for other types, and for structs that decode
-// themselves.
-func fieldsOf(v reflect.Value) ([]field, bool) {
-	if v.Type() == reflect.TypeFor[ArgumentsList]() {
-		list, _ := reflect.TypeAssert[ArgumentsList](v)
-		all := make([]field, 0, len(list))
-		for _, a := range list {
-			all = append(all, field{name: a.Name, value: reflect.ValueOf(a.Arguments).Elem()})
-		}
-		return all, true
-	}
-	if v.Kind() != reflect.Struct || readsItself(v) {
-		return nil, false
-	}
-	var all []field
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+// decodeFields sets the values of the fields that a map contains.
+func decodeFields(path *field.Path, fields []namedField, n *yaml.Node) []error {
+	var all []error
+	found := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		at := path.Child(key.Value)
+		known := slices.IndexFunc(fields, func(f namedField) bool { return f.name == key.Value })
 		switch {
-		case !f.IsExported() && !f.Anonymous, name == "-":
-		case slices.Contains(strings.Split(options, ","), "inline"):
-			inlined, _ := fieldsOf(v.Field(i))
-			all = append(all, inlined...)
+		case known < 0:
+			all = append(all, fmt.Errorf("line %d: %s: unknown field: must be one of %s", key.Line, at, strings.Join(namesOf(fields), ", ")))
+		case found[key.Value]:
+			all = append(all, fmt.Errorf("line %d: %s: duplicate field: must be set once", key.Line, at))
 		default:
-			all = append(all, field{name: cmp.Or(name, strings.ToLower(f.Name)), value: v.Field(i)})
+			all = append(all, decodeField(at, fields[known].value, n.Content[i+1])...)
 		}
+		found[key.Value] = true
 	}
-	return all, true
-}
-
-func readsItself(v reflect.Value) bool {
-	pointer := reflect.PointerTo(v.Type())
-	return pointer.Implements(reflect.TypeFor[yaml.Unmarshaler]()) || pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
-}
-
-func namesOf(fields []field) []string {
-	names := make([]string, 0, len(fields))
-	for _, f := range fields {
-		names = append(names, f.name)
-	}
-	return names
-}
-
-// Fields returns the names of the fields of arguments in order.
-func Fields(a Arguments) []string {
-	fields, _ := fieldsOf(reflect.ValueOf(a).Elem())
-	return namesOf(fields)
+	return all
 }

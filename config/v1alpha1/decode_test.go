@@ -5,7 +5,6 @@ package v1alpha1
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -13,44 +12,41 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // inner is a struct inside arguments.
 type inner struct {
-	On bool `yaml:"on"`
+	Enabled bool `json:"enabled"`
 }
 
 // waiting are arguments of a plugin.
 type waiting struct {
-	inner   `yaml:",inline"`
-	MaxWait time.Duration `yaml:"maxWait"`
-	Names   []string      `yaml:"names"`
-	Inner   *inner        `yaml:"inner"`
-	Seconds uint16        `yaml:"seconds"`
-	Other   map[string]int
+	MaxWait metav1.Duration `json:"maxWait"`
+	Names   []string        `json:"names"`
+	Inner   *inner          `json:"inner,omitempty"`
+	Seconds uint16          `json:"seconds"`
 	hidden  bool
 }
 
 func (w *waiting) AddFlags(fs *pflag.FlagSet) {
 	w.hidden = true
-	fs.DurationVar(&w.MaxWait, "node-state-max-wait", w.MaxWait, "How long.")
+	fs.DurationVar(&w.MaxWait.Duration, "node-state-max-wait", w.MaxWait.Duration, "How long.")
 }
 
-func (w *waiting) Validate() []Problem {
-	if len(w.Names) > 0 && w.Names[0] == "" {
-		return []Problem{{Field: "names[0]", Err: errors.New("it is empty")}}
-	}
-	return nil
+func (w *waiting) Validate(path *field.Path) field.ErrorList {
+	return valid(len(w.Names) == 0 || w.Names[0] != "", path.Child("names").Index(0), "", "must not be empty")
 }
 
-func (w *waiting) LongestWait() (string, time.Duration) { return "maxWait", w.MaxWait }
+func (w *waiting) LongestWait() (string, metav1.Duration) { return "maxWait", w.MaxWait }
 
 // registered returns mutators and plugins for tests.
 func registered() Registered {
 	return Registered{
 		Mutators: []Component{{Name: "topology", On: true}, {Name: "node-info"}},
 		Plugins: []Component{
-			{Name: "node-state", On: true, Arguments: func() Arguments { return &waiting{MaxWait: time.Minute} }},
+			{Name: "node-state", On: true, Arguments: func() Arguments { return &waiting{MaxWait: metav1.Duration{Duration: time.Minute}} }},
 			{Name: "device", On: true},
 		},
 	}
@@ -58,122 +54,74 @@ func registered() Registered {
 
 const head = "apiVersion: config.prebind.dev/v1alpha1\nkind: PrebindConfiguration\n"
 
-func TestRead(t *testing.T) {
+func TestDecode(t *testing.T) {
+	minute := metav1.Duration{Duration: time.Minute}
 	want := Default(registered())
 	want.Mode = ModeAudit
 	want.Mutators = []string{"topology"}
 	want.Budgets.MaxHolds = 3
-	want.Budgets.PreBindTimeout = 90 * time.Second
-	want.Namespaces = []NamespaceRule{{Names: []string{"a", "b"}, Mode: ModeOff}, {Names: []string{}}}
-	want.Arguments[0].Arguments = &waiting{
-		MaxWait: time.Minute, Names: []string{"x"}, Seconds: 7, inner: inner{On: true}, Inner: &inner{On: true}, Other: map[string]int{"a": 1},
-	}
+	want.Budgets.PreBindTimeout = metav1.Duration{Duration: 90 * time.Second}
+	want.Namespaces = []NamespaceRule{{Names: []string{"on", "2001-01-01"}, Mode: ModeOff}, {Names: []string{}, Mode: ModeOff, PreBindTimeout: minute}}
+	want.Arguments[0].Arguments = &waiting{MaxWait: minute, Names: []string{"x"}, Seconds: 7, Inner: &inner{Enabled: true}}
 	c := Default(registered())
-	f, err := c.Read("file", []byte(head+`mode: Audit
+	err := c.decode([]byte("# a comment\n---\n" + head + `mode: Audit
 mutators: [topology]
 prebindPlugins:
 budgets:
   maxHolds: 3
   prebindTimeout: 1m30s
 namespaces:
-- {names: [a, b], mode: "Off"}
-- names: []
+- {names: [on, 2001-01-01], mode: Off}
+- {names: [], mode: false, prebindTimeout: 1m}
 arguments:
-  node-state: {names: [x], seconds: 7, on: true, inner: &inner {on: true}, other: {a: 1}}
+  node-state: {names: [x], seconds: 7, maxWait: null, inner: &inner {enabled: true}}
 `))
 	require.NoError(t, err)
 	want.registered, c.registered = Registered{}, Registered{}
-	assert.Equal(t, want, c, "fields that are not in the file are kept, and lists are replaced")
-
-	assert.True(t, f.Has("budgets.maxHolds"))
-	assert.False(t, f.Has("budgets.hold"))
-	no := errors.New("no")
-	for path, says := range map[string]string{
-		"budgets.maxHolds":                "file:7: no",
-		"budgets.hold":                    "file:6: no",
-		"namespaces[1].names":             "file:11: no",
-		"namespaces[5].names":             "file:9: no",
-		"arguments.node-state.names[0]":   "file:13: no",
-		"arguments.device":                "file:12: no",
-		"requiredMutators":                "file: no",
-		"requiredMutators[0].not.a.field": "file: no",
-	} {
-		err := f.At(path, no)
-		require.EqualError(t, err, says, path)
-		assert.ErrorIs(t, err, no)
+	for _, a := range c.Arguments {
+		assert.Equal(t, want.Arguments.Of(a.Name), a.Arguments)
 	}
+	assert.Equal(t, want, c, "fields that are not in the file or null are kept, and lists are replaced")
 }
 
-func TestRead_Merge(t *testing.T) {
-	c := Default(registered())
-	_, err := c.Read("file", []byte(head+"namespaces:\n- &a {names: [a], mode: Audit}\n- {<<: *a, names: [b]}\n"))
-	require.NoError(t, err)
-	assert.Equal(t, []NamespaceRule{{Names: []string{"a"}, Mode: ModeAudit}, {Names: []string{"b"}, Mode: ModeAudit}}, c.Namespaces)
-	_, err = c.Read("file", []byte(head+"budgets: &a {<<: *a}\n"))
-	assert.ErrorContains(t, err, "file:3: ")
-}
-
-func TestRead_Errors(t *testing.T) {
-	const top = "apiVersion, kind, mode, mutators, requiredMutators, prebindPlugins, budgets, namespaces, arguments"
+func TestDecode_Errors(t *testing.T) {
+	const version = `must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind `
 	cases := map[string]struct {
 		reason, content string
 		want            []string
 	}{
-		"Empty":        {reason: "an empty file is not a configuration", want: []string{`file: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "" of apiVersion ""`}},
-		"OtherVersion": {reason: "fields of another version can have other meanings", content: "apiVersion: config.prebind.dev/v2\nkind: PrebindConfiguration\nfoo: 1\n", want: []string{`file:1: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "PrebindConfiguration" of apiVersion "config.prebind.dev/v2"`}},
-		"InvalidYAML":  {reason: "the error has the line", content: head + "budgets:\n\thold: 1s\n", want: []string{"file: invalid YAML: line 4: found character that cannot start any token"}},
-		"NoMap":        {reason: "a list has no fields", content: "- a\n", want: []string{`file: must be kind PrebindConfiguration of apiVersion config.prebind.dev/v1alpha1, got kind "" of apiVersion ""`}},
-		"Unknown":      {reason: "the error lists the known fields", content: head + "budgets:\n  hodl: 1s\n", want: []string{`file:4: unknown field "hodl": must be one of hold, maxHolds, prebindTimeout, maxPrebindTimeout`}},
-		"UnknownOnTop": {reason: "unknown fields are reported at the top", content: head + "colour: red\n", want: []string{`file:3: unknown field "colour": must be one of ` + top}},
-		"UnknownInList": {
-			reason: "unknown fields are reported in lists", content: head + "namespaces:\n- names: []\n  moed: x\n",
-			want: []string{`file:5: unknown field "moed": must be one of names, mode, prebindTimeout, maxPrebindTimeout`},
-		},
-		"UnknownPlugin":   {reason: "unknown fields are reported in arguments", content: head + "arguments:\n  device: {}\n", want: []string{`file:4: unknown field "device": must be one of node-state`}},
-		"UnknownArgument": {reason: "unknown fields are reported in the arguments of a plugin", content: head + "arguments:\n  node-state: {hidden: true}\n", want: []string{`file:4: unknown field "hidden": must be one of on, maxWait, names, inner, seconds, other`}},
-		"Twice":           {reason: "one of the two values would be lost", content: head + "mode: Audit\nmode: Off\n", want: []string{`file:4: duplicate field "mode", first in line 3`}},
-		"Duration":        {reason: "a duration has a unit", content: head + "budgets: {hold: 5}\n", want: []string{`file:3: must be a duration such as 90s or 5m, got "5"`}},
-		"Number":          {reason: "a string is not a number", content: head + "budgets: {maxHolds: many}\n", want: []string{`file:3: must be a whole number, got "many"`}},
-		"NumberOfBits":    {reason: "a number must fit into its type", content: head + "arguments: {node-state: {seconds: 70000}}\n", want: []string{`file:3: must be a whole number, got "70000"`}},
-		"Bool":            {reason: "a string is not a bool", content: head + "arguments: {node-state: {inner: {on: maybe}}}\n", want: []string{`file:3: must be true or false, got "maybe"`}},
-		"List":            {reason: "a string is not a list", content: head + "mutators: a\n", want: []string{`file:3: must be a list of strings, got "a"`}},
-		"Rules":           {reason: "a string is not a list of rules", content: head + "namespaces: a\n", want: []string{`file:3: must be a list, got "a"`}},
-		"Map":             {reason: "a list is not a map", content: head + "budgets: [a]\n", want: []string{"file:3: must be a map of fields, got a list"}},
-		"Word":            {reason: "a map is not a string", content: head + "mode: {a: b}\n", want: []string{"file:3: must be a string, got a map"}},
-		"Cycle":           {reason: "an alias that contains itself is an error", content: head + "mutators: &a [*a]\n", want: []string{"file:3: must be a string, got a list"}},
-		"Documents":       {reason: "the second document would be lost", content: head + "---\n" + head, want: []string{"file: must have one document, has more"}},
+		"Empty":        {reason: "an empty file is not a configuration", want: []string{version + `"" of apiVersion ""`}},
+		"OtherVersion": {reason: "fields of another version can have other meanings", content: "apiVersion: v2\nkind: X\nfoo: 1\n", want: []string{version + `"X" of apiVersion "v2"`}},
+		"InvalidYAML":  {reason: "the error has the line", content: head + "budgets:\n\thold: 1s\n", want: []string{"invalid YAML: yaml: line 4: found character that cannot start any token"}},
+		"NoMap":        {reason: "a list has no fields", content: "- a\n", want: []string{version + `"" of apiVersion ""`}},
+		"Documents":    {reason: "the second document would be lost", content: head + "---\n" + head, want: []string{"must have one document, has more"}},
+		"Cycle":        {reason: "an alias that contains itself is an error", content: head + "mutators: &a [*a]\n", want: []string{`line 3: mutators[0]: Invalid value: "!!seq": must be of type string`}},
 		"Several": {
-			reason: "all problems are reported together", content: head + "budgets: {maxHolds: many}\ncolour: red\n",
-			want: []string{`file:3: must be a whole number, got "many"`, `file:4: unknown field "colour": must be one of ` + top},
+			reason: "all unknown and duplicate fields, and all values of another type, are reported together",
+			content: head + "mode: Audit\nmode: Off\nbudgets: {hodl: 1s, hold: 5, maxHolds: many}\nmutators: topology\nnamespaces:\n- {moed: x, names: [], names: []}\n" +
+				"arguments:\n  device: {}\n  node-state: {hidden: true, inner: {enabled: maybe}, seconds: 70000}\n",
+			want: []string{
+				"line 4: mode: duplicate field: must be set once",
+				"line 5: budgets.hodl: unknown field: must be one of hold, maxHolds, prebindTimeout, maxPrebindTimeout",
+				`line 5: budgets.hold: Invalid value: "5": must be a duration with a unit, such as 90s`,
+				`line 5: budgets.maxHolds: Invalid value: "many": must be of type integer`,
+				`line 6: mutators: Invalid value: "topology": must be of type array`,
+				"line 8: namespaces[0].moed: unknown field: must be one of names, mode, prebindTimeout, maxPrebindTimeout",
+				"line 8: namespaces[0].names: duplicate field: must be set once",
+				"line 10: arguments.device: unknown field: must be one of node-state",
+				"line 11: arguments.node-state.hidden: unknown field: must be one of maxWait, names, inner, seconds",
+				`line 11: arguments.node-state.inner.enabled: Invalid value: "maybe": must be of type boolean`,
+				`line 11: arguments.node-state.seconds: Invalid value: "70000": must be of type integer`,
+			},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := Default(registered()).Read("file", []byte(tc.content))
+			err := Default(registered()).decode([]byte(tc.content))
 			require.Error(t, err, tc.reason)
 			assert.ElementsMatch(t, tc.want, strings.Split(err.Error(), "\n"), tc.reason)
 		})
 	}
-}
-
-// FuzzRead checks that no content causes a panic, and that each line of an error begins with the file.
-func FuzzRead(f *testing.F) {
-	for _, seed := range []string{
-		"", head, head + "budgets: {maxHolds: many}\n", head + "namespaces:\n- names: [a]\n", "{", "\t", "a: &a [*a]", "? {a: b}\n: c",
-		head + "mode: !!binary x\n", head + "budgets: &a {<<: *a}\n", head + "namespaces: [{<<: [{mode: x}]}]\n", "\xff",
-	} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, content []byte) {
-		file, err := Default(registered()).Read("file", content)
-		if err == nil {
-			assert.True(t, file.Has("kind"))
-			return
-		}
-		for line := range strings.SplitSeq(err.Error(), "\n") {
-			assert.True(t, strings.HasPrefix(line, "file:"), line)
-		}
-	})
 }
 
 func TestEncode(t *testing.T) {
@@ -187,8 +135,7 @@ func TestEncode(t *testing.T) {
 		assert.LessOrEqual(t, len(line), 105)
 	}
 	again := Default(registered())
-	_, err = again.Read("file", encoded)
-	require.NoError(t, err)
+	require.NoError(t, again.decode(encoded))
 	plain, err := c.Encode()
 	require.NoError(t, err)
 	same, err := again.Encode()
@@ -242,6 +189,5 @@ func TestSchema(t *testing.T) {
 	}
 	assert.Len(t, got.Properties.Namespaces.Items.Properties, 4)
 	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "maxWait")
-	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "on", "fields of inlined structs are included")
 	assert.NotContains(t, got.Properties.Arguments.Properties["node-state"].Properties, "hidden")
 }

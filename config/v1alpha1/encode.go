@@ -4,49 +4,59 @@
 package v1alpha1
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Encode returns the configuration as a file.
 func (c *PrebindConfiguration) Encode() ([]byte, error) {
-	encoded, err := yaml.Marshal(c)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the configuration: %w", err)
-	}
-	return encoded, nil
+	return c.encode(noUsage)
 }
 
 // EncodeWithComments returns the configuration as a file that describes each field.
-func (c *PrebindConfiguration) EncodeWithComments() ([]byte, error) {
-	var root yaml.Node
-	if err := root.Encode(c); err != nil {
+func (c *PrebindConfiguration) EncodeWithComments() ([]byte, error) { return c.encode(c.usage()) }
+
+func (c *PrebindConfiguration) encode(help usage) ([]byte, error) {
+	var document yaml.Node
+	encoded, err := json.Marshal(c)
+	if err == nil {
+		err = yaml.Unmarshal(encoded, &document) // Every JSON document is YAML.
+	}
+	if err != nil {
 		return nil, fmt.Errorf("encoding the configuration: %w", err)
 	}
-	comment(&root, "", c.usage())
-	var out strings.Builder
+	format(document.Content[0], "", help)
+	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
-	if err := encoder.Encode(&root); err != nil {
+	if err := encoder.Encode(&document); err != nil {
 		return nil, fmt.Errorf("encoding the configuration: %w", err)
 	}
-	return []byte(out.String()), nil
+	return out.Bytes(), nil
 }
 
-// comment adds the usage above each field of the map.
-func comment(at *yaml.Node, prefix string, help usage) {
-	for i := 0; i+1 < len(at.Content); i += 2 {
-		key, value := at.Content[i], at.Content[i+1]
-		field := prefix + key.Value
-		if text := help(field); text != "" {
-			key.HeadComment = wrapped(text, 100)
-		}
-		if value.Kind == yaml.MappingNode {
-			comment(value, field+".", help)
+// format adds the usage above each field, and removes the style of JSON. JSON has null for a nil slice.
+func format(at *yaml.Node, prefix string, help usage) {
+	at.Style = 0
+	if at.Tag == "!!null" {
+		*at = yaml.Node{Kind: yaml.SequenceNode}
+	}
+	for i, child := range at.Content {
+		switch {
+		case at.Kind != yaml.MappingNode:
+			format(child, prefix+"[].", help)
+		case i%2 == 0:
+			format(child, prefix, help)
+			child.HeadComment = wrapped(help(prefix+child.Value), 100)
+		default:
+			format(child, prefix+at.Content[i-1].Value+".", help)
 		}
 	}
 }
@@ -110,11 +120,8 @@ func schemaOf(v reflect.Value, path string, help usage) map[string]any {
 		schema["default"] = v.Interface()
 	}
 	switch kind := v.Kind(); {
-	case v.Type() == reflect.TypeFor[time.Duration]():
+	case v.Type() == reflect.TypeFor[metav1.Duration]():
 		schema["type"], schema["pattern"] = "string", durationPattern
-		if !v.IsZero() {
-			schema["default"] = fmt.Sprint(v.Interface())
-		}
 	case v.Type() == reflect.TypeFor[Mode]():
 		schema["enum"] = Modes()
 	case kind == reflect.Slice:
@@ -129,4 +136,43 @@ func schemaOf(v reflect.Value, path string, help usage) map[string]any {
 		schema["type"] = "integer"
 	}
 	return schema
+}
+
+// namedField is a field of a struct, with its name in the file.
+type namedField struct {
+	name  string
+	value reflect.Value
+}
+
+// fieldsOf returns the fields of a struct or of an ArgumentsList in order. It returns false for other types.
+func fieldsOf(v reflect.Value) ([]namedField, bool) {
+	if list, ok := reflect.TypeAssert[ArgumentsList](v); ok {
+		v = reflect.ValueOf(list.object()).Elem()
+	}
+	if v.Kind() != reflect.Struct || v.Type() == reflect.TypeFor[metav1.Duration]() {
+		return nil, false
+	}
+	var all []namedField
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.IsExported() && name != "-" {
+			all = append(all, namedField{name: cmp.Or(name, f.Name), value: v.Field(i)})
+		}
+	}
+	return all, true
+}
+
+// Fields returns the names of the fields of arguments in order.
+func Fields(a Arguments) []string {
+	fields, _ := fieldsOf(reflect.ValueOf(a).Elem())
+	return namesOf(fields)
+}
+
+func namesOf(fields []namedField) []string {
+	names := make([]string, 0, len(fields))
+	for _, f := range fields {
+		names = append(names, f.name)
+	}
+	return names
 }

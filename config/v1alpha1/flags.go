@@ -33,13 +33,13 @@ func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 		a.AddFlags(sets.FlagSet(section))
 	}
 	fs = sets.FlagSet("Waiting")
-	fs.DurationVar(&c.Budgets.Hold, "hold", c.Budgets.Hold,
+	fs.DurationVar(&c.Budgets.Hold.Duration, "hold", c.Budgets.Hold.Duration,
 		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before timeoutSeconds of the webhook configuration.")
 	fs.IntVar(&c.Budgets.MaxHolds, "max-holds", c.Budgets.MaxHolds,
 		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Further calls get 429. Of users that the FlowSchema prebind exempts, Prebind holds 16 times as many.")
-	fs.DurationVar(&c.Budgets.PreBindTimeout, "prebind-timeout", c.Budgets.PreBindTimeout,
+	fs.DurationVar(&c.Budgets.PreBindTimeout.Duration, "prebind-timeout", c.Budgets.PreBindTimeout.Duration,
 		"Maximum time of a bind, over all webhook calls. The annotation binder.prebind.dev/timeout overrides it.")
-	fs.DurationVar(&c.Budgets.MaxPreBindTimeout, "max-prebind-timeout", c.Budgets.MaxPreBindTimeout,
+	fs.DurationVar(&c.Budgets.MaxPreBindTimeout.Duration, "max-prebind-timeout", c.Budgets.MaxPreBindTimeout.Duration,
 		"Maximum value of the annotation binder.prebind.dev/timeout.")
 }
 
@@ -93,6 +93,8 @@ func flagOf(field string) string {
 // usage returns the description of a field such as budgets.hold, which is that of its flag. It is
 // empty for fields without a flag, such as elements of lists.
 type usage func(field string) string
+
+func noUsage(string) string { return "" }
 
 func (c *PrebindConfiguration) usage() usage {
 	own := c.ownFlags()

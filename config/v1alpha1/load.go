@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/pflag"
 )
@@ -24,7 +25,8 @@ type Loaded struct {
 }
 
 // Load returns the configuration. The file overrides the defaults, and the given flags override the
-// file. Without a file, the name is empty. The error joins all problems. Each is one line.
+// file. Without a file, the name is empty. The error joins all unknown and duplicate fields of the file or, if there are
+// none, all invalid values. Each is one line with the file and the path of the field, or with the flag.
 func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 	if file == "" {
 		return Parse(r, "", nil, given)
@@ -42,19 +44,21 @@ func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 // Parse is Load for a file with this name and content.
 func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Loaded, error) {
 	c := Default(r)
-	var file *File
 	if name != "" {
-		var err error
-		if file, err = c.Read(name, content); err != nil {
-			return nil, err
+		if err := c.decode(content); err != nil {
+			return nil, prefixed(name+": ", err)
 		}
 	}
 	if err := c.apply(given); err != nil {
 		return nil, err
 	}
 	var invalid []error
-	for _, p := range c.Validate() {
-		invalid = append(invalid, located(p, file, given))
+	for _, e := range c.Validate() {
+		if flag := flagOf(e.Field); name == "" || given.Changed(flag) {
+			invalid = append(invalid, fmt.Errorf("--%s: %s", flag, e.ErrorBody()))
+		} else {
+			invalid = append(invalid, fmt.Errorf("%s: %w", name, e))
+		}
 	}
 	if len(invalid) > 0 {
 		return nil, errors.Join(invalid...)
@@ -66,18 +70,13 @@ func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Lo
 	return &Loaded{PrebindConfiguration: c, Hash: hash(encoded)}, nil
 }
 
+// prefixed adds the prefix to each line.
+func prefixed(prefix string, err error) error {
+	return errors.New(prefix + strings.ReplaceAll(err.Error(), "\n", "\n"+prefix))
+}
+
 // hash returns a short hash of the content.
 func hash(content []byte) string {
 	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:])[:12]
-}
-
-// located adds the source to a problem: the flag if it is set, otherwise the line of the file if the
-// file contains the field, otherwise the flag of the field.
-func located(p Problem, file *File, given *pflag.FlagSet) error {
-	flag := flagOf(p.Field)
-	if !given.Changed(flag) && file != nil && file.Has(p.Field) {
-		return file.At(p.Field, fmt.Errorf("%s: %w", p.Field, p.Err))
-	}
-	return fmt.Errorf("--%s: %w", flag, p.Err)
 }

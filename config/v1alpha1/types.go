@@ -6,11 +6,12 @@
 package v1alpha1
 
 import (
+	"encoding/json"
+	"fmt"
+	"reflect"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
-	"github.com/prebind/prebind/registration"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // The header of every configuration file.
@@ -37,22 +38,22 @@ func Modes() []Mode { return []Mode{ModeEnforce, ModeAudit, ModeOff} }
 // PrebindConfiguration contains the settings that can change while Prebind runs. Other settings,
 // such as addresses, have only flags. The zero value is not valid; see Default.
 type PrebindConfiguration struct {
-	APIVersion string `yaml:"apiVersion"`
-	Kind       string `yaml:"kind"`
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
 	// Mode applies to namespaces without a mode in Namespaces.
-	Mode Mode `yaml:"mode"`
+	Mode Mode `json:"mode"`
 	// Mutators and PreBindPlugins to run, in the order of their registration: "*" selects all
 	// that are on by default, "x" switches x on, and "-x" switches it off.
-	Mutators []string `yaml:"mutators"`
+	Mutators []string `json:"mutators"`
 	// RequiredMutators must succeed. If one fails, Prebind rejects the Binding.
-	RequiredMutators []string `yaml:"requiredMutators"`
-	PreBindPlugins   []string `yaml:"prebindPlugins"`
-	Budgets          Budgets  `yaml:"budgets"`
+	RequiredMutators []string `json:"requiredMutators"`
+	PreBindPlugins   []string `json:"prebindPlugins"`
+	Budgets          Budgets  `json:"budgets"`
 	// Namespaces contains rules for some namespaces. Only the first rule that matches a namespace
 	// applies.
-	Namespaces []NamespaceRule `yaml:"namespaces"`
+	Namespaces []NamespaceRule `json:"namespaces"`
 	// Arguments of the mutators and plugins that have any.
-	Arguments ArgumentsList `yaml:"arguments"`
+	Arguments ArgumentsList `json:"arguments"`
 
 	registered Registered
 }
@@ -60,25 +61,25 @@ type PrebindConfiguration struct {
 // Budgets limit the time and the seats of binds.
 type Budgets struct {
 	// Hold is the maximum time a webhook call is held before Prebind answers 429.
-	Hold time.Duration `yaml:"hold"`
+	Hold metav1.Duration `json:"hold"`
 	// MaxHolds is the maximum number of calls that one replica holds at a time. Each
 	// occupies a concurrency seat of the API server.
-	MaxHolds int `yaml:"maxHolds"`
+	MaxHolds int `json:"maxHolds"`
 	// PreBindTimeout limits the preparation of one bind, over all its calls. An annotation
 	// can set another time, up to MaxPreBindTimeout.
-	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
-	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
+	PreBindTimeout    metav1.Duration `json:"prebindTimeout"`
+	MaxPreBindTimeout metav1.Duration `json:"maxPrebindTimeout"`
 }
 
 // NamespaceRule overrides settings for the pods of some namespaces.
 type NamespaceRule struct {
 	// Names of the namespaces: literal, or patterns of path.Match such as team-*.
-	Names []string `yaml:"names"`
+	Names []string `json:"names"`
 	// Mode overrides the mode of the configuration. Empty means no override.
-	Mode Mode `yaml:"mode"`
+	Mode Mode `json:"mode"`
 	// PreBindTimeout and MaxPreBindTimeout override those of the budgets. Zero means no override.
-	PreBindTimeout    time.Duration `yaml:"prebindTimeout"`
-	MaxPreBindTimeout time.Duration `yaml:"maxPrebindTimeout"`
+	PreBindTimeout    metav1.Duration `json:"prebindTimeout"`
+	MaxPreBindTimeout metav1.Duration `json:"maxPrebindTimeout"`
 }
 
 // Default returns the configuration with all defaults, and with new arguments of all
@@ -88,7 +89,8 @@ func Default(r Registered) *PrebindConfiguration {
 		APIVersion: APIVersion, Kind: Kind,
 		Mode: ModeEnforce, Mutators: []string{"*"}, PreBindPlugins: []string{"*"},
 		Budgets: Budgets{
-			Hold: 25 * time.Second, MaxHolds: 32, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
+			Hold: metav1.Duration{Duration: 25 * time.Second}, MaxHolds: 32,
+			PreBindTimeout: metav1.Duration{Duration: 10 * time.Minute}, MaxPreBindTimeout: metav1.Duration{Duration: 30 * time.Minute},
 		},
 		registered: r,
 	}
@@ -118,12 +120,6 @@ type Component struct {
 	Arguments func() Arguments
 }
 
-// Arguments are the arguments of one mutator or plugin.
-type Arguments = registration.Arguments
-
-// Problem is the reason why a field is invalid.
-type Problem = registration.Problem
-
 // ArgumentsList contains the arguments of mutators and plugins. Names are unique. In the file, it is
 // a map by name.
 type ArgumentsList []NamedArguments
@@ -144,15 +140,29 @@ func (l ArgumentsList) Of(name string) Arguments {
 	return nil
 }
 
-// MarshalYAML implements yaml.Marshaler: a map in the order of the list.
-func (l ArgumentsList) MarshalYAML() (any, error) {
-	all := &yaml.Node{Kind: yaml.MappingNode}
-	for _, a := range l {
-		value := &yaml.Node{}
-		if err := value.Encode(a.Arguments); err != nil {
-			return nil, err
+// MarshalJSON implements json.Marshaler: a map in the order of the list.
+func (l ArgumentsList) MarshalJSON() ([]byte, error) { return json.Marshal(l.object()) }
+
+// object returns a pointer to a struct with a field for the arguments of each mutator or plugin.
+func (l ArgumentsList) object() any {
+	fields := make([]reflect.StructField, len(l))
+	for i, a := range l {
+		fields[i] = reflect.StructField{
+			Name: fmt.Sprint("Of", i), Type: reflect.TypeOf(a.Arguments), Tag: reflect.StructTag(fmt.Sprintf("json:%q", a.Name)),
 		}
-		all.Content = append(all.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: a.Name}, value)
 	}
-	return all, nil
+	object := reflect.New(reflect.StructOf(fields))
+	for i, a := range l {
+		object.Elem().Field(i).Set(reflect.ValueOf(a.Arguments))
+	}
+	return object.Interface()
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. YAML 1.1 tools such as Helm convert the bare word Off to false.
+func (m *Mode) UnmarshalText(text []byte) error {
+	*m = Mode(text)
+	if *m == "false" {
+		*m = ModeOff
+	}
+	return nil
 }

@@ -9,78 +9,84 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // Waiter is implemented by arguments with a wait time. The wait must not be longer than
 // budgets.maxPrebindTimeout.
 type Waiter interface {
 	// LongestWait returns the maximum wait and its field.
-	LongestWait() (field string, wait time.Duration)
+	LongestWait() (name string, wait metav1.Duration)
 }
 
-// Validate returns all problems. Fields are paths in the file, such as
-// budgets.hold and namespaces[1].mode.
-func (c *PrebindConfiguration) Validate() []Problem {
-	var all problems
-	b := c.Budgets
-	all.check(knownMode(c.Mode), "mode", "must be %s, got %q", modeNames(), c.Mode)
-	all.check(b.Hold > 0, "budgets.hold", "must be positive, got %s", b.Hold)
-	all.check(b.MaxHolds > 0, "budgets.maxHolds", "must be positive, got %d", b.MaxHolds)
-	all.check(b.PreBindTimeout > 0, "budgets.prebindTimeout", "must be positive, got %s", b.PreBindTimeout)
-	all.check(b.MaxPreBindTimeout >= b.PreBindTimeout, "budgets.maxPrebindTimeout", "must be at least budgets.prebindTimeout (%s), got %s", b.PreBindTimeout, b.MaxPreBindTimeout)
-	mutators, err := c.SelectedMutators()
-	all.check(err == nil, "mutators", "%w", err)
-	if err == nil {
-		for i, name := range c.RequiredMutators {
-			all.check(slices.Contains(mutators, name), fmt.Sprintf("requiredMutators[%d]", i), "must be a mutator that is switched on, got %q", name)
-		}
-	}
-	_, err = c.SelectedPlugins()
-	all.check(err == nil, "prebindPlugins", "%w", err)
+// Validate returns all invalid values.
+func (c *PrebindConfiguration) Validate() field.ErrorList {
+	b, budgets := c.Budgets, field.NewPath("budgets")
+	_, pluginsErr := c.SelectedPlugins()
+	all := slices.Concat(
+		checkMode(field.NewPath("mode"), c.Mode),
+		Positive(budgets.Child("hold"), b.Hold),
+		valid(b.MaxHolds > 0, budgets.Child("maxHolds"), b.MaxHolds, "must be positive"),
+		Positive(budgets.Child("prebindTimeout"), b.PreBindTimeout),
+		valid(b.MaxPreBindTimeout.Duration >= b.PreBindTimeout.Duration, budgets.Child("maxPrebindTimeout"), b.MaxPreBindTimeout,
+			"must be at least budgets.prebindTimeout (%s)", b.PreBindTimeout.Duration),
+		c.validateMutators(),
+		valid(pluginsErr == nil, field.NewPath("prebindPlugins"), strings.Join(c.PreBindPlugins, ","), "%v", pluginsErr),
+	)
 	for i, r := range c.Namespaces {
-		all = append(all, r.problems(fmt.Sprintf("namespaces[%d]", i))...)
+		all = append(all, r.validate(field.NewPath("namespaces").Index(i))...)
 	}
 	for _, a := range c.Arguments {
-		for _, p := range a.Validate() {
-			all = append(all, Problem{Field: "arguments." + a.Name + "." + p.Field, Err: p.Err})
-		}
+		path := field.NewPath("arguments", a.Name)
+		all = append(all, a.Validate(path)...)
 		if w, ok := a.Arguments.(Waiter); ok {
-			field, wait := w.LongestWait()
-			all.check(wait <= b.MaxPreBindTimeout, "arguments."+a.Name+"."+field, "must be at most budgets.maxPrebindTimeout (%s), got %s", b.MaxPreBindTimeout, wait)
+			name, wait := w.LongestWait()
+			all = append(all, valid(wait.Duration <= b.MaxPreBindTimeout.Duration, path.Child(name), wait,
+				"must be at most budgets.maxPrebindTimeout (%s)", b.MaxPreBindTimeout.Duration)...)
 		}
 	}
 	return all
 }
 
-// problems returns all problems of the rule. field is the path of the rule.
-func (r NamespaceRule) problems(field string) problems {
-	var all problems
-	all.check(len(r.Names) > 0, field, "requires names")
-	all.check(r.Mode != "" || r.PreBindTimeout != 0 || r.MaxPreBindTimeout != 0, field, "requires mode, prebindTimeout or maxPrebindTimeout")
+func (c *PrebindConfiguration) validateMutators() field.ErrorList {
+	on, err := c.SelectedMutators()
+	if err != nil {
+		return valid(false, field.NewPath("mutators"), strings.Join(c.Mutators, ","), "%v", err)
+	}
+	var all field.ErrorList
+	for i, name := range c.RequiredMutators {
+		all = append(all, valid(slices.Contains(on, name), field.NewPath("requiredMutators").Index(i), name, "must be a mutator that is switched on")...)
+	}
+	return all
+}
+
+func (r NamespaceRule) validate(at *field.Path) field.ErrorList {
+	var all field.ErrorList
+	if len(r.Names) == 0 {
+		all = append(all, field.Required(at.Child("names"), ""))
+	}
+	if r.Mode == "" && r.PreBindTimeout.Duration == 0 && r.MaxPreBindTimeout.Duration == 0 {
+		all = append(all, field.Required(at, "mode, prebindTimeout or maxPrebindTimeout"))
+	}
 	for i, name := range r.Names {
 		_, err := path.Match(name, "")
-		all.check(err == nil && name != "", fmt.Sprintf("%s.names[%d]", field, i), "must be a namespace or a pattern such as team-*, got %q", name)
+		all = append(all, valid(err == nil && name != "", at.Child("names").Index(i), name, "must be a namespace or a pattern such as team-*")...)
 	}
-	all.check(r.Mode == "" || knownMode(r.Mode), field+".mode", "must be %s, got %q", modeNames(), r.Mode)
-	all.check(r.PreBindTimeout >= 0, field+".prebindTimeout", "must not be negative, got %s", r.PreBindTimeout)
-	all.check(r.MaxPreBindTimeout >= 0, field+".maxPrebindTimeout", "must not be negative, got %s", r.MaxPreBindTimeout)
-	all.check(r.MaxPreBindTimeout == 0 || r.MaxPreBindTimeout >= r.PreBindTimeout, field+".maxPrebindTimeout", "must be at least prebindTimeout (%s), got %s", r.PreBindTimeout, r.MaxPreBindTimeout)
-	return all
+	if r.Mode != "" {
+		all = append(all, checkMode(at.Child("mode"), r.Mode)...)
+	}
+	longest := at.Child("maxPrebindTimeout")
+	return slices.Concat(all,
+		valid(r.PreBindTimeout.Duration >= 0, at.Child("prebindTimeout"), r.PreBindTimeout, "must not be negative"),
+		valid(r.MaxPreBindTimeout.Duration >= 0, longest, r.MaxPreBindTimeout, "must not be negative"),
+		valid(r.MaxPreBindTimeout.Duration == 0 || r.MaxPreBindTimeout.Duration >= r.PreBindTimeout.Duration, longest, r.MaxPreBindTimeout,
+			"must be at least prebindTimeout (%s)", r.PreBindTimeout.Duration))
 }
 
-type problems []Problem
-
-func (p *problems) check(ok bool, field, format string, args ...any) {
-	if !ok {
-		*p = append(*p, Problem{Field: field, Err: fmt.Errorf(format, args...)})
-	}
-}
-
-func knownMode(m Mode) bool { return slices.Contains(Modes(), m) }
-
-func modeNames() string {
-	return fmt.Sprintf("%s, %s or %s", ModeEnforce, ModeAudit, ModeOff)
+func checkMode(at *field.Path, m Mode) field.ErrorList {
+	return valid(slices.Contains(Modes(), m), at, m, "must be %s, %s or %s", ModeEnforce, ModeAudit, ModeOff)
 }
 
 // SelectedMutators returns the names of the mutators that are on, in order of registration.

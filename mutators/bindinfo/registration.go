@@ -4,8 +4,8 @@
 package bindinfo
 
 import (
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
-	"github.com/prebind/prebind/registration"
 )
 
 // Registration returns the registry entry of the mutator.
@@ -13,6 +13,6 @@ func Registration() mutators.Registration {
 	return mutators.Registration{
 		Name:        Name,
 		Description: "the bind: user, scheduler, time, number of calls, wait",
-		New:         func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
+		New:         func(v1alpha1.Arguments) (mutators.Mutator, error) { return New(), nil },
 	}
 }

@@ -4,8 +4,8 @@
 package deviceinfo
 
 import (
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
-	"github.com/prebind/prebind/registration"
 )
 
 // Registration returns the registry entry of the mutator.
@@ -14,6 +14,6 @@ func Registration() mutators.Registration {
 		Name:        Name,
 		Description: "the pod's devices of the plugin device and of ResourceClaims",
 		Claims:      true,
-		New:         func(registration.Arguments) (mutators.Mutator, error) { return New(), nil },
+		New:         func(v1alpha1.Arguments) (mutators.Mutator, error) { return New(), nil },
 	}
 }

@@ -4,10 +4,13 @@
 package topology
 
 import (
-	"github.com/spf13/pflag"
+	"strings"
 
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
-	"github.com/prebind/prebind/registration"
 )
 
 // Registration returns the registry entry of the mutator.
@@ -16,9 +19,9 @@ func Registration() mutators.Registration {
 		Name:        Name,
 		On:          true,
 		Description: "labels of the node: zone, region, hostname, and those of --topology-labels; a path",
-		Arguments:   func() registration.Arguments { return &Arguments{Labels: DefaultLabels()} },
-		New: func(a registration.Arguments) (mutators.Mutator, error) {
-			args, err := registration.ArgumentsAs[*Arguments](a)
+		Arguments:   func() v1alpha1.Arguments { return &Arguments{Labels: DefaultLabels()} },
+		New: func(a v1alpha1.Arguments) (mutators.Mutator, error) {
+			args, err := v1alpha1.ArgumentsAs[*Arguments](a)
 			if err != nil {
 				return nil, err
 			}
@@ -31,18 +34,18 @@ func Registration() mutators.Registration {
 type Arguments struct {
 	// Labels are the node labels to copy. The package comment describes the entries. Two
 	// entries without a star must not have the same key.
-	Labels []string `yaml:"labels"`
+	Labels []string `json:"labels"`
 	// Path are the node labels whose values, joined by '/', become the key "path". Label values
 	// never contain '/'. If a label is missing or empty on the node, there is no path.
-	Path []string `yaml:"path"`
+	Path []string `json:"path"`
 	// PodLabels are the keys that also become labels of the pod, without prefix. "*" means
 	// every key except path.
-	PodLabels []string `yaml:"podLabels"`
+	PodLabels []string `json:"podLabels"`
 	// ReplacePodLabels means that these labels replace existing values of the pod or the Binding.
-	ReplacePodLabels bool `yaml:"replacePodLabels"`
+	ReplacePodLabels bool `json:"replacePodLabels"`
 }
 
-// AddFlags implements registration.Arguments.
+// AddFlags implements v1alpha1.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Labels, "topology-labels", a.Labels,
 		"Node labels that the mutator topology copies. Each entry is 'label', 'label=key', or a prefix such as 'example.com/net-*' or 'example.com/net-*=n-*'; '*' means every label. The default key is the part after the slash. Entries without a star win.")
@@ -54,14 +57,19 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 		"Replace existing values of these labels on the pod or the Binding. By default, they are kept with a warning.")
 }
 
-// Validate implements registration.Arguments.
-func (a *Arguments) Validate() []registration.Problem {
+// Validate implements v1alpha1.Arguments.
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	invalid := func(name string, value []string, err error) field.ErrorList {
+		return field.ErrorList{field.Invalid(path.Child(name), strings.Join(value, ","), err.Error())}
+	}
 	if _, err := New(&Arguments{Labels: a.Labels}); err != nil {
-		return registration.Invalid("labels", err)
+		return invalid("labels", a.Labels, err)
 	}
 	if _, err := New(&Arguments{Labels: a.Labels, Path: a.Path}); err != nil {
-		return registration.Invalid("path", err)
+		return invalid("path", a.Path, err)
 	}
-	_, err := New(a)
-	return registration.Invalid("podLabels", err)
+	if _, err := New(a); err != nil {
+		return invalid("podLabels", a.PodLabels, err)
+	}
+	return nil
 }

@@ -25,8 +25,8 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
-	"github.com/prebind/prebind/registration"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/metrics"
 )
@@ -83,7 +83,7 @@ func (i items) addMutators() error {
 	}
 	for _, r := range app.RegisteredMutators() {
 		i.add("mutator", r.Name, "")
-		var arguments registration.Arguments
+		var arguments v1alpha1.Arguments
 		if r.Arguments != nil {
 			arguments = r.Arguments()
 		}

@@ -28,7 +28,7 @@ import (
 const module = "github.com/prebind/prebind"
 
 // goAPI are the packages, relative to the module, whose exported names are part of the API. The module client is in addition.
-var goAPI = []string{"binder/framework", "cmd/prebind/app", "config/v1alpha1", "mutators", "policy/v1alpha1", "registration"}
+var goAPI = []string{"binder/framework", "cmd/prebind/app", "config/v1alpha1", "mutators", "policy/v1alpha1"}
 
 // outputs are the packages with the types that the commands print as JSON and YAML.
 var outputs = []string{"binder", "binder/work", "binder/framework", "binder/replica", "cmd/prebind/app"}

@@ -54,11 +54,11 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		says []string
 	}{
 		"unknown flag":        {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}},
-		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", "must be positive, got -1s"}},
+		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", `Invalid value: "-1s": must be positive`}},
 		"unknown plugin":      {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}},
-		"agent's selector":    {args: []string{"--node-ready-agents=kube-system/a=b,,=c"}, says: []string{`--node-ready-agents: must be a label selector, got "a=b,,=c"`}},
+		"agent's selector":    {args: []string{"--node-ready-agents=kube-system/a=b,,=c"}, says: []string{`--node-ready-agents: Invalid value: "a=b,,=c": must be a label selector`}},
 		"agent's namespace":   {args: []string{"--node-ready-agents=app=cni"}, says: []string{"--node-ready-agents", `must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got "app=cni"`}},
-		"unknown check":       {args: []string{"--node-ready-checks=csi"}, says: []string{"--node-ready-checks", `unknown check "csi"`, "csi-drivers"}},
+		"unknown check":       {args: []string{"--node-ready-checks=csi"}, says: []string{"--node-ready-checks", `Unsupported value: "csi"`, "csi-drivers"}},
 		"unknown mutator":     {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}},
 		"several":             {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}},
 		"no certificate":      {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},
@@ -71,7 +71,7 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		"no kubeconfig":       {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
 		"no API server":       {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
 		"contradiction":       {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}},
-		"unknown field":       {args: []string{"--config=" + badConfig}, says: []string{badConfig + ":4", `unknown field "hodl"`, "hold, maxHolds"}},
+		"unknown field":       {args: []string{"--config=" + badConfig}, says: []string{badConfig + ": line 4: budgets.hodl: unknown field", "hold, maxHolds"}},
 		"no config":           {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}},
 		"port in use": {
 			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},

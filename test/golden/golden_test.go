@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,12 +41,12 @@ import (
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 	policyv1alpha1 "github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/registration"
 )
 
 var update = flag.Bool("update", false, "Update the golden responses.")
@@ -68,18 +69,19 @@ type setup struct {
 // on is a mutator or a plugin of the registry with its arguments. nil means the defaults.
 type on struct {
 	name      string
-	arguments registration.Arguments
+	arguments v1alpha1.Arguments
 }
 
 var (
 	announced = on{name: announce.Name}
-	nodeState = on{nodestate.Name, &nodestate.Arguments{Checks: nodestate.CheckNames(), MaxWait: time.Minute}}
+	nodeState = on{nodestate.Name, &nodestate.Arguments{Checks: nodestate.CheckNames(), MaxWait: metav1.Duration{Duration: time.Minute}}}
 	nodeReady = on{nodeready.Name, &nodeready.Arguments{
-		Checks: nodeready.Checks(), Conditions: []string{"GPUReady"}, Timeout: 2 * time.Second, MaxTimeout: time.Minute,
+		Checks: nodeready.Checks(), Conditions: []string{"GPUReady"},
+		Timeout: metav1.Duration{Duration: 2 * time.Second}, MaxTimeout: metav1.Duration{Duration: time.Minute},
 		Agents: []nodeready.Agent{{Namespace: "network", Selector: "app=cni"}},
 	}}
 	policies = on{bindpolicy.Name, &bindpolicy.Arguments{KeyPrefixes: []string{"ray.io"}}}
-	devices  = on{device.Name, &device.Arguments{NodeLockTimeout: time.Minute}}
+	devices  = on{device.Name, &device.Arguments{NodeLockTimeout: metav1.Duration{Duration: time.Minute}}}
 	volumes  = on{name: volumebinding.Name}
 	claims   = on{name: resourceclaims.Name}
 	starts   = on{startlimit.Name, startLimit(2)}

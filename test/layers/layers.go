@@ -52,12 +52,11 @@ func layers() []layer {
 		{packages: []string{"policy/*"}, only: []string{}},
 		{packages: []string{"binder/ledger", "binder/volumes", "binder/notify"}},
 		{packages: []string{"binder/framework"}},
-		{packages: []string{"mutators/*"}, only: []string{"mutators", "mutators/internal/*", "registration"}},
-		{packages: []string{"mutators"}, only: []string{"mutators/internal/*", "registration"}},
+		{packages: []string{"mutators/*"}, only: []string{"mutators", "mutators/internal/*", "config/v1alpha1"}},
+		{packages: []string{"mutators"}, only: []string{"mutators/internal/*", "config/v1alpha1"}},
 		{packages: []string{"mutators/internal/*"}, only: []string{}},
 		{packages: []string{"binder/compact", "binder/fair"}, only: []string{}},
 		{packages: []string{"config/v1alpha1"}},
-		{packages: []string{"registration"}},
 		{packages: []string{"config"}},
 	}
 }

@@ -67,7 +67,7 @@ type announcement struct {
 }
 
 func newPlugin(h framework.Handle, a *Arguments) *Plugin {
-	return &Plugin{h: h, after: a.After, running: map[types.UID]*announcement{}, logged: map[metav1.StatusReason]bool{}}
+	return &Plugin{h: h, after: a.After.Duration, running: map[types.UID]*announcement{}, logged: map[metav1.StatusReason]bool{}}
 }
 
 // Name implements framework.Plugin.

@@ -78,7 +78,7 @@ func newScene(t *testing.T) *scene {
 
 // restart replaces the plugin with that of another process.
 func (s *scene) restart() {
-	s.plugin = newPlugin(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}}, &Arguments{After: moment})
+	s.plugin = newPlugin(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}}, &Arguments{After: metav1.Duration{Duration: moment}})
 }
 
 // served makes the entries of the plugin those of the API server: the fake one does not record the

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -30,7 +31,7 @@ func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
 		Description: "publishes the node of a bind that waits, in status.nominatedNodeName of the pod",
-		Arguments:   func() framework.Arguments { return &Arguments{After: 2 * time.Second} },
+		Arguments:   func() framework.Arguments { return &Arguments{After: metav1.Duration{Duration: 2 * time.Second}} },
 		Selections:  func(framework.Arguments) []framework.Selection { return []framework.Selection{nominated} },
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a), nil
@@ -41,17 +42,19 @@ func Registration() framework.Registration {
 // Arguments of the plugin.
 type Arguments struct {
 	// After is how long a bind waits before the plugin publishes its node.
-	After time.Duration `yaml:"after"`
+	After metav1.Duration `json:"after"`
 }
 
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&a.After, "announce-after", a.After,
+	fs.DurationVar(&a.After.Duration, "announce-after", a.After.Duration,
 		"Time for which a bind waits before the plugin announce sets status.nominatedNodeName of the pod.")
 }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem { return framework.Positive("after", a.After) }
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	return framework.Positive(path.Child("after"), a.After)
+}
 
 // nominated contains the pending pods that have a nominatedNodeName, in a reduced form. The cache of
 // pending pods lacks managedFields, which name the attempt that set the field.

@@ -4,12 +4,11 @@
 package bindpolicy
 
 import (
-	"fmt"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -43,7 +42,7 @@ func Registration() framework.Registration {
 // Arguments of the plugin.
 type Arguments struct {
 	// KeyPrefixes are the prefixes of annotations and labels that policies may set in addition to their own.
-	KeyPrefixes []string `yaml:"keyPrefixes"`
+	KeyPrefixes []string `json:"keyPrefixes"`
 }
 
 // AddFlags implements framework.Arguments.
@@ -53,18 +52,13 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem {
-	var problems []framework.Problem
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	var all field.ErrorList
 	for i, prefix := range a.KeyPrefixes {
-		problems = append(problems, framework.FieldProblem(fmt.Sprintf("keyPrefixes[%d]", i), checkPrefix(prefix))...)
+		if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
+			all = append(all, field.Invalid(path.Child("keyPrefixes").Index(i), prefix,
+				"must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains: "+problem))
+		}
 	}
-	return problems
-}
-
-// checkPrefix returns an error if policies cannot get the prefix.
-func checkPrefix(prefix string) error {
-	if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
-		return fmt.Errorf("must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains, got %q: %s", prefix, problem)
-	}
-	return nil
+	return all
 }

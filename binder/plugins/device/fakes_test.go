@@ -247,7 +247,7 @@ func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options
 	s.t.Helper()
 	l.hub = hub
 	h := framework.Handle{Cached: cached, Live: l, Writer: l, Wake: hub.Wake, Clock: clock.RealClock{}, Namespace: namespace}
-	args := &Arguments{NodeLockTimeout: timeout}
+	args := &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}}
 	for _, set := range options {
 		set(&h, args)
 	}
@@ -284,7 +284,7 @@ func (o only) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ .
 
 // decodeObject decodes the record of the node.
 func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
-	p, err := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: timeout})
+	p, err := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
 	if err != nil {
 		return nil, err
 	}

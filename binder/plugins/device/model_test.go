@@ -129,7 +129,7 @@ func (m *model) newReplica() *replica {
 	l.after = func(verb string, o any) error { return m.cut(r, verb, o, true) }
 	r.plugin = pluginOn(m.s, r.cached, l, notify.NewHub(), func(h *framework.Handle, a *Arguments) {
 		h.Clock = m.clock
-		a.NodeLockTimeout = 3 * flightTakes
+		a.NodeLockTimeout.Duration = 3 * flightTakes
 	})
 	return r
 }

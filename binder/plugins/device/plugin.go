@@ -44,8 +44,8 @@ var (
 // New returns the plugin, or an error if the arguments are invalid. It starts nothing. The
 // cache of the handle needs the indexes of SetupIndexes.
 func New(h framework.Handle, args *Arguments) (*Plugin, error) {
-	for _, p := range args.Validate() {
-		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
+	if err := args.Validate(nil).ToAggregate(); err != nil {
+		return nil, err
 	}
 	return &Plugin{
 		h: h, args: args, sights: sights{of: map[string]sight{}},
@@ -170,7 +170,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 				}
 				return false, framework.NotYet(nodeObject(bc), "%s", lockOf(rec.Lock))
 			}
-			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout))
+			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout.Duration))
 		}
 		rec.grant(bc.Pod, bc.Attempt, a.devices)
 		return true, nil
@@ -183,12 +183,12 @@ func (p *Plugin) locked(rec *record, uid types.UID, now time.Time) time.Duration
 	if !rec.lockedByOther(uid) {
 		return 0
 	}
-	return max(0, p.args.NodeLockTimeout-now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout)))
+	return max(0, p.args.NodeLockTimeout.Duration-now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout.Duration)))
 }
 
 // lasting returns the time until which a lock must last for a bind that is allowed now.
 func (p *Plugin) lasting(now time.Time) time.Time {
-	return now.Add(min(framework.BindSettles, p.args.NodeLockTimeout/2))
+	return now.Add(min(framework.BindSettles, p.args.NodeLockTimeout.Duration/2))
 }
 
 // PreBindRollBack removes the grant and the lock of this attempt.

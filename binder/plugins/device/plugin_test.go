@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -20,7 +21,7 @@ import (
 )
 
 func TestNew(t *testing.T) {
-	p, err := New(framework.Handle{}, &Arguments{NodeLockTimeout: timeout})
+	p, err := New(framework.Handle{}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
 	require.NoError(t, err)
 	assert.Equal(t, "device", p.Name())
 	assert.Implements(t, (*framework.OnRequest)(nil), p)

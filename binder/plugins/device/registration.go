@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -29,9 +31,11 @@ func Registration() framework.Registration {
 		On:              true,
 		Description:     "grants the devices that annotations list to one pod at a time",
 		AnnotationsHelp: "<resource>, node-lock",
-		Arguments:       func() framework.Arguments { return &Arguments{NodeLockTimeout: 15 * time.Minute} },
-		Watches:         framework.Always(&corev1.ConfigMap{}),
-		Caches:          ledger.Caches,
+		Arguments: func() framework.Arguments {
+			return &Arguments{NodeLockTimeout: metav1.Duration{Duration: 15 * time.Minute}}
+		},
+		Watches: framework.Always(&corev1.ConfigMap{}),
+		Caches:  ledger.Caches,
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return SetupIndexes(ctx, indexer)
 		},
@@ -48,21 +52,21 @@ func Registration() framework.Registration {
 // Arguments of the plugin.
 type Arguments struct {
 	// NodeLocks makes every pod with device annotations take the node lock.
-	NodeLocks bool `yaml:"nodeLocks"`
+	NodeLocks bool `json:"nodeLocks"`
 	// NodeLockTimeout is the age at which another bind can take over a lock. It should be
 	// longer than any bind takes.
-	NodeLockTimeout time.Duration `yaml:"nodeLockTimeout"`
+	NodeLockTimeout metav1.Duration `json:"nodeLockTimeout"`
 }
 
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&a.NodeLocks, "device-node-locks", a.NodeLocks,
 		"Bind only one pod with device annotations to a node at a time, as the annotation device.prebind.dev/node-lock does for one pod.")
-	fs.DurationVar(&a.NodeLockTimeout, "device-node-lock-timeout", a.NodeLockTimeout,
+	fs.DurationVar(&a.NodeLockTimeout.Duration, "device-node-lock-timeout", a.NodeLockTimeout.Duration,
 		"Age at which another bind can take over a node lock. It should be longer than any bind.")
 }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem {
-	return framework.Positive("nodeLockTimeout", a.NodeLockTimeout)
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	return framework.Positive(path.Child("nodeLockTimeout"), a.NodeLockTimeout)
 }

@@ -4,7 +4,6 @@
 package nodeready
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,9 +12,11 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -37,31 +38,33 @@ func Checks() []string {
 // Arguments of the plugin.
 type Arguments struct {
 	// Checks are the names of the checks that are on.
-	Checks []string `yaml:"checks"`
+	Checks []string `json:"checks"`
 	// Agents must be Ready on the node.
-	Agents []Agent `yaml:"agents"`
+	Agents []Agent `json:"agents"`
 	// Conditions of the node that must hold, each as Type=Status, or as Type for Type=True.
-	Conditions []string `yaml:"conditions"`
+	Conditions []string `json:"conditions"`
 	// PassNamespaces are the namespaces whose pods do not wait.
-	PassNamespaces []string `yaml:"passNamespaces"`
+	PassNamespaces []string `json:"passNamespaces"`
 	// Timeout limits the wait of a bind. The annotation timeout sets another limit, up to MaxTimeout.
-	Timeout    time.Duration `yaml:"timeout"`
-	MaxTimeout time.Duration `yaml:"maxTimeout"`
+	Timeout    metav1.Duration `json:"timeout"`
+	MaxTimeout metav1.Duration `json:"maxTimeout"`
 }
 
 // Agent selects the pods of DaemonSets.
 type Agent struct {
 	// Namespace of the DaemonSets.
-	Namespace string `yaml:"namespace"`
+	Namespace string `json:"namespace"`
 	// Selector is a label selector for the pods.
-	Selector string `yaml:"selector"`
+	Selector string `json:"selector"`
 	// NodeSelector is a label selector for the nodes that need the agent. Empty means all nodes on which
 	// the DaemonSet runs.
-	NodeSelector string `yaml:"nodeSelector,omitempty"`
+	NodeSelector string `json:"nodeSelector,omitempty"`
 }
 
 func defaults() *Arguments {
-	return &Arguments{Checks: Checks(), PassNamespaces: []string{"kube-system"}, Timeout: 2 * time.Minute, MaxTimeout: 10 * time.Minute}
+	return &Arguments{Checks: Checks(), PassNamespaces: []string{"kube-system"},
+		Timeout: metav1.Duration{Duration: 2 * time.Minute}, MaxTimeout: metav1.Duration{Duration: 10 * time.Minute},
+	}
 }
 
 // AddFlags implements framework.Arguments.
@@ -73,20 +76,20 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 		"Node conditions that must hold, each as TYPE=STATUS, or as TYPE for TYPE=True.")
 	fs.StringSliceVar(&a.PassNamespaces, "node-ready-pass-namespaces", a.PassNamespaces,
 		"Namespaces whose pods do not wait, in addition to the namespaces of agents.")
-	fs.DurationVar(&a.Timeout, "node-ready-timeout", a.Timeout,
+	fs.DurationVar(&a.Timeout.Duration, "node-ready-timeout", a.Timeout.Duration,
 		"Maximum time that a bind waits for its node before Prebind rejects it.")
-	fs.DurationVar(&a.MaxTimeout, "node-ready-max-timeout", a.MaxTimeout, "Maximum value of the annotation node-ready.prebind.dev/timeout.")
+	fs.DurationVar(&a.MaxTimeout.Duration, "node-ready-max-timeout", a.MaxTimeout.Duration, "Maximum value of the annotation node-ready.prebind.dev/timeout.")
 }
 
 // LongestWait returns the wait that budgets.maxPrebindTimeout limits, and the wait's field.
-func (a *Arguments) LongestWait() (field string, wait time.Duration) {
+func (a *Arguments) LongestWait() (name string, wait metav1.Duration) {
 	return "maxTimeout", a.MaxTimeout
 }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem {
-	_, problems := a.parse()
-	return problems
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	_, all := a.parse(path)
+	return all
 }
 
 func (a *Arguments) has(check string) bool { return slices.Contains(a.Checks, check) }
@@ -106,70 +109,57 @@ type condition struct {
 	status corev1.ConditionStatus
 }
 
-// parse returns the rules, or the problems of the invalid fields.
-func (a *Arguments) parse() (rules, []framework.Problem) {
+// parse returns the rules, or the errors of the invalid fields.
+func (a *Arguments) parse(path *field.Path) (rules, field.ErrorList) {
 	r := rules{checks: sets.New(a.Checks...), pass: sets.New(a.PassNamespaces...)}
-	problems := slices.Concat(framework.Positive("timeout", a.Timeout), framework.Positive("maxTimeout", a.MaxTimeout))
-	if a.MaxTimeout < a.Timeout {
-		problems = append(problems, framework.FieldProblem("maxTimeout", fmt.Errorf("must be at least timeout (%s), got %s", a.Timeout, a.MaxTimeout))...)
+	all := slices.Concat(framework.Positive(path.Child("timeout"), a.Timeout), framework.Positive(path.Child("maxTimeout"), a.MaxTimeout))
+	if a.MaxTimeout.Duration < a.Timeout.Duration {
+		all = append(all, field.Invalid(path.Child("maxTimeout"), a.MaxTimeout, fmt.Sprintf("must be at least timeout (%s)", a.Timeout.Duration)))
 	}
-	check := func(field string, err error) { problems = append(problems, framework.FieldProblem(field, err)...) }
+	check := func(valid bool, at *field.Path, value, detail string) {
+		if !valid {
+			all = append(all, field.Invalid(at, value, detail))
+		}
+	}
 	for i, name := range a.Checks {
 		if !slices.Contains(Checks(), name) {
-			check(fmt.Sprintf("checks[%d]", i), fmt.Errorf("unknown check %q, must be one of: %s", name, strings.Join(Checks(), ", ")))
+			all = append(all, field.NotSupported(path.Child("checks").Index(i), name, Checks()))
 		}
 	}
 	for i, namespace := range a.PassNamespaces {
-		check(fmt.Sprintf("passNamespaces[%d]", i), checkNamespace(namespace))
+		check(isNamespace(namespace), path.Child("passNamespaces").Index(i), namespace, "must be the name of a namespace")
 	}
 	for i, given := range a.Conditions {
-		c, err := parseCondition(given)
-		check(fmt.Sprintf("conditions[%d]", i), err)
+		c, ok := parseCondition(given)
+		check(ok, path.Child("conditions").Index(i), given, "must be Type, Type=True, Type=False, or Type=Unknown")
 		r.conditions = append(r.conditions, c)
 	}
 	for i, given := range a.Agents {
-		field := fmt.Sprintf("agents[%d].", i)
-		check(field+"namespace", checkNamespace(given.Namespace))
-		pods, err := parseSelector(given.Selector)
-		if given.Selector == "" {
-			err = errors.New("must select the pods of the agent, got an empty selector")
+		at := path.Child("agents").Index(i)
+		check(isNamespace(given.Namespace), at.Child("namespace"), given.Namespace, "must be the name of a namespace")
+		pods, err := labels.Parse(given.Selector)
+		check(err == nil && !pods.Empty(), at.Child("selector"), given.Selector, "must be a label selector for the pods of the agent")
+		nodes, err := labels.Parse(given.NodeSelector)
+		check(err == nil, at.Child("nodeSelector"), given.NodeSelector, "must be a label selector")
+		if len(all) == 0 {
+			r.agents = append(r.agents, newAgent(given.Namespace, pods, nodes))
 		}
-		check(field+"selector", err)
-		nodes, err := parseSelector(given.NodeSelector)
-		check(field+"nodeSelector", err)
-		r.agents = append(r.agents, newAgent(given.Namespace, pods, nodes))
 		r.pass.Insert(given.Namespace)
 	}
-	return r, problems
+	return r, all
 }
 
-func checkNamespace(name string) error {
-	if len(validation.IsDNS1123Label(name)) > 0 {
-		return fmt.Errorf("must be the name of a namespace, got %q", name)
-	}
-	return nil
-}
+func isNamespace(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
-// parseSelector returns a selector even with an error.
-func parseSelector(text string) (labels.Selector, error) {
-	s, err := labels.Parse(text)
-	if err != nil {
-		return labels.Nothing(), fmt.Errorf("must be a label selector, got %q: %s", text, strings.Join(strings.Fields(err.Error()), " "))
-	}
-	return s, nil
-}
-
-func parseCondition(text string) (condition, error) {
+// parseCondition returns false if the text is invalid.
+func parseCondition(text string) (condition, bool) {
 	kind, status, given := strings.Cut(text, "=")
 	if !given {
 		status = string(corev1.ConditionTrue)
 	}
 	c := condition{kind: corev1.NodeConditionType(kind), status: corev1.ConditionStatus(status)}
 	known := []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown}
-	if len(content.IsLabelKey(kind)) > 0 || !slices.Contains(known, c.status) {
-		return c, fmt.Errorf("must be Type, Type=True, Type=False, or Type=Unknown, got %q", text)
-	}
-	return c, nil
+	return c, len(content.IsLabelKey(kind)) == 0 && slices.Contains(known, c.status)
 }
 
 // agentsFlag is the flag for Arguments.Agents. The first value replaces the default.

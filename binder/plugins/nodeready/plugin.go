@@ -12,7 +12,6 @@ package nodeready
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,11 +31,11 @@ type plugin struct {
 
 // New returns the plugin, or an error if the arguments are invalid. It starts nothing.
 func New(_ framework.Handle, args *Arguments) (framework.Plugin, error) {
-	parsed, problems := args.parse()
-	for _, p := range problems {
-		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
+	parsed, invalid := args.parse(nil)
+	if len(invalid) > 0 {
+		return nil, invalid.ToAggregate()
 	}
-	p := &plugin{rules: parsed, timeout: args.Timeout, maxTimeout: args.MaxTimeout}
+	p := &plugin{rules: parsed, timeout: args.Timeout.Duration, maxTimeout: args.MaxTimeout.Duration}
 	return framework.NewPlugin(Name, p.decide), nil
 }
 

@@ -51,7 +51,7 @@ func selections(a framework.Arguments) []framework.Selection {
 		all = append(all, attachments)
 	}
 	if args.has(checkAgents) {
-		parsed, _ := args.parse()
+		parsed, _ := args.parse(nil)
 		for _, agent := range parsed.agents {
 			all = append(all, agent.daemons, agent.pods)
 		}

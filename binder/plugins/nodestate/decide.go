@@ -12,10 +12,32 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/sets"
 	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 )
+
+// checks are the optional checks in order. The plugin always checks that the node is not being deleted. Each check is that
+// of kube-scheduler's filter: NodeUnschedulable, TaintToleration for the effects NoSchedule and NoExecute, and NodeAffinity.
+var checks = []struct {
+	name string
+	run  func(f *findings, pod *corev1.Pod, node *corev1.Node)
+}{
+	{"ready", (*findings).checkReady},
+	{"schedulable", (*findings).checkSchedulable},
+	{"taints", (*findings).checkTaints},
+	{"affinity", (*findings).checkAffinity},
+}
+
+// CheckNames returns the names of all checks. The caller owns the slice.
+func CheckNames() []string {
+	var names []string
+	for _, c := range checks {
+		names = append(names, c.name)
+	}
+	return names
+}
 
 // mismatch is a failed check or expectation.
 type mismatch struct {
@@ -87,22 +109,15 @@ func (f findings) join(separator string, text func(mismatch) string) string {
 
 // judge returns the failed checks and expectations. It is pure, and does not allocate if
 // there are none.
-func judge(pod *corev1.Pod, node *corev1.Node, e expectations, c Checks) findings {
+func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[string]) findings {
 	if node.DeletionTimestamp != nil {
 		return findings{list: []mismatch{leaving}}
 	}
 	var f findings
-	if c.Ready {
-		f.checkReady(pod, node)
-	}
-	if c.Schedulable {
-		f.checkSchedulable(pod, node)
-	}
-	if c.Taints {
-		f.checkTaints(pod, node)
-	}
-	if c.Affinity {
-		f.checkAffinity(pod, node)
+	for _, c := range checks {
+		if on.Has(c.name) {
+			c.run(&f, pod, node)
+		}
 	}
 	for i := range e.labels {
 		f.checkLabel(&e.labels[i], node.Labels, "")

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -65,42 +66,42 @@ func TestJudge(t *testing.T) {
 		pod                *corev1.Pod
 		node               *corev1.Node
 		labels, conditions string
-		checks             Checks
+		checks             sets.Set[string]
 		want               []string
 		final              bool
 	}{
 		"Well":     {reason: "the node passes all checks", checks: all},
 		"Leaving":  {reason: "the plugin always checks that the node is not being deleted", node: theNode(terminating), want: []string{"the node is being deleted"}, final: true},
 		"AllOff":   {reason: "only enabled checks run", node: theNode(reportsNothing, cordoned, taint("a", "b", noSchedule)), pod: wanting()},
-		"NotReady": {reason: "the node is not ready", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "KubeletNotReady")), want: []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"}},
-		"Unknown":  {reason: "the state of the node is unknown", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
+		"NotReady": {reason: "the node is not ready", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "KubeletNotReady")), want: []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"}},
+		"Unknown":  {reason: "the state of the node is unknown", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
 		"NeverReady": {
-			reason: "the node lifecycle controller treats it as Unknown", checks: Checks{Ready: true}, node: theNode(reportsNothing),
+			reason: "the node lifecycle controller treats it as Unknown", checks: sets.New("ready"), node: theNode(reportsNothing),
 			want: []string{"expected the condition Ready to be True, but it is not set"},
 		},
-		"OtherStatus":           {reason: "only the status True is ready", checks: Checks{Ready: true}, node: theNode(reports("Ready", "true", "")), want: []string{"expected the condition Ready to be True, but it is true"}},
-		"NotReadyTolerated":     {reason: "the pod is meant for such nodes", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: both(notReady)},
-		"NotReadyAllTolerated":  {reason: "the pod tolerates all taints, like network plugins", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: everything},
-		"UnknownTolerated":      {reason: "the pod tolerates the taint unreachable", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), pod: both(unreachable)},
-		"NeverReadyTolerated":   {reason: "a missing condition counts as Unknown", checks: Checks{Ready: true}, node: theNode(reportsNothing), pod: both(unreachable)},
-		"UnknownIsNotNotReady":  {reason: "another taint applies", checks: Checks{Ready: true}, node: theNode(reports("Ready", "Unknown", "")), pod: both(notReady), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
-		"NotReadyIsNotUnknown":  {reason: "another taint applies", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: both(unreachable), want: []string{"expected the condition Ready to be True, but it is False"}},
-		"NotReadyOrdinaryPod":   {reason: "the tolerations are for NoExecute only", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: ordinary, want: []string{"expected the condition Ready to be True, but it is False"}},
-		"NotReadyDaemon":        {reason: "like in kube-scheduler, tolerations for NoExecute are not enough", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: daemon, want: []string{"expected the condition Ready to be True, but it is False"}},
-		"NotReadyOneEffect":     {reason: "both effects must be tolerated", checks: Checks{Ready: true}, node: theNode(reports("Ready", "False", "")), pod: tolerating(corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noSchedule}), want: []string{"expected the condition Ready to be True, but it is False"}},
-		"Cordoned":              {reason: "the node is cordoned", checks: Checks{Schedulable: true}, node: theNode(cordoned), want: []string{"expected the node to be schedulable, but it is cordoned"}},
-		"CordonedForDaemon":     {reason: "the pod tolerates the taint", checks: Checks{Schedulable: true}, node: theNode(cordoned), pod: daemon},
+		"OtherStatus":           {reason: "only the status True is ready", checks: sets.New("ready"), node: theNode(reports("Ready", "true", "")), want: []string{"expected the condition Ready to be True, but it is true"}},
+		"NotReadyTolerated":     {reason: "the pod is meant for such nodes", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: both(notReady)},
+		"NotReadyAllTolerated":  {reason: "the pod tolerates all taints, like network plugins", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: everything},
+		"UnknownTolerated":      {reason: "the pod tolerates the taint unreachable", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: both(unreachable)},
+		"NeverReadyTolerated":   {reason: "a missing condition counts as Unknown", checks: sets.New("ready"), node: theNode(reportsNothing), pod: both(unreachable)},
+		"UnknownIsNotNotReady":  {reason: "another taint applies", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: both(notReady), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
+		"NotReadyIsNotUnknown":  {reason: "another taint applies", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: both(unreachable), want: []string{"expected the condition Ready to be True, but it is False"}},
+		"NotReadyOrdinaryPod":   {reason: "the tolerations are for NoExecute only", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: ordinary, want: []string{"expected the condition Ready to be True, but it is False"}},
+		"NotReadyDaemon":        {reason: "like in kube-scheduler, tolerations for NoExecute are not enough", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: daemon, want: []string{"expected the condition Ready to be True, but it is False"}},
+		"NotReadyOneEffect":     {reason: "both effects must be tolerated", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: tolerating(corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noSchedule}), want: []string{"expected the condition Ready to be True, but it is False"}},
+		"Cordoned":              {reason: "the node is cordoned", checks: sets.New("schedulable"), node: theNode(cordoned), want: []string{"expected the node to be schedulable, but it is cordoned"}},
+		"CordonedForDaemon":     {reason: "the pod tolerates the taint", checks: sets.New("schedulable"), node: theNode(cordoned), pod: daemon},
 		"Drained":               {reason: "checks are independent", checks: all, node: theNode(cordoned, taint(notSchedule, "", noSchedule)), want: []string{"expected the node to be schedulable, but it is cordoned", "expected the taint node.kubernetes.io/unschedulable:NoSchedule to be removed, but the node has it and the pod does not tolerate it"}},
-		"Taints":                {reason: "the message lists all taints with an effect on scheduling", checks: Checks{Taints: true}, node: theNode(taint("a", "b", noSchedule), taint("c", "", preferNot), taint("d", "", noExecute)), want: []string{"expected the taint a=b:NoSchedule to be removed, but the node has it and the pod does not tolerate it", "expected the taint d:NoExecute to be removed, but the node has it and the pod does not tolerate it"}},
-		"TaintsTolerated":       {reason: "the pod tolerates the taint", checks: Checks{Taints: true}, node: theNode(taint("a", "b", noSchedule)), pod: thePod(gen.Tolerates("a"))},
-		"NodeSelector":          {reason: "the message lists each label in sorted order", checks: Checks{Affinity: true}, node: theNode(label("disk", "hdd"), label("arch", "x")), pod: thePod(gen.NodeSelector("zone", "z1"), gen.NodeSelector("disk", "ssd"), gen.NodeSelector("arch", "x")), want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is "hdd"`, `expected the label zone to be "z1" as required by the pod's nodeSelector, but it is not set`}},
-		"NodeSelectorAndTerms":  {reason: "the nodeSelector is reported first", checks: Checks{Affinity: true}, pod: withSelector(wanting(term(expression("a", exists))), "disk", "ssd"), want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is not set`}},
-		"Affinity":              {reason: "the message lists all requirements of a single term", checks: Checks{Affinity: true}, node: theNode(label("zone", "z3"), label("old", "yes"), label("gen", "4")), pod: wanting(term(expression("zone", in, "z1", "z2"), expression("old", corev1.NodeSelectorOpDoesNotExist), expression("gen", gt, "5"), expression("gen", corev1.NodeSelectorOpLt, "5"))), want: []string{`expected the label zone to be one of "z1", "z2" as required by the pod's node affinity, but it is "z3"`, `expected the label old not to be set as required by the pod's node affinity, but it is "yes"`, `expected the label gen to be a number above "5" as required by the pod's node affinity, but it is "4"`}},
-		"AffinityOfTerms":       {reason: "the message counts several terms", checks: Checks{Affinity: true}, pod: wanting(term(expression("a", exists)), term(expression("b", exists))), want: []string{"expected the pod's required node affinity to admit the node, but none of its 2 terms matches"}},
-		"AffinityByName":        {reason: "a term with a name has no labels", checks: Checks{Affinity: true}, pod: wanting(named("node-b")), want: []string{"expected the pod's required node affinity to admit the node, but none of its 1 terms matches"}},
-		"AffinityOfNothing":     {reason: "an affinity without terms matches no node", checks: Checks{Affinity: true}, pod: wanting(), want: []string{"expected the pod's required node affinity to admit the node, but none of its 0 terms matches"}},
-		"AffinityUnreadable":    {reason: "waiting cannot help", checks: Checks{Affinity: true}, pod: wanting(term(expression("a", gt, "x"))), want: []string{"the pod's required node affinity is invalid: "}, final: true},
-		"AffinityPartlyMatches": {reason: "an invalid term does not matter if another term matches", checks: Checks{Affinity: true}, node: theNode(label("b", "")), pod: wanting(term(expression("a", gt, "x")), term(expression("b", exists)))},
+		"Taints":                {reason: "the message lists all taints with an effect on scheduling", checks: sets.New("taints"), node: theNode(taint("a", "b", noSchedule), taint("c", "", preferNot), taint("d", "", noExecute)), want: []string{"expected the taint a=b:NoSchedule to be removed, but the node has it and the pod does not tolerate it", "expected the taint d:NoExecute to be removed, but the node has it and the pod does not tolerate it"}},
+		"TaintsTolerated":       {reason: "the pod tolerates the taint", checks: sets.New("taints"), node: theNode(taint("a", "b", noSchedule)), pod: thePod(gen.Tolerates("a"))},
+		"NodeSelector":          {reason: "the message lists each label in sorted order", checks: sets.New("affinity"), node: theNode(label("disk", "hdd"), label("arch", "x")), pod: thePod(gen.NodeSelector("zone", "z1"), gen.NodeSelector("disk", "ssd"), gen.NodeSelector("arch", "x")), want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is "hdd"`, `expected the label zone to be "z1" as required by the pod's nodeSelector, but it is not set`}},
+		"NodeSelectorAndTerms":  {reason: "the nodeSelector is reported first", checks: sets.New("affinity"), pod: withSelector(wanting(term(expression("a", exists))), "disk", "ssd"), want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is not set`}},
+		"Affinity":              {reason: "the message lists all requirements of a single term", checks: sets.New("affinity"), node: theNode(label("zone", "z3"), label("old", "yes"), label("gen", "4")), pod: wanting(term(expression("zone", in, "z1", "z2"), expression("old", corev1.NodeSelectorOpDoesNotExist), expression("gen", gt, "5"), expression("gen", corev1.NodeSelectorOpLt, "5"))), want: []string{`expected the label zone to be one of "z1", "z2" as required by the pod's node affinity, but it is "z3"`, `expected the label old not to be set as required by the pod's node affinity, but it is "yes"`, `expected the label gen to be a number above "5" as required by the pod's node affinity, but it is "4"`}},
+		"AffinityOfTerms":       {reason: "the message counts several terms", checks: sets.New("affinity"), pod: wanting(term(expression("a", exists)), term(expression("b", exists))), want: []string{"expected the pod's required node affinity to admit the node, but none of its 2 terms matches"}},
+		"AffinityByName":        {reason: "a term with a name has no labels", checks: sets.New("affinity"), pod: wanting(named("node-b")), want: []string{"expected the pod's required node affinity to admit the node, but none of its 1 terms matches"}},
+		"AffinityOfNothing":     {reason: "an affinity without terms matches no node", checks: sets.New("affinity"), pod: wanting(), want: []string{"expected the pod's required node affinity to admit the node, but none of its 0 terms matches"}},
+		"AffinityUnreadable":    {reason: "waiting cannot help", checks: sets.New("affinity"), pod: wanting(term(expression("a", gt, "x"))), want: []string{"the pod's required node affinity is invalid: "}, final: true},
+		"AffinityPartlyMatches": {reason: "an invalid term does not matter if another term matches", checks: sets.New("affinity"), node: theNode(label("b", "")), pod: wanting(term(expression("a", gt, "x")), term(expression("b", exists)))},
 
 		"Label":            {reason: "the node is as expected", labels: "driver=550,zone in (z1,z2),!maintenance,gen>5", node: theNode(label("driver", "550"), label("zone", "z2"), label("gen", "6"))},
 		"LabelOther":       {reason: "the scheduler's view is out of date", labels: "gpu.example.com/driver=550", node: theNode(label("gpu.example.com/driver", "535")), want: []string{`expected the label gpu.example.com/driver to be "550", but it is "535"`}},

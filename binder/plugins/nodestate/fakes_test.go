@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -20,13 +20,11 @@ const (
 )
 
 // all enables all checks.
-var all = Checks{Ready: true, Schedulable: true, Taints: true, Affinity: true}
+var all = sets.New(CheckNames()...)
 
 func pluginWithAll(t testing.TB) *Plugin {
 	t.Helper()
-	p, err := New(framework.Handle{}, &Arguments{Checks: CheckNames(), MaxWait: maxWait})
-	require.NoError(t, err)
-	return p
+	return &Plugin{checks: all, maxWait: maxWait}
 }
 
 // The node passes all checks for the pod.

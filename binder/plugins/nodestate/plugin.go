@@ -11,34 +11,27 @@
 package nodestate
 
 import (
-	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Plugin checks nodes; see New. It is safe for concurrent use.
+// Plugin checks nodes. It is safe for concurrent use.
 type Plugin struct {
-	args   *Arguments
-	checks Checks
+	checks  sets.Set[string]
+	maxWait time.Duration
 }
 
 var _ framework.Plugin = (*Plugin)(nil)
-
-// New returns the plugin, or an error if the arguments are invalid.
-func New(_ framework.Handle, args *Arguments) (*Plugin, error) {
-	for _, p := range args.Validate() {
-		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
-	}
-	checks, err := ParseChecks(args.Checks)
-	return &Plugin{args: args, checks: checks}, err
-}
 
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
 // PreFlight rejects the bind if the node does not pass all checks, or waits for it if an annotation requests that.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	e, err := parse(framework.Parameters(Name, bc.Binding, bc.Pod), p.args.MaxWait)
+	e, err := parse(framework.Parameters(Name, bc.Binding, bc.Pod), p.maxWait)
 	if err != nil {
 		return framework.Verdict{}, err
 	}

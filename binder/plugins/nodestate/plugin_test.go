@@ -16,13 +16,9 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestNew(t *testing.T) {
-	for name, args := range map[string]*Arguments{"MaxWait": {}, "Checks": {Checks: []string{"unknown"}, MaxWait: maxWait}} {
-		t.Run(name, func(t *testing.T) {
-			_, err := New(framework.Handle{}, args)
-			assert.Error(t, err, "the arguments are invalid")
-		})
-	}
+func TestArguments(t *testing.T) {
+	invalid := (&Arguments{Checks: []string{"ready", "redy"}}).Validate(nil)
+	assert.EqualError(t, invalid.ToAggregate(), `[maxWait: Invalid value: "0s": must be positive, checks[1]: Unsupported value: "redy": supported values: "ready", "schedulable", "taints", "affinity"]`)
 }
 
 func TestPreFlight(t *testing.T) {

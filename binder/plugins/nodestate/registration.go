@@ -4,9 +4,13 @@
 package nodestate
 
 import (
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -22,32 +26,41 @@ func Registration() framework.Registration {
 		On:              true,
 		Description:     "checks the node: ready, schedulable, taints, affinity, and the expectations in annotations",
 		AnnotationsHelp: "expect, expect-conditions, wait",
-		Arguments:       func() framework.Arguments { return &Arguments{Checks: CheckNames(), MaxWait: 5 * time.Minute} },
-		New:             framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a) }),
+		Arguments: func() framework.Arguments {
+			return &Arguments{Checks: CheckNames(), MaxWait: metav1.Duration{Duration: 5 * time.Minute}}
+		},
+		New: framework.Build(func(_ framework.Handle, a *Arguments) (framework.Plugin, error) {
+			return &Plugin{checks: sets.New(a.Checks...), maxWait: a.MaxWait.Duration}, nil
+		}),
 	}
 }
 
 // Arguments of the plugin.
 type Arguments struct {
 	// Checks are the names of the checks for every bind.
-	Checks []string `yaml:"checks"`
+	Checks []string `json:"checks"`
 	// MaxWait limits the annotation wait.
-	MaxWait time.Duration `yaml:"maxWait"`
+	MaxWait metav1.Duration `json:"maxWait"`
 }
 
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Checks, "node-state-checks", a.Checks,
 		"Checks that the plugin node-state makes for every bind, in addition to expectations in annotations.")
-	fs.DurationVar(&a.MaxWait, "node-state-max-wait", a.MaxWait,
+	fs.DurationVar(&a.MaxWait.Duration, "node-state-max-wait", a.MaxWait.Duration,
 		"Maximum value of the annotation node-state.prebind.dev/wait.")
 }
 
 // LongestWait returns the wait that budgets.maxPrebindTimeout limits, and the wait's field.
-func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "maxWait", a.MaxWait }
+func (a *Arguments) LongestWait() (name string, wait metav1.Duration) { return "maxWait", a.MaxWait }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem {
-	_, err := ParseChecks(a.Checks)
-	return append(framework.FieldProblem("checks", err), framework.Positive("maxWait", a.MaxWait)...)
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	all := framework.Positive(path.Child("maxWait"), a.MaxWait)
+	for i, name := range a.Checks {
+		if !slices.Contains(CheckNames(), name) {
+			all = append(all, field.NotSupported(path.Child("checks").Index(i), name, CheckNames()))
+		}
+	}
+	return all
 }

@@ -175,7 +175,7 @@ func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
 	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
 	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Wake: s.hub.Wake, Clock: clock.RealClock{}}
-	p, err := New(h, &Arguments{BindingTimeout: timeout})
+	p, err := New(h, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
 	require.NoError(t, err)
 	r.Plugin = p
 	return r

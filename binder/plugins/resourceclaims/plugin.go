@@ -24,7 +24,6 @@ package resourceclaims
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -49,8 +48,8 @@ var (
 
 // New returns the plugin, or an error if the arguments are invalid. It starts nothing.
 func New(h framework.Handle, args *Arguments) (*Plugin, error) {
-	for _, p := range args.Validate() {
-		return nil, fmt.Errorf("%s: %w", p.Field, p.Err)
+	if err := args.Validate(nil).ToAggregate(); err != nil {
+		return nil, err
 	}
 	return &Plugin{h: h, args: args}, nil
 }
@@ -100,7 +99,7 @@ func (p *Plugin) readiness(bc *framework.BindContext) (readiness, error) {
 	if err != nil {
 		return readiness{}, err
 	}
-	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout, since: bc.Since, now: bc.Now}
+	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout.Duration, since: bc.Since, now: bc.Now}
 	return b.readiness(all)
 }
 

@@ -9,7 +9,9 @@ import (
 
 	"github.com/spf13/pflag"
 	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -28,9 +30,11 @@ func Registration() framework.Registration {
 		Name:        Name,
 		On:          true,
 		Description: "reserves the pod's ResourceClaims and waits for their devices",
-		Arguments:   func() framework.Arguments { return &Arguments{BindingTimeout: 10 * time.Minute} },
-		Requires:    []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")},
-		Watches:     framework.Always(&resourcev1.ResourceClaim{}),
+		Arguments: func() framework.Arguments {
+			return &Arguments{BindingTimeout: metav1.Duration{Duration: 10 * time.Minute}}
+		},
+		Requires: []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")},
+		Watches:  framework.Always(&resourcev1.ResourceClaim{}),
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return addIndex(ctx, indexer)
 		},
@@ -48,16 +52,16 @@ func Registration() framework.Registration {
 type Arguments struct {
 	// BindingTimeout is the maximum time from the allocation of a claim until its binding
 	// conditions are true, like bindingTimeout in kube-scheduler's DynamicResourcesArgs.
-	BindingTimeout time.Duration `yaml:"bindingTimeout"`
+	BindingTimeout metav1.Duration `json:"bindingTimeout"`
 }
 
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&a.BindingTimeout, "resource-claims-binding-timeout", a.BindingTimeout,
+	fs.DurationVar(&a.BindingTimeout.Duration, "resource-claims-binding-timeout", a.BindingTimeout.Duration,
 		"Maximum time from the allocation of a ResourceClaim until its binding conditions are true.")
 }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem {
-	return framework.Positive("bindingTimeout", a.BindingTimeout)
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	return framework.Positive(path.Child("bindingTimeout"), a.BindingTimeout)
 }

@@ -91,7 +91,7 @@ func (s podFieldSet) Get(field string) string { return s[field] }
 // small are arguments with a low limit.
 func small(limit int) *Arguments {
 	a := Defaults()
-	a.Limit, a.Wait = limit, 30*time.Second
+	a.Limit, a.Wait.Duration = limit, 30*time.Second
 	return a
 }
 

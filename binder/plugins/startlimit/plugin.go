@@ -45,14 +45,14 @@ var (
 )
 
 func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers) *Plugin {
-	p := &Plugin{h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout}, wait: a.Wait, slots: held, refused: refused}
+	p := &Plugin{h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout.Duration}, wait: a.Wait.Duration, slots: held, refused: refused}
 	if p.h.Replicas == nil {
 		p.h.Replicas = func() int { return 1 }
 	}
 	// Every bind to the node wakes up when its slots change.
 	held.connect(h.Clock, func(node string) { h.Wake(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}) }, p.h.Replicas)
 	p.h.Replicas() // The first call begins the observation of the replicas.
-	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow, open: a.BreakerOpen}, h.Clock, h.Events)
+	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow.Duration, open: a.BreakerOpen.Duration}, h.Clock, h.Events)
 	return p
 }
 

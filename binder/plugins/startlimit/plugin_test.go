@@ -26,18 +26,18 @@ func TestArguments(t *testing.T) {
 		want   string
 	}{
 		"Limit":        {change: func(a *Arguments) { a.Limit = 0 }, want: "limit"},
-		"Wait":         {change: func(a *Arguments) { a.Wait = 0 }, want: "wait"},
-		"StartTimeout": {change: func(a *Arguments) { a.StartTimeout = -1 }, want: "startTimeout"},
+		"Wait":         {change: func(a *Arguments) { a.Wait.Duration = 0 }, want: "wait"},
+		"StartTimeout": {change: func(a *Arguments) { a.StartTimeout.Duration = -1 }, want: "startTimeout"},
 		"Refusals":     {change: func(a *Arguments) { a.BreakerRefusals = maxRefusals + 1 }, want: "breakerRefusals"},
-		"Window":       {change: func(a *Arguments) { a.BreakerWindow = 0 }, want: "breakerWindow"},
-		"Open":         {change: func(a *Arguments) { a.BreakerOpen = 0 }, want: "breakerOpen"},
+		"Window":       {change: func(a *Arguments) { a.BreakerWindow.Duration = 0 }, want: "breakerWindow"},
+		"Open":         {change: func(a *Arguments) { a.BreakerOpen.Duration = 0 }, want: "breakerOpen"},
 	}
-	assert.Empty(t, Defaults().Validate(), "the defaults are valid")
+	assert.Empty(t, Defaults().Validate(nil), "the defaults are valid")
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			a := Defaults()
 			tc.change(a)
-			problems := a.Validate()
+			problems := a.Validate(nil)
 			require.Len(t, problems, 1)
 			assert.Equal(t, tc.want, problems[0].Field)
 		})
@@ -188,7 +188,7 @@ func TestPost_Ends(t *testing.T) {
 			want: "start-limit: Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:10Z; " +
 				"choose another node, and check the events of the node",
 		},
-		"TimedOut": {reason: "the other pod did not start in time", after: 20 * time.Second, args: func(a *Arguments) { a.StartTimeout = 20 * time.Second }},
+		"TimedOut": {reason: "the other pod did not start in time", after: 20 * time.Second, args: func(a *Arguments) { a.StartTimeout.Duration = 20 * time.Second }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestPost_Ends(t *testing.T) {
 func TestReservation_Ends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		args := small(1)
-		args.Wait = time.Minute
+		args.Wait.Duration = time.Minute
 		w := newWorld(t, args)
 		assertTaken(t, "a slot is free", w.start(t.Context(), "web"))
 		next := w.start(t.Context(), "next")

@@ -4,11 +4,13 @@
 package startlimit
 
 import (
-	"fmt"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -56,23 +58,23 @@ func Registration() framework.Registration {
 type Arguments struct {
 	// Limit is the number of pods that may start on a node at the same time. Several replicas together
 	// can exceed it; see rules.share.
-	Limit int `yaml:"limit"`
+	Limit int `json:"limit"`
 	// Wait is how long a bind waits for a slot before it is rejected.
-	Wait time.Duration `yaml:"wait"`
+	Wait metav1.Duration `json:"wait"`
 	// StartTimeout is the time after the bind from which a pod no longer counts.
-	StartTimeout time.Duration `yaml:"startTimeout"`
+	StartTimeout metav1.Duration `json:"startTimeout"`
 	// BreakerRefusals within BreakerWindow open the circuit breaker of a node and a namespace for
 	// BreakerOpen. 0 means no circuit breaker.
-	BreakerRefusals int           `yaml:"breakerRefusals"`
-	BreakerWindow   time.Duration `yaml:"breakerWindow"`
-	BreakerOpen     time.Duration `yaml:"breakerOpen"`
+	BreakerRefusals int             `json:"breakerRefusals"`
+	BreakerWindow   metav1.Duration `json:"breakerWindow"`
+	BreakerOpen     metav1.Duration `json:"breakerOpen"`
 }
 
 // Defaults returns the default arguments. The caller owns them.
 func Defaults() *Arguments {
 	return &Arguments{
-		Limit: 10, Wait: 2 * time.Minute, StartTimeout: 5 * time.Minute,
-		BreakerRefusals: 3, BreakerWindow: time.Minute, BreakerOpen: 5 * time.Minute,
+		Limit: 10, Wait: metav1.Duration{Duration: 2 * time.Minute}, StartTimeout: metav1.Duration{Duration: 5 * time.Minute},
+		BreakerRefusals: 3, BreakerWindow: metav1.Duration{Duration: time.Minute}, BreakerOpen: metav1.Duration{Duration: 5 * time.Minute},
 	}
 }
 
@@ -80,34 +82,29 @@ func Defaults() *Arguments {
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&a.Limit, "start-limit-limit", a.Limit,
 		"Maximum number of pods that start on a node at the same time: bound, but not running yet. R replicas together can exceed it by R-1 pods or more.")
-	fs.DurationVar(&a.Wait, "start-limit-wait", a.Wait,
+	fs.DurationVar(&a.Wait.Duration, "start-limit-wait", a.Wait.Duration,
 		"Maximum time that a bind waits for a slot on its node before Prebind rejects it.")
-	fs.DurationVar(&a.StartTimeout, "start-limit-start-timeout", a.StartTimeout,
+	fs.DurationVar(&a.StartTimeout.Duration, "start-limit-start-timeout", a.StartTimeout.Duration,
 		"Time after the bind from which a pod that still does not run no longer counts.")
 	fs.IntVar(&a.BreakerRefusals, "start-limit-breaker-refusals", a.BreakerRefusals,
 		"Number of pods of a namespace that a kubelet refuses within --start-limit-breaker-window before Prebind rejects the node for the namespace. 0 disables it.")
-	fs.DurationVar(&a.BreakerWindow, "start-limit-breaker-window", a.BreakerWindow,
+	fs.DurationVar(&a.BreakerWindow.Duration, "start-limit-breaker-window", a.BreakerWindow.Duration,
 		"Time within which the refusals count. Also the time for which one pod at a time tries a node that was rejected.")
-	fs.DurationVar(&a.BreakerOpen, "start-limit-breaker-open", a.BreakerOpen,
+	fs.DurationVar(&a.BreakerOpen.Duration, "start-limit-breaker-open", a.BreakerOpen.Duration,
 		"Time for which Prebind rejects a node after the last refusal.")
 }
 
 // LongestWait returns the wait that budgets.maxPrebindTimeout limits, and the wait's field.
-func (a *Arguments) LongestWait() (field string, wait time.Duration) { return "wait", a.Wait }
+func (a *Arguments) LongestWait() (name string, wait metav1.Duration) { return "wait", a.Wait }
 
 // Validate implements framework.Arguments.
-func (a *Arguments) Validate() []framework.Problem {
-	problems := append(between("limit", a.Limit, 1, maxLimit), framework.Positive("wait", a.Wait)...)
-	problems = append(problems, framework.Positive("startTimeout", a.StartTimeout)...)
-	problems = append(problems, between("breakerRefusals", a.BreakerRefusals, 0, maxRefusals)...)
-	problems = append(problems, framework.Positive("breakerWindow", a.BreakerWindow)...)
-	return append(problems, framework.Positive("breakerOpen", a.BreakerOpen)...)
-}
-
-// between returns a problem unless the value is at least low and at most high.
-func between(field string, value, low, high int) []framework.Problem {
-	if value >= low && value <= high {
-		return nil
-	}
-	return framework.FieldProblem(field, fmt.Errorf("must be between %d and %d, got %d", low, high, value))
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	return slices.Concat(
+		framework.Between(path.Child("limit"), a.Limit, 1, maxLimit),
+		framework.Positive(path.Child("wait"), a.Wait),
+		framework.Positive(path.Child("startTimeout"), a.StartTimeout),
+		framework.Between(path.Child("breakerRefusals"), a.BreakerRefusals, 0, maxRefusals),
+		framework.Positive(path.Child("breakerWindow"), a.BreakerWindow),
+		framework.Positive(path.Child("breakerOpen"), a.BreakerOpen),
+	)
 }

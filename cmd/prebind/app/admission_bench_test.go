@@ -188,8 +188,8 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 		Cached: world, Live: world, Replica: "replica", Changes: changes,
 		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
 		Settings: binder.Settings{
-			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold, MaxHolds: s.Budgets.MaxHolds,
-			PreBindTimeout: s.Budgets.PreBindTimeout, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout,
+			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold.Duration, MaxHolds: s.Budgets.MaxHolds,
+			PreBindTimeout: s.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout.Duration,
 		},
 	})
 	require.NoError(tb, err)

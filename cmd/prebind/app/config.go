@@ -27,7 +27,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 	}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "check FILE",
-		Short: "Validate a configuration file: print each problem with its line, or a summary",
+		Short: "Validate a configuration file: print each problem with its field, or a summary",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := v1alpha1.Load(r.Components(), args[0], pflag.NewFlagSet("none", pflag.ContinueOnError))

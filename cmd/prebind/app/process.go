@@ -299,7 +299,7 @@ func (p *process) buildServers() error {
 
 // policyAdmission returns the webhook that validates BindPolicies, with the settings of the plugin.
 func (p *process) policyAdmission() http.Handler {
-	o := policy.Options{BindTimeout: p.configuration.Budgets.PreBindTimeout}
+	o := policy.Options{BindTimeout: p.configuration.Budgets.PreBindTimeout.Duration}
 	if a, ok := p.configuration.Arguments.Of(bindpolicy.Name).(*bindpolicy.Arguments); ok {
 		o.KeyPrefixes = a.KeyPrefixes
 	}

@@ -7,7 +7,6 @@ package after
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +14,9 @@ import (
 	"github.com/spf13/pflag"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -37,18 +38,18 @@ func Registration() framework.Registration {
 
 // arguments are arguments.after in the configuration file, and flags.
 type arguments struct {
-	MaxAge time.Duration `yaml:"maxAge"`
+	MaxAge metav1.Duration `json:"maxAge"`
 }
 
 // AddFlags implements framework.Arguments.
 func (a *arguments) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&a.MaxAge, "after-max-age", a.MaxAge, "Maximum time since a Job completed. 0 means no limit.")
+	fs.DurationVar(&a.MaxAge.Duration, "after-max-age", a.MaxAge.Duration, "Maximum time since a Job completed. 0 means no limit.")
 }
 
 // Validate implements framework.Arguments.
-func (a *arguments) Validate() []framework.Problem {
-	if a.MaxAge < 0 {
-		return framework.FieldProblem("maxAge", fmt.Errorf("must not be negative, got %s", a.MaxAge))
+func (a *arguments) Validate(path *field.Path) field.ErrorList {
+	if a.MaxAge.Duration < 0 {
+		return field.ErrorList{field.Invalid(path.Child("maxAge"), a.MaxAge, "must not be negative")}
 	}
 	return nil
 }
@@ -82,8 +83,8 @@ func (a *arguments) wait(object framework.Object, job *batchv1.Job, now time.Tim
 		return framework.Wait{}, framework.Refuse(object, "the Job failed").Advise("fix the Job, or remove it from the annotation")
 	case !is(job, batchv1.JobComplete):
 		return framework.Wait{Object: object, For: "the Job to complete"}, nil
-	case a.MaxAge > 0 && job.Status.CompletionTime != nil && now.Sub(job.Status.CompletionTime.Time) > a.MaxAge:
-		return framework.Wait{}, framework.Refuse(object, "the Job completed more than %s ago", a.MaxAge).Advise("run the Job again")
+	case a.MaxAge.Duration > 0 && job.Status.CompletionTime != nil && now.Sub(job.Status.CompletionTime.Time) > a.MaxAge.Duration:
+		return framework.Wait{}, framework.Refuse(object, "the Job completed more than %s ago", a.MaxAge.Duration).Advise("run the Job again")
 	}
 	return framework.Wait{}, nil
 }

@@ -45,7 +45,7 @@ func TestWait(t *testing.T) {
 		"TooOld":   {reason: "the operator limits the age", job: job(batchv1.JobComplete, 2*time.Hour), kind: framework.KindRefuse},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &arguments{MaxAge: time.Hour}
+			a := &arguments{MaxAge: metav1.Duration{Duration: time.Hour}}
 			wait, err := a.wait(framework.Object{}, tc.job, now)
 			assert.Equal(t, tc.waits, wait.For, tc.reason)
 			assert.Equal(t, tc.kind != "", framework.IsKind(err, tc.kind), "%s: %v", tc.reason, err)

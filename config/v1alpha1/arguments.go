@@ -1,0 +1,54 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Domain is the domain of all annotations and labels. Their keys are <name>.prebind.dev/<key>.
+const Domain = "prebind.dev"
+
+// Arguments are the arguments of one mutator or plugin. The type is a pointer to a struct whose
+// fields have json tags in camelCase. Users set the fields below arguments.<name> in the
+// configuration file, or with flags.
+type Arguments interface {
+	// AddFlags adds the flags, each bound to its field: <name>-<field in kebab-case>.
+	AddFlags(fs *pflag.FlagSet)
+	// Validate returns an error for each invalid field. Its fields are children of the path. Prebind
+	// calls it before it builds the mutator or plugin, and also if the mutator or plugin is switched off.
+	Validate(path *field.Path) field.ErrorList
+}
+
+// ArgumentsAs returns the arguments as a T. New receives the type that the registration's own
+// Arguments function returns, so an error is a bug in the program.
+func ArgumentsAs[T Arguments](a Arguments) (T, error) {
+	typed, ok := a.(T)
+	if !ok {
+		return typed, fmt.Errorf("arguments must be a %T, got a %T", typed, a)
+	}
+	return typed, nil
+}
+
+// Positive returns an error unless the duration is positive.
+func Positive(path *field.Path, d metav1.Duration) field.ErrorList {
+	return valid(d.Duration > 0, path, d, "must be positive")
+}
+
+// Between returns an error unless the value is at least low and at most high.
+func Between(path *field.Path, value, low, high int) field.ErrorList {
+	return valid(low <= value && value <= high, path, value, "must be between %d and %d", low, high)
+}
+
+// valid returns an error unless ok is set.
+func valid(ok bool, path *field.Path, value any, detail string, args ...any) field.ErrorList {
+	if ok {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf(detail, args...))}
+}
