@@ -12,7 +12,7 @@ import (
 // processors is the number of processors of the machine.
 const processors = 2
 
-// figures returns the table of absolute figures. Each is compared with a cluster without Prebind.
+// figures returns the list of absolute figures. Each is compared with a cluster without Prebind.
 func figures(data map[string][]stat.Sample) string {
 	median := func(file, metric, variant string) float64 {
 		return stat.Median(stat.Values(data[file], metric, variant))
@@ -20,15 +20,14 @@ func figures(data map[string][]stat.Sample) string {
 	memory := func(variant string) float64 {
 		return stat.Quantile(last(values("resident MiB", variant))(data["scale"]), 1)
 	}
-	latency, bare := median("binds", "p50", prebind), median("binds", "p50", none)
-	return line("Figure", "Prebind", "For comparison") + "|---|---|---|\n" +
-		line("Added latency of a bind, median", fmt.Sprintf("%.1f ms", latency-bare), fmt.Sprintf("a bind without a webhook: %.1f ms", bare)) +
-		line("CPU time per bind", fmt.Sprintf("%.2f ms", median("cpu", cpuOfWebhook, prebind)/1000),
-			fmt.Sprintf("a webhook that adds one annotation: %.2f ms", median("cpu", cpuOfWebhook, constant)/1000)) +
-		line("Memory of a replica, 5,000 nodes and 50,000 running pods", fmt.Sprintf("%.0f MiB", memory(prebind)),
-			fmt.Sprintf("an informer of all pods: %.0f MiB", memory(informer))) +
-		line("Binds per second and processor, with the control plane on the same processors",
-			fmt.Sprintf("%.0f", median("binds", "binds/s", prebind)/processors), fmt.Sprintf("without a webhook: %.0f", median("binds", "binds/s", none)/processors)) +
-		line("Delay from claim bound to pod bound, median", fmt.Sprintf("%.0f ms", median("claims", "ms", prebind)),
-			fmt.Sprintf("kube-scheduler without Prebind: %.0f ms", median("claims", "ms", "kube-scheduler")))
+	bare := median("binds", "p50", none)
+	return fmt.Sprintf("- Added latency of a bind, median: **%.1f ms** (a bind without a webhook: %.1f ms)\n", median("binds", "p50", prebind)-bare, bare) +
+		fmt.Sprintf("- CPU time per bind: **%.2f ms** (a webhook that adds one annotation: %.2f ms)\n",
+			median("cpu", cpuOfWebhook, prebind)/1000, median("cpu", cpuOfWebhook, constant)/1000) +
+		fmt.Sprintf("- Memory of a replica, 5,000 nodes and 50,000 running pods: **%.0f MiB** (an informer of all pods: %.0f MiB)\n",
+			memory(prebind), memory(informer)) +
+		fmt.Sprintf("- Binds per second and processor, with the control plane on the same processors: **%.0f** (without a webhook: %.0f)\n",
+			median("binds", "binds/s", prebind)/processors, median("binds", "binds/s", none)/processors) +
+		fmt.Sprintf("- Delay from claim bound to pod bound, median: **%.0f ms** (kube-scheduler without Prebind: %.0f ms)\n",
+			median("claims", "ms", prebind), median("claims", "ms", "kube-scheduler"))
 }

@@ -141,7 +141,7 @@ func grownOf(data map[string][]stat.Sample) []grown {
 	return results
 }
 
-// growthMarkdown returns a table with the largest ratio of each kind of object, and the rows with a maximum.
+// growthMarkdown returns a list of the largest ratio of each kind of object, and the rows with a maximum.
 func growthMarkdown(results []grown) string {
 	worst := map[string]float64{}
 	for _, g := range results {
@@ -150,13 +150,19 @@ func growthMarkdown(results []grown) string {
 		}
 	}
 	var out strings.Builder
-	out.WriteString(line("Measurement", "Number of objects", "Target", "Result", "Met") + "|---|---|---|---|---|\n")
+	item := func(g grown, result string) {
+		verdict := ""
+		if g.met() == "no" {
+			verdict = ", missed"
+		}
+		fmt.Fprintf(&out, "- %s, %s: %s (%s%s)\n", g.what, g.objects(), result, g.target(), verdict)
+	}
 	for _, g := range results {
 		switch {
 		case g.most != nil:
-			out.WriteString(line(g.what, g.objects(), g.target(), number(g.values[1])+g.unit, g.met()))
+			item(g, number(g.values[1])+g.unit)
 		case !g.free && g.ratio() == worst[g.kind()]:
-			out.WriteString(line(g.what, g.objects(), g.target(), g.ratioText(), g.met()))
+			item(g, g.ratioText())
 		}
 	}
 	return out.String()

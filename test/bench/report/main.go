@@ -72,8 +72,8 @@ func written(readme string, data map[string][]stat.Sample, results []result, gro
 		return nil, err
 	}
 	text := string(content)
-	for name, table := range map[string]string{"figures": figures(data), "results": markdown(results), "growth": growthMarkdown(growth)} {
-		if text, err = replace(text, name, table); err != nil {
+	for name, list := range map[string]string{"figures": figures(data), "results": markdown(results), "growth": growthMarkdown(growth)} {
+		if text, err = replace(text, name, list); err != nil {
 			return nil, fmt.Errorf("%s: %w", readme, err)
 		}
 	}
@@ -91,7 +91,7 @@ func written(readme string, data map[string][]stat.Sample, results []result, gro
 	}, nil
 }
 
-// allResults returns all results as CSV: first the rows of the table, then those of cost against size.
+// allResults returns all results as CSV: first the rows of table, then those of cost against size.
 func allResults(results []result, growth []grown) ([]byte, error) {
 	var out bytes.Buffer
 	w := csv.NewWriter(&out)
@@ -174,28 +174,32 @@ func resultsOf(data map[string][]stat.Sample) []result {
 	return results
 }
 
-// markdown returns the table of the results that have a target.
+// markdown returns the number of results that meet their target, and the results that do not.
 func markdown(results []result) string {
-	var out strings.Builder
-	out.WriteString(line("#", "Measurement", "Target", "Result", "Rounds", "Met") + "|---|---|---|---|---:|---|\n")
+	var missed strings.Builder
+	targets, met := 0, 0
 	for _, r := range results {
-		if f := r.fields(); r.met() != "" {
-			out.WriteString(line(f[0], f[1], f[2], f[3], f[5], f[6]))
+		switch f := r.fields(); r.met() {
+		case "yes":
+			targets, met = targets+1, met+1
+		case "no":
+			targets++
+			fmt.Fprintf(&missed, "- %s %s: %s (%s)\n", f[0], f[1], f[3], f[2])
 		}
 	}
-	return out.String()
+	return fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
 }
 
 // line returns a line of a table in Markdown.
 func line(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
 
-// replace returns the text with another table between the markers of the name.
-func replace(text, name, table string) (string, error) {
+// replace returns the text with another list between the markers of the name.
+func replace(text, name, list string) (string, error) {
 	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->\n"
 	before, rest, ok := strings.Cut(text, begin)
 	_, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		return "", fmt.Errorf("markers of the table not found: add %q and %q", strings.TrimSpace(begin), strings.TrimSpace(end))
+		return "", fmt.Errorf("markers of the list not found: add %q and %q", strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
-	return before + begin + table + end + after, nil
+	return before + begin + list + end + after, nil
 }
