@@ -8,9 +8,11 @@ package compact
 
 import (
 	"time"
+	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -41,6 +43,34 @@ func (h *Hidden) GetObjectMeta() metav1.Object {
 
 // Unpack implements Object.
 func (*Hidden) Unpack() client.Object { return nil }
+
+// packed is an Object of Pack.
+type packed struct {
+	namespace     unique.Handle[string]
+	name, version string
+	uid           types.UID
+	unpack        func(metav1.ObjectMeta) client.Object
+}
+
+// Pack returns what the cache holds instead of the object. unpack returns the API object with the metadata, which has
+// namespace, name, UID and resourceVersion. It must not refer to the object. It keeps strings that many objects share as
+// unique.Handle.
+func Pack(o metav1.Object, unpack func(metav1.ObjectMeta) client.Object) Object {
+	return &packed{namespace: unique.Make(o.GetNamespace()), name: o.GetName(), version: o.GetResourceVersion(), uid: o.GetUID(), unpack: unpack}
+}
+
+func (p *packed) meta() metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, UID: p.uid, ResourceVersion: p.version}
+}
+
+// GetObjectMeta implements Object.
+func (p *packed) GetObjectMeta() metav1.Object {
+	meta := p.meta()
+	return &meta
+}
+
+// Unpack implements Object.
+func (p *packed) Unpack() client.Object { return p.unpack(p.meta()) }
 
 // NewInformer is the NewInformer of controller-runtime's cache options. Readers and indexes of the
 // cache see the API objects of what a transform has made an Object.

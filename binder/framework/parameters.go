@@ -6,6 +6,7 @@ package framework
 import (
 	"fmt"
 	"strings"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -19,16 +20,55 @@ type Parameter struct {
 	On Object
 }
 
+const (
+	// maxKey exceeds the length of every valid annotation key, in bytes.
+	maxKey = 320
+	// maxListed is the maximum number of annotations in an error.
+	maxListed = 5
+)
+
 // Field returns the field of a KindInvalid for the parameter, with the message.
 func (p Parameter) Field(message string) Field {
-	return Field{Path: "metadata.annotations[" + p.Annotation + "]", Message: message}
+	return Field{Path: "metadata.annotations[" + Clip(p.Annotation, maxKey) + "]", Message: message}
 }
 
 // Invalid returns a KindInvalid about the annotation. The message completes a sentence that
 // begins with the annotation's key, such as "must be a positive duration".
 func (p Parameter) Invalid(format string, args ...any) *Error {
 	message := fmt.Sprintf(format, args...)
-	return Invalid(p.On, "annotation "+p.Annotation+" "+message, p.Field(message)).Advise("correct the annotation")
+	return Invalid(p.On, "annotation "+Clip(p.Annotation, maxKey)+" "+message, p.Field(message)).Advise("correct the annotation")
+}
+
+// InvalidParameters returns one error for all errors of Parameter.Invalid, of which there is at least one.
+func InvalidParameters(all []*Error) *Error {
+	joined := *all[0]
+	joined.Fields = nil
+	var messages []string
+	for _, e := range all[:min(len(all), maxListed)] {
+		messages = append(messages, e.Message)
+		joined.Fields = append(joined.Fields, e.Fields...)
+	}
+	if more := len(all) - len(messages); more > 0 {
+		messages = append(messages, fmt.Sprintf("and %d more", more))
+	}
+	joined.Message = strings.Join(messages, "; ")
+	return &joined
+}
+
+// Clip makes a user's text safe for a message of one line: it replaces characters that are
+// not printable, and shortens the text to at most that many bytes and an ellipsis.
+func Clip(text string, most int) string {
+	shown := strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text[:min(len(text), most)])
+	if len(text) <= most && len(shown) <= most {
+		return shown
+	}
+	// Replaced bytes have become longer, and the cut can be within a character.
+	return strings.TrimRight(strings.ToValidUTF8(shown[:min(len(shown), most)], ""), "\ufffd") + "…"
 }
 
 // Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding, or else of the pod. If neither has the

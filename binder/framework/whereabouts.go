@@ -5,6 +5,7 @@ package framework
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -42,4 +43,20 @@ func WhereaboutsOf(pod *corev1.Pod, uid types.UID, node string) Whereabouts {
 	default:
 		return Pending
 	}
+}
+
+// IsSystemPod returns whether the pod is a static pod, a pod of a DaemonSet, or a pod that the node or the cluster
+// cannot work without. A plugin that limits or delays the use of nodes exempts such pods, because the nodes can
+// depend on them.
+func IsSystemPod(pod *corev1.Pod) bool {
+	// The names of k8s.io/kubernetes/pkg/apis/scheduling.
+	switch pod.Spec.PriorityClassName {
+	case "system-node-critical", "system-cluster-critical":
+		return true
+	}
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return true
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
 }
