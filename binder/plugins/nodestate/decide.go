@@ -5,7 +5,6 @@ package nodestate
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -50,33 +49,14 @@ type mismatch struct {
 }
 
 // findings are the mismatches of a node.
-type findings struct {
-	list []mismatch
-	// more counts the mismatches beyond maxShown.
-	more int
-}
+type findings []mismatch
 
-var leaving = mismatch{found: "the node is being deleted", final: "choose another node"}
-
-func (f *findings) add(m mismatch) { f.list = append(f.list, m) }
-
-// full returns whether the list is full. If so, it counts the next mismatch.
-func (f *findings) full() bool {
-	if len(f.list) < maxShown {
-		return false
-	}
-	f.more++
-	return true
-}
-
-func (f findings) none() bool { return len(f.list) == 0 }
+func (f *findings) add(m mismatch) { *f = append(*f, m) }
 
 // final returns the first mismatch for which waiting cannot help, or nil.
 func (f findings) final() *mismatch {
-	for i := range f.list {
-		if f.list[i].final != "" {
-			return &f.list[i]
-		}
+	if i := slices.IndexFunc(f, func(m mismatch) bool { return m.final != "" }); i >= 0 {
+		return &f[i]
 	}
 	return nil
 }
@@ -98,11 +78,11 @@ func (f findings) awaited() string {
 
 func (f findings) join(separator string, text func(mismatch) string) string {
 	var parts []string
-	for _, m := range f.list {
+	for _, m := range f[:min(len(f), maxShown)] {
 		parts = append(parts, text(m))
 	}
-	if f.more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more", f.more))
+	if more := len(f) - len(parts); more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(parts, separator)
 }
@@ -111,7 +91,7 @@ func (f findings) join(separator string, text func(mismatch) string) string {
 // there are none.
 func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[string]) findings {
 	if node.DeletionTimestamp != nil {
-		return findings{list: []mismatch{leaving}}
+		return findings{{found: "the node is being deleted", final: "choose another node"}}
 	}
 	var f findings
 	for _, c := range checks {
@@ -119,9 +99,7 @@ func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[strin
 			c.run(&f, pod, node)
 		}
 	}
-	for i := range e.labels {
-		f.checkLabel(&e.labels[i], node.Labels, "")
-	}
+	f.checkLabels(e.labels, node.Labels, "")
 	for _, expected := range e.conditions {
 		f.checkCondition(expected, node)
 	}
@@ -161,13 +139,12 @@ func (f *findings) checkTaints(pod *corev1.Pod, node *corev1.Node) {
 		if taint.Effect != corev1.TaintEffectNoSchedule && taint.Effect != corev1.TaintEffectNoExecute {
 			continue
 		}
-		if tolerates(pod, taint) || f.full() {
-			continue
+		if !tolerates(pod, taint) {
+			f.add(mismatch{
+				want:  "the taint " + clip(taint.ToString()) + " to be removed",
+				found: "the node has it and the pod does not tolerate it",
+			})
 		}
-		f.add(mismatch{
-			want:  "the taint " + clip(taint.ToString(), maxEcho) + " to be removed",
-			found: "the node has it and the pod does not tolerate it",
-		})
 	}
 }
 
@@ -179,8 +156,10 @@ func tolerates(pod *corev1.Pod, taint *corev1.Taint) bool {
 }
 
 func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) {
-	terms, required := requiredTerms(pod)
-	if !required && len(pod.Spec.NodeSelector) == 0 {
+	var terms []corev1.NodeSelectorTerm
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		terms = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	} else if len(pod.Spec.NodeSelector) == 0 {
 		return
 	}
 	admits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
@@ -189,48 +168,31 @@ func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) {
 		return
 	case err != nil:
 		f.add(mismatch{
-			found: "the pod's required node affinity is invalid: " + clip(err.Error(), maxEcho),
+			found: "the pod's required node affinity is invalid: " + clip(err.Error()),
 			final: "correct the pod", cause: err,
 		})
 		return
 	}
 	// The helper does not explain its result.
-	before := len(f.list) + f.more
-	for _, key := range slices.Sorted(maps.Keys(pod.Spec.NodeSelector)) {
-		want := pod.Spec.NodeSelector[key]
-		if value, has := node.Labels[key]; (!has || value != want) && !f.full() {
-			f.add(labelMismatch(key, fmt.Sprintf("to be %q", want), " as required by the pod's nodeSelector", node.Labels))
-		}
+	before := len(*f)
+	selector, _ := labels.SelectorFromSet(pod.Spec.NodeSelector).Requirements()
+	f.checkLabels(selector, node.Labels, " as required by the pod's nodeSelector")
+	if len(*f) == before && len(terms) == 1 && len(terms[0].MatchFields) == 0 {
+		f.checkLabels(requirementsOf(terms[0]), node.Labels, " as required by the pod's node affinity")
 	}
-	if len(f.list)+f.more > before {
-		return
-	}
-	if len(terms) == 1 && len(terms[0].MatchFields) == 0 {
-		for _, r := range requirementsOf(terms[0]) {
-			f.checkLabel(&r, node.Labels, " as required by the pod's node affinity")
-		}
-	}
-	if len(f.list)+f.more == before && !f.full() {
+	if len(*f) == before {
 		f.add(mismatch{want: "the pod's required node affinity to admit the node", found: fmt.Sprintf("none of its %d terms matches", len(terms))})
 	}
 }
 
-func requiredTerms(pod *corev1.Pod) ([]corev1.NodeSelectorTerm, bool) {
-	a := pod.Spec.Affinity
-	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return nil, false
-	}
-	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, true
-}
-
 // requirementsOf converts the term's expressions to those of a label selector.
-func requirementsOf(term corev1.NodeSelectorTerm) []labels.Requirement {
+func requirementsOf(term corev1.NodeSelectorTerm) labels.Requirements {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
 		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
 		corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
 	}
-	var all []labels.Requirement
+	var all labels.Requirements
 	for _, expression := range term.MatchExpressions {
 		if r, err := labels.NewRequirement(expression.Key, operators[expression.Operator], expression.Values); err == nil {
 			all = append(all, *r)
@@ -239,16 +201,22 @@ func requirementsOf(term corev1.NodeSelectorTerm) []labels.Requirement {
 	return all
 }
 
-// checkLabel checks one requirement. The mismatch ends with its origin.
-func (f *findings) checkLabel(r *labels.Requirement, of labels.Set, origin string) {
-	if r.Matches(of) || f.full() {
-		return
+// checkLabels checks the requirements. The mismatches end with their origin.
+func (f *findings) checkLabels(requirements labels.Requirements, of labels.Set, origin string) {
+	for _, r := range requirements {
+		if r.Matches(of) {
+			continue
+		}
+		m := mismatch{want: clip("the label "+r.Key()+" "+demand(r)) + origin, found: "it is not set"}
+		if value, has := of[r.Key()]; has {
+			m.found = fmt.Sprintf("it is %q", clip(value))
+		}
+		f.add(m)
 	}
-	f.add(labelMismatch(r.Key(), demand(r), origin, of))
 }
 
 // demand returns the requirement as words that follow the label's key.
-func demand(r *labels.Requirement) string {
+func demand(r labels.Requirement) string {
 	var values []string
 	for _, value := range r.ValuesUnsorted() {
 		values = append(values, fmt.Sprintf("%q", value))
@@ -276,24 +244,16 @@ func demand(r *labels.Requirement) string {
 	}
 }
 
-func labelMismatch(key, demand, origin string, of map[string]string) mismatch {
-	m := mismatch{want: clip("the label "+key+" "+demand, maxEcho) + origin, found: "it is not set"}
-	if value, has := of[key]; has {
-		m.found = fmt.Sprintf("it is %q", clip(value, maxEcho))
-	}
-	return m
-}
-
 func (f *findings) checkCondition(expected condition, node *corev1.Node) {
 	now := conditionOf(node, expected.kind)
-	if is := now != nil && now.Status == expected.status; is != expected.not || f.full() {
+	if is := now != nil && now.Status == expected.status; is != expected.not {
 		return
 	}
 	not := ""
 	if expected.not {
 		not = "not "
 	}
-	f.add(mismatch{want: fmt.Sprintf("the condition %s %sto be %s", clip(string(expected.kind), maxEcho), not, expected.status), found: describe(now)})
+	f.add(mismatch{want: fmt.Sprintf("the condition %s %sto be %s", clip(string(expected.kind)), not, expected.status), found: describe(now)})
 }
 
 // conditionOf returns the condition, or nil if the node does not have it.
@@ -311,8 +271,8 @@ func describe(c *corev1.NodeCondition) string {
 	case c == nil:
 		return "it is not set"
 	case c.Reason == "":
-		return "it is " + clip(string(c.Status), maxEcho)
+		return "it is " + clip(string(c.Status))
 	default:
-		return "it is " + clip(string(c.Status), maxEcho) + " (" + clip(c.Reason, maxEcho) + ")"
+		return "it is " + clip(string(c.Status)) + " (" + clip(c.Reason) + ")"
 	}
 }

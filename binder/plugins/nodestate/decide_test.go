@@ -129,7 +129,7 @@ func TestJudge(t *testing.T) {
 			}
 			before := node.DeepCopy()
 			got := judge(pod, node, expecting(t, tc.labels, tc.conditions), tc.checks)
-			assert.Equal(t, len(tc.want) == 0, got.none(), "%s: %s", tc.reason, got)
+			assert.Equal(t, len(tc.want) == 0, len(got) == 0, "%s: %s", tc.reason, got)
 			text := got.String()
 			for _, want := range tc.want {
 				assert.Contains(t, text, want, tc.reason)

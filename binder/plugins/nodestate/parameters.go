@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -33,8 +32,6 @@ const (
 	maxValue = 4096
 	// maxEcho is the maximum length of a quoted value in a message, in bytes.
 	maxEcho = 200
-	// maxKeyEcho exceeds the length of every valid annotation key.
-	maxKeyEcho = 320
 	// maxShown is the maximum number of findings in a message.
 	maxShown = 5
 )
@@ -62,14 +59,14 @@ func parse(parameters map[string]framework.Parameter, maxWait time.Duration) (ex
 	if len(parameters) == 0 {
 		return e, nil
 	}
-	var wrong []problem
+	var wrong []*framework.Error
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if err := e.set(key, parameters[key].Value); err != nil {
-			wrong = append(wrong, problem{parameters[key], err})
+			wrong = append(wrong, parameters[key].Invalid("%s", err))
 		}
 	}
 	if len(wrong) > 0 {
-		return expectations{}, invalid(wrong)
+		return expectations{}, framework.InvalidParameters(wrong)
 	}
 	e.wait = min(e.wait, maxWait)
 	return e, nil
@@ -88,14 +85,14 @@ func (e *expectations) set(key, value string) (err error) {
 	case keyExpect:
 		e.labels, err = labels.ParseToRequirements(value, field.WithPath(field.NewPath(keyExpect)))
 		if err != nil {
-			return fmt.Errorf("must be a label selector: %s", clip(err.Error(), maxEcho))
+			return fmt.Errorf("must be a label selector: %s", clip(err.Error()))
 		}
 	case keyConditions:
 		e.conditions, err = parseConditions(value)
 	case keyWait:
 		e.wait, err = time.ParseDuration(value)
 		if err != nil || e.wait <= 0 {
-			return fmt.Errorf("must be a positive duration such as 30s, got %q", clip(value, maxEcho))
+			return fmt.Errorf("must be a positive duration such as 30s, got %q", clip(value))
 		}
 	default:
 		return fmt.Errorf("is unknown; known keys are %s, %s, and %s", keyExpect, keyConditions, keyWait)
@@ -132,49 +129,15 @@ func parseCondition(item string) (condition, error) {
 	}
 	c.kind = corev1.NodeConditionType(strings.TrimSpace(kind))
 	if wrong := content.IsLabelKey(string(c.kind)); len(wrong) > 0 {
-		return c, fmt.Errorf("must be a list of Type=Status: invalid type in %q", clip(item, maxEcho))
+		return c, fmt.Errorf("must be a list of Type=Status: invalid type in %q", clip(item))
 	}
 	switch c.status {
 	case corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown:
 		return c, nil
 	default:
-		return c, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", clip(item, maxEcho))
+		return c, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", clip(item))
 	}
 }
 
-// problem is an invalid parameter.
-type problem struct {
-	framework.Parameter
-	err error
-}
-
-// invalid returns one error for all problems.
-func invalid(wrong []problem) *framework.Error {
-	var messages []string
-	var fields []framework.Field
-	for _, w := range wrong[:min(len(wrong), maxShown)] {
-		w.Annotation = clip(w.Annotation, maxKeyEcho)
-		messages = append(messages, "annotation "+w.Annotation+" "+w.err.Error())
-		fields = append(fields, w.Field(w.err.Error()))
-	}
-	if more := len(wrong) - len(messages); more > 0 {
-		messages = append(messages, fmt.Sprintf("and %d more", more))
-	}
-	return framework.Invalid(wrong[0].On, strings.Join(messages, "; "), fields...).Advise("correct the annotation")
-}
-
-// clip makes a user's text safe for a message of one line: it replaces characters that are
-// not printable, and shortens the text to at most that many bytes and an ellipsis.
-func clip(text string, most int) string {
-	shown := strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, text[:min(len(text), most)])
-	if len(text) <= most && len(shown) <= most {
-		return shown
-	}
-	// Replaced bytes have become longer, and the cut can be within a character.
-	return strings.TrimRight(strings.ToValidUTF8(shown[:min(len(shown), most)], ""), "\ufffd") + "…"
-}
+// clip makes a user's text safe for messages.
+func clip(text string) string { return framework.Clip(text, maxEcho) }

@@ -4,8 +4,6 @@
 package nodestate
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -182,25 +180,6 @@ func requireInvalid(t *testing.T, err error) *framework.Error {
 	return invalid
 }
 
-func TestClip(t *testing.T) {
-	cases := map[string]struct {
-		reason, text, want string
-		most               int
-	}{
-		"Short":    {reason: "short text does not change", text: "a ü 世", most: 10, want: "a ü 世"},
-		"Long":     {reason: "an ellipsis marks the cut", text: "abcdef", most: 3, want: "abc…"},
-		"Unicode":  {reason: "the cut is between characters", text: "aüü", most: 4, want: "aü…"},
-		"Controls": {reason: "control characters are replaced", text: "a\nb\x1b[1m\u202ec", most: 50, want: "a?b?[1m?c"},
-		"NotUTF8":  {reason: "invalid UTF-8 is replaced", text: "a\xffb", most: 50, want: "a\ufffdb"},
-		"Grown":    {reason: "the length of the replacement counts", text: "ab\xff\xffc", most: 6, want: "ab…"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, clip(tc.text, tc.most), tc.reason)
-		})
-	}
-}
-
 func FuzzParameters(f *testing.F) {
 	f.Add("gpu.example.com/driver=550,!maintenance", "GPUReady=True", "30s")
 	f.Add("a in (x,y),b notin (),c>5", "A!=Unknown,B==False", "1h2m3.5s")
@@ -235,7 +214,6 @@ func FuzzParameters(f *testing.F) {
 		found := judge(thePod(), theNode(), e, all)
 		require.LessOrEqual(t, len(found.String()), 4096)
 		require.LessOrEqual(t, len(found.awaited()), 4096)
-		require.LessOrEqual(t, len(found.list), maxShown)
 	})
 }
 
@@ -251,9 +229,4 @@ func TestParse_RejectsLongValuesFirst(t *testing.T) {
 			assert.Less(t, allocs, 50.0, "%s of %q…: parse checks the length first", key, unit)
 		}
 	}
-}
-
-func TestInvalid_CanBeWrapped(t *testing.T) {
-	err := fmt.Errorf("wrapped: %w", invalid([]problem{{err: errors.New("is wrong")}}))
-	assert.True(t, framework.IsKind(err, framework.KindInvalid))
 }

@@ -39,7 +39,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	f := judge(bc.Pod, bc.Node, e, p.checks)
 	final := f.final()
 	switch {
-	case f.none():
+	case len(f) == 0:
 		return framework.Verdict{}, nil
 	case final != nil:
 		return framework.Verdict{}, framework.Refuse(node, "%s", f).Because(final.cause).Advise("%s", final.final)
