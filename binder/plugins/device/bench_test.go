@@ -103,9 +103,7 @@ func newCrowd(tb testing.TB, nodes, marks int) *crowd {
 		}))
 	}
 	h := framework.Handle{Cached: c, Live: c, Writer: c, Wake: notify.NewHub().Wake, Clock: clock.RealClock{}, Namespace: namespace}
-	p, err := New(h, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
-	require.NoError(tb, err)
-	c.plugin = p
+	c.plugin = New(h, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
 	return c
 }
 

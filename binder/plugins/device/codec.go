@@ -17,9 +17,7 @@ import (
 	"github.com/prebind/prebind/binder/ledger"
 )
 
-const (
-	recordPrefix = "prebind-devices-"
-)
+const recordPrefix = "prebind-devices-"
 
 // recordName returns the name of the ConfigMap for a node. If the name would be too long, it
 // is truncated and ends with a hash of the node name.
@@ -103,11 +101,11 @@ func (e *entry) check() error {
 		}
 		for key, ids := range g.Devices {
 			if len(ids) == 0 || key == "" {
-				return fmt.Errorf("resource %q: requires a name and devices", short(key))
+				return fmt.Errorf("resource %q: requires a name and devices", clip(key))
 			}
 			for id, s := range ids {
 				if id == "" || s <= 0 {
-					return fmt.Errorf("device %q: requires a name and a share", short(id))
+					return fmt.Errorf("device %q: requires a name and a share", clip(id))
 				}
 			}
 		}

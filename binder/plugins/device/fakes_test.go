@@ -251,9 +251,7 @@ func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options
 	for _, set := range options {
 		set(&h, args)
 	}
-	p, err := New(h, args)
-	require.NoError(s.t, err)
-	return p
+	return New(h, args)
 }
 
 // podNamed returns a pod. Its UID is equal to its name.
@@ -284,10 +282,7 @@ func (o only) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ .
 
 // decodeObject decodes the record of the node.
 func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
-	p, err := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
-	if err != nil {
-		return nil, err
-	}
+	p := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
 	v, err := p.records.Get(context.Background(), only{object: object}, node)
 	if err != nil {
 		return nil, err

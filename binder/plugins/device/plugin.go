@@ -41,19 +41,15 @@ var (
 	_ framework.Tidier              = (*Plugin)(nil)
 )
 
-// New returns the plugin, or an error if the arguments are invalid. It starts nothing. The
-// cache of the handle needs the indexes of SetupIndexes.
-func New(h framework.Handle, args *Arguments) (*Plugin, error) {
-	if err := args.Validate(nil).ToAggregate(); err != nil {
-		return nil, err
-	}
+// New returns the plugin. It starts nothing. The cache of the handle needs the indexes of SetupIndexes.
+func New(h framework.Handle, args *Arguments) *Plugin {
 	return &Plugin{
 		h: h, args: args, sights: sights{of: map[string]sight{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
 			Component: ledger.Devices, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
 		}),
-	}, nil
+	}
 }
 
 // Name implements framework.Plugin.
@@ -99,7 +95,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	if err != nil {
 		return framework.Verdict{}, err
 	}
-	v := framework.Verdict{Devices: a.list(), Annotations: pinned(bc)}
+	v := framework.Verdict{Devices: a.devices.list(), Annotations: pinned(bc)}
 	if s.record.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
 		return v, nil
 	}

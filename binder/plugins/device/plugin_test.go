@@ -21,12 +21,10 @@ import (
 )
 
 func TestNew(t *testing.T) {
-	p, err := New(framework.Handle{}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
-	require.NoError(t, err)
+	p := New(framework.Handle{}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
 	assert.Equal(t, "device", p.Name())
 	assert.Implements(t, (*framework.OnRequest)(nil), p)
-	_, err = New(framework.Handle{}, &Arguments{})
-	assert.ErrorContains(t, err, "nodeLockTimeout")
+	assert.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "nodeLockTimeout")
 }
 
 // A grant, from the bind to the end of its pod.

@@ -98,21 +98,19 @@ type holder struct {
 // order.
 func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 	var found []conflict
-	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		for _, id := range slices.Sorted(maps.Keys(wanted[key])) {
-			c := conflict{key: key, id: id, asked: wanted[key][id], free: whole}
-			for other, e := range r.Entries {
-				if s := e.held(key, id); other != uid && s > 0 {
-					c.free -= s
-					c.holders = append(c.holders, holder{uid: other, pod: e.Pod, share: s, bound: e.Bound})
-				}
+	for _, d := range wanted.list() {
+		c := conflict{key: d.Request, id: d.Name, asked: wanted[d.Request][d.Name], free: whole}
+		for other, e := range r.Entries {
+			if s := e.held(c.key, c.id); other != uid && s > 0 {
+				c.free -= s
+				c.holders = append(c.holders, holder{uid: other, pod: e.Pod, share: s, bound: e.Bound})
 			}
-			if c.asked > c.free {
-				slices.SortFunc(c.holders, func(a, b holder) int {
-					return strings.Compare(a.pod.String()+string(a.uid), b.pod.String()+string(b.uid))
-				})
-				found = append(found, c)
-			}
+		}
+		if c.asked > c.free {
+			slices.SortFunc(c.holders, func(a, b holder) int {
+				return strings.Compare(a.pod.String()+string(a.uid), b.pod.String()+string(b.uid))
+			})
+			found = append(found, c)
 		}
 	}
 	return found
