@@ -95,7 +95,9 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 	}
 	if r.Selections != nil {
 		for _, s := range r.Selections(arguments) {
-			require.NoError(t, server.IndexField(t.Context(), s.Example, s.Field, func(o client.Object) []string { return []string{s.Value(o)} }))
+			if s.Indexed() {
+				require.NoError(t, server.IndexField(t.Context(), s.Example, s.Field, func(o client.Object) []string { return []string{s.Value(o)} }))
+			}
 		}
 	}
 	for kind, handler := range r.Handlers {
@@ -105,13 +107,13 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 			}
 		}
 	}
+	plugin, err := r.New(h, arguments)
+	require.NoError(t, err)
 	if r.Selections != nil {
 		for _, s := range r.Selections(arguments) {
 			synchronize(t, s, objects)
 		}
 	}
-	plugin, err := r.New(h, arguments)
-	require.NoError(t, err)
 	return plugin
 }
 

@@ -99,32 +99,25 @@ func (l limits) isOver(h history, now time.Time) bool {
 // make a node refuse pods of its namespace at any time. It is safe for concurrent use.
 type breakers struct {
 	openings prometheus.Counter
+	limits   limits
+	clock    clock.PassiveClock
+	events   events.EventRecorder
 
-	mu     sync.Mutex
-	limits limits
-	clock  clock.PassiveClock
-	events events.EventRecorder
+	mu sync.Mutex
 	// of contains histories by namespace and node.
 	of map[string]map[string]history
 	// swept is the time of the last sweep.
 	swept time.Time
 }
 
-func newBreakers() *breakers {
-	return &breakers{
-		clock: clock.RealClock{}, of: map[string]map[string]history{},
+func newBreakers() breakers {
+	return breakers{
+		of: map[string]map[string]history{},
 		openings: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "prebind_start_limit_breaker_openings_total",
 			Help: "Circuit breakers of a node and a namespace that this replica opened, because the kubelet refused pods.",
 		}),
 	}
-}
-
-// apply sets the arguments in force.
-func (b *breakers) apply(l limits, c clock.PassiveClock, recorder events.EventRecorder) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.limits, b.clock, b.events = l, c, recorder
 }
 
 // handler returns a handler for an informer.
@@ -148,11 +141,14 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	if own := pod.Status.StartTime; own != nil && own.Time.Before(now) && (initial || now.Sub(own.Time) > b.limits.window) {
 		at = own.Time
 	}
-	if !initial && now.Sub(b.swept) > b.limits.window {
+	if !initial && now.Sub(b.swept) >= b.limits.window {
 		b.sweep(now)
 	}
+	if b.of[namespace] == nil {
+		b.of[namespace] = map[string]history{}
+	}
 	h, known := b.of[namespace][name]
-	if !known && !b.hasRoom(namespace, now) {
+	if !known && len(b.of[namespace]) >= maxNodes {
 		return
 	}
 	i, _ := slices.BinarySearchFunc(h.times, at, time.Time.Compare)
@@ -180,17 +176,6 @@ func (b *breakers) sweep(now time.Time) {
 	}
 }
 
-// hasRoom returns whether the namespace can have another breaker. It must be called with mu held.
-func (b *breakers) hasRoom(namespace string, now time.Time) bool {
-	if b.of[namespace] == nil {
-		b.of[namespace] = map[string]history{}
-	}
-	if len(b.of[namespace]) >= maxNodes {
-		maps.DeleteFunc(b.of[namespace], func(_ string, h history) bool { return b.limits.isOver(b.limits.replay(h), now) })
-	}
-	return len(b.of[namespace]) < maxNodes
-}
-
 // opened reports that a breaker is open. It must be called with mu held.
 func (b *breakers) opened(namespace, name, reason string) {
 	b.openings.Inc()
@@ -205,29 +190,10 @@ func (b *breakers) opened(namespace, name, reason string) {
 		Name, namespace, reason, b.limits.open)
 }
 
-// at returns the state of the node for the namespace, and the end of this state.
+// at returns the state of the node for the namespace, and the end of the state open.
 func (b *breakers) at(namespace, name string, now time.Time) (phase, time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	h, ok := b.of[namespace][name]
-	if !ok {
-		return closed, time.Time{}
-	}
-	h = b.limits.replay(h)
-	if b.limits.isOver(h, now) {
-		delete(b.of[namespace], name)
-		if len(b.of[namespace]) == 0 {
-			delete(b.of, namespace)
-		}
-		return closed, time.Time{}
-	}
-	b.of[namespace][name] = h
-	switch p := b.limits.phase(h, now); p {
-	case open:
-		return p, h.opened.Add(b.limits.open)
-	case trying:
-		return p, h.opened.Add(b.limits.open + b.limits.window)
-	default:
-		return p, time.Time{}
-	}
+	h := b.limits.replay(b.of[namespace][name])
+	return b.limits.phase(h, now), h.opened.Add(b.limits.open)
 }

@@ -34,16 +34,14 @@ type world struct {
 
 func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	t.Helper()
-	w := &world{recorder: events.NewFakeRecorder(100), selected: map[string]map[client.ObjectKey]any{}}
-	held, refused := newSlots(), newBreakers()
-	w.all = []framework.Selection{startingPods(held), refusedPods(refused)}
+	w := &world{plugin: newPlugin(), recorder: events.NewFakeRecorder(100), selected: map[string]map[client.ObjectKey]any{}}
+	w.all = []framework.Selection{w.plugin.startingPods(), w.plugin.refusedPods()}
 	for _, s := range w.all {
 		w.selected[s.Name] = map[client.ObjectKey]any{}
 	}
 	w.Cluster = plugintest.New(t, framework.Registration{Name: Name, New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 		h.Events = w.recorder
-		w.plugin = newPlugin(h, args, held, refused)
-		return w.plugin, nil
+		return w.plugin.configure(h, args)
 	}}, nil, append(objects, gen.Node(nodeA))...)
 	for _, o := range objects {
 		w.deliver(o, false, true)

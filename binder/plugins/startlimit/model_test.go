@@ -100,7 +100,7 @@ func newCrowd(seed uint64) *crowd {
 	c := &crowd{rng: rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // Not a secret.
 	c.limit = 1 + c.rng.IntN(12)
 	for range 1 + c.rng.IntN(4) {
-		held := newSlots()
+		held := newTestSlots(func(string) {})
 		held.clock = testingclock.NewFakeClock(time.Unix(1000, 0))
 		c.replicas = append(c.replicas, &observer{slots: held, slow: 1 + c.rng.IntN(20)})
 	}

@@ -21,6 +21,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -31,80 +32,72 @@ const observeTime = framework.BindSettles
 
 // Plugin limits starts. It is safe for concurrent use.
 type Plugin struct {
+	*framework.Decider
 	h       framework.Handle
-	rules   rules
-	wait    time.Duration
-	slots   *slots
-	refused *breakers
+	args    *Arguments
+	slots   slots
+	refused breakers
 }
 
-var (
-	_ framework.BindContextExtender = (*Plugin)(nil)
-	_ framework.Plugin              = (*Plugin)(nil)
-	_ framework.Reserver            = (*Plugin)(nil)
-)
+var _ framework.Reserver = (*Plugin)(nil)
 
-func newPlugin(h framework.Handle, a *Arguments, held *slots, refused *breakers) *Plugin {
-	p := &Plugin{h: h, rules: rules{limit: a.Limit, timeout: a.StartTimeout.Duration}, wait: a.Wait.Duration, slots: held, refused: refused}
-	if p.h.Replicas == nil {
-		p.h.Replicas = func() int { return 1 }
-	}
-	// Every bind to the node wakes up when its slots change.
-	held.connect(h.Clock, func(node string) { h.Wake(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}) }, p.h.Replicas)
-	p.h.Replicas() // The first call begins the observation of the replicas.
-	refused.apply(limits{refusals: a.BreakerRefusals, window: a.BreakerWindow.Duration, open: a.BreakerOpen.Duration}, h.Clock, h.Events)
+// newPlugin returns the plugin without its arguments.
+func newPlugin() *Plugin {
+	p := &Plugin{slots: slots{nodes: map[string]map[types.UID]slot{}}, refused: newBreakers()}
+	p.Decider = framework.NewPlugin(Name, p.decide)
 	return p
 }
 
-// Name implements framework.Plugin.
-func (*Plugin) Name() string { return Name }
-
-// seen is what the plugin sees of the node.
-type seen struct {
-	sight
-	rules rules
-	phase phase
-	until time.Time
-}
-
-// shared returns the rules for the present number of replicas.
-func (p *Plugin) shared() rules {
-	r := p.rules
-	r.replicas = p.h.Replicas()
-	return r
-}
-
-// SetupBindContextExtension implements framework.BindContextExtender. The handlers of the watches have read the pods.
-func (p *Plugin) SetupBindContextExtension(_ context.Context, _ framework.Reader, bc *framework.BindContext) error {
-	s := seen{rules: p.shared()}
-	s.sight = p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, s.rules, bc.Now)
-	s.phase, s.until = p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
-	framework.Extend(bc, s)
-	return nil
-}
-
-// PreFlight rejects the bind if the circuit breaker is open, and waits for a slot if the pod needs one.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	s, err := framework.Extension[seen](bc)
-	if err != nil {
-		return framework.Verdict{}, err
+// configure completes the plugin. The handlers of the watches run only afterwards.
+func (p *Plugin) configure(h framework.Handle, a *Arguments) (framework.Plugin, error) {
+	p.h, p.args = h, a
+	if h.Replicas == nil {
+		p.h.Replicas = func() int { return 1 }
 	}
-	switch {
-	case isExempt(bc.Pod):
+	p.h.Replicas() // The first call begins the observation of the replicas.
+	// Every bind to the node wakes up when its slots change.
+	p.slots.clock, p.slots.changed = h.Clock, func(node string) { h.Wake(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}) }
+	p.refused.clock, p.refused.events = h.Clock, h.Events
+	p.refused.limits = limits{refusals: a.BreakerRefusals, window: a.BreakerWindow.Duration, open: a.BreakerOpen.Duration}
+	return p, nil
+}
+
+// replicas returns the number of live replicas, or 0 if it is not known or the plugin is off.
+func (p *Plugin) replicas() int {
+	if p.h.Replicas == nil {
+		return 0
+	}
+	return p.h.Replicas()
+}
+
+// rules returns the rules for the present number of replicas.
+func (p *Plugin) rules() rules {
+	return rules{limit: p.args.Limit, timeout: p.args.StartTimeout.Duration, replicas: p.replicas()}
+}
+
+// decide rejects the bind if the circuit breaker is open, and waits for a slot if the pod needs one. The handlers of the
+// watches have read the pods.
+func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+	if framework.IsSystemPod(bc.Pod) {
 		return framework.Verdict{}, nil
-	case s.phase == open, s.phase == trying && s.busy:
-		return framework.Verdict{}, rejected(bc, s.phase, s.until)
+	}
+	r := p.rules()
+	s := p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, r, bc.Now)
+	state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
+	switch {
+	case state == open, state == trying && s.busy:
+		return framework.Verdict{}, rejected(bc, state, until)
 	case s.own:
 		return framework.Verdict{}, nil
-	case s.rules.fits(s.sight):
+	case r.fits(s):
 		return framework.Verdict{Late: true, Writes: []string{"reserve a slot on the node"}}, nil
 	}
-	until := s.next
-	if s.rules.replicas == 0 {
-		until = bc.Now.Add(time.Second) // The number of replicas is known soon.
+	next := s.next
+	if r.replicas == 0 {
+		next = bc.Now.Add(time.Second) // The number of replicas is known soon.
 	}
-	wait, err := bc.AtMost(p.wait, framework.Wait{
-		Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(p.rules.limit) + ")", Until: until,
+	wait, err := bc.AtMost(p.args.Wait.Duration, framework.Wait{
+		Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(r.limit) + ")", Until: next,
 	})
 	return framework.Verdict{Wait: wait}, err
 }
@@ -112,7 +105,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 // Reserve implements framework.Reserver.
 func (p *Plugin) Reserve(bc *framework.BindContext) bool {
 	state, _ := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
-	return state != open && p.slots.reserve(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, p.shared(), state == trying)
+	return state != open && p.slots.reserve(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, p.rules(), state == trying)
 }
 
 func about(bc *framework.BindContext) framework.Object {

@@ -24,33 +24,30 @@ const (
 )
 
 // Registration returns the plugin's entry in the registry. The plugin needs no permissions of
-// its own, because Prebind itself watches pods and records events. The slots of the nodes
-// and the circuit breakers are shared with the handlers of the watches.
+// its own, because Prebind itself watches pods and records events.
 func Registration() framework.Registration {
-	held, refused := newSlots(), newBreakers()
+	p := newPlugin()
 	return framework.Registration{
 		Name:        Name,
 		Description: "limits the pods that start on a node at the same time, and rejects nodes that refuse pods",
 		Arguments:   func() framework.Arguments { return Defaults() },
 		Selections: func(a framework.Arguments) []framework.Selection {
-			all := []framework.Selection{startingPods(held)}
+			all := []framework.Selection{p.startingPods()}
 			if args, err := framework.ArgumentsAs[*Arguments](a); err == nil && args.BreakerRefusals > 0 {
-				all = append(all, refusedPods(refused))
+				all = append(all, p.refusedPods())
 			}
 			return all
 		},
 		Metrics: []prometheus.Collector{
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "prebind_start_limit_reserved", Help: "Slots that binds of this replica hold on all nodes, until it observes their pods.",
-			}, func() float64 { return float64(held.count()) }),
+			}, func() float64 { return float64(p.slots.count()) }),
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "prebind_start_limit_replicas", Help: "Live replicas that share the free slots of each node. 0 until the plugin is on and this replica has read their leases.",
-			}, func() float64 { return float64(held.sharers()) }),
-			refused.openings,
+			}, func() float64 { return float64(p.replicas()) }),
+			p.refused.openings,
 		},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
-			return newPlugin(h, a, held, refused), nil
-		}),
+		New: framework.Build(p.configure),
 	}
 }
 

@@ -61,13 +61,13 @@ type slot struct {
 	// since is when this replica first observed the pod, or when the bind reserved the slot. The time of the bind
 	// in the pod is not used, because the clock of the API server can differ.
 	since time.Time
-	// number identifies the reservation of a bind. It is 0 for a pod.
-	number uint64
+	// reserved is set for a reservation of a bind.
+	reserved bool
 }
 
 // ends returns when the slot no longer counts.
 func (s slot) ends(r rules) time.Time {
-	if s.number > 0 {
+	if s.reserved {
 		return s.since.Add(observeTime)
 	}
 	return s.since.Add(r.timeout)
@@ -79,26 +79,8 @@ type slots struct {
 	clock clock.WithDelayedExecution
 	// nodes contains the slots by node and pod.
 	nodes map[string]map[types.UID]slot
-	// taken is the number of the last reservation.
-	taken uint64
 	// changed is called after a change that can end a wait for the node.
 	changed func(node string)
-	// replicas returns the number of live replicas, or 0 if it is not known.
-	replicas func() int
-}
-
-func newSlots() *slots {
-	return &slots{
-		clock: clock.RealClock{}, nodes: map[string]map[types.UID]slot{}, changed: func(string) {}, replicas: func() int { return 0 },
-	}
-}
-
-// connect sets the clock, the function that is called after a change that can end a wait, and the one that
-// returns the number of live replicas.
-func (s *slots) connect(c clock.WithDelayedExecution, changed func(node string), replicas func() int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.clock, s.changed, s.replicas = c, changed, replicas
 }
 
 // sight returns the state of the node for the pod.
@@ -119,7 +101,7 @@ func (s *slots) look(node, namespace string, uid types.UID, r rules, now time.Ti
 		case id == uid:
 			all.own = true
 			continue
-		case other.number > 0:
+		case other.reserved:
 			all.reserved++
 		default:
 			all.observed++
@@ -146,11 +128,10 @@ func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bo
 	if !r.fits(seen) || alone && seen.busy {
 		return false
 	}
-	s.taken++
-	number := s.taken
-	s.put(node, uid, slot{namespace: namespace, since: now, number: number})
+	own := slot{namespace: namespace, since: now, reserved: true}
+	s.put(node, uid, own)
 	s.clock.AfterFunc(observeTime, func() {
-		s.remove(node, uid, func(old slot) bool { return old.number == number })
+		s.remove(node, uid, func(old slot) bool { return old == own })
 	})
 	return true
 }
@@ -172,10 +153,9 @@ func (s *slots) remove(node string, uid types.UID, isOne func(slot) bool) {
 			delete(s.nodes, node)
 		}
 	}
-	changed := s.changed
 	s.mu.Unlock()
 	if ok {
-		changed(node)
+		s.changed(node)
 	}
 }
 
@@ -183,19 +163,18 @@ func (s *slots) remove(node string, uid types.UID, isOne func(slot) bool) {
 func (s *slots) observed(pod *corev1.Pod) {
 	s.mu.Lock()
 	old, ok := s.nodes[pod.Spec.NodeName][pod.UID]
-	if !ok || old.number > 0 {
+	if !ok || old.reserved {
 		s.put(pod.Spec.NodeName, pod.UID, slot{namespace: pod.Namespace, since: s.clock.Now()})
 	}
-	changed := s.changed
 	s.mu.Unlock()
-	if old.number > 0 {
-		changed(pod.Spec.NodeName)
+	if old.reserved {
+		s.changed(pod.Spec.NodeName)
 	}
 }
 
 // ended records that a pod no longer starts.
 func (s *slots) ended(pod *corev1.Pod) {
-	s.remove(pod.Spec.NodeName, pod.UID, func(old slot) bool { return old.number == 0 })
+	s.remove(pod.Spec.NodeName, pod.UID, func(old slot) bool { return !old.reserved })
 }
 
 // handler returns a handler for an informer of pods that start.
@@ -226,14 +205,6 @@ func (s *slots) handler() toolscache.ResourceEventHandler {
 	}
 }
 
-// sharers returns the number of live replicas, or 0 if it is not known.
-func (s *slots) sharers() int {
-	s.mu.Lock()
-	replicas := s.replicas
-	s.mu.Unlock()
-	return replicas()
-}
-
 // count returns the number of reservations on all nodes.
 func (s *slots) count() int {
 	s.mu.Lock()
@@ -241,7 +212,7 @@ func (s *slots) count() int {
 	count := 0
 	for _, of := range s.nodes {
 		for _, one := range of {
-			if one.number > 0 {
+			if one.reserved {
 				count++
 			}
 		}

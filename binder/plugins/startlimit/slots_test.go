@@ -69,12 +69,16 @@ func TestReserve_SharesFreeSlots(t *testing.T) {
 	})
 }
 
+// newTestSlots returns slots of a replica.
+func newTestSlots(changed func(node string)) *slots {
+	return &slots{clock: clock.RealClock{}, nodes: map[string]map[types.UID]slot{}, changed: changed}
+}
+
 // The handler follows all changes of a pod that an informer reports.
 func TestHandler(t *testing.T) {
-	s := newSlots()
-	h := s.handler()
 	changes := 0
-	s.changed = func(string) { changes++ }
+	s := newTestSlots(func(string) { changes++ })
+	h := s.handler()
 	packed := func(pod *corev1.Pod) any {
 		p, _ := packStarting(pod)
 		return p
@@ -96,9 +100,8 @@ func TestHandler(t *testing.T) {
 
 // While the number of replicas is unknown, a replica reserves one slot at a time.
 func TestObserved_WakesTheNext(t *testing.T) {
-	s := newSlots()
 	var woken []string
-	s.connect(clock.RealClock{}, func(node string) { woken = append(woken, node) }, func() int { return 0 })
+	s := newTestSlots(func(node string) { woken = append(woken, node) })
 	r := rules{limit: 5, timeout: time.Hour}
 	pod := bound("first")
 	require.True(t, s.reserve(nodeA, pod.Namespace, pod.UID, r, false))
