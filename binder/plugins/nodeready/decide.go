@@ -28,61 +28,53 @@ import (
 // maxShown is the maximum number of missing things in a message.
 const maxShown = 3
 
-// missing is something that the pod needs and the node lacks.
-type missing struct {
-	// object has to change.
-	object framework.Object
-	// A message contains it after the words "waiting for".
-	what string
-}
-
-// waitingFor returns the wait for everything that is missing. The object is that of the first.
-func waitingFor(lacks []missing) framework.Wait {
+// waitingFor returns the wait for everything that the node lacks. The object is that of the first.
+func waitingFor(lacks []framework.Wait) framework.Wait {
 	var shown []string
-	for _, m := range lacks[:min(len(lacks), maxShown)] {
-		shown = append(shown, m.what)
+	for _, w := range lacks[:min(len(lacks), maxShown)] {
+		shown = append(shown, w.For)
 	}
 	text := strings.Join(shown, ", ")
 	if more := len(lacks) - len(shown); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return framework.Wait{Object: lacks[0].object, For: text}
+	return framework.Wait{Object: lacks[0].Object, For: text}
 }
 
-// missing returns what the node lacks, in the order of the checks.
-func (f facts) missing(r rules) []missing {
-	var all []missing
-	if r.checks.Has(checkDrivers) {
+// missing returns what the pod needs and the node lacks, in the order of the checks.
+func (p *plugin) missing(f facts) []framework.Wait {
+	var all []framework.Wait
+	if p.has(checkDrivers) {
 		all = append(all, f.missingDrivers()...)
 	}
-	if r.checks.Has(checkLimits) {
+	if p.has(checkLimits) {
 		all = append(all, f.missingRoom()...)
 	}
 	for _, a := range f.agents {
 		all = append(all, a.missing(f.node.Name)...)
 	}
-	if r.checks.Has(checkConditions) {
-		all = append(all, f.missingConditions(r.conditions)...)
+	if p.has(checkConditions) {
+		all = append(all, f.missingConditions(p.conditions)...)
 	}
-	if r.checks.Has(checkResources) {
+	if p.has(checkResources) {
 		all = append(all, f.missingResources()...)
 	}
 	return all
 }
 
-func (f facts) missingDrivers() []missing {
-	var all []missing
+func (f facts) missingDrivers() []framework.Wait {
+	var all []framework.Wait
 	seen := sets.New[string]()
 	for _, v := range f.volumes {
 		if registered(f.csiNode, v.driver) != nil || seen.Has(v.driver) {
 			continue
 		}
 		seen.Insert(v.driver)
-		m := missing{object: framework.Object{Kind: "CSINode", Name: f.node.Name}, what: "CSI driver " + v.driver + " to register on the node"}
+		wait := framework.Wait{Object: framework.Object{Kind: "CSINode", Name: f.node.Name}, For: "CSI driver " + v.driver + " to register on the node"}
 		if v.unknown {
-			m.what += " (no CSIDriver object has this name)"
+			wait.For += " (no CSIDriver object has this name)"
 		}
-		all = append(all, m)
+		all = append(all, wait)
 	}
 	return all
 }
@@ -90,7 +82,7 @@ func (f facts) missingDrivers() []missing {
 // missingRoom counts the VolumeAttachments and the volumes of the pod. Unlike kube-scheduler's
 // NodeVolumeLimits, it does not count volumes of bound pods that have no VolumeAttachment yet, and it
 // finds in-tree volumes that were migrated to CSI by their VolumeAttachment.
-func (f facts) missingRoom() []missing {
+func (f facts) missingRoom() []framework.Wait {
 	attached := sets.New[string]()
 	used := map[string]int{}
 	for i := range f.attached {
@@ -104,15 +96,15 @@ func (f facts) missingRoom() []missing {
 			more[v.driver]++
 		}
 	}
-	var all []missing
+	var all []framework.Wait
 	for _, driver := range slices.Sorted(maps.Keys(more)) {
 		limit := limitOf(f.csiNode, driver)
 		if limit == nil || used[driver]+more[driver] <= int(*limit) {
 			continue
 		}
-		all = append(all, missing{
-			object: framework.Object{Kind: "CSINode", Name: f.node.Name},
-			what: fmt.Sprintf("room on the node for volumes of CSI driver %s (%d more, %d attached, limit %d)",
+		all = append(all, framework.Wait{
+			Object: framework.Object{Kind: "CSINode", Name: f.node.Name},
+			For: fmt.Sprintf("room on the node for volumes of CSI driver %s (%d more, %d attached, limit %d)",
 				driver, more[driver], used[driver], *limit),
 		})
 	}
@@ -120,20 +112,20 @@ func (f facts) missingRoom() []missing {
 }
 
 // missing returns the DaemonSets without a Ready pod.
-func (f agentFacts) missing(node string) []missing {
-	var all []missing
+func (f agentFacts) missing(node string) []framework.Wait {
+	var all []framework.Wait
 	for _, ds := range f.daemons {
 		ready := slices.ContainsFunc(f.pods, func(pod corev1.Pod) bool { return metav1.IsControlledBy(&pod, ds) && isReady(&pod) })
 		if !ready {
 			object := framework.Object{Kind: "DaemonSet", Namespace: ds.Namespace, Name: ds.Name}
-			all = append(all, missing{object: object, what: fmt.Sprintf("the pod of %s on %s to be Ready", object, node)})
+			all = append(all, framework.Wait{Object: object, For: fmt.Sprintf("the pod of %s on %s to be Ready", object, node)})
 		}
 	}
 	return all
 }
 
-func (f facts) missingConditions(expected []condition) []missing {
-	var all []missing
+func (f facts) missingConditions(expected []condition) []framework.Wait {
+	var all []framework.Wait
 	for _, want := range expected {
 		found := "it is not set"
 		i := slices.IndexFunc(f.node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == want.kind })
@@ -144,9 +136,9 @@ func (f facts) missingConditions(expected []condition) []missing {
 			}
 			found = fmt.Sprintf("it is %.20q", status)
 		}
-		all = append(all, missing{
-			object: framework.Object{Kind: "Node", Name: f.node.Name},
-			what:   fmt.Sprintf("the node condition %s to be %s (%s)", want.kind, want.status, found),
+		all = append(all, framework.Wait{
+			Object: framework.Object{Kind: "Node", Name: f.node.Name},
+			For:    fmt.Sprintf("the node condition %s to be %s (%s)", want.kind, want.status, found),
 		})
 	}
 	return all
@@ -154,7 +146,7 @@ func (f facts) missingConditions(expected []condition) []missing {
 
 // missingResources compares the pod alone with the node: the scheduler has compared the sum of all
 // pods. A resource that DRA serves is not in allocatable.
-func (f facts) missingResources() []missing {
+func (f facts) missingResources() []framework.Wait {
 	served := sets.New[corev1.ResourceName]()
 	if status := f.pod.Status.ExtendedResourceClaimStatus; status != nil {
 		for _, mapping := range status.RequestMappings {
@@ -162,7 +154,7 @@ func (f facts) missingResources() []missing {
 		}
 	}
 	requests := resourcehelper.PodRequests(f.pod, resourcehelper.PodResourcesOptions{})
-	var all []missing
+	var all []framework.Wait
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		want := requests[name]
 		if !isExtended(name) || served.Has(name) {
@@ -172,9 +164,9 @@ func (f facts) missingResources() []missing {
 		if have.Cmp(want) >= 0 {
 			continue
 		}
-		all = append(all, missing{
-			object: framework.Object{Kind: "Node", Name: f.node.Name},
-			what:   fmt.Sprintf("extended resource %s on the node (%s requested, %s allocatable)", name, want.String(), have.String()),
+		all = append(all, framework.Wait{
+			Object: framework.Object{Kind: "Node", Name: f.node.Name},
+			For:    fmt.Sprintf("extended resource %s on the node (%s requested, %s allocatable)", name, want.String(), have.String()),
 		})
 	}
 	return all

@@ -371,11 +371,6 @@ func TestShouldRun(t *testing.T) {
 				tc.ds(&ds.Spec.Template.Spec)
 			}
 			assert.Equal(t, tc.want, shouldRun(ds, node), tc.reason)
-			trimmed, err := trimDaemonSet(ds)
-			require.NoError(t, err)
-			small, ok := trimmed.(*appsv1.DaemonSet)
-			require.True(t, ok)
-			assert.Equal(t, tc.want, shouldRun(small, node), "the cache keeps the necessary fields")
 		})
 	}
 }

@@ -94,24 +94,15 @@ func (a *Arguments) Validate(path *field.Path) field.ErrorList {
 
 func (a *Arguments) has(check string) bool { return slices.Contains(a.Checks, check) }
 
-// rules are the parsed Arguments.
-type rules struct {
-	checks     sets.Set[string]
-	agents     []*agent
-	conditions []condition
-	// pass are the namespaces whose pods pass: PassNamespaces and those of the agents.
-	pass sets.Set[string]
-}
-
 // condition is an expected status of a node condition.
 type condition struct {
 	kind   corev1.NodeConditionType
 	status corev1.ConditionStatus
 }
 
-// parse returns the rules, or the errors of the invalid fields.
-func (a *Arguments) parse(path *field.Path) (rules, field.ErrorList) {
-	r := rules{checks: sets.New(a.Checks...), pass: sets.New(a.PassNamespaces...)}
+// parse returns the plugin, or the errors of the invalid fields.
+func (a *Arguments) parse(path *field.Path) (*plugin, field.ErrorList) {
+	p := &plugin{Arguments: a, pass: sets.New(a.PassNamespaces...)}
 	all := slices.Concat(framework.Positive(path.Child("timeout"), a.Timeout), framework.Positive(path.Child("maxTimeout"), a.MaxTimeout))
 	if a.MaxTimeout.Duration < a.Timeout.Duration {
 		all = append(all, field.Invalid(path.Child("maxTimeout"), a.MaxTimeout, fmt.Sprintf("must be at least timeout (%s)", a.Timeout.Duration)))
@@ -132,7 +123,7 @@ func (a *Arguments) parse(path *field.Path) (rules, field.ErrorList) {
 	for i, given := range a.Conditions {
 		c, ok := parseCondition(given)
 		check(ok, path.Child("conditions").Index(i), given, "must be Type, Type=True, Type=False, or Type=Unknown")
-		r.conditions = append(r.conditions, c)
+		p.conditions = append(p.conditions, c)
 	}
 	for i, given := range a.Agents {
 		at := path.Child("agents").Index(i)
@@ -141,12 +132,10 @@ func (a *Arguments) parse(path *field.Path) (rules, field.ErrorList) {
 		check(err == nil && !pods.Empty(), at.Child("selector"), given.Selector, "must be a label selector for the pods of the agent")
 		nodes, err := labels.Parse(given.NodeSelector)
 		check(err == nil, at.Child("nodeSelector"), given.NodeSelector, "must be a label selector")
-		if len(all) == 0 {
-			r.agents = append(r.agents, newAgent(given.Namespace, pods, nodes))
-		}
-		r.pass.Insert(given.Namespace)
+		p.agents = append(p.agents, &agent{namespace: given.Namespace, podsSelector: pods, nodesSelector: nodes})
+		p.pass.Insert(given.Namespace)
 	}
-	return r, all
+	return p, all
 }
 
 func isNamespace(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
@@ -162,49 +151,33 @@ func parseCondition(text string) (condition, bool) {
 	return c, len(content.IsLabelKey(kind)) == 0 && slices.Contains(known, c.status)
 }
 
-// agentsFlag is the flag for Arguments.Agents. The first value replaces the default.
+// agentsFlag is the flag for Arguments.Agents. The first value replaces the default. String separates agents by
+// semicolons, which no selector contains.
 type agentsFlag struct {
 	list    *[]Agent
 	changed bool
 }
 
-var (
-	_ pflag.Value      = (*agentsFlag)(nil)
-	_ pflag.SliceValue = (*agentsFlag)(nil)
-)
+var _ pflag.Value = (*agentsFlag)(nil)
 
 // Set implements pflag.Value.
 func (f *agentsFlag) Set(text string) error {
 	if !f.changed {
 		f.changed, *f.list = true, nil
 	}
-	return f.Append(text)
-}
-
-// Append implements pflag.SliceValue.
-func (f *agentsFlag) Append(text string) error {
-	namespace, rest, ok := strings.Cut(text, "/")
-	if !ok {
-		return fmt.Errorf("must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got %q", text)
-	}
-	selector, nodes, _ := strings.Cut(rest, "@")
-	*f.list = append(*f.list, Agent{Namespace: namespace, Selector: selector, NodeSelector: nodes})
-	return nil
-}
-
-// Replace implements pflag.SliceValue.
-func (f *agentsFlag) Replace(all []string) error {
-	*f.list = nil
-	for _, text := range all {
-		if err := f.Append(text); err != nil {
-			return err
+	for one := range strings.SplitSeq(text, ";") {
+		namespace, rest, ok := strings.Cut(one, "/")
+		if !ok {
+			return fmt.Errorf("must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got %q", one)
 		}
+		selector, nodes, _ := strings.Cut(rest, "@")
+		*f.list = append(*f.list, Agent{Namespace: namespace, Selector: selector, NodeSelector: nodes})
 	}
 	return nil
 }
 
-// GetSlice implements pflag.SliceValue.
-func (f *agentsFlag) GetSlice() []string {
+// String implements pflag.Value.
+func (f *agentsFlag) String() string {
 	var all []string
 	for _, a := range *f.list {
 		text := a.Namespace + "/" + a.Selector
@@ -213,15 +186,7 @@ func (f *agentsFlag) GetSlice() []string {
 		}
 		all = append(all, text)
 	}
-	return all
-}
-
-// String implements pflag.Value.
-func (f *agentsFlag) String() string {
-	if f.list == nil {
-		return ""
-	}
-	return strings.Join(f.GetSlice(), " ")
+	return strings.Join(all, ";")
 }
 
 // Type implements pflag.Value.

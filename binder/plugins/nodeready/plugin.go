@@ -14,8 +14,7 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -23,25 +22,19 @@ import (
 // keyTimeout is the key of the annotation with the limit of the wait.
 const keyTimeout = "timeout"
 
-// plugin is safe for concurrent use.
+// plugin is the parsed Arguments. It is safe for concurrent use.
 type plugin struct {
-	rules
-	timeout, maxTimeout time.Duration
+	*Arguments
+	agents     []*agent
+	conditions []condition
+	// pass are the namespaces whose pods pass: PassNamespaces and those of the agents.
+	pass sets.Set[string]
 }
 
-// New returns the plugin, or an error if the arguments are invalid. It starts nothing.
-func New(_ framework.Handle, args *Arguments) (framework.Plugin, error) {
-	parsed, invalid := args.parse(nil)
-	if len(invalid) > 0 {
-		return nil, invalid.ToAggregate()
-	}
-	p := &plugin{rules: parsed, timeout: args.Timeout.Duration, maxTimeout: args.MaxTimeout.Duration}
-	return framework.NewPlugin(Name, p.decide), nil
-}
-
-// decide returns the wait of the bind.
+// decide returns the wait of the bind. The readiness of a node can depend on the pods that pass, so a cluster in which
+// every node is new can start.
 func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
-	if passes(bc.Pod, p.rules) {
+	if p.pass.Has(bc.Pod.Namespace) || framework.IsSystemPod(bc.Pod) {
 		return framework.Verdict{}, nil
 	}
 	limit, err := p.limit(bc)
@@ -52,7 +45,7 @@ func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 	if err != nil {
 		return framework.Verdict{}, err
 	}
-	lacks := f.missing(p.rules)
+	lacks := p.missing(f)
 	if len(lacks) == 0 {
 		return framework.Verdict{}, nil
 	}
@@ -64,29 +57,11 @@ func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 func (p *plugin) limit(bc *framework.BindContext) (time.Duration, error) {
 	given := bc.Parameter(Name, keyTimeout)
 	if given.Value == "" {
-		return p.timeout, nil
+		return p.Timeout.Duration, nil
 	}
 	limit, err := time.ParseDuration(given.Value)
 	if err != nil || limit <= 0 {
 		return 0, given.Invalid("must be a positive duration such as 5m, got %.100q", given.Value)
 	}
-	return min(limit, p.maxTimeout), nil
-}
-
-// passes returns whether the pod does not wait. The readiness of a node can depend on such pods, so a
-// cluster in which every node is new can start.
-func passes(pod *corev1.Pod, r rules) bool {
-	if r.pass.Has(pod.Namespace) {
-		return true
-	}
-	// The names of k8s.io/kubernetes/pkg/apis/scheduling.
-	switch pod.Spec.PriorityClassName {
-	case "system-node-critical", "system-cluster-critical":
-		return true
-	}
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return true
-	}
-	controller := metav1.GetControllerOfNoCopy(pod)
-	return controller != nil && controller.Kind == "DaemonSet"
+	return min(limit, p.MaxTimeout.Duration), nil
 }

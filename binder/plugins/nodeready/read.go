@@ -57,30 +57,25 @@ type agent struct {
 	namespace     string
 	podsSelector  labels.Selector
 	nodesSelector labels.Selector
-	daemons, pods framework.Selection
 	// reported is set when the log says that no DaemonSet matches.
 	reported atomic.Bool
-}
-
-func newAgent(namespace string, pods, nodes labels.Selector) *agent {
-	return &agent{namespace: namespace, podsSelector: pods, nodesSelector: nodes, daemons: daemonsOf(namespace), pods: podsOf(namespace, pods)}
 }
 
 // read reads the facts that the checks need. Its requests are bounded by the pod's volumes and by the
 // number of agents.
 func (p *plugin) read(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (facts, error) {
 	f := facts{pod: bc.Pod, node: bc.Node}
-	if p.checks.HasAny(checkDrivers, checkLimits) {
+	if p.has(checkDrivers) || p.has(checkLimits) {
 		if err := f.readVolumes(ctx, reader); err != nil {
 			return f, err
 		}
 	}
-	if p.checks.Has(checkLimits) && slices.ContainsFunc(f.volumes, func(v csiVolume) bool { return limitOf(f.csiNode, v.driver) != nil }) {
+	if p.has(checkLimits) && slices.ContainsFunc(f.volumes, func(v csiVolume) bool { return limitOf(f.csiNode, v.driver) != nil }) {
 		if err := f.readAttached(ctx, reader); err != nil {
 			return f, err
 		}
 	}
-	if !p.checks.Has(checkAgents) {
+	if !p.has(checkAgents) {
 		return f, nil
 	}
 	daemons := map[string][]appsv1.DaemonSet{}
@@ -211,7 +206,7 @@ func (a *agent) read(ctx context.Context, reader framework.Reader, node *corev1.
 	}
 	if _, ok := daemons[a.namespace]; !ok {
 		var list appsv1.DaemonSetList
-		if err := reader.List(ctx, &list, a.daemons.Where(a.namespace)); err != nil {
+		if err := reader.List(ctx, &list, a.daemons().Where(a.namespace)); err != nil {
 			return f, framework.FromAPI(framework.Object{Kind: "Namespace", Name: a.namespace}, "listing its DaemonSets", err)
 		}
 		daemons[a.namespace] = list.Items
@@ -235,7 +230,7 @@ func (a *agent) read(ctx context.Context, reader framework.Reader, node *corev1.
 		return f, nil
 	}
 	var pods corev1.PodList
-	if err := reader.List(ctx, &pods, a.pods.Where(node.Name)); err != nil {
+	if err := reader.List(ctx, &pods, a.pods().Where(node.Name)); err != nil {
 		return f, framework.FromAPI(framework.Object{Kind: "Node", Name: node.Name}, "listing its agents", err)
 	}
 	f.pods = pods.Items

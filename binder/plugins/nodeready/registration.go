@@ -25,7 +25,10 @@ func Registration() framework.Registration {
 		Watches:         watches,
 		Caches:          volumes.Caches,
 		Selections:      selections,
-		New:             framework.Build(New),
+		New: framework.Build(func(_ framework.Handle, a *Arguments) (framework.Plugin, error) {
+			p, invalid := a.parse(nil)
+			return framework.NewPlugin(Name, p.decide), invalid.ToAggregate()
+		}),
 	}
 }
 
@@ -53,7 +56,7 @@ func selections(a framework.Arguments) []framework.Selection {
 	if args.has(checkAgents) {
 		parsed, _ := args.parse(nil)
 		for _, agent := range parsed.agents {
-			all = append(all, agent.daemons, agent.pods)
+			all = append(all, agent.daemons(), agent.pods())
 		}
 	}
 	return all
