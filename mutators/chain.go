@@ -5,6 +5,7 @@ package mutators
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -225,27 +226,25 @@ func (l link) run(in Input) (out Output, stack string, err error) {
 }
 
 // check returns an error for invalid output. The API server would store a pod with such output, but
-// reject its updates. check reports the first key in sorted order, so that the error is deterministic.
+// reject its updates. If there are several errors, check returns always the same one.
 func check(out Output) error {
+	var invalid []string
 	for _, values := range []map[string]string{out.Annotations, out.Labels} {
-		// A key with a slash is invalid, because the prefix already contains one.
-		if short, bad := first(values, func(short, _ string) bool { return !keys.Valid(short) }); bad {
-			return fmt.Errorf("it returned the invalid key %q", short)
+		for short := range values {
+			// A key with a slash is invalid, because the prefix already contains one.
+			if !keys.Valid(short) {
+				invalid = append(invalid, fmt.Sprintf("it returned the invalid key %q", short))
+			}
 		}
 	}
-	if short, bad := first(out.Labels, func(_, value string) bool { return !keys.ValidLabelValue(value) }); bad {
-		return fmt.Errorf("it returned the label %q with the value %q: %s", short, out.Labels[short],
-			strings.Join(validation.IsValidLabelValue(out.Labels[short]), "; "))
-	}
-	return nil
-}
-
-// first returns the first key in sorted order for which is returns true.
-func first(values map[string]string, is func(short, value string) bool) (found string, ok bool) {
-	for short, value := range values {
-		if is(short, value) && (!ok || short < found) {
-			found, ok = short, true
+	for short, value := range out.Labels {
+		if !keys.ValidLabelValue(value) {
+			invalid = append(invalid, fmt.Sprintf("it returned the label %q with the value %q: %s",
+				short, value, strings.Join(validation.IsValidLabelValue(value), "; ")))
 		}
 	}
-	return found, ok
+	if len(invalid) == 0 {
+		return nil
+	}
+	return errors.New(slices.Min(invalid))
 }

@@ -63,8 +63,7 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 // seconds formats the duration as seconds with milliseconds. A negative duration becomes 0. A clock
 // that is set back can cause one.
 func seconds(d time.Duration) string {
-	ms := max(d, 0).Milliseconds()
-	return fmt.Sprintf("%d.%03ds", ms/1000, ms%1000)
+	return fmt.Sprintf("%.3fs", max(d, 0).Truncate(time.Millisecond).Seconds())
 }
 
 // clean returns the string as valid UTF-8 of at most maxRunes characters. The last character of a

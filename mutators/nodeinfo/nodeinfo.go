@@ -52,15 +52,7 @@ import (
 const Name = "node-info"
 
 // Mutator adds information about the node; see New.
-type Mutator struct {
-	copies []annotationCopy
-}
-
-type annotationCopy struct {
-	keys.Copy
-	// missing is the entry of Output.Missing, built in advance.
-	missing string
-}
+type Mutator struct{ copies []keys.Copy }
 
 var _ mutators.Mutator = (*Mutator)(nil)
 
@@ -70,7 +62,6 @@ func New(a *Arguments) (*Mutator, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Mutator{}
 	for _, c := range copies {
 		for i := range facts {
 			if facts[i].key == c.Key {
@@ -78,9 +69,8 @@ func New(a *Arguments) (*Mutator, error) {
 					c.From, c.Key, Name, c.From)
 			}
 		}
-		m.copies = append(m.copies, annotationCopy{Copy: c, missing: "the node has no annotation " + c.From})
 	}
-	return m, nil
+	return &Mutator{copies: copies}, nil
 }
 
 // Name implements mutators.Mutator.
@@ -95,12 +85,11 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 			out.Annotations[facts[i].key] = value
 		}
 	}
-	for i := range m.copies {
-		c := &m.copies[i]
+	for _, c := range m.copies {
 		if value, ok := in.Node.Annotations[c.From]; ok {
 			out.Annotations[c.Key] = value
 		} else {
-			out.Missing = append(out.Missing, c.missing)
+			out.Missing = append(out.Missing, "the node has no annotation "+c.From)
 		}
 	}
 	return out, nil

@@ -4,8 +4,6 @@
 package topology
 
 import (
-	"strings"
-
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -59,17 +57,8 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements v1alpha1.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
-	invalid := func(name string, value []string, err error) field.ErrorList {
-		return field.ErrorList{field.Invalid(path.Child(name), strings.Join(value, ","), err.Error())}
-	}
-	if _, err := New(&Arguments{Labels: a.Labels}); err != nil {
-		return invalid("labels", a.Labels, err)
-	}
-	if _, err := New(&Arguments{Labels: a.Labels, Path: a.Path}); err != nil {
-		return invalid("path", a.Path, err)
-	}
-	if _, err := New(a); err != nil {
-		return invalid("podLabels", a.PodLabels, err)
+	if _, invalid := a.build(path); invalid != nil {
+		return field.ErrorList{invalid}
 	}
 	return nil
 }

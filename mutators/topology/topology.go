@@ -20,11 +20,11 @@ package topology
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/internal/keys"
@@ -43,26 +43,15 @@ func DefaultLabels() []string {
 
 // Mutator copies node labels; see New.
 type Mutator struct {
-	copies   []labelCopy
+	// copies are the entries without a star, and prefixes those with one.
+	copies   []keys.Copy
 	prefixes []prefix
-	path     []step
+	path     []string
 	// labels and short are the labels and keys of entries without a star and of the path.
 	labels, short map[string]bool
 	pod           podLabels
 	replace       bool
 }
-
-// labelCopy is an entry without a star.
-type labelCopy struct {
-	keys.Copy
-	// missing is the entry of Output.Missing, built in advance.
-	missing string
-	// pod means that the key also becomes a label of the pod.
-	pod bool
-}
-
-// step is one label of the path.
-type step struct{ label, missing, empty string }
 
 // podLabels are the keys that become labels of the pod.
 type podLabels struct {
@@ -76,37 +65,50 @@ var _ mutators.Mutator = (*Mutator)(nil)
 
 // New returns the mutator, or an error if the arguments are invalid.
 func New(a *Arguments) (*Mutator, error) {
-	m := &Mutator{labels: map[string]bool{}, short: map[string]bool{}, replace: a.ReplacePodLabels}
+	m, invalid := a.build(nil)
+	if invalid != nil {
+		return nil, invalid
+	}
+	return m, nil
+}
+
+// build returns the mutator, or an error about the first invalid field.
+func (a *Arguments) build(path *field.Path) (*Mutator, *field.Error) {
+	m := &Mutator{labels: map[string]bool{}, short: map[string]bool{}, pod: podLabels{keys: map[string]bool{}}, replace: a.ReplacePodLabels}
+	for _, f := range []struct {
+		name   string
+		values []string
+		set    func([]string) error
+	}{{"labels", a.Labels, m.setLabels}, {"path", a.Path, m.setPath}, {"podLabels", a.PodLabels, m.setPodLabels}} {
+		if err := f.set(f.values); err != nil {
+			return nil, field.Invalid(path.Child(f.name), strings.Join(f.values, ","), err.Error())
+		}
+	}
+	return m, nil
+}
+
+func (m *Mutator) setLabels(entries []string) error {
 	var plain []string
-	for _, entry := range a.Labels {
+	for _, entry := range entries {
 		if label, _, _ := strings.Cut(entry, "="); !strings.Contains(label, "*") {
 			plain = append(plain, entry)
 			continue
 		}
 		p, err := parsePrefix(entry)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if slices.Contains(m.prefixes, p) {
-			return nil, fmt.Errorf("duplicate entry %q: remove one", entry)
+			return fmt.Errorf("duplicate entry %q: remove one", entry)
 		}
 		m.prefixes = append(m.prefixes, p)
 	}
-	copies, err := keys.Parse(keys.Label, plain)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range copies {
-		m.copies = append(m.copies, labelCopy{Copy: c, missing: "the node has no label " + c.From})
+	var err error
+	m.copies, err = keys.Parse(keys.Label, plain)
+	for _, c := range m.copies {
 		m.labels[c.From], m.short[c.Key] = true, true
 	}
-	if err := m.setPath(a.Path); err != nil {
-		return nil, err
-	}
-	if err := m.setPodLabels(a.PodLabels); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return err
 }
 
 func (m *Mutator) setPath(labels []string) error {
@@ -128,18 +130,12 @@ func (m *Mutator) setPath(labels []string) error {
 		if slices.Contains(labels[:i], label) {
 			return fmt.Errorf("path: duplicate node label %q: remove one", label)
 		}
-		m.path = append(m.path, step{
-			label:   label,
-			missing: "the node has no label " + label + " for the path",
-			empty:   "the node's label " + label + " for the path is empty",
-		})
 	}
-	m.short[pathKey] = true
+	m.path, m.short[pathKey] = labels, true
 	return nil
 }
 
 func (m *Mutator) setPodLabels(wanted []string) error {
-	m.pod.keys = map[string]bool{}
 	for _, key := range wanted {
 		switch {
 		case key == "*":
@@ -152,9 +148,6 @@ func (m *Mutator) setPodLabels(wanted []string) error {
 		default:
 			m.pod.keys[key] = true
 		}
-	}
-	for i := range m.copies {
-		m.copies[i].pod = m.pod.has(m.copies[i].Key)
 	}
 	return nil
 }
@@ -179,13 +172,12 @@ func (*Mutator) Name() string { return Name }
 // empty labels.
 func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	labels := in.Node.Labels
-	out := mutators.Output{Annotations: make(map[string]string, m.size(labels)), ReplaceLabels: m.replace}
-	for i := range m.copies {
-		c := &m.copies[i]
+	out := mutators.Output{Annotations: make(map[string]string, len(m.copies)+1), ReplaceLabels: m.replace}
+	for _, c := range m.copies {
 		if value, ok := labels[c.From]; ok {
-			add(&out, c.Key, value, c.pod)
+			m.add(&out, c.Key, value)
 		} else {
-			out.Missing = append(out.Missing, c.missing)
+			out.Missing = append(out.Missing, "the node has no label "+c.From)
 		}
 	}
 	m.copyByPrefix(&out, labels)
@@ -193,91 +185,50 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	return out, nil
 }
 
-// size returns an upper bound of the number of annotations.
-func (m *Mutator) size(labels map[string]string) int {
-	size := len(m.copies) + 1
-	for _, p := range m.prefixes {
-		for label := range labels {
-			if strings.HasPrefix(label, p.begin) {
-				size++
+// copyByPrefix copies the labels that match entries with a star, in reverse order, so that the first of two labels with
+// the same key has priority.
+func (m *Mutator) copyByPrefix(out *mutators.Output, labels map[string]string) {
+	var matching []string
+	for label := range labels {
+		matches := func(p prefix) bool { return strings.HasPrefix(label, p.begin) }
+		if !m.labels[label] && slices.ContainsFunc(m.prefixes, matches) {
+			matching = append(matching, label)
+		}
+	}
+	slices.Sort(matching)
+	for _, label := range slices.Backward(matching) {
+		for i := range m.prefixes {
+			if key, ok := m.prefixes[i].key(label); ok && !m.short[key] {
+				m.add(out, key, labels[label])
 			}
 		}
 	}
-	return size
-}
-
-// copyByPrefix copies the labels that match entries with a star.
-func (m *Mutator) copyByPrefix(out *mutators.Output, labels map[string]string) {
-	if len(m.prefixes) == 0 {
-		return
-	}
-	var clash bool
-	for label, value := range labels {
-		clash = m.copyMatch(out, label, value) || clash
-	}
-	if !clash {
-		return
-	}
-	// Two labels have the same key. Repeat in reverse order, so that the first label has priority.
-	sorted := slices.Sorted(maps.Keys(labels))
-	for _, label := range slices.Backward(sorted) {
-		m.copyMatch(out, label, labels[label])
-	}
-}
-
-// copyMatch copies a label for every matching entry with a star. It reports whether it replaced
-// another value.
-func (m *Mutator) copyMatch(out *mutators.Output, label, value string) (clash bool) {
-	if m.labels[label] {
-		return false
-	}
-	for i := range m.prefixes {
-		key, ok := m.prefixes[i].key(label)
-		if !ok || m.short[key] {
-			continue
-		}
-		if had, taken := out.Annotations[key]; taken && had != value {
-			clash = true
-		}
-		add(out, key, value, m.pod.has(key))
-	}
-	return clash
 }
 
 // addPath adds the path, or reports the missing labels.
 func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
-	whole, length := true, 0
-	for i := range m.path {
-		s := &m.path[i]
-		value, ok := labels[s.label]
+	values := make([]string, 0, len(m.path))
+	for _, label := range m.path {
+		value, ok := labels[label]
 		switch {
 		case !ok:
-			out.Missing = append(out.Missing, s.missing)
+			out.Missing = append(out.Missing, "the node has no label "+label+" for the path")
 		case value == "":
-			out.Missing = append(out.Missing, s.empty)
+			out.Missing = append(out.Missing, "the node's label "+label+" for the path is empty")
+		default:
+			values = append(values, value)
 		}
-		whole = whole && value != ""
-		length += len(value) + 1
 	}
-	if !whole || len(m.path) == 0 {
-		return
+	if len(values) > 0 && len(values) == len(m.path) {
+		out.Annotations[pathKey] = strings.Join(values, "/")
 	}
-	var path strings.Builder
-	path.Grow(length)
-	for i := range m.path {
-		if i > 0 {
-			path.WriteByte('/')
-		}
-		path.WriteString(labels[m.path[i].label])
-	}
-	out.Annotations[pathKey] = path.String()
 }
 
 // add adds the annotation and, if requested, the label of the pod. It skips an invalid label value,
 // although a node in the API server cannot have one.
-func add(out *mutators.Output, key, value string, pod bool) {
+func (m *Mutator) add(out *mutators.Output, key, value string) {
 	out.Annotations[key] = value
-	if !pod {
+	if !m.pod.has(key) {
 		return
 	}
 	if !keys.ValidLabelValue(value) {
