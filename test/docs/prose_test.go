@@ -163,15 +163,15 @@ func rulesOf(t *testing.T, folder string) []rbacv1.PolicyRule {
 // What docs/security.md says that Prebind may do is what the shipped roles grant.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
-	rows := strings.Split(pagesOfProse(t)["docs/security.md"], "\n")
+	lines := strings.Split(pagesOfProse(t)["docs/security.md"], "\n")
 	told := func(rule rbacv1.PolicyRule) bool {
 		words := rule.Resources
 		if len(rule.ResourceNames) > 0 {
 			words = rule.ResourceNames
 		}
-		return slices.ContainsFunc(rows, func(row string) bool {
-			return strings.HasSuffix(row, "| "+strings.Join(slices.Sorted(slices.Values(rule.Verbs)), ", ")+" |") &&
-				!slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(row, w) })
+		return slices.ContainsFunc(lines, func(line string) bool {
+			return strings.HasSuffix(line, ": "+strings.Join(slices.Sorted(slices.Values(rule.Verbs)), ", ")) &&
+				!slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) })
 		})
 	}
 	for _, folder := range []string{
@@ -184,7 +184,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// Each message in the table of log messages is the beginning of a message in the code.
+// Each message in the list of log messages is the beginning of a message in the code.
 func TestLogMessages(t *testing.T) {
 	t.Parallel()
 	var source strings.Builder
@@ -204,7 +204,7 @@ func TestLogMessages(t *testing.T) {
 	}))
 	_, section, _ := strings.Cut(pagesOfProse(t)["docs/operations.md"], "## Log messages\n")
 	section, _, _ = strings.Cut(section, "\n## ")
-	rows := regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(section, -1)
+	rows := regexp.MustCompile("(?m)^- (`.*?): ").FindAllStringSubmatch(section, -1)
 	require.NotEmpty(t, rows)
 	for _, row := range rows {
 		for _, message := range code.FindAllString(row[1], -1) {
