@@ -28,6 +28,7 @@ import (
 
 // Plugin grants devices. It is safe for concurrent use.
 type Plugin struct {
+	*framework.Decider
 	h       framework.Handle
 	args    *Arguments
 	records *ledger.Store[string, *record]
@@ -35,77 +36,54 @@ type Plugin struct {
 }
 
 var (
-	_ framework.PreBinder           = (*Plugin)(nil)
-	_ framework.BindContextExtender = (*Plugin)(nil)
-	_ framework.OnRequest           = (*Plugin)(nil)
-	_ framework.Tidier              = (*Plugin)(nil)
+	_ framework.PreBinder = (*Plugin)(nil)
+	_ framework.OnRequest = (*Plugin)(nil)
+	_ framework.Tidier    = (*Plugin)(nil)
 )
 
 // New returns the plugin. It starts nothing. The cache of the handle needs the indexes of SetupIndexes.
 func New(h framework.Handle, args *Arguments) *Plugin {
-	return &Plugin{
+	p := &Plugin{
 		h: h, args: args, sights: sights{of: map[string]sight{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
 			Component: ledger.Devices, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
 		}),
 	}
+	p.Decider = framework.NewPlugin(Name, p.decide)
+	return p
 }
-
-// Name implements framework.Plugin.
-func (*Plugin) Name() string { return Name }
 
 // OnRequest implements framework.OnRequest: schedulers annotate the Binding, users annotate
 // the pod.
 func (*Plugin) OnRequest() {}
 
-// seen is what PreFlight needs: the record of the node, and how long another bind can keep its lock at most.
-type seen struct {
-	record *record
-	left   time.Duration
-}
-
-// SetupBindContextExtension reads the record of the node, if the bind requests anything.
-func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
+// decide rejects a bind that requests invalid devices, and waits while another bind holds the node lock. A bind that requests
+// devices of other pods continues with PreBind, because these pods may be gone, and the cache contains only pending pods.
+func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
 	a, err := p.ask(bc)
 	if err != nil || a.nothing() {
-		return nil //nolint:nilerr // PreFlight returns the error.
+		return framework.Verdict{}, err
 	}
-	s := seen{record: newRecord(bc.Node.Name)}
+	rec := newRecord(bc.Node.Name)
 	found, err := p.records.Get(ctx, cache, bc.Node.Name)
 	if err != nil {
-		return err
+		return framework.Verdict{}, err
 	}
 	if found != nil {
-		s.record = found.Record
-	}
-	s.left = p.locked(s.record, bc.Pod.UID, bc.Now)
-	framework.Extend(bc, s)
-	return nil
-}
-
-// PreFlight rejects a bind that requests invalid devices, and waits while another bind holds the node lock. A bind that requests
-// devices of other pods continues with PreBind, because these pods may be gone, and the cache contains only pending pods.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	a, err := p.ask(bc)
-	if err != nil || a.nothing() {
-		return framework.Verdict{}, err
-	}
-	s, err := framework.Extension[seen](bc)
-	if err != nil {
-		return framework.Verdict{}, err
+		rec = found.Record
 	}
 	v := framework.Verdict{Devices: a.devices.list(), Annotations: pinned(bc)}
-	if s.record.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
+	if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
 		return v, nil
 	}
 	if bc.DryRun {
-		if err := refuseConflicts(s.record, bc, a); err != nil {
+		if err := refuseConflicts(rec, bc, a); err != nil {
 			return v, err
 		}
 	}
-	if a.lock && s.left > 0 {
-		v.Wait = framework.Wait{Object: nodeObject(bc), For: lockOf(s.record.Lock), Until: bc.Now.Add(s.left)}
+	if left := p.locked(rec, bc.Pod.UID, bc.Now); a.lock && left > 0 {
+		v.Wait = framework.Wait{Object: nodeObject(bc), For: lockOf(rec.Lock), Until: bc.Now.Add(left)}
 		return v, nil
 	}
 	if len(a.devices) > 0 {
@@ -213,7 +191,7 @@ func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
 // refuseConflicts returns an error if other pods hold requested devices.
 func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
 	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
-		return framework.Refuse(nodeObject(bc), "%s", describe(held)).Advise("choose other devices or another node")
+		return framework.Refuse(nodeObject(bc), "%s", rec.describe(held)).Advise("choose other devices or another node")
 	}
 	return nil
 }

@@ -67,13 +67,21 @@ func listRunning(ctx context.Context, live framework.Reader, into client.ObjectL
 
 // dropGone removes holders of requested devices whose pods are gone.
 func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
-	for _, h := range holdersOf(rec.conflicts(bc.Pod.UID, a.devices)) {
-		pod, err := framework.Get(ctx, live, &corev1.Pod{}, h.pod.Namespace, h.pod.Name)
-		if err != nil {
-			return err
-		}
-		if at := whereaboutsOf(pod, h.uid, bc.Node.Name); at != framework.Pending && at != framework.BoundHere {
-			rec.drop(h.uid)
+	seen := sets.New[types.UID]()
+	for _, c := range rec.conflicts(bc.Pod.UID, a.devices) {
+		for _, uid := range c.holders {
+			if seen.Has(uid) {
+				continue
+			}
+			seen.Insert(uid)
+			e := rec.Entries[uid]
+			pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
+			if err != nil {
+				return err
+			}
+			if at := whereaboutsOf(pod, uid, bc.Node.Name); at != framework.Pending && at != framework.BoundHere {
+				rec.drop(uid)
+			}
 		}
 	}
 	return nil

@@ -83,15 +83,8 @@ func (e *entry) held(key, id string) share {
 type conflict struct {
 	key, id     string
 	asked, free share
-	holders     []holder
-}
-
-// holder is a pod that holds a device or a share of it.
-type holder struct {
-	uid   types.UID
-	pod   ledger.ObjectName
-	share share
-	bound bool
+	// holders are the other pods that hold a part of the device, in the order of their names.
+	holders []types.UID
 }
 
 // conflicts returns the devices that cannot be granted because other pods hold them, in
@@ -103,12 +96,12 @@ func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 		for other, e := range r.Entries {
 			if s := e.held(c.key, c.id); other != uid && s > 0 {
 				c.free -= s
-				c.holders = append(c.holders, holder{uid: other, pod: e.Pod, share: s, bound: e.Bound})
+				c.holders = append(c.holders, other)
 			}
 		}
 		if c.asked > c.free {
-			slices.SortFunc(c.holders, func(a, b holder) int {
-				return strings.Compare(a.pod.String()+string(a.uid), b.pod.String()+string(b.uid))
+			slices.SortFunc(c.holders, func(a, b types.UID) int {
+				return strings.Compare(r.Entries[a].Pod.String()+string(a), r.Entries[b].Pod.String()+string(b))
 			})
 			found = append(found, c)
 		}
@@ -116,34 +109,22 @@ func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 	return found
 }
 
-// holdersOf returns the holders of all conflicts, each once, in order.
-func holdersOf(conflicts []conflict) []holder {
-	var all []holder
-	for _, c := range conflicts {
-		for _, h := range c.holders {
-			if !slices.ContainsFunc(all, func(o holder) bool { return o.uid == h.uid }) {
-				all = append(all, h)
-			}
-		}
-	}
-	return all
-}
-
 // describe returns one line that lists the devices and their holders.
-func describe(conflicts []conflict) string {
+func (r *record) describe(conflicts []conflict) string {
 	const most = 4
 	var parts []string
 	for _, c := range conflicts[:min(most, len(conflicts))] {
 		var who []string
-		for _, h := range c.holders[:min(most, len(c.holders))] {
+		for _, uid := range c.holders[:min(most, len(c.holders))] {
+			e := r.Entries[uid]
 			var details []string
-			if h.share != whole {
-				details = append(details, h.share.String())
+			if s := e.held(c.key, c.id); s != whole {
+				details = append(details, s.String())
 			}
-			if !h.bound {
+			if !e.Bound {
 				details = append(details, "bind in progress")
 			}
-			text := "pod " + h.pod.String()
+			text := "pod " + e.Pod.String()
 			if len(details) > 0 {
 				text += " (" + strings.Join(details, ", ") + ")"
 			}
