@@ -221,17 +221,8 @@ func (v *boundVolume) Unpack() client.Object {
 	return pv
 }
 
-// node is the packed form of a CSINode: the names and limits of the drivers, which nodes of the same kind share, the
-// in-tree plugins that were migrated to CSI, and the node that owns it.
-type node struct {
-	name, version     string
-	drivers, migrated unique.Handle[string]
-	owner             types.UID
-}
-
-var _ compact.Object = (*node)(nil)
-
-// PackNode is the transform for CSINodes. It returns a compact.Object.
+// PackNode is the transform for CSINodes. It returns a compact.Object with the names and limits of the drivers, which nodes of
+// the same kind share, the in-tree plugins that were migrated to CSI, and the node that owns it.
 func PackNode(o any) (any, error) {
 	from, ok := o.(*storagev1.CSINode)
 	if !ok {
@@ -245,33 +236,22 @@ func PackNode(o any) (any, error) {
 	if err != nil {
 		return o, nil //nolint:nilerr // The unpacked form is correct, too.
 	}
-	packed := &node{
-		name: from.Name, version: from.ResourceVersion,
-		drivers: unique.Make(string(encoded)), migrated: unique.Make(from.Annotations[corev1.MigratedPluginsAnnotationKey]),
-	}
+	var owner types.UID
 	for _, o := range from.OwnerReferences {
 		if o.Kind == "Node" {
-			packed.owner = o.UID
+			owner = o.UID
 		}
 	}
-	return packed, nil
-}
-
-// GetObjectMeta implements compact.Object.
-func (n *node) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Name: n.name, ResourceVersion: n.version}
-}
-
-// Unpack implements compact.Object.
-func (n *node) Unpack() client.Object {
-	o := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{
-		Name: n.name, ResourceVersion: n.version, Annotations: map[string]string{corev1.MigratedPluginsAnnotationKey: n.migrated.Value()},
-	}}
-	if n.owner != "" {
-		o.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", UID: n.owner}}
-	}
-	if o.Spec.Unmarshal([]byte(n.drivers.Value())) != nil {
-		return nil // It was encoded above.
-	}
-	return o
+	drivers, migrated := unique.Make(string(encoded)), unique.Make(from.Annotations[corev1.MigratedPluginsAnnotationKey])
+	return compact.Pack(from, func(m metav1.ObjectMeta) client.Object {
+		m.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: migrated.Value()}
+		if owner != "" {
+			m.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", UID: owner}}
+		}
+		node := &storagev1.CSINode{ObjectMeta: m}
+		if node.Spec.Unmarshal([]byte(drivers.Value())) != nil {
+			return nil // It was encoded above.
+		}
+		return node
+	}), nil
 }

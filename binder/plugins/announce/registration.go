@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -63,16 +62,7 @@ var nominated = framework.Selection{
 	Example: &corev1.Pod{},
 	Fields: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", ""), fields.OneTermNotEqualSelector("status.nominatedNodeName", "")),
-	Field:     "spec.nodeName",
-	Value:     nodeNameOf,
 	Transform: trim,
-}
-
-func nodeNameOf(o client.Object) string {
-	if pod, ok := o.(*corev1.Pod); ok {
-		return pod.Spec.NodeName
-	}
-	return ""
 }
 
 // trim keeps what Marks reads.

@@ -78,9 +78,8 @@ func (p *plugin) read(ctx context.Context, reader framework.Reader, bc *framewor
 	if !p.has(checkAgents) {
 		return f, nil
 	}
-	daemons := map[string][]appsv1.DaemonSet{}
 	for _, a := range p.agents {
-		seen, err := a.read(ctx, reader, bc.Node, daemons)
+		seen, err := a.read(ctx, reader, bc.Node)
 		if err != nil {
 			return f, err
 		}
@@ -197,23 +196,19 @@ func (f *facts) readAttached(ctx context.Context, reader framework.Reader) error
 	return nil
 }
 
-// read reads the facts of the agent. It reads the DaemonSets of a namespace once into the map. It logs
-// an agent without a DaemonSet once.
-func (a *agent) read(ctx context.Context, reader framework.Reader, node *corev1.Node, daemons map[string][]appsv1.DaemonSet) (agentFacts, error) {
+// read reads the facts of the agent. It logs an agent without a DaemonSet once.
+func (a *agent) read(ctx context.Context, reader framework.Reader, node *corev1.Node) (agentFacts, error) {
 	var f agentFacts
 	if !a.nodesSelector.Matches(labels.Set(node.Labels)) {
 		return f, nil
 	}
-	if _, ok := daemons[a.namespace]; !ok {
-		var list appsv1.DaemonSetList
-		if err := reader.List(ctx, &list, a.daemons().Where(a.namespace)); err != nil {
-			return f, framework.FromAPI(framework.Object{Kind: "Namespace", Name: a.namespace}, "listing its DaemonSets", err)
-		}
-		daemons[a.namespace] = list.Items
+	var daemons appsv1.DaemonSetList
+	if err := reader.List(ctx, &daemons, a.daemons().Where(a.namespace)); err != nil {
+		return f, framework.FromAPI(framework.Object{Kind: "Namespace", Name: a.namespace}, "listing its DaemonSets", err)
 	}
 	matching := 0
-	for i := range daemons[a.namespace] {
-		ds := &daemons[a.namespace][i]
+	for i := range daemons.Items {
+		ds := &daemons.Items[i]
 		if !a.podsSelector.Matches(labels.Set(ds.Spec.Template.Labels)) {
 			continue
 		}

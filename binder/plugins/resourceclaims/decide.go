@@ -12,6 +12,7 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -44,13 +45,9 @@ type assessment struct {
 
 // basis contains the input of a decision, except for the claims.
 type basis struct {
-	pod     *corev1.Pod
-	node    *corev1.Node
-	attempt string
+	*framework.BindContext
 	// timeout is the maximum time until binding conditions are true.
 	timeout time.Duration
-	// since is when the bind started to wait. It replaces a missing allocationTimestamp.
-	since, now time.Time
 }
 
 // readiness is the decision on all claims of a pod.
@@ -65,7 +62,7 @@ type readiness struct {
 // rejects the bind to this node.
 func (b basis) readiness(all claims) (readiness, error) {
 	r := readiness{basis: b}
-	refs, err := references(b.pod)
+	refs, err := references(b.Pod)
 	if err != nil {
 		return r, err
 	}
@@ -75,7 +72,7 @@ func (b basis) readiness(all claims) (readiness, error) {
 			continue
 		}
 		if all[ref.claim] == nil {
-			return r, noSuchClaim(b.pod.Namespace, ref.claim)
+			return r, noSuchClaim(b.Pod.Namespace, ref.claim)
 		}
 		a, err := b.assess(ref, all[ref.claim])
 		if err != nil {
@@ -98,29 +95,29 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 		return a, framework.Refuse(about, "is being deleted").Advise("create it again, or change the pod")
 	}
 	if ref.generated {
-		if err := madeFor(b.pod, claim); err != nil {
+		if err := madeFor(b.Pod, claim); err != nil {
 			return a, framework.Refuse(about, "was not created for this pod").Because(err).
 				Advise("delete it, so that kube-controller-manager creates a claim for the pod")
 		}
 	}
 	if claim.Status.Allocation == nil {
-		return a, unallocated(b.pod, ref, claim)
+		return a, unallocated(b.Pod, ref, claim)
 	}
-	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.node); err != nil {
+	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.Node); err != nil {
 		return a, framework.Refuse(about, "its allocation has an invalid node selector: %v", err).Because(err).
 			Advise("allocate the claim again")
 	} else if !fits {
-		return a, framework.Refuse(about, "its devices are not available on node %s", b.node.Name).
+		return a, framework.Refuse(about, "its devices are not available on node %s", b.Node.Name).
 			Advise("bind the pod to a node that its allocation selects")
 	}
-	if !resourceclaim.IsReservedForPod(b.pod, claim, true) {
+	if !resourceclaim.IsReservedForPod(b.Pod, claim, true) {
 		a.state = unreserved
-		return a, reservable(b.pod, ref, claim)
+		return a, reservable(b.Pod, ref, claim)
 	}
 	if err := b.conditions(&a); err != nil {
 		return a, err
 	}
-	if claim.Annotations[markKey(b.pod.UID, b.attempt)] == "" && reservedFor(claim, b.pod.UID) && markedByOthers(claim, b.pod.UID, b.attempt) {
+	if claim.Annotations[markKey(b.Pod.UID, b.Attempt)] == "" && reservedFor(claim, b.Pod.UID) && markedByOthers(claim, b.Pod.UID, b.Attempt) {
 		a.state = borrowed
 	}
 	return a, nil
@@ -201,12 +198,12 @@ func (b basis) conditions(a *assessment) error {
 	if a.state == ready {
 		return nil
 	}
-	since := b.since
+	since := b.Since // The allocation has no timestamp.
 	if at := a.claim.Status.Allocation.AllocationTimestamp; at != nil {
 		since = at.Time
 	}
 	a.until = since.Add(b.timeout)
-	if !b.now.Before(a.until) {
+	if !b.Now.Before(a.until) {
 		return framework.Refuse(about, "allocated more than %s ago and still waiting for %s", b.timeout, a.waits).
 			Advise("check the driver, and allocate the claim again")
 	}
@@ -217,18 +214,12 @@ func (b basis) conditions(a *assessment) error {
 // empty one.
 func deviceStatus(claim *resourcev1.ResourceClaim, result *resourcev1.DeviceRequestAllocationResult) resourcev1.AllocatedDeviceStatus {
 	for _, status := range claim.Status.Devices {
-		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device && sameShare(status.ShareID, result) {
+		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device &&
+			ptr.Deref(status.ShareID, "") == string(ptr.Deref(result.ShareID, "")) {
 			return status
 		}
 	}
 	return resourcev1.AllocatedDeviceStatus{}
-}
-
-func sameShare(id *string, result *resourcev1.DeviceRequestAllocationResult) bool {
-	if id == nil || result.ShareID == nil {
-		return id == nil && result.ShareID == nil
-	}
-	return *id == string(*result.ShareID)
 }
 
 func deviceName(result *resourcev1.DeviceRequestAllocationResult) string {
@@ -270,7 +261,7 @@ func (r readiness) writes() []string {
 func (r readiness) wait() framework.Wait {
 	var w framework.Wait
 	if len(r.unmade) > 0 {
-		w = framework.Wait{Object: podObject(r.pod), For: r.unmade[0].missing()}
+		w = framework.Wait{Object: podObject(r.Pod), For: r.unmade[0].missing()}
 	}
 	for _, a := range r.in(unready) {
 		if w.For == "" {

@@ -99,7 +99,7 @@ func TestAssess(t *testing.T) {
 			if pod == nil {
 				pod = thePod("web")
 			}
-			b := basis{pod: pod, node: inZone, attempt: "here-1", timeout: timeout, since: now, now: now}
+			b := basis{BindContext: &framework.BindContext{Pod: pod, Node: inZone, Attempt: "here-1", Since: now, Now: now}, timeout: timeout}
 			a, err := b.assess(tc.ref, theClaim("c", tc.claim...))
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
@@ -193,7 +193,7 @@ func TestConditions(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
-			b := basis{pod: thePod("web"), node: gen.Node("node-a"), attempt: "here-1", timeout: timeout, since: now.Add(-tc.began), now: now}
+			b := basis{BindContext: &framework.BindContext{Pod: thePod("web"), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}, timeout: timeout}
 			a, err := b.assess(reference{}, claim)
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
@@ -211,7 +211,7 @@ func TestConditions(t *testing.T) {
 }
 
 func TestReadiness(t *testing.T) {
-	b := basis{pod: thePod("web", uses("a", "b")), node: gen.Node("node-a"), attempt: "here-1", timeout: timeout, since: now, now: now}
+	b := basis{BindContext: &framework.BindContext{Pod: thePod("web", uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}, timeout: timeout}
 	mine := theClaim("a", allocated("node-a", "gpu-1"))
 	_, err := b.readiness(claims{"a": mine, "b": nil})
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
@@ -226,7 +226,7 @@ func TestReadiness(t *testing.T) {
 
 func TestReadiness_Messages(t *testing.T) {
 	claim := func(name string) *resourcev1.ResourceClaim { return theClaim(name) }
-	r := readiness{basis: basis{pod: thePod("web"), node: gen.Node("node-a")}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
+	r := readiness{basis: basis{BindContext: &framework.BindContext{Pod: thePod("web"), Node: gen.Node("node-a")}}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
 		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unreserved}, {claim: claim("c"), state: borrowed},
 		{claim: claim("d"), state: unready, waits: "the switch", until: now.Add(time.Hour)}, {claim: claim("e"), state: ready},
 		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,9 +174,7 @@ func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
 	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
 	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Wake: s.hub.Wake, Clock: clock.RealClock{}}
-	p, err := New(h, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
-	require.NoError(t, err)
-	r.Plugin = p
+	r.Plugin = New(h, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
 	return r
 }
 

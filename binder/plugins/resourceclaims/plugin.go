@@ -46,13 +46,8 @@ var (
 	_ framework.BindContextExtender = (*Plugin)(nil)
 )
 
-// New returns the plugin, or an error if the arguments are invalid. It starts nothing.
-func New(h framework.Handle, args *Arguments) (*Plugin, error) {
-	if err := args.Validate(nil).ToAggregate(); err != nil {
-		return nil, err
-	}
-	return &Plugin{h: h, args: args}, nil
-}
+// New returns the plugin. It starts nothing.
+func New(h framework.Handle, args *Arguments) *Plugin { return &Plugin{h: h, args: args} }
 
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
@@ -99,8 +94,7 @@ func (p *Plugin) readiness(bc *framework.BindContext) (readiness, error) {
 	if err != nil {
 		return readiness{}, err
 	}
-	b := basis{pod: bc.Pod, node: bc.Node, attempt: bc.Attempt, timeout: p.args.BindingTimeout.Duration, since: bc.Since, now: bc.Now}
-	return b.readiness(all)
+	return basis{BindContext: bc, timeout: p.args.BindingTimeout.Duration}.readiness(all)
 }
 
 // PreBind reserves the claims for the pod.
@@ -110,7 +104,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		return err
 	}
 	for _, a := range r.toTake() {
-		if err := p.take(ctx, bc, r.basis, a.ref); err != nil {
+		if err := p.take(ctx, r.basis, a.ref); err != nil {
 			return err
 		}
 	}

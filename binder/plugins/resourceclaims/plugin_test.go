@@ -25,8 +25,7 @@ import (
 func TestNew(t *testing.T) {
 	r := newReplica(t, newAPI())
 	assert.Equal(t, Name, r.Name())
-	_, err := New(r.h, &Arguments{})
-	require.ErrorContains(t, err, "bindingTimeout")
+	require.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "bindingTimeout")
 }
 
 // between runs f before the first request of the kind, like a client that is faster.

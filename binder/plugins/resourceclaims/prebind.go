@@ -23,7 +23,8 @@ const reserveTries = 5
 
 // take marks the claim, and reserves it for the pod. It decides based on the claim in the
 // API server.
-func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, b basis, ref reference) error {
+func (p *Plugin) take(ctx context.Context, b basis, ref reference) error {
+	bc := b.BindContext
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
 	for left := reserveTries; err == nil; {
 		a, rejected := b.assess(ref, claim)

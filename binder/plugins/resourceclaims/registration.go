@@ -38,13 +38,7 @@ func Registration() framework.Registration {
 		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
 			return addIndex(ctx, indexer)
 		},
-		New: func(h framework.Handle, a framework.Arguments) (framework.Plugin, error) {
-			args, err := framework.ArgumentsAs[*Arguments](a)
-			if err != nil {
-				return nil, err
-			}
-			return New(h, args)
-		},
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
 	}
 }
 
