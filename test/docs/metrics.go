@@ -23,13 +23,13 @@ func writeMetrics(to io.Writer) error {
 		return err
 	}
 	fmt.Fprint(to, metricsIntro)
-	fmt.Fprint(to, "\n## All metrics\n\n| Metric | Type | Labels | Description |\n|---|---|---|---|\n")
+	fmt.Fprint(to, "\n## All metrics\n\nEach metric with its type and labels:\n\n")
 	for _, m := range all {
-		labels := "–"
+		labels := ""
 		if len(m.Labels) > 0 {
-			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+			labels = "; `" + strings.Join(m.Labels, "`, `") + "`"
 		}
-		fmt.Fprintf(to, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, labels, strings.ReplaceAll(m.Help, "|", `\|`))
+		fmt.Fprintf(to, "- `%s` (%s%s): %s\n", m.Name, m.Type, labels, m.Help)
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ func TestMetricsDocument(t *testing.T) {
 	all, err := metrics.All()
 	require.NoError(t, err)
 	for _, m := range all {
-		assert.Contains(t, out.String(), "| `"+m.Name+"` |", "every metric is in the table")
+		assert.Contains(t, out.String(), "- `"+m.Name+"` (", "every metric is in the list")
 	}
 	names := map[string]bool{}
 	for _, m := range all {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -82,11 +83,17 @@ func writePolicies(to io.Writer, crd string) error {
 func writeObject(to io.Writer, path string, o property) {
 	fmt.Fprintf(to, "\n## %s\n\n", path)
 	o.writeAbout(to)
-	fmt.Fprint(to, "\n| Field | Type | Description |\n|---|---|---|\n")
+	if len(o.Validations) > 0 {
+		fmt.Fprint(to, "\nFields:\n") // Two lists need a text between them.
+	}
+	fmt.Fprintln(to)
 	names := slices.Sorted(maps.Keys(o.Properties))
 	for _, name := range names {
 		p := o.Properties[name]
-		text := []string{oneLine(p.Description)}
+		var text []string
+		if p.object() == nil || p.Items != nil { // The section of an object contains its description.
+			text = append(text, oneLine(p.Description))
+		}
 		if slices.Contains(o.Required, name) {
 			text = append(text, "**Required.**")
 		}
@@ -99,14 +106,33 @@ func writeObject(to io.Writer, path string, o property) {
 				text = append(text, strings.ToUpper(v.Message[:1])+v.Message[1:]+".")
 			}
 		}
-		cell := strings.Join(slices.DeleteFunc(text, func(s string) bool { return s == "" }), " ")
-		fmt.Fprintf(to, "| `%s` | %s | %s |\n", name, p.typeName(below(path, name, p)), strings.ReplaceAll(cell, "|", `\|`))
+		about := strings.Join(slices.DeleteFunc(text, func(s string) bool { return s == "" }), " ")
+		fmt.Fprintln(to, strings.TrimSuffix(fmt.Sprintf("- `%s` (%s): %s", name, p.typeName(below(path, name, p)), about), ": "))
 	}
+	sections := map[string]property{}
 	for _, name := range names {
-		if child := o.Properties[name].object(); child != nil {
-			writeObject(to, below(path, name, o.Properties[name]), *child)
+		child := o.Properties[name].object()
+		if child == nil {
+			continue
+		}
+		section := below(path, name, o.Properties[name])
+		if same := sectionOf(sections, *child); same != "" {
+			fmt.Fprintf(to, "\n## %s\n\nThe same as [%s](#%s).\n", section, same, anchor(same))
+			continue
+		}
+		sections[section] = *child
+		writeObject(to, section, *child)
+	}
+}
+
+// sectionOf returns the section of an object with the same fields, or "".
+func sectionOf(sections map[string]property, o property) string {
+	for section, other := range sections {
+		if reflect.DeepEqual(other, o) {
+			return section
 		}
 	}
+	return ""
 }
 
 // writeAbout writes the description of an object, and the rules that its fields follow together.

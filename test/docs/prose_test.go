@@ -140,7 +140,7 @@ func TestMetricNames(t *testing.T) {
 	for name, page := range pages {
 		for _, m := range metric.FindAllString(page, -1) {
 			m = strings.TrimSuffix(m, "_bucket")
-			assert.Contains(t, pages["docs/metrics.md"], "| `"+m+"` |", "%s names %s", name, m)
+			assert.Contains(t, pages["docs/metrics.md"], "- `"+m+"` (", "%s names %s", name, m)
 		}
 	}
 }

@@ -72,14 +72,14 @@ func TestForSchedulers_Values(t *testing.T) {
 	page := pagesOfProse(t)["docs/for-schedulers.md"]
 	budgets := v1alpha1.Default(v1alpha1.Registered{}).Budgets
 	for _, text := range []string{
-		fmt.Sprintf("| Hold of one call | %.0f s |", budgets.Hold.Seconds()),
-		fmt.Sprintf("| Budget of a bind over all its calls | %.0f minutes |", budgets.PreBindTimeout.Minutes()),
-		fmt.Sprintf("up to `--max-prebind-timeout`, %.0f minutes |", budgets.MaxPreBindTimeout.Minutes()),
-		"| Repeats of one `Bind` by client-go | 10, so 11 calls |",
-		fmt.Sprintf("| `details.retryAfterSeconds` | 1 to %.0f for waiting.", binder.RetryAfter(time.Hour, 1).Seconds()),
-		fmt.Sprintf("| Next call after a waiting answer | `Retry-After` and %.0f s |", work.AbandonAfter.Seconds()),
-		`"` + webhook.Name + `"`, "| `" + string(webhook.CausePlugin) + "` |", "| `" + string(webhook.CauseObject) + "` |", "| `" + string(webhook.CauseField) + "` |",
-		"| 412 | `" + string(webhook.ReasonStale) + "` |",
+		fmt.Sprintf("- Hold of one call: %.0f s (`--hold`)", budgets.Hold.Seconds()),
+		fmt.Sprintf("- Budget of a bind over all its calls: %.0f minutes (`--prebind-timeout`)", budgets.PreBindTimeout.Minutes()),
+		fmt.Sprintf("`--max-prebind-timeout`, %.0f minutes\n", budgets.MaxPreBindTimeout.Minutes()),
+		"- Repeats of one `Bind` by client-go: 10, so 11 calls",
+		fmt.Sprintf("- `details.retryAfterSeconds`: 1 to %.0f for waiting,", binder.RetryAfter(time.Hour, 1).Seconds()),
+		fmt.Sprintf("- Next call after a waiting answer: `Retry-After` and %.0f s\n", work.AbandonAfter.Seconds()),
+		`"` + webhook.Name + `"`, "  - `" + string(webhook.CausePlugin) + "` (`CausePlugin`)", "  - `" + string(webhook.CauseObject) + "` (`CauseObject`)", "  - `" + string(webhook.CauseField) + "` (`CauseField`)",
+		"(412 `" + string(webhook.ReasonStale) + "`)",
 	} {
 		assert.Contains(t, page, text)
 	}

@@ -74,7 +74,7 @@ func panels(t *testing.T) []panel {
 	return dashboard.Panels
 }
 
-var line = regexp.MustCompile("(?m)^\\| `(prebind_\\w+)` \\| (\\w+) \\| (.*?) \\|")
+var line = regexp.MustCompile("(?m)^- `(prebind_\\w+)` \\((\\w+)(.*?)\\): ")
 
 // documented returns the labels of each series of docs/metrics.md, which is made
 // from the program.
@@ -82,7 +82,7 @@ func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	series := map[string][]string{}
 	for _, found := range line.FindAllStringSubmatch(string(read(t, "docs", "metrics.md")), -1) {
-		name, labels := found[1], strings.FieldsFunc(found[3], func(r rune) bool { return strings.ContainsRune("`, –", r) })
+		name, labels := found[1], strings.FieldsFunc(found[3], func(r rune) bool { return strings.ContainsRune("`,; ", r) })
 		if found[2] != "histogram" {
 			series[name] = labels
 			continue

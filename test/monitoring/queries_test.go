@@ -99,7 +99,7 @@ func TestRunbooks(t *testing.T) {
 		}
 		assert.Equal(t, []string{"# " + name, "## Meaning", "## Impact", "## Diagnosis", "## Mitigation"}, headings, name)
 		assert.Contains(t, page, "Severity: "+alert.Labels["severity"]+".", name)
-		assert.Contains(t, index, "("+name+".md) | "+alert.Labels["severity"], "docs/runbooks/README.md lists each page")
+		assert.Contains(t, index, "("+name+".md): "+alert.Labels["severity"], "docs/runbooks/README.md lists each page")
 	}
 	assert.Empty(t, pages, "pages without an alert")
 }

@@ -67,15 +67,14 @@ func newPolicyCheckCommand() *cobra.Command {
 		Short: "Validate, compile and type-check BindPolicies in files",
 		Long: `Validate, compile and type-check BindPolicies in files.
 
-The command finds the mistakes that the API server and Prebind would find without
-a look at the cluster. It prints each policy with its problems and warnings. A FILE
-can be a directory, which is read with its subdirectories, or - for the standard
-input. Objects of other kinds and files *_test.yaml are ignored. If
-CustomResourceDefinitions are among the files, expressions are also checked
-against their schemas.
+The command finds the mistakes that need no cluster to find, and prints each policy
+with its problems and warnings. A FILE can be a directory, which is read with its
+subdirectories, or - for the standard input. Objects of other kinds and files
+*_test.yaml are ignored. If CustomResourceDefinitions are among the files, expressions
+are also checked against their schemas.
 
-The command cannot find missing permissions (reason Forbidden), and kinds or
-versions that your API server does not serve (reason UnknownKind).
+It does not find missing permissions (reason Forbidden), or kinds and versions that
+your API server does not serve (reason UnknownKind).
 
 Exit codes: 0 if all policies are ready, 1 if there is a problem, 2 if a file
 cannot be read or a flag is invalid.`,
