@@ -225,7 +225,7 @@ vulncheck: ## Check the program and the module client for known vulnerabilities 
 .PHONY: generate
 generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-reference}.md, docs/configuration-defaults.yaml, docs/api.txt, and the chart's schema and README
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
-		paths='./assembly;./apiclient;./binder/replica;./binder/runner' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
+		paths='./assembly;./apiclient;./binder/replica;./binder/work' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-node-ready,headerFile=config/role-header.txt \

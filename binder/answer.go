@@ -17,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -36,16 +36,18 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 		claimed, err := c.settings.Claimed(ctx, c.pod)
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
-	_, done := c.recorder.Step(ctx, runner.Step{Name: runner.StepMutators, Pod: c.Pod, Node: c.key.Node, Attempt: attempt})
+	_, done := c.recorder.Step(ctx, work.Step{Name: work.StepMutators, Pod: c.Pod, Node: c.key.Node, Attempt: attempt})
 	result := c.settings.Mutators.Mutate(in)
 	done(nil)
+	d := Decision{Annotations: result.Annotations, Labels: result.Labels, Conflicts: result.Conflicts, Failures: result.Failures}
+	for _, conflict := range result.Conflicts {
+		d.Warnings = append(d.Warnings, conflict.String())
+	}
 	for _, f := range result.Failures {
+		d.Warnings = append(d.Warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
 		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
 	}
-	d := Decision{
-		Annotations: result.Annotations, Labels: result.Labels,
-		Warnings: append(mutatorWarnings(result), warningsOf(c.results)...), Conflicts: result.Conflicts, Failures: result.Failures,
-	}
+	d.Warnings = append(d.Warnings, warningsOf(c.results)...)
 	if c.Binding.UID == "" {
 		d.UID = c.pod.UID
 	}
@@ -61,7 +63,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	if attempt != "" {
 		d.Annotations[framework.AttemptAnnotation] = attempt
 	}
-	return d, guardMerged(c.pod, c.Binding, d.Annotations, d.Labels, c.mayCome())
+	return d, guardMerged(c.pod, c.Binding, d.Annotations, 0)
 }
 
 // add adds to the decision what a plugin adds. If several add a key, the last plugin wins.
@@ -88,31 +90,12 @@ func add(d Decision, r result) error {
 	return nil
 }
 
-// mayCome returns what the attempt adds to the Binding if a plugin writes.
-func (c *call) mayCome() map[string]string {
-	if len(c.enabled) == 0 {
-		return nil
-	}
-	return c.anyAttempt
-}
-
-func mutatorWarnings(r mutators.Result) []string {
-	var warnings []string
-	for _, c := range r.Conflicts {
-		warnings = append(warnings, c.String())
-	}
-	for _, f := range r.Failures {
-		warnings = append(warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
-	}
-	return warnings
-}
-
 // warningsOf returns the warnings of plugins, each once, within the limits of a decision.
 func warningsOf(results []result) []string {
 	var all []string
 	for _, r := range results {
 		for _, w := range r.verdict.Warnings {
-			if w = runner.Clip(w, maxMessage); len(all) < maxWarnings && !slices.Contains(all, w) {
+			if w = work.Clip(w, maxMessage); len(all) < maxWarnings && !slices.Contains(all, w) {
 				all = append(all, w)
 			}
 		}
@@ -122,7 +105,7 @@ func warningsOf(results []result) []string {
 
 // denied returns a denial with the warnings of plugins.
 func (c *call) denied(err *framework.Error) Decision {
-	d := denied(framework.AsError(framework.Binder, err))
+	d := denied(ours(err))
 	d.Warnings = warningsOf(c.results)
 	return d
 }

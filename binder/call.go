@@ -13,7 +13,6 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 )
 
@@ -33,18 +32,20 @@ type call struct {
 	Request
 	// policy is what the settings say of the pod's namespace.
 	policy policy
-	// enabled are the plugins of the settings.
-	enabled []framework.Plugin
+	// plugins are those of the settings.
+	plugins []framework.Plugin
 	// audit is set if Request.DryRun is because of the mode Audit.
 	audit bool
 	began time.Time
 
 	key work.Key
-	// pod, node, budget and results are those of the last pass. The budget is the time that the bind has from the first call on.
-	pod     *corev1.Pod
-	node    *corev1.Node
-	budget  time.Duration
-	results []result
+	// pod, node, budget, required and results are those of the last pass. The budget is the time that the bind has from the first
+	// call on. required are the plugins that the Binding or the pod requires.
+	pod      *corev1.Pod
+	node     *corev1.Node
+	budget   time.Duration
+	required map[string]bool
+	results  []result
 	// first is the time of the first call for the bind, and calls is the number of earlier ones.
 	first time.Time
 	calls int
@@ -79,7 +80,7 @@ type result struct {
 func (c *call) run(ctx context.Context) Decision {
 	held, cancel := context.WithTimeout(ctx, c.settings.Hold)
 	defer cancel()
-	d, wait := c.loop(held)
+	d := c.loop(held)
 	if c.changes != nil {
 		c.changes.Close()
 	}
@@ -89,18 +90,19 @@ func (c *call) run(ctx context.Context) Decision {
 	if c.DryRun {
 		return d
 	}
-	d = c.remember(d, wait)
+	d = c.remember(d)
 	if c.entry != nil {
-		if !d.PassThrough && c.work.HasWritten(c.entry) {
+		if !d.PassThrough {
 			d.Attempt = c.id
 		}
-		if d.PassThrough || d.Err != nil && d.RetryAfter == 0 {
-			c.work.Reject(c.entry)
-		}
-		c.work.Leave(c.entry, d.RetryAfter)
+		c.work.Leave(c.entry, d.PassThrough || d.Err != nil && d.RetryAfter == 0, d.RetryAfter)
 	}
 	if d.RetryAfter == 0 {
-		c.observe(ctx, nil)
+		for _, r := range c.results {
+			if o, ok := r.plugin.(framework.Observer); ok {
+				o.BindDecided(ctx, r.bc)
+			}
+		}
 	}
 	return d
 }
@@ -112,13 +114,11 @@ func (c *call) run(ctx context.Context) Decision {
 //	somebody writes?      PreBind of those plugins, once per change; then repeat
 //	somebody waits?       wait until something changes that was read, or the hold ends
 //	all ready             reserve, answer, and check once that the call has not ended
-//
-// It also returns the first wait of a call that could not wait any longer.
-func (c *call) loop(ctx context.Context) (Decision, framework.Wait) {
+func (c *call) loop(ctx context.Context) Decision {
 	for {
 		next := c.pass(ctx)
 		if c.DryRun {
-			return c.rehearsed(ctx, next), framework.Wait{}
+			return c.rehearsed(ctx, next)
 		}
 		if next.do == write {
 			next = c.write(ctx, next)
@@ -131,32 +131,26 @@ func (c *call) loop(ctx context.Context) (Decision, framework.Wait) {
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			c.held = true
-			return c.denied(c.unfinished(context.Cause(ctx))), framework.Wait{}
+			return c.denied(c.unfinished(context.Cause(ctx)))
 		}
-		if next.do != reject {
+		now := c.clock.Now()
+		switch {
+		case next.do != reject:
 			c.settles = time.Time{}
+		case c.settles.IsZero():
+			c.settles = now.Add(Settle)
+		case !now.Before(c.settles):
+			next.do = finish
 		}
-		switch next.do {
-		case finish:
+		if next.do == wait || next.do == reject {
+			next = c.wait(ctx, next)
+		}
+		if next.do == finish {
 			if next.err != nil {
-				return c.denied(next.err), framework.Wait{}
+				next.answer = c.denied(next.err)
+				next.answer.wait = next.first()
 			}
-			return next.answer, framework.Wait{}
-		case repeat:
-			continue
-		case allow, write, reserve, wait: // write, reserve and allow returned one of the others.
-		case reject:
-			now := c.clock.Now()
-			if c.settles.IsZero() {
-				c.settles = now.Add(Settle)
-			}
-			if !now.Before(c.settles) {
-				return c.denied(next.err), framework.Wait{}
-			}
-			next.until = c.settles
-		}
-		if err := c.wait(ctx, next); err != nil {
-			return c.denied(err), next.first()
+			return next.answer
 		}
 	}
 }
@@ -165,98 +159,92 @@ func (c *call) loop(ctx context.Context) (Decision, framework.Wait) {
 // engine counts like that of a plugin.
 func (c *call) pass(ctx context.Context) step {
 	c.results = c.results[:0]
-	taking, s := c.look(ctx)
-	if s.do != allow {
+	if s := c.look(ctx); s.do != allow {
 		return s
 	}
 	if c.entry == nil && !c.DryRun {
-		c.join(c.work.Join(c.key))
+		if c.entry = c.work.Join(c.key); c.entry != nil {
+			c.id = c.entry.ID()
+		}
+	}
+	if c.id == "" && !c.DryRun {
+		c.id = c.work.NewID()
 	}
 	now := c.clock.Now()
-	for _, p := range taking {
+	for _, p := range c.plugins {
+		if _, onRequest := p.(framework.OnRequest); onRequest && !c.required[p.Name()] && len(framework.Parameters(p.Name(), c.Binding, c.pod)) == 0 {
+			continue
+		}
 		r := result{plugin: p, bc: &framework.BindContext{
 			Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.first, DryRun: c.DryRun, Audit: c.audit,
 			Written: c.entry != nil && c.work.Written(c.entry, p.Name()),
 		}}
-		r.err = framework.AsError(p.Name(), c.call(ctx, runner.StepPreFlight, p, func(ctx context.Context) (err error) {
-			r.verdict, err = c.preFlight(ctx, p, r.bc)
+		err := c.step(ctx, work.StepPreFlight, p, func(ctx context.Context) (err error) {
+			if extender, ok := p.(framework.BindContextExtender); ok {
+				cache := c.cachedFor(p.Name())
+				if c.changes != nil {
+					cache = subscribing{Reader: cache, to: c.changes}
+				}
+				if err := extender.SetupBindContextExtension(ctx, cache, r.bc); err != nil {
+					return err
+				}
+			}
+			r.verdict, err = p.PreFlight(r.bc)
 			return err
-		}))
+		})
+		if err != nil {
+			r.err = framework.AsError(p.Name(), err)
+		}
 		c.results = append(c.results, r)
 	}
 	return decide(c.results, c.asked)
 }
 
-// preFlight calls Setup and PreFlight of a plugin.
-func (c *call) preFlight(ctx context.Context, p framework.Plugin, bc *framework.BindContext) (framework.Verdict, error) {
-	if extender, ok := p.(framework.BindContextExtender); ok {
-		cache := c.cachedFor(p.Name())
-		if c.changes != nil {
-			cache = subscribing{Reader: cache, to: c.changes}
-		}
-		if err := extender.SetupBindContextExtension(ctx, cache, bc); err != nil {
-			return framework.Verdict{}, err
-		}
-	}
-	return p.PreFlight(bc)
+// step makes one call of a plugin, contained and recorded.
+func (c *call) step(ctx context.Context, name string, p framework.Plugin, f func(ctx context.Context) error) error {
+	return work.Call(ctx, c.recorder, work.Step{Name: name, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}, f)
 }
 
-// call makes one call of a plugin, contained and tracked.
-func (c *call) call(ctx context.Context, name string, p framework.Plugin, f func(ctx context.Context) error) error {
-	step := runner.Step{Name: name, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
-	return runner.Call(ctx, c.recorder, step, f)
-}
-
-// look reads what the engine needs for a pass, and returns the plugins that take part. The pod must be the one of the first pass, and
-// so must the node.
-func (c *call) look(ctx context.Context) ([]framework.Plugin, step) {
-	pod, err := c.pod, (*framework.Error)(nil)
+// look reads what the engine needs for a pass. The pod must be the one of the first pass, and so must the node.
+func (c *call) look(ctx context.Context) step {
 	if c.node != nil { // The call has just read the pod for the first pass.
-		pod, err = c.reader.pod(ctx, c.Request)
-	}
-	switch {
-	case err != nil:
-		return nil, ends(err)
-	case unbindable(pod, c.Binding) || pod.UID != c.key.Pod:
-		d := rejectedBy(pod, c.Binding)
-		if d.UID != "" {
-			// The API server must reject it: it was not checked.
-			d.UID = c.key.Pod
+		if s := c.readPod(ctx); s.do != allow {
+			return s
 		}
-		return nil, step{do: finish, answer: d}
 	}
-	c.pod = pod
-	if err := guardMerged(pod, c.Binding, nil, nil, c.mayCome()); err != nil {
-		return nil, ends(err)
+	room := 0
+	if len(c.plugins) > 0 {
+		room = attemptRoom
 	}
-	given := framework.Parameters(framework.Binder, c.Binding, pod)
-	required, err := requiredPlugins(c.enabled, given)
-	if err != nil {
-		return nil, ends(err)
+	if err := guardMerged(c.pod, c.Binding, nil, room); err != nil {
+		return ends(err)
 	}
-	if c.budget, err = budgetOf(c.policy, given); err != nil {
-		return nil, ends(err)
+	c.required = nil
+	var err *framework.Error
+	given := framework.Parameters(framework.Binder, c.Binding, c.pod)
+	if p, ok := given[requireKey]; ok {
+		if c.required, err = requiredPlugins(c.plugins, p); err != nil {
+			return ends(err)
+		}
 	}
-	node, err := c.reader.node(ctx, c.key.Node)
+	if len(c.plugins) == 0 && c.settings.Mutators.Len() == 0 {
+		return step{do: finish, answer: Decision{PassThrough: true}} // Nothing is enabled.
+	}
+	c.budget = c.policy.preBindTimeout
+	if p, ok := given[timeoutKey]; ok {
+		if c.budget, err = budgetOf(c.policy, p); err != nil {
+			return ends(err)
+		}
+	}
+	node, err := c.readNode(ctx, c.key.Node)
 	switch {
 	case err != nil:
-		return nil, ends(err)
+		return ends(err)
 	case c.node != nil && c.node.UID != node.UID:
-		return nil, ends(framework.AsError(framework.Binder,
-			framework.Refuse(framework.Object{Kind: "Node", Name: node.Name}, "the node was deleted and recreated").Advise("schedule the pod again")))
+		return ends(ours(framework.Refuse(framework.Object{Kind: "Node", Name: node.Name}, "the node was deleted and recreated").Advise("schedule the pod again")))
 	}
 	c.node = node
-	return takingPart(c.enabled, required, c.Binding, pod), step{do: allow}
-}
-
-// join makes the entry that of the call.
-func (c *call) join(e *work.Entry) {
-	c.entry = e
-	if e != nil {
-		c.id = e.ID()
-	} else if c.id == "" {
-		c.id = work.NewID(c.replica)
-	}
+	return step{do: allow}
 }
 
 // write calls PreBind of the plugins that have to write. It returns what to do next.
@@ -266,8 +254,10 @@ func (c *call) write(ctx context.Context, s step) step {
 		if err != nil {
 			return step{do: finish, err: c.lease(err)}
 		}
-		if c.join(e); e.ID() != c.results[0].bc.Attempt {
+		c.entry = e
+		if ours := c.id; e.ID() != ours {
 			// Another call has begun to write. The contexts must have its attempt.
+			c.id = e.ID()
 			return step{do: repeat}
 		}
 	}
@@ -282,7 +272,7 @@ func (c *call) write(ctx context.Context, s step) step {
 		}
 		c.asked[p.Name()] = true
 		err := c.work.Write(ctx, c.entry, p, r.bc, func() error {
-			return c.call(ctx, runner.StepPreBind, p, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
+			return c.step(ctx, work.StepPreBind, p, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
 		})
 		if err != nil {
 			return c.failed(p.Name(), err)
@@ -326,14 +316,14 @@ func (c *call) reserve(s step) step {
 // allow builds the answer, and records that the call is allowed.
 func (c *call) allow(ctx context.Context) step {
 	attempt := ""
-	if c.entry != nil && c.work.HasWritten(c.entry) {
+	if c.entry != nil {
 		attempt = c.id
 	}
 	d, err := c.compose(ctx, attempt)
 	if err != nil {
 		return step{do: finish, err: err}
 	}
-	if attempt != "" {
+	if c.entry != nil {
 		if err := c.work.Allow(c.entry); err != nil {
 			return c.failed(framework.Binder, err)
 		}
@@ -347,28 +337,28 @@ var (
 	anyNode = &corev1.Node{}
 )
 
-// wait waits until something changes that was read, until the step's time, or until the hold ends. It
-// returns an error if the call ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
-func (c *call) wait(ctx context.Context, s step) *framework.Error {
+// wait waits until something changes that was read, until the step's time, or until the hold ends. It returns finish if the call
+// ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
+func (c *call) wait(ctx context.Context, s step) step {
 	if c.changes == nil {
 		c.changes = c.Engine.changes.Subscribe(notify.RefTo(anyPod, c.Pod.Namespace, c.Pod.Name), notify.RefTo(anyNode, "", c.key.Node), notify.AllBinds())
-		return nil
+		return step{do: repeat}
 	}
 	now := c.clock.Now()
-	until := s.until
+	until := c.settles
 	if s.do == wait {
 		end := c.first.Add(c.budget)
 		if !now.Before(end) {
-			return c.overBudget(s)
+			return s.end(c.overBudget(s))
 		}
 		if c.hold == nil {
 			if c.hold = c.take(ctx); c.hold == nil {
-				return c.waiting(s, now)
+				return s.end(c.waiting(s, now))
 			}
 		}
-		c.awaits(c.waiting(s, now), s.first())
+		c.awaits(c.waiting(s, now), s.first(), 0)
 		c.observe(ctx, s.waits)
-		if until.IsZero() || end.Before(until) {
+		if until = s.until; until.IsZero() || end.Before(until) {
 			until = end
 		}
 	}
@@ -378,50 +368,31 @@ func (c *call) wait(ctx context.Context, s step) *framework.Error {
 	case <-c.changes.C():
 	case <-timer.C():
 	case <-s.over:
-		c.work.Leave(c.entry, 0)
+		c.work.Leave(c.entry, false, 0)
 		c.entry, c.id = nil, ""
 	case <-c.draining:
-		return c.waiting(s, c.clock.Now())
+		return s.end(c.waiting(s, c.clock.Now()))
 	case <-ctx.Done():
 		c.held = true
-		return c.waiting(s, c.clock.Now()).Because(context.Cause(ctx))
+		return s.end(c.waiting(s, c.clock.Now()).Because(context.Cause(ctx)))
 	}
 	clear(c.asked)
-	return c.rest(ctx, now)
+	if left := pace - c.clock.Since(now); left > 0 {
+		<-c.clock.After(left)
+	}
+	return step{do: repeat}
 }
 
-// rest keeps the pace of passes.
-func (c *call) rest(ctx context.Context, last time.Time) *framework.Error {
-	left := pace - c.clock.Since(last)
-	if left <= 0 {
-		return nil
-	}
-	timer := c.clock.NewTimer(left)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return nil
-	case <-ctx.Done():
-		return c.unfinished(context.Cause(ctx))
-	}
-}
-
-// observe reports to observers what the bind waits for, if that has changed, or that it is decided.
+// observe reports to observers what the bind waits for, if that has changed.
 func (c *call) observe(ctx context.Context, waits []framework.Wait) {
-	if len(waits) > 0 && slices.EqualFunc(waits, c.observed, sameWait) {
+	same := func(a, b framework.Wait) bool { return a.Object == b.Object && a.For == b.For }
+	if slices.EqualFunc(waits, c.observed, same) {
 		return
 	}
 	c.observed = waits
 	for _, r := range c.results {
-		o, ok := r.plugin.(framework.Observer)
-		switch {
-		case !ok:
-		case len(waits) > 0:
+		if o, ok := r.plugin.(framework.Observer); ok {
 			o.BindWaits(ctx, r.bc, waits)
-		default:
-			o.BindDecided(ctx, r.bc)
 		}
 	}
 }
-
-func sameWait(a, b framework.Wait) bool { return a.Object == b.Object && a.For == b.For }

@@ -54,6 +54,9 @@ func (s step) first() framework.Wait {
 	return s.waits[0]
 }
 
+// end returns the end of a call that cannot wait any longer.
+func (s step) end(err *framework.Error) step { return step{do: finish, err: err, waits: s.waits} }
+
 // ends returns the step after an error of the engine.
 func ends(err *framework.Error) step {
 	if err.Kind == framework.KindRefuse || err.Kind == framework.KindInvalid {

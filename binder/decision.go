@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -65,6 +65,8 @@ type Decision struct {
 	// has an attempt.
 	Calls  int
 	Waited time.Duration
+	// wait is what a denied call waits for.
+	wait framework.Wait
 }
 
 // Audit is a decision that is only reported; see ModeAudit.
@@ -92,16 +94,16 @@ func (d Decision) Kind() string {
 	}
 }
 
-func denied(err *framework.Error) Decision { return Decision{}.deny(err) }
-
-// deny makes the decision a denial. It keeps the warnings and the explanation.
-func (d Decision) deny(err *framework.Error) Decision {
-	d = Decision{Err: err, Warnings: d.Warnings, Conflicts: d.Conflicts, Failures: d.Failures, Explanation: d.Explanation}
+func denied(err *framework.Error) Decision {
+	d := Decision{Err: err}
 	if err.Kind == framework.KindWait {
 		d.RetryAfter = time.Second
 	}
 	return d
 }
+
+// ours returns an error of the engine itself.
+func ours(err error) *framework.Error { return framework.AsError(framework.Binder, err) }
 
 // Verdict is the expected result of a Binding.
 type Verdict string
@@ -191,25 +193,17 @@ const (
 
 // bounded returns the decision with texts within the limits. It changes only the copy.
 func (d Decision) bounded() Decision {
-	d.Err = boundedError(d.Err)
-	if len(d.Warnings) == 0 {
+	all := d.Warnings
+	d.Warnings = nil
+	for _, w := range all[:min(len(all), maxWarnings)] {
+		d.Warnings = append(d.Warnings, work.Clip(w, maxMessage))
+	}
+	if d.Err == nil {
 		return d
 	}
-	var warnings []string
-	for _, w := range d.Warnings[:min(len(d.Warnings), maxWarnings)] {
-		warnings = append(warnings, runner.Clip(w, maxMessage))
-	}
-	d.Warnings = warnings
-	return d
-}
-
-func boundedError(err *framework.Error) *framework.Error {
-	if err == nil {
-		return nil
-	}
-	bounded := *err
-	bounded.Message, bounded.Advice = runner.Clip(err.Message, maxMessage), runner.Clip(err.Advice, maxAdvice)
-	bounded.Object = framework.Object{Kind: runner.Clip(err.Object.Kind, maxName), Namespace: runner.Clip(err.Object.Namespace, maxName), Name: runner.Clip(err.Object.Name, maxName)}
+	bounded, err := *d.Err, d.Err
+	bounded.Message, bounded.Advice = work.Clip(err.Message, maxMessage), work.Clip(err.Advice, maxAdvice)
+	bounded.Object = framework.Object{Kind: work.Clip(err.Object.Kind, maxName), Namespace: work.Clip(err.Object.Namespace, maxName), Name: work.Clip(err.Object.Name, maxName)}
 	bounded.Fields = nil
 	for _, f := range err.Fields[:min(len(err.Fields), maxFields)] {
 		bounded.Fields = append(bounded.Fields, framework.Field{Path: short(f.Path), Message: short(f.Message)})
@@ -217,13 +211,14 @@ func boundedError(err *framework.Error) *framework.Error {
 	if left := len(err.Fields) - maxFields; left > 0 {
 		bounded.Fields = append(bounded.Fields, framework.Field{Message: fmt.Sprintf("and %d more", left)})
 	}
-	return &bounded
+	d.Err = &bounded
+	return d
 }
 
 // maxEcho is how much of an invalid input is repeated in an error.
 const maxEcho = 500
 
-func short(text string) string { return runner.Clip(text, maxEcho) }
+func short(text string) string { return work.Clip(text, maxEcho) }
 
 // podObject is the pod as the object of an error.
 func podObject(pod types.NamespacedName) framework.Object {

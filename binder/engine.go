@@ -21,6 +21,7 @@ import (
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -28,8 +29,6 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/recovery"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 )
 
@@ -74,22 +73,19 @@ func (o Options) validate() error {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	reader
-	settings Settings
+	cached, live framework.Reader
+	recorder     Recorder
+	settings     Settings
 	// cachedFor returns the cached reader of a plugin.
 	cachedFor func(plugin string) framework.Reader
 	// changes reports changes of the objects that readers return.
 	changes *notify.Hub
 	work    *work.Set
-	replica string
-	runner  *runner.Runner
 	waits   waits
 	seats   seating
 	clock   clock.WithDelayedExecution
 	// jitter returns a random number from 0 to 1.
 	jitter func() float64
-	// anyAttempt is an annotation as long as that of every attempt. It is never changed.
-	anyAttempt map[string]string
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -111,15 +107,13 @@ func New(o Options) (*Engine, error) {
 	}
 	draining := make(chan struct{})
 	e := &Engine{
-		reader:   reader{cached: o.Cached, live: o.Live, recorder: o.Recorder},
-		settings: o.Settings, cachedFor: o.CachedFor, changes: o.Changes, replica: o.Replica, jitter: rand.Float64,
-		runner: &runner.Runner{Cached: o.Cached, Live: o.Live, Tracker: o.Recorder, Events: o.Events},
-		waits:  newWaits(o.Clock), clock: o.Clock,
-		anyAttempt: map[string]string{framework.AttemptAnnotation: work.NewID(o.Replica)},
-		draining:   draining, drain: sync.OnceFunc(func() { close(draining) }),
+		cached: o.Cached, live: o.Live, recorder: o.Recorder,
+		settings: o.Settings, cachedFor: o.CachedFor, changes: o.Changes, jitter: rand.Float64,
+		waits: newWaits(o.Clock), clock: o.Clock,
+		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}
 	e.work = work.NewSet(work.Options{
-		Runner: e.runner, Recorder: o.Recorder, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+		Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
 	})
 	return e, nil
 }
@@ -182,18 +176,10 @@ func (e *Engine) Stop(ctx context.Context) error {
 	return e.work.Stop(ctx)
 }
 
-// Sweeper returns the sweeper for the writes that ended replicas left behind. One replica at a
-// time should run it.
-func (e *Engine) Sweeper(replicas recovery.Replicas) *recovery.Sweeper {
-	return recovery.New(recovery.Options{
-		Runner: e.runner, Observer: e.recorder, Replica: e.replica, Replicas: replicas, Working: e.work.Working,
-		Plugins: e.settings.Plugins, Clock: e.clock,
-	})
+// Sweep confirms or rolls back the writes that ended attempts left behind, until the context ends. Every replica runs it.
+func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
+	e.work.Sweep(ctx, e.settings.Plugins, peers)
 }
-
-// OwnSweeper returns the sweeper for the writes of this replica that could not be rolled
-// back, for example because the API server did not respond. Every replica runs one.
-func (e *Engine) OwnSweeper() *recovery.Sweeper { return e.Sweeper(nil) }
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
@@ -206,63 +192,41 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 
 // answer decides on one Binding.
 func (e *Engine) answer(ctx context.Context, r Request) Decision {
-	if !targetsNode(r.Binding) || !namesPod(r) {
+	policy := e.settings.policyFor(r.Pod.Namespace)
+	if passes(r) || policy.mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	c := &call{
-		Engine: e, Request: r, policy: e.settings.policyFor(r.Pod.Namespace), enabled: e.settings.Plugins, began: e.clock.Now(),
-	}
-	if c.policy.mode == ModeOff {
-		return Decision{PassThrough: true}
-	}
-	c.audit = !r.DryRun && c.policy.mode == ModeAudit
+	c := &call{Engine: e, Request: r, policy: policy, plugins: e.settings.Plugins, began: e.clock.Now()}
+	c.audit = !r.DryRun && policy.mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
 	d := c.decide(ctx).bounded()
-	warnings := d.Warnings
-	if c.DryRun {
-		d = explain(c.policy.mode, d)
+	if c.DryRun && !d.PassThrough {
+		d = explain(policy.mode, d)
 	}
-	switch {
-	case c.policy.mode != ModeAudit:
-	case d.PassThrough:
-		d = Decision{PassThrough: true}
-	default:
+	if policy.mode == ModeAudit {
 		d = auditOnly(d)
-		d.Warnings = append(d.Warnings, warnings...)
 	}
-	if c.pod != nil && !r.DryRun {
+	if c.pod != nil && !r.DryRun && (d.Err != nil || d.Audit != nil) {
 		c.report(c.pod, d)
 	}
 	return d
 }
 
-// decide runs the guards and the loop.
+// decide reads the pod, and runs the loop.
 func (c *call) decide(ctx context.Context) Decision {
-	if err := guardTarget(c.Binding); err != nil {
-		if c.settings.idle() {
-			return Decision{PassThrough: true}
-		}
-		return denied(err)
+	name := c.Binding.Target.Name
+	// The API server accepts every name.
+	if problems := apivalidation.NameIsDNSSubdomain(name, false); len(problems) > 0 {
+		return denied(ours(framework.Refuse(framework.Object{Kind: "Node", Name: short(name)}, "invalid name: %s", problems[0]).Advise("choose another node")))
 	}
-	pod, err := c.reader.pod(ctx, c.Request)
-	switch {
-	case err != nil:
-		c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: c.Binding.Target.Name}, c.began
-		return c.remember(denied(err), framework.Wait{})
-	case unbindable(pod, c.Binding):
-		return rejectedBy(pod, c.Binding)
-	}
-	c.pod, c.key = pod, work.Key{Pod: pod.UID, Node: c.Binding.Target.Name}
-	if c.settings.idle() {
-		err := guardMerged(pod, c.Binding, nil, nil, nil)
-		if err == nil {
-			_, err = requiredPlugins(nil, framework.Parameters(framework.Binder, c.Binding, pod))
+	c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: name}, c.began
+	if s := c.readPod(ctx); s.do != allow {
+		if s.err != nil {
+			return c.remember(denied(s.err))
 		}
-		if err != nil {
-			return denied(err)
-		}
-		return Decision{PassThrough: true}
+		return s.answer
 	}
+	c.key.Pod = c.pod.UID
 	before := c.waits.before(c.key, c.began)
 	c.first, c.calls = before.since, before.calls
 	d := c.run(ctx)

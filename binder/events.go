@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 const (
@@ -27,12 +27,12 @@ const (
 func (c *call) report(pod *corev1.Pod, d Decision) {
 	switch {
 	case d.Audit != nil && len(d.Warnings) > 0:
-		c.event(pod, d.Audit.Err, corev1.EventTypeNormal, runner.ReasonAudited, strings.Join(d.Warnings, "; "))
+		c.event(pod, d.Audit.Err, corev1.EventTypeNormal, work.ReasonAudited, strings.Join(d.Warnings, "; "))
 	case d.Audit != nil || d.Err == nil:
 	case d.Err.Kind == framework.KindWait:
 		c.reportWait(pod, d.Err)
 	default:
-		c.event(pod, d.Err, corev1.EventTypeWarning, runner.ReasonRefused, d.Err.Error())
+		c.event(pod, d.Err, corev1.EventTypeWarning, work.ReasonRefused, d.Err.Error())
 	}
 }
 
@@ -46,7 +46,7 @@ func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
 		}
 	})
 	if reports {
-		c.event(pod, err, corev1.EventTypeNormal, runner.ReasonWaiting, err.Error())
+		c.event(pod, err, corev1.EventTypeNormal, work.ReasonWaiting, err.Error())
 	}
 }
 
@@ -57,5 +57,5 @@ func (c *call) event(pod *corev1.Pod, err *framework.Error, kind, reason, note s
 	if err != nil && err.Object.Name != "" {
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
-	c.runner.Report(pod, about, kind, reason, note)
+	c.work.Report(pod, about, kind, reason, note)
 }

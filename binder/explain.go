@@ -6,10 +6,11 @@ package binder
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 func refusalOf(err *framework.Error) *Refusal {
@@ -30,14 +31,14 @@ func (c *call) rehearsed(ctx context.Context, next step) Decision {
 		d, err = c.compose(ctx, "")
 	}
 	if err != nil {
-		d = denied(framework.AsError(framework.Binder, err))
+		d = denied(ours(err))
 	}
 	d.Explanation = &Explanation{}
 	asked := map[string]result{}
 	for _, r := range c.results {
 		asked[r.plugin.Name()] = r
 	}
-	for _, p := range c.enabled {
+	for _, p := range c.plugins {
 		x := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
 		if r, ok := asked[p.Name()]; ok {
 			x = explained(r)
@@ -84,7 +85,7 @@ func boundedFindings(all []framework.Finding) []framework.Finding {
 	var bounded []framework.Finding
 	for _, f := range all[:min(len(all), maxFindings)] {
 		bounded = append(bounded, framework.Finding{
-			Name: runner.Clip(f.Name, maxName), Verdict: runner.Clip(f.Verdict, maxName), Message: runner.Clip(f.Message, maxMessage),
+			Name: work.Clip(f.Name, maxName), Verdict: work.Clip(f.Verdict, maxName), Message: work.Clip(f.Message, maxMessage),
 		})
 	}
 	if left := len(all) - maxFindings; left > 0 {
@@ -103,30 +104,24 @@ func explain(mode Mode, d Decision) Decision {
 		x = &Explanation{}
 	}
 	x.Mode, x.Annotations, x.Labels, x.Refusal, x.Warnings = mode, d.Annotations, d.Labels, refusalOf(d.Err), d.Warnings
-	x.Verdict = verdictOf(x)
 	d.Explanation = x
-	return d
-}
-
-// verdictOf returns the verdict that follows from the refusal and the plugins.
-func verdictOf(x *Explanation) Verdict {
 	switch {
-	case x.Refusal != nil && x.Refusal.Kind == framework.KindWait:
-		return VerdictWait
-	case x.Refusal != nil:
-		return VerdictRefuse
+	case d.Err == nil && !slices.ContainsFunc(x.Plugins, func(p PluginExplanation) bool { return p.Verdict == PluginWaits }):
+		x.Verdict = VerdictBind
+	case d.Err == nil || d.Err.Kind == framework.KindWait:
+		x.Verdict = VerdictWait
+	default:
+		x.Verdict = VerdictRefuse
 	}
-	for _, p := range x.Plugins {
-		if p.Verdict == PluginWaits {
-			return VerdictWait
-		}
-	}
-	return VerdictBind
+	return d
 }
 
 // auditOnly returns a decision that allows the bind unchanged and reports the one that was
 // explained.
 func auditOnly(d Decision) Decision {
+	if d.PassThrough {
+		return Decision{PassThrough: true}
+	}
 	a := &Audit{Kind: d.Kind(), Err: d.Err}
 	out := Decision{Audit: a, Explanation: d.Explanation}
 	switch x := d.Explanation; {
@@ -139,5 +134,6 @@ func auditOnly(d Decision) Decision {
 		}
 		out.Warnings = []string{"audit: the bind would wait for " + strings.Join(a.WaitsFor, "; ")}
 	}
+	out.Warnings = append(out.Warnings, d.Warnings...)
 	return out
 }

@@ -4,36 +4,23 @@
 package binder
 
 import (
+	"maps"
+
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// targetsNode returns whether the target of the Binding is a node. The API server treats an
-// empty kind as Node and rejects every other target.
-func targetsNode(b *corev1.Binding) bool {
-	return b.Target.Name != "" && (b.Target.Kind == "" || b.Target.Kind == "Node")
-}
-
-// namesPod returns whether the Binding names a pod that can exist. The API server rejects names
-// that differ from the URL, and invalid names of pods and namespaces.
-func namesPod(r Request) bool {
-	return r.Binding.Name == r.Pod.Name && len(apivalidation.NameIsDNSSubdomain(r.Pod.Name, false)) == 0 &&
-		len(apivalidation.ValidateNamespaceName(r.Pod.Namespace, false)) == 0
-}
-
-// guardTarget checks that the target is a valid node name. The API server accepts every name.
-func guardTarget(b *corev1.Binding) *framework.Error {
-	problems := apivalidation.NameIsDNSSubdomain(b.Target.Name, false)
-	if len(problems) == 0 {
-		return nil
-	}
-	err := framework.Refuse(framework.Object{Kind: "Node", Name: short(b.Target.Name)}, "invalid name: %s", problems[0]).Advise("choose another node")
-	err.Plugin = framework.Binder
-	return err
+// passes returns whether the API server rejects the Binding with its own message: the target is not a node, or the pod cannot exist. An empty
+// kind is a Node. The name of the pod must be that of the URL.
+func passes(r Request) bool {
+	target := r.Binding.Target
+	return target.Name == "" || target.Kind != "" && target.Kind != "Node" || r.Binding.Name != r.Pod.Name ||
+		len(apivalidation.NameIsDNSSubdomain(r.Pod.Name, false)) > 0 || len(apivalidation.ValidateNamespaceName(r.Pod.Namespace, false)) > 0
 }
 
 // unbindable returns whether the API server rejects the Binding because of the state of the pod. It has its own message.
@@ -55,18 +42,6 @@ func rejectedBy(pod *corev1.Pod, b *corev1.Binding) Decision {
 	return d
 }
 
-// guardVersion checks that the pod has the version that the Binding names, if any. The API server checks it as well, but only after the
-// plugins would have had their side effects.
-func guardVersion(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
-	if b.ResourceVersion == "" || b.ResourceVersion == pod.ResourceVersion {
-		return nil
-	}
-	err := framework.Stale(framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-		"has resourceVersion %s, but the Binding requires %s", pod.ResourceVersion, short(b.ResourceVersion)).Advise("schedule the changed pod")
-	err.Plugin = framework.Binder
-	return err
-}
-
 // Where what is wrong with the merged metadata is.
 var (
 	annotationsPath = field.NewPath("metadata", "annotations")
@@ -77,48 +52,56 @@ var (
 // the size of the request.
 const maxLabels = 64 << 10
 
-func sizeOf(labels map[string]string) int {
-	size := 0
-	for key, value := range labels {
-		size += len(key) + len(value)
-	}
-	return size
-}
+// attemptRoom is the size of the annotation that a bind gets if a plugin writes.
+const attemptRoom = len(framework.AttemptAnnotation) + 64
 
-// guardMerged checks what the pod will carry once the API server has merged the
-// Binding into it. The API server does not: it stores what it is given, and then
-// refuses every later update of that pod, the kubelet's included. There must be room
-// for the annotations that may come, too.
-func guardMerged(pod *corev1.Pod, b *corev1.Binding, annotations, labels, mayCome map[string]string) *framework.Error {
-	sources := []map[string]string{pod.Annotations, b.Annotations, mayCome, annotations}
-	problems := validKeys.check(sources...)
-	fits := fitTogether(sources...)
+// guardMerged checks the metadata that the pod will have after the API server has merged the Binding and the added annotations into
+// it, with room for more bytes of annotations. The API server does not check it: it stores the pod, and then rejects every later
+// update, the kubelet's included. The metadata of the pod, of mutators and of plugins is valid already.
+func guardMerged(pod *corev1.Pod, b *corev1.Binding, added map[string]string, room int) *framework.Error {
+	var problems field.ErrorList
+	for key := range b.Annotations {
+		if _, valid := pod.Annotations[key]; !valid {
+			problems = append(problems, apivalidation.ValidateAnnotations(map[string]string{key: ""}, annotationsPath)...)
+		}
+	}
+	fits := room+sizeOf(pod.Annotations)+sizeOf(b.Annotations)+sizeOf(added) <= apivalidation.TotalAnnotationSizeLimitB
+	if !fits { // A replaced value does not count.
+		merged := maps.Clone(pod.Annotations)
+		if merged == nil {
+			merged = map[string]string{}
+		}
+		maps.Copy(merged, b.Annotations)
+		maps.Copy(merged, added)
+		fits = room+sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB
+	}
 	if !fits {
 		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
 	}
-	// The pod's own labels are valid already.
 	if sizeOf(b.Labels) > maxLabels {
 		problems = append(problems, field.TooLong(labelsPath, "", maxLabels))
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	}
-	problems = append(problems, metav1validation.ValidateLabels(labels, labelsPath)...)
 	if len(problems) == 0 {
 		return nil
 	}
 	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
-	if len(annotations)+len(mayCome) > 0 && !fits && guardMerged(pod, b, nil, nil, nil) == nil {
+	if len(added)+room > 0 && !fits && guardMerged(pod, b, nil, 0) == nil {
 		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
 	}
-	err := &framework.Error{
-		Kind:    framework.KindInvalid,
-		Plugin:  framework.Binder,
-		Object:  framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-		Message: "invalid metadata after the merge with the Binding: " + short(problems.ToAggregate().Error()),
-		Advice:  advice,
-	}
+	err := framework.Invalid(podObject(client.ObjectKeyFromObject(pod)),
+		"invalid metadata after the merge with the Binding: "+short(problems.ToAggregate().Error())).Advise("%s", advice)
 	for _, p := range problems {
 		err.Fields = append(err.Fields, framework.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
 	}
-	return err
+	return ours(err)
+}
+
+func sizeOf(values map[string]string) int {
+	size := 0
+	for key, value := range values {
+		size += len(key) + len(value)
+	}
+	return size
 }

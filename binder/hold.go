@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 const (
@@ -38,7 +38,7 @@ func (c *call) take(ctx context.Context) *hold {
 		return nil
 	}
 	h, pod := &hold{leave: func() { of.leave(c.Pod.Namespace, size) }}, c.pod
-	_, h.ended = c.recorder.Step(ctx, runner.Step{Name: runner.StepHold, Pod: c.Pod, Node: c.key.Node})
+	_, h.ended = c.recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
 	h.report = c.clock.AfterFunc(reportAfter, func() {
 		if err := c.waits.before(c.key, c.began).waiting; err != nil {
 			c.reportWait(pod, err)
@@ -53,28 +53,29 @@ func (h *hold) release() {
 	h.leave()
 }
 
-// awaits records what the call waits for, and the answer if it ended now.
-func (c *call) awaits(err *framework.Error, wait framework.Wait) {
-	c.waits.change(c.key, c.began, func(w *waited) { w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget })
+// awaits records what the call waits for, and the answer if it ended now. Over is 1 if it has ended.
+func (c *call) awaits(err *framework.Error, wait framework.Wait, over int) {
+	c.waits.change(c.key, c.began, func(w *waited) {
+		w.calls += over
+		w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget
+	})
 }
 
 // remember records the decision for the next call. If the client has to wait, the decision says for how long, and the call counts
 // as one that had to wait.
-func (c *call) remember(d Decision, wait framework.Wait) Decision {
+func (c *call) remember(d Decision) Decision {
 	switch {
+	case d.Err == nil && c.calls == 0 && c.changes == nil: // Most binds do not wait.
 	case d.Err == nil:
-		c.waits.forget(c.key)
+		c.waits.cache.Remove(c.key)
 	case d.Err.Kind != framework.KindWait:
 		c.waits.reject(c.key)
 	default:
 		d.RetryAfter = c.retryAfter()
-		if wait.For == "" {
-			wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
+		if d.wait.For == "" {
+			d.wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
 		}
-		c.waits.change(c.key, c.began, func(w *waited) {
-			w.calls++
-			w.pod, w.waiting, w.wait, w.budget = c.Pod, d.Err, wait, c.budget
-		})
+		c.awaits(d.Err, d.wait, 1)
 	}
 	return d
 }

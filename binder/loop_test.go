@@ -164,7 +164,7 @@ func (w *world) bind(node string, plugins ...framework.Plugin) posted {
 func (w *world) run(ctx context.Context, p posted) Decision {
 	pod := w.live()
 	c := &call{
-		Engine: w.Engine, enabled: p.plugins, began: time.Now(), policy: policy{preBindTimeout: p.budget},
+		Engine: w.Engine, plugins: p.plugins, began: time.Now(), policy: policy{preBindTimeout: p.budget},
 		Request: Request{
 			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
 			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,

@@ -14,70 +14,55 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
-
-// reader reads the pod and the node of a bind. The cache may be behind, so only what the API
-// server returns ends a bind.
-type reader struct {
-	cached, live framework.Reader
-	recorder     Recorder
-}
 
 // ErrPodNotFound is the cause of the denial of a Binding whose pod does not exist. If Prebind let it through, a pod that is created
 // a moment later would be bound unchecked.
 var ErrPodNotFound = errors.New("the pod does not exist")
 
-// pod returns the pod of the Binding. The pod comes with the error that is about it.
-func (r *reader) pod(ctx context.Context, request Request) (*corev1.Pod, *framework.Error) {
-	pod, reason := &corev1.Pod{}, runner.ReadMissing
-	if err := r.cached.Get(ctx, request.Pod, pod); err == nil {
-		if !unbindable(pod, request.Binding) && guardVersion(pod, request.Binding) == nil {
-			return pod, nil
+// readPod reads the pod of the Binding. The cache may be behind, so only the pod of the API server ends a bind. The step is allow if the
+// pod can be bound, and if it is the pod of the first pass.
+func (c *call) readPod(ctx context.Context) step {
+	pod, reason := &corev1.Pod{}, work.ReadMissing
+	if err := c.cached.Get(ctx, c.Request.Pod, pod); err == nil {
+		if !c.ends(pod) {
+			c.pod = pod
+			return step{do: allow}
 		}
-		reason = runner.ReadDoubted
+		reason = work.ReadDoubted
 	}
-	pod, err := r.livePod(ctx, request.Pod, reason)
+	pod, err := c.work.LivePod(ctx, c.Request.Pod, reason)
 	switch {
 	case err != nil:
-		return nil, err
+		return ends(unreadable(podObject(c.Request.Pod), err))
 	case pod == nil:
-		return nil, framework.AsError(framework.Binder, framework.Stale(podObject(request.Pod), "not found").Because(ErrPodNotFound).Advise("discard the Binding"))
-	case unbindable(pod, request.Binding):
-		return pod, nil
-	default:
-		return pod, guardVersion(pod, request.Binding)
+		return ends(ours(framework.Stale(podObject(c.Request.Pod), "not found").Because(ErrPodNotFound).Advise("discard the Binding")))
+	case !unbindable(pod, c.Binding) && c.Binding.ResourceVersion != "" && c.Binding.ResourceVersion != pod.ResourceVersion:
+		// The API server checks it as well, but only after the plugins would have had their side effects.
+		return ends(ours(framework.Stale(podObject(c.Request.Pod), "has resourceVersion %s, but the Binding requires %s",
+			pod.ResourceVersion, short(c.Binding.ResourceVersion)).Advise("schedule the changed pod")))
+	case c.ends(pod):
+		d := rejectedBy(pod, c.Binding)
+		if d.UID != "" && c.pod != nil {
+			d.UID = c.key.Pod // The API server must reject it: it was not checked.
+		}
+		return step{do: finish, answer: d}
 	}
+	c.pod = pod
+	return step{do: allow}
 }
 
-// livePod returns the pod from the API server, or nil if there is none.
-func (r *reader) livePod(ctx context.Context, name types.NamespacedName, reason string) (*corev1.Pod, *framework.Error) {
-	pod := &corev1.Pod{}
-	r.recorder.ReadLive("", "Pod", reason)
-	if err := r.live.Get(ctx, name, pod); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, unreadable(podObject(name), err)
-	}
-	return pod, nil
-}
-
-// node returns the target.
-func (r *reader) node(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
-	node := &corev1.Node{}
-	if err := r.cached.Get(ctx, types.NamespacedName{Name: name}, node); err == nil {
+// readNode returns the target. The cache may be behind, so only the API server's answer rejects a node.
+func (e *Engine) readNode(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
+	node, key := &corev1.Node{}, types.NamespacedName{Name: name}
+	if err := e.cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	return r.liveNode(ctx, name, runner.ReadMissing)
-}
-
-// liveNode returns the target from the API server.
-func (r *reader) liveNode(ctx context.Context, name, reason string) (*corev1.Node, *framework.Error) {
 	object := framework.Object{Kind: "Node", Name: name}
-	node := &corev1.Node{}
-	r.recorder.ReadLive("", "Node", reason)
-	if err := r.live.Get(ctx, types.NamespacedName{Name: name}, node); apierrors.IsNotFound(err) {
-		return nil, framework.AsError(framework.Binder, framework.Refuse(object, "not found").Advise("choose another node"))
+	e.recorder.ReadLive("Node", work.ReadMissing)
+	if err := e.live.Get(ctx, key, node); apierrors.IsNotFound(err) {
+		return nil, ours(framework.Refuse(object, "not found").Advise("choose another node"))
 	} else if err != nil {
 		return nil, unreadable(object, err)
 	}
@@ -87,7 +72,7 @@ func (r *reader) liveNode(ctx context.Context, name, reason string) (*corev1.Nod
 }
 
 func unreadable(object framework.Object, err error) *framework.Error {
-	return framework.AsError(framework.Binder, framework.FromAPI(object, "reading it from the API server", err).
+	return ours(framework.FromAPI(object, "reading it from the API server", err).
 		Advise("check that the API server responds and that Prebind has permission to read the object"))
 }
 
@@ -113,4 +98,11 @@ func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...c
 	options.ApplyOptions(opts)
 	s.to.Add(notify.AllOfList(into, options.Namespace))
 	return s.Reader.List(ctx, into, opts...)
+}
+
+// ends returns whether the state of the pod ends the bind: the API server rejects the Binding, or the pod is another one than that of the first
+// pass.
+func (c *call) ends(pod *corev1.Pod) bool {
+	b := c.Binding
+	return unbindable(pod, b) || b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion || c.pod != nil && pod.UID != c.key.Pod
 }

@@ -7,16 +7,11 @@ import (
 	"context"
 	"time"
 
-	"github.com/prebind/prebind/binder/recovery"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 )
 
-// Recorder records the work on binds and its outcomes. Its methods are called concurrently,
-// and must not block, because every bind waits for them.
+// Recorder records the work on binds and its outcomes.
 type Recorder interface {
-	runner.Tracker
-	recovery.Observer
 	work.Recorder
 	// Begin is called when the decision on a Binding begins. It returns the context of the
 	// decision, derived from ctx.
@@ -26,19 +21,10 @@ type Recorder interface {
 }
 
 // unrecorded is a Recorder that ignores all calls.
-type unrecorded struct{ runner.Untracked }
+type unrecorded struct{ work.Unrecorded }
 
 // Begin implements Recorder.
 func (unrecorded) Begin(ctx context.Context) context.Context { return ctx }
 
 // Decided implements Recorder.
 func (unrecorded) Decided(context.Context, Request, Decision, time.Duration) {}
-
-// AttemptEnded implements Recorder.
-func (unrecorded) AttemptEnded(string) {}
-
-// Swept implements recovery.Observer.
-func (unrecorded) Swept(string, string, error) {}
-
-// RolledBack implements Recorder.
-func (unrecorded) RolledBack(string, error) {}

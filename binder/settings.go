@@ -100,9 +100,6 @@ func overridden(r NamespaceRule, p policy) policy {
 	return p
 }
 
-// idle returns whether nothing is enabled, so that Bindings pass unchanged.
-func (s *Settings) idle() bool { return s.Mutators.Len() == 0 && len(s.Plugins) == 0 }
-
 // validateNames checks that the names of plugins and mutators, under which they write
 // annotations, are unique.
 func (s *Settings) validateNames() error {

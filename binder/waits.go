@@ -89,6 +89,3 @@ func (w *waits) reject(key work.Key) {
 		w.change(key, time.Time{}, func(w *waited) { *w = waited{reported: w.reported, object: w.object} })
 	}
 }
-
-// forget drops a bind that was allowed.
-func (w *waits) forget(key work.Key) { w.cache.Remove(key) }

@@ -6,7 +6,6 @@
 package telemetry
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,8 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/recovery"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
@@ -40,7 +38,7 @@ const (
 	readByPlugin = "plugin"
 	// failed is the result of work that failed. Prebind may retry it.
 	failed = "failed"
-	// internal is the result of a step that failed; see runner.Result.
+	// internal is the result of a step that failed; see work.Result.
 	internal = "internal"
 )
 
@@ -90,7 +88,7 @@ func New(o Options) (*Recorder, error) {
 	}
 	for _, plugin := range o.Plugins {
 		r.rollBacks.WithLabelValues(plugin, failed)
-		for _, verdict := range recovery.Actions() {
+		for _, verdict := range work.Actions() {
 			r.swept.WithLabelValues(plugin, verdict, failed)
 		}
 	}
@@ -124,7 +122,7 @@ func (r *Recorder) Handler(h http.Handler) http.Handler {
 	return tracing.WithTracing(h, r.traces.provider, "AdmissionReview")
 }
 
-// Begin implements binder.Tracker: it begins the span of a decision.
+// Begin implements binder.Recorder: it begins the span of a decision.
 func (r *Recorder) Begin(ctx context.Context) context.Context {
 	if r.tracer != nil {
 		ctx, _ = r.tracer.Start(ctx, "Bind")
@@ -132,7 +130,7 @@ func (r *Recorder) Begin(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Decided implements binder.Tracker.
+// Decided implements binder.Recorder.
 func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder.Decision, took time.Duration) {
 	kind, plugin := d.Kind(), ""
 	if d.Err != nil {
@@ -183,9 +181,9 @@ func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
 	}
 }
 
-// Step implements binder.Tracker: it measures calls of plugins and creates a span for each
+// Step implements binder.Recorder: it measures calls of plugins and creates a span for each
 // step.
-func (r *Recorder) Step(ctx context.Context, s runner.Step) (context.Context, func(error)) {
+func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func(error)) {
 	if s.Plugin == "" && r.tracer == nil {
 		return ctx, func(error) {}
 	}
@@ -195,7 +193,7 @@ func (r *Recorder) Step(ctx context.Context, s runner.Step) (context.Context, fu
 		ctx, span = r.startStep(ctx, s)
 	}
 	return ctx, func(err error) {
-		result := runner.Result(err)
+		result := work.Result(err)
 		if s.Plugin != "" {
 			r.plugins.WithLabelValues(s.Plugin, s.Name, result).Observe(r.clock.Since(begin).Seconds())
 		}
@@ -206,7 +204,7 @@ func (r *Recorder) Step(ctx context.Context, s runner.Step) (context.Context, fu
 }
 
 // startStep begins the span of a step.
-func (r *Recorder) startStep(ctx context.Context, s runner.Step) (context.Context, trace.Span) {
+func (r *Recorder) startStep(ctx context.Context, s work.Step) (context.Context, trace.Span) {
 	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
 	if !span.IsRecording() {
 		return ctx, span
@@ -234,23 +232,23 @@ func endStep(span trace.Span, result string, err error) {
 	}
 }
 
-// ReadLive implements binder.Tracker.
-func (r *Recorder) ReadLive(plugin, kind, reason string) {
-	r.reads.WithLabelValues(cmp.Or(plugin, engineItself), kind, reason).Inc()
+// ReadLive implements binder.Recorder.
+func (r *Recorder) ReadLive(kind, reason string) {
+	r.reads.WithLabelValues(engineItself, kind, reason).Inc()
 }
 
-// HoldRefused implements binder.Tracker.
+// HoldRefused implements binder.Recorder.
 func (r *Recorder) HoldRefused() { r.holdsRefused.Inc() }
 
-// AttemptEnded implements binder.Observer.
+// AttemptEnded implements binder.Recorder.
 func (r *Recorder) AttemptEnded(outcome string) { r.attempts.WithLabelValues(outcome).Inc() }
 
-// RolledBack implements binder.Observer.
+// RolledBack implements binder.Recorder.
 func (r *Recorder) RolledBack(plugin string, err error) {
 	r.rollBacks.WithLabelValues(plugin, resultOf(err)).Inc()
 }
 
-// Swept implements binder.Observer.
+// Swept implements binder.Recorder.
 func (r *Recorder) Swept(plugin, verdict string, err error) {
 	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
 }

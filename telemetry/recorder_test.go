@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/topology"
 	"github.com/prebind/prebind/test/gen"
@@ -63,20 +63,20 @@ func TestRecorder_Steps(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	s, err := New(Options{Registry: registry, Clock: now})
 	require.NoError(t, err)
-	after := func(step runner.Step, seconds int, err error) {
+	after := func(step work.Step, seconds int, err error) {
 		ctx, end := s.Step(t.Context(), step)
 		assert.Equal(t, t.Context(), ctx)
 		now.SetTime(now.Now().Add(time.Duration(seconds) * time.Second))
 		end(err)
 	}
-	of := func(name, plugin string) runner.Step {
-		return runner.Step{Name: name, Plugin: plugin, Node: "node-a", Attempt: "a-1"}
+	of := func(name, plugin string) work.Step {
+		return work.Step{Name: name, Plugin: plugin, Node: "node-a", Attempt: "a-1"}
 	}
-	after(of(runner.StepPreFlight, "device"), 1, nil)
-	after(of(runner.StepPreBind, "device"), 2, framework.Refuse(framework.Object{}, "no"))
-	after(of(runner.StepPreBind, "device"), 3, framework.Refuse(framework.Object{}, "no"))
-	after(of(runner.StepHold, ""), 100, nil)
-	s.ReadLive("", "Pod", runner.ReadMissing)
+	after(of(work.StepPreFlight, "device"), 1, nil)
+	after(of(work.StepPreBind, "device"), 2, framework.Refuse(framework.Object{}, "no"))
+	after(of(work.StepPreBind, "device"), 3, framework.Refuse(framework.Object{}, "no"))
+	after(of(work.StepHold, ""), 100, nil)
+	s.ReadLive("Pod", work.ReadMissing)
 	s.HoldRefused()
 	_, err = s.Mutator(slow{now}).Mutate(mutators.Input{})
 	require.Error(t, err, "the error of the mutator is returned")
@@ -106,7 +106,7 @@ func TestRecorder_Steps(t *testing.T) {
 func BenchmarkStep(b *testing.B) {
 	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(b, err)
-	step := runner.Step{Name: runner.StepPreFlight, Plugin: "device", Node: "node-a"}
+	step := work.Step{Name: work.StepPreFlight, Plugin: "device", Node: "node-a"}
 	ctx := context.WithoutCancel(b.Context())
 	for b.Loop() {
 		_, end := s.Step(ctx, step)

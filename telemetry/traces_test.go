@@ -20,7 +20,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/otlp"
 )
@@ -40,15 +40,15 @@ func (b *bindOnce) bind(ctx context.Context, r binder.Request) {
 
 func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision {
 	step := func(ctx context.Context, name, plugin, attempt string) (context.Context, func(error)) {
-		return b.recorder.Step(ctx, runner.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
+		return b.recorder.Step(ctx, work.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
 	}
-	_, end := step(ctx, runner.StepPreFlight, "device", "a-1")
+	_, end := step(ctx, work.StepPreFlight, "device", "a-1")
 	end(nil)
-	attempt, ended := step(context.WithoutCancel(ctx), runner.StepHold, "", "a-1")
+	attempt, ended := step(context.WithoutCancel(ctx), work.StepHold, "", "a-1")
 	go func() {
 		defer close(b.over)
 		<-b.release
-		_, end := step(attempt, runner.StepPreBind, "device", "a-1")
+		_, end := step(attempt, work.StepPreBind, "device", "a-1")
 		end(errors.New("boom"))
 		ended(framework.Refuse(framework.Object{}, "no"))
 	}()
@@ -151,7 +151,7 @@ func TestTracing_Off(t *testing.T) {
 	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	assert.Equal(t, t.Context(), r.Begin(t.Context()))
-	ctx, end := r.Step(t.Context(), runner.Step{Name: runner.StepPreBind, Plugin: "device"})
+	ctx, end := r.Step(t.Context(), work.Step{Name: work.StepPreBind, Plugin: "device"})
 	end(nil)
 	assert.Equal(t, t.Context(), ctx)
 	h := http.NotFoundHandler()
@@ -175,7 +175,7 @@ func TestTracing_MissingCollector(t *testing.T) {
 // on and the bind is not sampled. BenchmarkStep measures it without tracing.
 func BenchmarkStepTraced(b *testing.B) {
 	tracker := recording(b.Context(), b, "127.0.0.1:1", 0)
-	step := runner.Step{Name: runner.StepPreFlight, Plugin: "device", Node: "node-a"}
+	step := work.Step{Name: work.StepPreFlight, Plugin: "device", Node: "node-a"}
 	ctx := context.WithoutCancel(b.Context())
 	for b.Loop() {
 		_, end := tracker.Step(ctx, step)

@@ -26,7 +26,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/recovery"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -166,7 +166,7 @@ func TestFence_NothingIsRolledBackUnderABind(t *testing.T) {
 		shared := &grants{byPod: map[types.UID]string{}}
 		stored := fakeapi.NewClientset()
 		cut, other := newParty(t, "cut", stored, shared), newParty(t, "other", stored, shared)
-		go other.engine.Sweeper(other).Run(quiet(t))
+		go other.engine.Sweep(quiet(t), other)
 		require.Equal(t, framework.KindWait, cut.bind(t).Kind, "the bind waits")
 
 		cut.cut.Store(true)
@@ -252,7 +252,7 @@ func TestFence_CallThatWaits(t *testing.T) {
 
 // TestTrusted_Relations: the times of all replicas are consistent.
 func TestTrusted_Relations(t *testing.T) {
-	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+recovery.Grace, "a bind is over before another replica rolls back")
+	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+work.Grace, "a bind is over before another replica rolls back")
 	const takes = 5 * time.Second // The time limit for a request.
 	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "old observations are discarded before they count")

@@ -5,13 +5,12 @@ package replica
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 )
 
 // Times of the election, as in kube-controller-manager.
@@ -29,28 +28,35 @@ const (
 	RequestTakes = renewDeadline / 2
 )
 
-// Lead calls run in one replica at a time, with a context that ends when this replica is no
-// longer the leader. A replica that loses the lease can become the leader again, while
-// controller-runtime's election would end the process. Lead returns when the context ends. The
-// client must have a request timeout; see RequestTakes.
-func Lead(ctx context.Context, client kubernetes.Interface, namespace, id string, run func(context.Context)) error {
-	for ctx.Err() == nil {
+// Leads returns whether this replica leads.
+func (r *Replicas) Leads() bool {
+	leads := r.leads.Load()
+	return !r.o.Elect || leads != nil && (*leads)()
+}
+
+// elect takes part in the election until the context ends. A replica that loses the lease can become the leader again, while
+// controller-runtime's election would end the process.
+func (r *Replicas) elect(ctx context.Context) {
+	for r.o.Elect && ctx.Err() == nil {
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: leaderLease},
-				Client:     client.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: id},
+				LeaseMeta:  metav1.ObjectMeta{Namespace: r.o.Namespace, Name: leaderLease},
+				Client:     r.o.Client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: r.o.ID},
 			},
 			LeaseDuration:   leaseDuration,
 			RenewDeadline:   renewDeadline,
 			RetryPeriod:     retryPeriod,
 			ReleaseOnCancel: true,
-			Callbacks:       leaderelection.LeaderCallbacks{OnStartedLeading: run, OnStoppedLeading: func() {}},
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(ctx context.Context) { r.leads.Store(new(func() bool { return ctx.Err() == nil })) },
+				OnStoppedLeading: func() {},
+			},
 		})
 		if err != nil {
-			return fmt.Errorf("electing a leader: %w", err)
+			klog.FromContext(ctx).Error(err, "Could not take part in the election of the leader")
+			return
 		}
 		elector.Run(ctx)
 	}
-	return nil
 }

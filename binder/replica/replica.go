@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/recovery"
+	"github.com/prebind/prebind/binder/work"
 )
 
 const (
@@ -33,8 +33,8 @@ const (
 	renewAgain = 2 * time.Second
 	// trusted is how long after the start of its last renewal a replica may allow binds
 	// that rely on its writes. Another replica considers it dead after duration, and rolls
-	// back its writes after recovery.Grace more. No allowed bind is open then.
-	trusted = duration + recovery.Grace - framework.BindSettles
+	// back its writes after work.Grace more. No allowed bind is open then.
+	trusted = duration + work.Grace - framework.BindSettles
 	// goodbyeTakes limits the removal of the lease at shutdown.
 	goodbyeTakes = 10 * time.Second
 	// label marks the leases of replicas.
@@ -52,7 +52,7 @@ const (
 // NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }
 
-// Options of Replicas. All fields are required except Status.
+// Options of Replicas. All fields are required except Elect and Status.
 type Options struct {
 	// ID of this process; see NewID.
 	ID string
@@ -62,13 +62,15 @@ type Options struct {
 	// Namespace of the leases.
 	Namespace string
 	Clock     clock.Clock
+	// Elect elects one of the replicas as the leader. Otherwise, every replica leads.
+	Elect bool
 	// Status returns text about this process, which each renewal writes to the lease. It may
 	// be nil. A renewal that fails is repeated at once without the text.
 	Status func() (string, error)
 }
 
-// Replicas keeps the lease of this process and observes those of the others. Term, Living and
-// Count are safe for concurrent use.
+// Replicas keeps the lease of this process, observes those of the others, and takes part in the election. Its methods other than
+// Start are safe for concurrent use.
 type Replicas struct {
 	o Options
 	// latest is the lease as last read or written, or nil. Only Start uses it.
@@ -82,16 +84,11 @@ type Replicas struct {
 	// lost is set if the next renewal begins a new term.
 	lost bool
 
-	observer observer
-	// count is the result of Count. counting is closed by its first call.
-	count       atomic.Int32
-	counting    chan struct{}
-	beginsCount sync.Once
-}
+	// leads returns whether this replica still leads since it was elected. It is nil before.
+	leads atomic.Pointer[func() bool]
 
-// observer has the observations of the leases.
-type observer struct {
-	mu sync.Mutex
+	// observer guards the observations of the leases.
+	observer sync.Mutex
 	// seen is when each lease last changed, by the clock of this process. Clocks of other
 	// replicas may differ.
 	seen map[string]observation
@@ -110,31 +107,48 @@ func New(o Options) (*Replicas, error) {
 	if o.ID == "" || o.Client == nil || o.Namespace == "" || o.Clock == nil {
 		return nil, errors.New("replica: ID, Client, Namespace and Clock are required")
 	}
-	return &Replicas{o: o, lost: true, counting: make(chan struct{})}, nil
+	return &Replicas{o: o, lost: true}, nil
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: every replica
 // keeps its own lease.
 func (*Replicas) NeedLeaderElection() bool { return false }
 
-// Start keeps the lease until the context ends, and then removes it. It observes the leases for Count.
+// Start keeps the lease until the context ends, and then removes it. It observes the leases of all replicas, and takes part in the election.
 func (r *Replicas) Start(ctx context.Context) error {
-	var following sync.WaitGroup
-	defer following.Wait()
-	following.Go(func() { r.follow(ctx) })
-	for {
-		pause := renewal
-		if err := r.renew(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica, will retry", "lease", klog.KRef(r.o.Namespace, r.name()))
-			pause = renewAgain
+	log := klog.FromContext(ctx)
+	var others sync.WaitGroup
+	others.Go(func() { r.elect(ctx) })
+	others.Go(func() {
+		r.repeat(ctx, func() time.Duration {
+			if err := r.observe(ctx); err != nil && ctx.Err() == nil {
+				log.Error(err, "Could not observe the leases of the replicas, will retry")
+			}
+			return observeEvery
+		})
+	})
+	r.repeat(ctx, func() time.Duration {
+		err := r.renew(ctx)
+		if err == nil || ctx.Err() != nil {
+			return renewal
 		}
-		timer := r.o.Clock.NewTimer(pause)
+		log.Error(err, "Could not renew the lease of this replica, will retry", "lease", klog.KRef(r.o.Namespace, r.name()))
+		return renewAgain
+	})
+	others.Wait()
+	r.leave(ctx)
+	return nil
+}
+
+// repeat calls f with the pauses that f returns, until the context ends.
+func (r *Replicas) repeat(ctx context.Context, f func() time.Duration) {
+	for ctx.Err() == nil {
+		timer := r.o.Clock.NewTimer(f())
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return r.leave(ctx)
 		case <-timer.C():
 		}
+		timer.Stop()
 	}
 }
 
@@ -269,7 +283,7 @@ func (r *Replicas) removed() {
 }
 
 // leave ends the term and removes the lease, so that other replicas need not wait.
-func (r *Replicas) leave(ctx context.Context) error {
+func (r *Replicas) leave(ctx context.Context) {
 	r.removed()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbyeTakes)
 	defer cancel()
@@ -277,5 +291,4 @@ func (r *Replicas) leave(ctx context.Context) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		klog.FromContext(ctx).Error(err, "Could not remove the lease of this replica", "lease", klog.KRef(r.o.Namespace, r.name()))
 	}
-	return nil
 }

@@ -5,6 +5,8 @@ package replica
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -62,48 +64,43 @@ func crashedLease(t *testing.T, c kubernetes.Interface) {
 }
 
 // TestLiving_FollowsTheLeases: a replica lives while it renews its lease, and is dead some time
-// after a crash, or at once after it removed its lease. The interval between calls of Living
-// does not matter.
+// after a crash, or at once after it removed its lease.
 func TestLiving_FollowsTheLeases(t *testing.T) {
-	for name, pause := range map[string]time.Duration{"Often": time.Second, "BetweenSlowSweeps": 3 * time.Minute} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := fakeapi.NewClientset()
-				observer, polite := newReplicas(t, client, "observer"), newReplicas(t, client, "polite")
-				politeCtx, stopPolite := context.WithCancel(quiet(t))
-				left := make(chan struct{})
-				go func() {
-					defer close(left)
-					_ = polite.Start(politeCtx)
-				}()
-				crashedLease(t, client)
-				synctest.Wait()
-				go observer.Observe(quiet(t))
-				synctest.Wait()
-				living, err := observer.Living(t.Context())
-				require.NoError(t, err)
-				assert.Equal(t, map[string]bool{"polite": true, "crashed": true}, living, "a new lease may still be renewed")
+	synctest.Test(t, func(t *testing.T) {
+		client := fakeapi.NewClientset()
+		crashedLease(t, client)
+		observer, polite := newReplicas(t, client, "observer"), newReplicas(t, client, "polite")
+		assert.Zero(t, observer.Count(), "the number is not known")
+		politeCtx, stopPolite := context.WithCancel(quiet(t))
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			_ = polite.Start(politeCtx)
+		}()
+		synctest.Wait()
+		go func() { _ = observer.Start(quiet(t)) }()
+		pass(observeEvery + time.Second)
+		lives := func(want ...string) {
+			t.Helper()
+			living, err := observer.Living(t.Context())
+			require.NoError(t, err)
+			assert.ElementsMatch(t, want, slices.Collect(maps.Keys(living)))
+			assert.Equal(t, len(want), observer.Count())
+		}
+		lives("observer", "polite", "crashed") // A new lease may still be renewed.
 
-				for began := time.Now(); time.Since(began) < time.Minute; {
-					pass(pause)
-					living, err = observer.Living(t.Context())
-					require.NoError(t, err)
-				}
-				assert.Equal(t, map[string]bool{"polite": true}, living)
-				_, err = client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"crashed", metav1.GetOptions{})
-				require.Error(t, err, "its lease is removed")
+		pass(time.Minute)
+		lives("observer", "polite")
+		_, err := client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"crashed", metav1.GetOptions{})
+		require.Error(t, err, "its lease is removed")
 
-				stopPolite()
-				<-left
-				_, held := polite.Term()
-				assert.False(t, held, "a replica without a lease holds no term")
-				pass(observeEvery + time.Second)
-				living, err = observer.Living(t.Context())
-				require.NoError(t, err)
-				assert.Empty(t, living)
-			})
-		})
-	}
+		stopPolite()
+		<-left
+		_, held := polite.Term()
+		assert.False(t, held, "a replica without a lease holds no term")
+		pass(observeEvery + time.Second)
+		lives("observer")
+	})
 }
 
 // TestLiving_WhileTheAPIServerIsAway: no replica can renew its lease, and old observations do not
@@ -117,12 +114,12 @@ func TestLiving_WhileTheAPIServerIsAway(t *testing.T) {
 		})
 		crashedLease(t, client)
 		observer := newReplicas(t, client, "observer")
-		go observer.Observe(quiet(t))
+		go func() { _ = observer.Start(quiet(t)) }()
 		pass(duration - time.Second)
 		away.Store(true)
 		pass(blind + observeEvery)
 		_, err := observer.Living(t.Context())
-		require.ErrorIs(t, err, errCut, "old observations are not returned")
+		require.Error(t, err, "old observations are not returned")
 
 		away.Store(false)
 		pass(duration - observeEvery)
@@ -136,46 +133,12 @@ func TestLiving_WhileTheAPIServerIsAway(t *testing.T) {
 	})
 }
 
-// TestCount_FollowsTheLeases: a replica that does not sweep knows the number of live replicas.
-func TestCount_FollowsTheLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := fakeapi.NewClientset()
-		var lists atomic.Int32
-		client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			lists.Add(1)
-			return false, nil, nil
-		})
-		one, other := newReplicas(t, client, "one"), newReplicas(t, client, "other")
-		crashedLease(t, client)
-		otherCtx, stopOther := context.WithCancel(quiet(t))
-		go func() { _ = one.Start(quiet(t)) }()
-		go func() { _ = other.Start(otherCtx) }()
-		pass(time.Minute)
-		assert.Zero(t, lists.Load(), "no caller needs the number")
-		assert.Zero(t, one.Count(), "the number is not known")
-		synctest.Wait()
-		assert.Equal(t, 3, one.Count(), "the crashed replica may still renew its lease")
-		pass(duration + 2*observeEvery)
-		assert.Equal(t, 2, one.Count())
-		pass(time.Second)
-		go one.Observe(quiet(t))
-		synctest.Wait()
-		before := lists.Load()
-		pass(time.Minute)
-		assert.InDelta(t, time.Minute/observeEvery, lists.Load()-before, 1, "Count uses the lists of Observe")
-		stopOther()
-		pass(observeEvery + time.Second)
-		assert.Equal(t, 1, one.Count())
-	})
-}
-
 // TestCount_IncludesThisReplica: the lease of this replica may not exist yet.
 func TestCount_IncludesThisReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
 		client.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errCut })
 		r := newReplicas(t, client, "one")
-		r.Count()
 		go func() { _ = r.Start(quiet(t)) }()
 		synctest.Wait()
 		assert.Equal(t, 1, r.Count())
@@ -204,10 +167,9 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 		go func() { _ = r.Start(quiet(t)) }()
 		told := func() string {
 			synctest.Wait()
-			reports, err := Reports(t.Context(), client, "prebind-system")
+			lease, err := client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"a", metav1.GetOptions{})
 			require.NoError(t, err)
-			require.Len(t, reports, 1)
-			return reports[0].Status
+			return lease.Annotations[statusAnnotation]
 		}
 		assert.Equal(t, "fine", told())
 
@@ -261,17 +223,17 @@ func TestTerm_EndsWithTheLease(t *testing.T) {
 	})
 }
 
-// TestReportOf_APIServerTime: the report has the API server's time, because a replica's clock may be
+// TestStatusOf_APIServerTime: the status has the API server's time, because a replica's clock may be
 // wrong.
-func TestReportOf_APIServerTime(t *testing.T) {
+func TestStatusOf_APIServerTime(t *testing.T) {
 	written := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	l := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(time.Hour)))}}
-	l.Labels, l.Annotations = map[string]string{label: "a"}, map[string]string{statusAnnotation: "fine"}
-	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written.Add(time.Hour)}, reportOf(l), "the lease has no other time")
+	l.Labels, l.Annotations = map[string]string{label: "a"}, map[string]string{statusAnnotation: "{}"}
+	assert.Equal(t, Status{Replica: "a", Reported: metav1.NewTime(written.Add(time.Hour))}, statusOf(l), "the lease has no other time")
 	l.ManagedFields = []metav1.ManagedFieldsEntry{{}, {Time: new(metav1.NewTime(written))}, {Time: new(metav1.NewTime(written.Add(-time.Minute)))}}
-	assert.Equal(t, Report{ID: "a", Status: "fine", Renewed: written, Ahead: time.Hour}, reportOf(l), "the last write is the renewal")
+	assert.Equal(t, Status{Replica: "a", Reported: metav1.NewTime(written), ClockAhead: metav1.Duration{Duration: time.Hour}}, statusOf(l), "the last write is the renewal")
 	l.Spec.RenewTime = nil
-	assert.Equal(t, Report{ID: "a", Status: "fine"}, reportOf(l), "it has not been renewed")
+	assert.Equal(t, Status{Replica: "a"}, statusOf(l), "it has not been renewed")
 }
 
 // TestHeld_NamesTheState: before the first renewal, no renewal has failed.
@@ -316,5 +278,28 @@ func TestTerm_EndsWhileSuspended(t *testing.T) {
 		s.wall = 0
 		_, held = r.Term()
 		assert.True(t, held, "a clock that is set back ends no term")
+	})
+}
+
+// TestLeads_FollowsTheTerm: a replica that cannot renew the lease of the leader stops to lead, and another one follows.
+func TestLeads_FollowsTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fakeapi.NewClientset()
+		var cut atomic.Bool
+		one, other := newReplicas(t, cuttable(client, &cut), "one"), newReplicas(t, client, "other")
+		assert.True(t, one.Leads(), "without an election, every replica leads")
+		one.o.Elect, other.o.Elect = true, true
+		assert.False(t, one.Leads(), "the replica has not been elected")
+		go func() { _ = one.Start(quiet(t)) }()
+		pass(time.Second)
+		go func() { _ = other.Start(quiet(t)) }()
+		pass(time.Minute)
+		assert.Equal(t, []bool{true, false}, []bool{one.Leads(), other.Leads()})
+		cut.Store(true)
+		pass(time.Minute)
+		assert.Equal(t, []bool{false, true}, []bool{one.Leads(), other.Leads()})
+		cut.Store(false)
+		pass(time.Minute)
+		assert.Equal(t, []bool{false, true}, []bool{one.Leads(), other.Leads()})
 	})
 }

@@ -6,14 +6,16 @@ package replica
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
-	"github.com/prebind/prebind/binder/fair"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/binder/work"
 )
 
@@ -60,15 +62,15 @@ type Status struct {
 // Encode returns the JSON of the status, with the problem shortened and as many of the
 // attempts as fit into MaxStatus. The attempts are given oldest first.
 func (s Status) Encode(all []work.InFlight) (string, error) {
-	s.Problem = runner.Clip(s.Problem, maxText)
+	s.Problem = work.Clip(s.Problem, maxText)
 	s.LeftOut = len(all) // The longest number that is possible.
 	rest, err := json.Marshal(s)
 	if err != nil {
 		return "", err
 	}
 	room := MaxStatus - len(rest) - len(`,"inFlight":[]`)
-	for _, f := range fair.Interleave(all, func(f work.InFlight) string { return f.Namespace }) {
-		f.WaitsFor = runner.Clip(f.WaitsFor, maxText)
+	for _, f := range work.Interleave(all, func(f work.InFlight) string { return f.Namespace }) {
+		f.WaitsFor = work.Clip(f.WaitsFor, maxText)
 		encoded, err := json.Marshal(f)
 		if err != nil {
 			return "", err
@@ -86,24 +88,51 @@ func (s Status) Encode(all []work.InFlight) (string, error) {
 
 // Statuses returns the statuses of all replicas that have a lease, by ID.
 func Statuses(ctx context.Context, client kubernetes.Interface, namespace string) ([]Status, error) {
-	reports, err := Reports(ctx, client, namespace)
+	list, err := client.CoordinationV1().Leases(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("listing leases in %s: %w", namespace, err)
 	}
-	all := make([]Status, 0, len(reports))
-	for _, r := range reports {
-		s := Status{Replica: r.ID}
-		if err := json.Unmarshal([]byte(r.Status), &s); err != nil {
-			s.Problem = "its lease has no valid status: it may run another version"
+	leader := ""
+	var all []Status
+	for i := range list.Items {
+		switch l := &list.Items[i]; {
+		case l.Labels[label] != "":
+			all = append(all, statusOf(l))
+		case l.Name == leaderLease:
+			leader = ptr.Deref(l.Spec.HolderIdentity, "")
 		}
-		s.Reported, s.Leader = metav1.NewTime(r.Renewed), r.Leader
-		if r.Ahead.Abs() >= clockTolerance {
-			s.ClockAhead.Duration = r.Ahead
-			for i := range s.InFlight {
-				s.InFlight[i].Since.Time = s.InFlight[i].Since.Add(-r.Ahead)
-			}
-		}
-		all = append(all, s)
 	}
+	for i := range all {
+		all[i].Leader = all[i].Replica == leader
+	}
+	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Replica, b.Replica) })
 	return all, nil
+}
+
+// statusOf returns the status on a lease. The managed fields hold the time of the last write by the API server's clock, in full
+// seconds.
+func statusOf(l *coordinationv1.Lease) Status {
+	s := Status{Replica: l.Labels[label]}
+	if err := json.Unmarshal([]byte(l.Annotations[statusAnnotation]), &s); err != nil {
+		s.Problem = "its lease has no valid status: it may run another version"
+	}
+	renewed := ptr.Deref(l.Spec.RenewTime, metav1.MicroTime{}).Time
+	s.Reported = metav1.NewTime(renewed)
+	written := time.Time{}
+	for _, m := range l.ManagedFields {
+		if m.Time != nil && m.Time.After(written) {
+			written = m.Time.Time
+		}
+	}
+	if written.IsZero() || renewed.IsZero() {
+		return s
+	}
+	s.Reported = metav1.NewTime(written)
+	if ahead := renewed.Sub(written); ahead.Abs() >= clockTolerance {
+		s.ClockAhead.Duration = ahead
+		for i := range s.InFlight {
+			s.InFlight[i].Since.Time = s.InFlight[i].Since.Add(-ahead)
+		}
+	}
+	return s
 }

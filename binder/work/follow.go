@@ -10,6 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -86,8 +88,8 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 		st, now := s.stateOf(e), s.o.Clock.Now()
 		until := st.until()
 		due := st.cause != nil && st.allowed.IsZero() || !until.IsZero() && now.After(until)
-		if due || !s.o.Runner.StillPending(ctx, e.pod, e.key.Pod) {
-			live, err := s.o.Runner.LivePod(ctx, e.pod)
+		if due || !s.stillPending(ctx, e.pod, e.key.Pod) {
+			live, err := s.LivePod(ctx, e.pod, ReadOutcome)
 			switch {
 			case err != nil:
 				log.V(2).Info("Could not read the outcome of a bind, will retry", "reason", err.Error())
@@ -106,6 +108,29 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 			return
 		}
 	}
+}
+
+// stillPending returns whether the cache holds the pod as one that can be bound.
+func (s *Set) stillPending(ctx context.Context, name types.NamespacedName, uid types.UID) bool {
+	pod := &corev1.Pod{}
+	err := s.o.Cached.Get(ctx, name, pod)
+	return err == nil && pod.UID == uid && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil
+}
+
+// readTimeout limits one read of a pod from the API server.
+const readTimeout = 10 * time.Second
+
+// LivePod returns the pod from the API server, or nil if there is none. The reason is one of those of Recorder.ReadLive.
+func (s *Set) LivePod(ctx context.Context, name types.NamespacedName, reason string) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	pod := &corev1.Pod{}
+	s.o.Recorder.ReadLive("Pod", reason)
+	err := s.o.Live.Get(ctx, name, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return pod, err
 }
 
 // sleep returns false when the process ends.
@@ -160,7 +185,7 @@ func (s *Set) conclude(ctx context.Context, e *Entry, st state, o outcome, live 
 	if o == bound {
 		s.commit(ctx, e)
 	} else {
-		s.rollBack(ctx, e, live)
+		s.undo(ctx, e, live)
 	}
 	return true
 }
@@ -168,7 +193,7 @@ func (s *Set) conclude(ctx context.Context, e *Entry, st state, o outcome, live 
 // commit calls PostBind of the plugins, in order. After an error the mark remains, for the sweeper.
 func (s *Set) commit(ctx context.Context, e *Entry) {
 	for _, w := range e.writers {
-		if err := s.o.Runner.PostBind(context.WithoutCancel(ctx), w.plugin, w.bc); err != nil {
+		if err := s.postBind(context.WithoutCancel(ctx), w.plugin, w.bc); err != nil {
 			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", w.plugin.Name(), "attempt", e.id)
 		}
 	}
@@ -180,15 +205,15 @@ func persistence() wait.Backoff {
 	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 13}
 }
 
-// rollBack calls PreBindRollBack of the plugins in reverse order.
-func (s *Set) rollBack(ctx context.Context, e *Entry, live *corev1.Pod) {
+// undo calls PreBindRollBack of the plugins in reverse order.
+func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 	if live != nil && live.UID != e.key.Pod {
 		live = nil
 	}
 	for _, w := range slices.Backward(e.writers) {
 		var last error
 		err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
-			last = s.o.Runner.RollBack(context.WithoutCancel(ctx), w.plugin, w.bc, live)
+			last = s.rollBack(context.WithoutCancel(ctx), w.plugin, w.bc, live)
 			s.o.Recorder.RolledBack(w.plugin.Name(), last)
 			return last == nil, nil
 		})

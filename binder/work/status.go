@@ -45,7 +45,7 @@ func (s *Set) InFlight() map[Key]InFlight {
 	defer s.mu.Unlock()
 	now := s.o.Clock.Now()
 	all := map[Key]InFlight{}
-	for key, e := range s.byKey {
+	for key, e := range s.entries {
 		f := InFlight{
 			Namespace: e.pod.Namespace, Pod: e.pod.Name, Node: e.key.Node, Attempt: e.id, Phase: e.phase(),
 			// Relative to now, because the wall clock may have changed since.
@@ -64,7 +64,7 @@ func (s *Set) Count() map[string]int {
 	count := map[string]int{Preparing: 0, Allowed: 0, RollingBack: 0}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, e := range s.byKey {
+	for _, e := range s.entries {
 		count[e.phase()]++
 	}
 	return count

@@ -19,29 +19,36 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/runner"
 )
 
 // AbandonAfter is how long the work on a bind is kept without a call, after the time when one was
 // expected.
 const AbandonAfter = time.Minute
 
+// Cause is why work is given up from outside; it is the cause of a context's end. Two
+// Causes with one text are the same error.
+type Cause string
+
+// Error implements error.
+func (c Cause) Error() string { return string(c) }
+
 // Why the work on a bind ends before the pod is bound.
 const (
 	// Rejected: the last call for the bind was rejected.
-	Rejected = runner.Cause("the bind was rejected")
+	Rejected = Cause("the bind was rejected")
 	// Superseded: the scheduler has chosen another node for the pod.
-	Superseded = runner.Cause("the scheduler chose another node")
+	Superseded = Cause("the scheduler chose another node")
 	// LeaseLost: other replicas may have rolled back the writes.
-	LeaseLost = runner.Cause("this replica did not renew its lease in time")
+	LeaseLost = Cause("this replica did not renew its lease in time")
 	// Stopped: the process ends. Another replica continues.
-	Stopped = runner.Cause("this replica is shutting down")
+	Stopped = Cause("this replica is shutting down")
 	// Closing: an earlier attempt is being rolled back.
-	Closing = runner.Cause("an earlier attempt is being rolled back")
+	Closing = Cause("an earlier attempt is being rolled back")
 )
 
 // Key identifies a bind. Two calls with one Key are the same bind. The UID of the request is not
@@ -56,7 +63,7 @@ const IDSeparator = "-"
 
 // NewID returns an ID that no other attempt for the same pod and node has. It begins with the
 // replica. All IDs of a replica have the same length.
-func NewID(replica string) string { return replica + IDSeparator + rand.String(10) }
+func (s *Set) NewID() string { return s.o.Replica + IDSeparator + rand.String(10) }
 
 // ReplicaOf returns the replica that the attempt belongs to.
 func ReplicaOf(id string) string {
@@ -70,18 +77,15 @@ const (
 	NotBound = "not bound"
 )
 
-// Recorder records outcomes. Its methods are called concurrently, and must not block.
-type Recorder interface {
-	// AttemptEnded is called when the outcome of a bind is known that was allowed: Bound or NotBound.
-	AttemptEnded(outcome string)
-	// RolledBack is called when a rollback of a plugin has ended: err is why it failed, or nil.
-	RolledBack(plugin string, err error)
-}
-
 // Options of a Set. All fields are required.
 type Options struct {
-	Runner   *runner.Runner
+	// Cached reads pods without a node from a cache, and Live reads pods from the API server.
+	Cached, Live framework.Reader
+	// Events records events on pods.
+	Events   events.EventRecorder
 	Recorder Recorder
+	// Replica identifies this process.
+	Replica string
 	// Changes reports changes of pods.
 	Changes *notify.Hub
 	// Term returns the number of the replica's current term, and whether the replica holds it. Work
@@ -98,14 +102,12 @@ type Set struct {
 
 	mu      sync.Mutex
 	stopped bool
-	byKey   map[Key]*Entry
-	byID    map[string]*Entry
-	byPod   map[types.UID][]*Entry
+	entries map[Key]*Entry
 }
 
 // NewSet returns a Set without work.
 func NewSet(o Options) *Set {
-	return &Set{o: o, byKey: map[Key]*Entry{}, byID: map[string]*Entry{}, byPod: map[types.UID][]*Entry{}}
+	return &Set{o: o, entries: map[Key]*Entry{}}
 }
 
 // Entry is the work on one bind.
@@ -157,7 +159,7 @@ func (e *Entry) Over() <-chan struct{} { return e.over }
 func (s *Set) Join(key Key) *Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.byKey[key]
+	e := s.entries[key]
 	if e == nil {
 		return nil
 	}
@@ -181,13 +183,13 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 	case !held:
 		return nil, LeaseLost
 	}
-	if e := s.byKey[key]; e != nil {
+	if e := s.entries[key]; e != nil {
 		e.calls++
 		return e, nil
 	}
-	for _, other := range s.byPod[key.Pod] {
+	for _, other := range s.entries {
 		// Two schedulers that both wait for the pod would roll each other back again and again.
-		if other.calls == 0 {
+		if other.key.Pod == key.Pod && other.calls == 0 {
 			s.end(other, Superseded)
 		}
 	}
@@ -196,17 +198,20 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
 		writing: make(chan struct{}, 1), over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
-	s.byKey[key], s.byID[id] = e, e
-	s.byPod[key.Pod] = append(s.byPod[key.Pod], e)
+	s.entries[key] = e
 	s.running.Go(func() { s.follow(ctx, e) })
 	return e, nil
 }
 
-// Leave ends a call's use of the entry. The next call is expected after that time at the latest.
-func (s *Set) Leave(e *Entry, next time.Duration) {
+// Leave ends a call's use of the entry. The next call is expected after that time at the latest. If the call was rejected, Leave
+// requests the rollback, unless other calls for the bind are in progress, or an earlier one was allowed.
+func (s *Set) Leave(e *Entry, rejected bool, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.calls--
+	if rejected && e.calls == 0 {
+		s.end(e, Rejected)
+	}
 	if due := s.o.Clock.Now().Add(next + AbandonAfter); due.After(e.due) {
 		e.due = due
 	}
@@ -219,13 +224,6 @@ func (s *Set) Written(e *Entry, plugin string) bool {
 	defer s.mu.Unlock()
 	i := slices.IndexFunc(e.writers, func(w *writer) bool { return w.plugin.Name() == plugin })
 	return i >= 0 && e.writers[i].written
-}
-
-// HasWritten returns whether a PreBind of any plugin was started for the entry.
-func (s *Set) HasWritten(e *Entry) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(e.writers) > 0
 }
 
 // Write calls preBind of the plugin while no other call writes for the bind. It records the plugin
@@ -309,16 +307,6 @@ func (s *Set) Allow(e *Entry) error {
 	return nil
 }
 
-// Reject requests the rollback, because a call for the bind is rejected. It does nothing while other
-// calls for the bind are in progress, or if an earlier call was allowed.
-func (s *Set) Reject(e *Entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e.calls <= 1 {
-		s.end(e, Rejected)
-	}
-}
-
 // end requests the rollback of an entry for which no call was allowed. It must be called with mu
 // held.
 func (s *Set) end(e *Entry, cause error) {
@@ -339,29 +327,27 @@ func (s *Set) wake(e *Entry) {
 func (s *Set) forget(e *Entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.byKey, e.key)
-	delete(s.byID, e.id)
-	if rest := slices.DeleteFunc(s.byPod[e.key.Pod], func(other *Entry) bool { return other == e }); len(rest) > 0 {
-		s.byPod[e.key.Pod] = rest
-	} else {
-		delete(s.byPod, e.key.Pod)
-	}
+	delete(s.entries, e.key)
 	e.leave()
 	close(e.over)
 }
 
-// Working returns whether the attempt is in progress in this replica.
-func (s *Set) Working(id string) bool {
+// working returns the attempts that are in progress in this replica.
+func (s *Set) working() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.byID[id] != nil
+	all := map[string]bool{}
+	for _, e := range s.entries {
+		all[e.id] = true
+	}
+	return all
 }
 
 // Settle waits until the outcome of every allowed bind is known, or the context ends.
 func (s *Set) Settle(ctx context.Context) {
 	s.mu.Lock()
 	var followed []*Entry
-	for _, e := range s.byKey {
+	for _, e := range s.entries {
 		if !e.allowed.IsZero() {
 			followed = append(followed, e)
 		}
@@ -381,7 +367,7 @@ func (s *Set) Settle(ctx context.Context) {
 func (s *Set) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopped = true
-	for _, e := range s.byKey {
+	for _, e := range s.entries {
 		e.leave()
 	}
 	s.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/webhook"
@@ -218,7 +218,7 @@ func TestAnnotations(t *testing.T) {
 	t.Parallel()
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
-		runner.ReasonWaiting, runner.ReasonRefused, runner.ReasonAudited, runner.ReasonRolledBack,
+		work.ReasonWaiting, work.ReasonRefused, work.ReasonAudited, work.ReasonRolledBack,
 		framework.AttemptAnnotation, webhook.ExplainAnnotation, selfmanaged.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")

@@ -5,7 +5,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -17,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/replica"
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
@@ -46,31 +44,26 @@ func TestHugeStatusDoesNotStopTheRenewal(t *testing.T) {
 		calls.Go(func() { _ = b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{}) })
 	}
 
-	var status struct {
-		InFlight []work.InFlight
-		LeftOut  int
-	}
-	report := func(c require.TestingT) replica.Report {
-		reports, err := replica.Reports(t.Context(), b.client, install.Namespace)
+	report := func(c require.TestingT) replica.Status {
+		all, err := replica.Statuses(t.Context(), b.client, install.Namespace)
 		require.NoError(c, err)
-		require.Len(c, reports, 1)
-		return reports[0]
+		require.Len(c, all, 1)
+		return all[0]
 	}
-	var full replica.Report
+	var full replica.Status
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		full = report(c)
-		require.NoError(c, json.Unmarshal([]byte(full.Status), &status))
-		assert.Greater(c, len(status.InFlight)+status.LeftOut, pods-20)
+		assert.Greater(c, len(full.InFlight)+full.LeftOut, pods-20)
 	}, patience, again, "the replica should report its attempts")
-	t.Logf("%d attempts are reported in %d bytes, %d are omitted", len(status.InFlight), len(full.Status), status.LeftOut)
-	assert.NotEmpty(t, status.InFlight)
-	assert.Positive(t, status.LeftOut)
+	t.Logf("%d attempts are reported, %d are omitted", len(full.InFlight), full.LeftOut)
+	assert.NotEmpty(t, full.InFlight)
+	assert.Positive(t, full.LeftOut)
 	out, errs, code := b.command("status")
 	require.Zero(t, code, errs)
 	assert.Contains(t, out, "more binds are not reported")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		now := report(c)
-		assert.Greater(c, now.Renewed.Sub(full.Renewed), 15*time.Second)
-		assert.NotEmpty(c, now.Status)
+		assert.Greater(c, now.Reported.Sub(full.Reported.Time), 15*time.Second)
+		assert.NotEmpty(c, now.Version)
 	}, patience, again, "the lease should be renewed again and again")
 }

@@ -20,7 +20,7 @@ import (
 
 // rollBackFile contains rollsBack, the only call with which the engine rolls back a plugin.
 const (
-	rollBackFile = "binder/runner/runner.go"
+	rollBackFile = "binder/work/plugins.go"
 	rollsBack    = "return p.PreBindRollBack(ctx, bc)"
 )
 

@@ -5,7 +5,6 @@ package faults
 
 import (
 	"context"
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	leases "github.com/prebind/prebind/binder/replica"
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
@@ -78,21 +76,18 @@ func (w *world) renewsAt(t *testing.T, wrong time.Duration, binds int) []time.Du
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), cluster.Patience)
 	defer cancel()
-	var last []leases.Report
+	var last []leases.Status
 	for {
-		reports, err := leases.Reports(ctx, w.client, install.Namespace)
+		reports, err := leases.Statuses(ctx, w.client, install.Namespace)
 		require.NoError(t, err, "no lease has a renewal time with offset %s and %d binds; last reports: %+v", wrong, binds, last)
 		for _, r := range reports {
-			var status struct {
-				InFlight []work.InFlight `json:"inFlight"`
-			}
-			off := r.Ahead - wrong
-			if off.Abs() > 30*time.Second || json.Unmarshal([]byte(r.Status), &status) != nil || len(status.InFlight) != binds {
+			off := r.ClockAhead.Duration - wrong
+			if off.Abs() > 30*time.Second || len(r.InFlight) != binds {
 				continue
 			}
 			var ages []time.Duration
-			for _, f := range status.InFlight {
-				ages = append(ages, r.Renewed.Add(r.Ahead).Sub(f.Since.Time))
+			for _, f := range r.InFlight {
+				ages = append(ages, r.Reported.Sub(f.Since.Time))
 			}
 			return ages
 		}

@@ -150,16 +150,16 @@ func (g *guard) calmDown(t *testing.T) {
 func (g *guard) watchLeases(ctx context.Context) {
 	renewed, seen := map[string]time.Time{}, map[string]time.Time{}
 	for ; ctx.Err() == nil; pause(ctx, time.Second) {
-		reports, err := leases.Reports(ctx, g.w.client, install.Namespace)
+		reports, err := leases.Statuses(ctx, g.w.client, install.Namespace)
 		if err != nil {
 			continue
 		}
 		now, fresh := time.Now(), 0
 		for _, r := range reports {
-			if !renewed[r.ID].Equal(r.Renewed) {
-				renewed[r.ID], seen[r.ID] = r.Renewed, now
+			if !renewed[r.Replica].Equal(r.Reported.Time) {
+				renewed[r.Replica], seen[r.Replica] = r.Reported.Time, now
 			}
-			if now.Sub(seen[r.ID]) < leaseLasts {
+			if now.Sub(seen[r.Replica]) < leaseLasts {
 				fresh++
 			}
 		}

@@ -39,9 +39,6 @@ const (
 
 // more contains the permitted growth of goroutines by entry function. The number of other goroutines may not grow.
 var more = map[string]int{
-	// The replica has become the leader.
-	own + "binder/recovery.(*Sweeper).Run": 1,
-
 	// Connections to the API server. An idle connection ends after 90 s.
 	"net/http.(*persistConn).readLoop":  6,
 	"net/http.(*persistConn).writeLoop": 6,
@@ -58,17 +55,8 @@ var more = map[string]int{
 	"k8s.io/client-go/tools/record.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
 }
 
-// leading is the work of the leader. The compiler numbers the function, and inlines its caller.
-const leading = ".(*process).whileLeading.func"
-
-// observer is a function that the sweeper runs in parallel with its sweeps.
-const observer = own + "binder/recovery.(*Sweeper).Run.func1"
-
 // mayGrow returns the permitted growth of a kind. A goroutine of a server that runs Prebind's code belongs to Prebind.
 func mayGrow(kind goroutine) int {
-	if kind.ours == observer || strings.Contains(kind.entry, leading) {
-		return 1 // The leader observes the replicas.
-	}
 	if kind.ours != "" && kind.ours != kind.entry {
 		return 0
 	}

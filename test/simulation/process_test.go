@@ -64,6 +64,8 @@ type process struct {
 	kill   context.CancelCauseFunc
 	// cut keeps it from renewing its lease.
 	cut atomic.Bool
+	// leadsUntil is the end of its last term as the leader, in nanoseconds of Unix time.
+	leadsUntil atomic.Int64
 	suspension
 	// rate counts the requests for each object in the present second.
 	mu     sync.Mutex
@@ -169,12 +171,18 @@ func (w *world) start() {
 	require.NoError(w.t, err)
 	p.watch()
 	w.actors.Go(func() { _ = p.lease.Start(p.killed) })
-	w.actors.Go(func() { p.engine.OwnSweeper().Run(p.killed) })
+	w.actors.Go(func() { p.engine.Sweep(p.killed, p) })
 	w.note("%s starts", id)
 	w.mu.Lock()
 	w.replicas = append(w.replicas, p)
 	w.mu.Unlock()
 }
+
+// Leads implements work.Peers.
+func (p *process) Leads() bool { return time.Now().UnixNano() < p.leadsUntil.Load() }
+
+// Living implements work.Peers.
+func (p *process) Living(ctx context.Context) (map[string]bool, error) { return p.lease.Living(ctx) }
 
 // dead returns whether the process has ended.
 func (p *process) dead() bool { return p.killed.Err() != nil }

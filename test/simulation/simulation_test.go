@@ -100,7 +100,7 @@ func (w *world) operate() {
 	}
 }
 
-// lead runs the sweeper of one replica after the other. An old leader continues for a while, because it discovers late that it has lost the
+// lead makes one replica after the other the leader. An old leader continues for a while, because it discovers late that it has lost the
 // lease. A replica whose lease is cut cannot become the leader.
 func (w *world) lead() {
 	d := w.random("leader")
@@ -111,12 +111,8 @@ func (w *world) lead() {
 			continue
 		}
 		p, lasts := living[d.below(len(living))], d.between(time.Minute, 5*time.Minute)
-		term, end := context.WithTimeout(p.killed, lasts+d.between(0, 15*time.Second))
+		p.leadsUntil.Store(time.Now().Add(lasts + d.between(0, 15*time.Second)).UnixNano())
 		w.note("%s leads", p.id)
-		w.actors.Go(func() {
-			defer end()
-			p.engine.Sweeper(p.lease).Run(term)
-		})
 		p.sleep(w.over, lasts)
 	}
 }

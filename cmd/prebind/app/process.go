@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"k8s.io/client-go/kubernetes"
@@ -26,7 +25,6 @@ import (
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/plugins/bindpolicy"
-	"github.com/prebind/prebind/binder/recovery"
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/policy"
@@ -55,8 +53,6 @@ type process struct {
 	engine   *binder.Engine
 	// configuration is in force until the process ends.
 	configuration *v1alpha1.Loaded
-	// leading is the channel that is closed when this replica is no longer the leader, or nil.
-	leading atomic.Pointer[<-chan struct{}]
 }
 
 // serve runs the webhook until the context ends. It checks the flags and the cluster
@@ -170,12 +166,14 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	if err != nil {
 		return err
 	}
-	if p.replicas, err = replica.New(replica.Options{ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Status: p.status}); err != nil {
+	if p.replicas, err = replica.New(replica.Options{
+		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Elect: p.o.leaderElect, Status: p.status,
+	}); err != nil {
 		return err
 	}
 	p.assembly = assembly.New(assembly.Options{
 		Manager: p.mgr, Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
-		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.leads,
+		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.replicas.Leads,
 	})
 	settings, err := p.assembly.Settings(ctx, p.configuration.PrebindConfiguration)
 	if err != nil {
@@ -198,39 +196,10 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
-	sweeper := p.engine.Sweeper(p.replicas)
-	lead := p.whileLeading(sweeper.Run)
-	elected := everyReplica(func(ctx context.Context) error {
-		lead(ctx)
+	return p.add(p.replicas, everyReplica(func(ctx context.Context) error {
+		p.engine.Sweep(ctx, p.replicas)
 		return nil
-	})
-	if p.o.leaderElect {
-		elected = func(ctx context.Context) error { return replica.Lead(ctx, leases, p.o.namespace, p.id, lead) }
-	}
-	return p.add(p.replicas, elected, sweeping(p.engine.OwnSweeper()))
-}
-
-// whileLeading returns run as the work of the leader. leads returns true from its start until its context ends.
-func (p *process) whileLeading(run func(context.Context)) func(context.Context) {
-	return func(ctx context.Context) {
-		p.leading.Store(new(ctx.Done()))
-		run(ctx)
-	}
-}
-
-// leads returns whether this replica leads. Without leader election, every replica does. It is safe for
-// concurrent use.
-func (p *process) leads() bool {
-	ended := p.leading.Load()
-	if ended == nil {
-		return false
-	}
-	select {
-	case <-*ended:
-		return false
-	default:
-		return true
-	}
+	}))
 }
 
 // status returns the status for the lease of this replica. It is called only while
@@ -245,14 +214,6 @@ func (p *process) status() (string, error) {
 		s.Problem = err.Error()
 	}
 	return s.Encode(p.engine.InFlight())
-}
-
-// sweeping returns a function that runs the sweeper in every replica.
-func sweeping(sweeper *recovery.Sweeper) everyReplica {
-	return func(ctx context.Context) error {
-		sweeper.Run(ctx)
-		return nil
-	}
 }
 
 // everyReplica is a Runnable that runs without leader election of the manager.

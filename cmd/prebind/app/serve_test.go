@@ -4,7 +4,6 @@
 package app
 
 import (
-	"context"
 	"net"
 	"testing"
 
@@ -201,26 +200,4 @@ func TestLimitMemory(t *testing.T) {
 			assert.Equal(t, tc.want, got, tc.reason)
 		})
 	}
-}
-
-// The flag follows the current term, also if the work of an earlier one ends late.
-func TestProcess_Leads(t *testing.T) {
-	p := &process{}
-	assert.False(t, p.leads(), "the replica has not been elected")
-	began, late := make(chan struct{}), make(chan struct{})
-	lead := p.whileLeading(func(context.Context) {
-		began <- struct{}{}
-		<-late
-	})
-	first, lose := context.WithCancel(t.Context())
-	go lead(first)
-	<-began
-	assert.True(t, p.leads())
-	lose()
-	assert.False(t, p.leads(), "the lease is lost")
-	go lead(t.Context())
-	<-began
-	late <- struct{}{}
-	assert.True(t, p.leads(), "the replica was elected again")
-	close(late)
 }

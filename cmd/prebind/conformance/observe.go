@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/prebind/prebind/binder/runner"
+	"github.com/prebind/prebind/binder/work"
 )
 
 // minBackoff is the shortest time between two Bindings of a refused pod that counts as backoff, in addition to the duration of a
@@ -152,13 +152,13 @@ func sightings(all []eventsv1.Event, reason string) []sighting {
 // refusals returns the visible refusals of the pod's Bindings.
 func (s *session) refusals(ctx context.Context, pod *corev1.Pod) ([]sighting, error) {
 	all, err := s.events(ctx, pod.UID)
-	return sightings(all, runner.ReasonRefused), err
+	return sightings(all, work.ReasonRefused), err
 }
 
 // waitSightings returns what events show about the waits of the pod.
 func (s *session) waitSightings(ctx context.Context, pod *corev1.Pod) ([]sighting, error) {
 	all, err := s.events(ctx, pod.UID)
-	return sightings(all, runner.ReasonWaiting), err
+	return sightings(all, work.ReasonWaiting), err
 }
 
 // nodesOf returns the nodes of the sightings, each once. Some waits name another object than a node.
@@ -224,7 +224,7 @@ func (s *session) complaints(ctx context.Context, pod *corev1.Pod) ([]string, er
 	all, err := s.events(ctx, pod.UID)
 	var found []string
 	for _, e := range all {
-		ours := e.Reason == runner.ReasonRefused || e.Reason == runner.ReasonWaiting
+		ours := e.Reason == work.ReasonRefused || e.Reason == work.ReasonWaiting
 		if e.Type == corev1.EventTypeWarning && !ours && !slices.Contains(found, e.Reason) {
 			found = append(found, e.Reason)
 		}

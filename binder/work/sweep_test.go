@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package recovery
+package work
 
 import (
 	"context"
@@ -20,35 +20,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestActionFor(t *testing.T) {
-	pod := func(options ...gen.PodOption) *corev1.Pod {
-		return gen.Pod(thePod.Name, append([]gen.PodOption{gen.UID(thePod.UID)}, options...)...)
-	}
-	tests := map[string]struct {
-		reason string
-		pod    *corev1.Pod
-		lives  bool
-		known  time.Duration
-		want   action
-	}{
-		"Lives":               {reason: "the replica follows its own binds", pod: pod(), lives: true, known: time.Hour, want: actionKeep},
-		"LivesAndGone":        {reason: "the replica rolls it back itself", lives: true, known: time.Hour, want: actionKeep},
-		"Gone":                {reason: "no pod uses the writes", want: actionRollBack},
-		"Recreated":           {reason: "another pod has the name", pod: gen.Pod(thePod.Name, gen.UID("other"), gen.BoundTo("node-a")), want: actionRollBack},
-		"Bound":               {reason: "the pod uses the writes", pod: pod(gen.BoundTo("node-a")), want: actionCommit},
-		"BoundAndTerminating": {reason: "the pod uses the writes until it is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), want: actionCommit},
-		"BoundElsewhere":      {reason: "the pod is on another node", pod: pod(gen.BoundTo("node-b")), want: actionRollBack},
-		"Terminating":         {reason: "a terminating pod will not be bound", pod: pod(gen.Terminating()), want: actionRollBack},
-		"Pending":             {reason: "a call may reach another replica", pod: pod(), known: Grace, want: actionKeep},
-		"PendingTooLong":      {reason: "none came", pod: pod(), known: Grace + 1, want: actionRollBack},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, actionFor(markOf("gone-1"), tc.pod, tc.lives, tc.known), tc.reason)
-		})
-	}
-}
-
 // tidier is a marker with a Tidy.
 type tidier struct {
 	*marker
@@ -65,7 +36,7 @@ func (p *tidier) Tidy(context.Context) error {
 func TestTidy_EveryTwoMinutes(t *testing.T) {
 	tests := map[string]struct {
 		reason string
-		living Replicas
+		living Peers
 		took   time.Duration
 		err    error
 		want   int
@@ -74,17 +45,17 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 		"NotOften":   {reason: "Tidy reads from the API server, so calls are rare", living: livingReplicas{}, took: tidyEvery - time.Second, want: 1},
 		"Again":      {reason: "Tidy is called again", living: livingReplicas{}, took: tidyEvery + sweepEvery, want: 2},
 		"AfterError": {reason: "a failure is retried", living: livingReplicas{}, took: tidyEvery + sweepEvery, err: errScripted, want: 2},
-		"OwnSweep":   {reason: "only the leader calls Tidy", took: time.Hour},
+		"Follower":   {reason: "only the leader calls Tidy", living: follower{}, took: time.Hour},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
-				p := &tidier{marker: &marker{writer: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
+				p := &tidier{marker: &marker{recordingWriter: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
 				s := newScene(p)
 				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
 				defer cancel()
-				s.sweeper(tc.living).Run(ctx)
+				s.sweeper(tc.living).run(ctx)
 				assert.Len(t, calls.all(), tc.want, tc.reason)
 			})
 		})
@@ -92,29 +63,36 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 }
 
 // sweeping runs a sweeper for the time and records the calls of the plugin.
-func sweeping(t *testing.T, m *marker, living Replicas, pod *corev1.Pod, d time.Duration) {
+func sweeping(t *testing.T, m *marker, living Peers, pod *corev1.Pod, d time.Duration) {
 	s := newScene(m)
 	s.podIs(pod)
 	ctx, cancel := context.WithTimeout(quiet(t), d)
 	defer cancel()
-	s.sweeper(living).Run(ctx)
+	s.sweeper(living).run(ctx)
 }
 
 func TestSweep_Settles(t *testing.T) {
-	bound := gen.Pod(thePod.Name, gen.UID(thePod.UID), gen.BoundTo("node-a"))
+	pod := func(options ...gen.PodOption) *corev1.Pod {
+		return gen.Pod(thePod.Name, append([]gen.PodOption{gen.UID(thePod.UID)}, options...)...)
+	}
 	tests := map[string]struct {
 		reason string
 		pod    *corev1.Pod
-		living livingReplicas
+		living Peers
 		marks  []framework.Mark
 		err    error
 		took   time.Duration
 		want   string
 	}{
 		"OfALivingReplica": {reason: "a live replica settles its own marks", living: livingReplicas{"b": true}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
-		"OfThisReplica":    {reason: "this replica never settles its own marks as leader", marks: []framework.Mark{markOf("here-1")}, took: time.Hour},
+		"OfAnotherReplica": {reason: "the leader settles it", living: follower{}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
+		"OfThisReplica":    {reason: "the rollback of the attempt has failed", living: follower{}, marks: []framework.Mark{markOf("here-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Gone":             {reason: "the pod does not use the writes", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
-		"Bound":            {reason: "the pod uses the writes", pod: bound, marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
+		"Recreated":        {reason: "another pod has the name", pod: pod(gen.UID("other"), gen.BoundTo("node-a")), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
+		"Bound":            {reason: "the pod uses the writes", pod: pod(gen.BoundTo("node-a")), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
+		"BoundTerminating": {reason: "the pod uses the writes until it is gone", pod: pod(gen.BoundTo("node-a"), gen.Terminating()), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},
+		"BoundElsewhere":   {reason: "the pod is on another node", pod: pod(gen.BoundTo("node-b")), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
+		"Terminating":      {reason: "a terminating pod will not be bound", pod: pod(gen.Terminating()), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Pending":          {reason: "a call may reach another replica", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace},
 		"PendingTooLong":   {reason: "no call arrived in time", pod: thePod, marks: []framework.Mark{markOf("b-1")}, took: Grace + sweepEvery + time.Second, want: "p PreBindRollBack"},
 		"OthersWithError":  {reason: "listed marks are settled", marks: []framework.Mark{markOf("b-1")}, err: errScripted, took: time.Second, want: "p PreBindRollBack"},
@@ -123,7 +101,10 @@ func TestSweep_Settles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
-				m := &marker{writer: newWriter(calls), marks: tc.marks, err: tc.err}
+				m := &marker{recordingWriter: newWriter(calls), marks: tc.marks, err: tc.err}
+				if tc.living == nil {
+					tc.living = livingReplicas{}
+				}
 				sweeping(t, m, tc.living, tc.pod, tc.took)
 				if tc.want == "" {
 					assert.Empty(t, calls.all(), tc.reason)
@@ -139,7 +120,7 @@ func TestSweep_Settles(t *testing.T) {
 func TestSweep_RecoversTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got *framework.BindContext
-		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{recordingWriter: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
 		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
 			got = bc
 			return nil
@@ -157,7 +138,7 @@ func TestSweep_RecoversTheContext(t *testing.T) {
 func TestSweep_Repeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
 		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if tries++; tries == 1 {
@@ -174,7 +155,7 @@ func TestSweep_Repeats(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			s.sweeper(livingReplicas{}).Run(ctx)
+			s.sweeper(livingReplicas{}).run(ctx)
 		}()
 		pass(time.Minute)
 		assert.Zero(t, tries)
@@ -191,13 +172,13 @@ func TestSweep_Repeats(t *testing.T) {
 func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		m := &marker{writer: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
 		living := &switchable{ids: map[string]bool{"b": true}}
 		s := newScene(m)
 		s.podIs(thePod)
 		ctx, cancel := context.WithCancel(quiet(t))
 		done := make(chan struct{})
-		go func() { defer close(done); s.sweeper(living).Run(ctx) }()
+		go func() { defer close(done); s.sweeper(living).run(ctx) }()
 		pass(2 * time.Minute) // the replica waits, allows the bind, and ends
 		living.mu.Lock()
 		delete(living.ids, "b")
@@ -210,7 +191,7 @@ func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 }
 
 // A plugin whose Marks panics.
-type panicking struct{ *writer }
+type panicking struct{ *recordingWriter }
 
 func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
 
@@ -219,13 +200,13 @@ func TestMarks_Panics(t *testing.T) {
 		s := newScene(panicking{newWriter(&journal{})})
 		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
 		defer cancel()
-		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).Run(ctx) })
+		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).run(ctx) })
 	})
 }
 
 // stream has one mark at a time, and listing its marks always fails.
 type stream struct {
-	*writer
+	*recordingWriter
 	n int
 }
 
@@ -236,18 +217,18 @@ func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
 
 func TestOrphans_ArePruned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(&stream{writer: newWriter(&journal{})})
+		s := newScene(&stream{recordingWriter: newWriter(&journal{})})
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
 		sw := s.sweeper(livingReplicas{})
-		sw.Run(ctx)
+		sw.run(ctx)
 		assert.Less(t, len(sw.orphans), 10)
 	})
 }
 
 func TestObserver_Swept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &marker{writer: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
+		m := &marker{recordingWriter: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
 		m.rollBack = func(context.Context, *framework.BindContext) error {
 			if tries++; tries == 1 {
@@ -257,11 +238,11 @@ func TestObserver_Swept(t *testing.T) {
 		}
 		s := newScene(m)
 		w := &watcher{}
-		s.o.Observer = w
+		s.o.Recorder = w
 		s.podIs(nil)
 		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
 		defer cancel()
-		s.sweeper(livingReplicas{}).Run(ctx)
+		s.sweeper(livingReplicas{}).run(ctx)
 		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
 	})
 }

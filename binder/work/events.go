@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runner
+package work
 
 import (
 	"strings"
@@ -33,8 +33,8 @@ const (
 )
 
 // Report records an event on the pod; related may be nil.
-func (r *Runner) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
-	r.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", Clip(note, maxNote))
+func (s *Set) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
+	s.o.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", Clip(note, maxNote))
 }
 
 // Clip returns at most that many bytes of the text, and marks that it is shortened.

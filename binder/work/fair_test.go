@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package fair
+package work
 
 import (
 	"testing"
@@ -14,7 +14,7 @@ func TestInterleave(t *testing.T) {
 		reason   string
 		in, want []string
 	}{
-		"None":      {reason: "an empty list stays empty", want: []string{}},
+		"None":      {reason: "an empty list stays empty", want: nil},
 		"OneGroup":  {reason: "a single group keeps its order", in: []string{"a1", "a2", "a3"}, want: []string{"a1", "a2", "a3"}},
 		"TakeTurns": {reason: "a large group does not delay others", in: []string{"a1", "a2", "a3", "a4", "b1", "c1", "c2"}, want: []string{"a1", "b1", "c1", "a2", "c2", "a3", "a4"}},
 		"ByFirst":   {reason: "groups have the order of their first items", in: []string{"b1", "a1", "b2"}, want: []string{"b1", "a1", "b2"}},

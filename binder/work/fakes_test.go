@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package recovery
+package work
 
 import (
 	"context"
@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/runner"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -77,15 +76,14 @@ func (*onePod) List(context.Context, client.ObjectList, ...client.ListOption) er
 // scene is a replica named "here" with a cache and an API server that the test controls.
 type scene struct {
 	o            Options
+	plugins      []framework.Plugin
 	cached, live *onePod
 }
 
 func newScene(plugins ...framework.Plugin) *scene {
-	s := &scene{cached: &onePod{pod: thePod}, live: &onePod{pod: thePod}}
+	s := &scene{cached: &onePod{pod: thePod}, live: &onePod{pod: thePod}, plugins: plugins}
 	s.o = Options{
-		Runner:   &runner.Runner{Cached: s.cached, Live: s.live, Tracker: runner.Untracked{}, Events: events.NewFakeRecorder(100)},
-		Observer: &watcher{}, Replica: "here", Working: func(string) bool { return false },
-		Plugins: plugins, Clock: clock.RealClock{},
+		Cached: s.cached, Live: s.live, Recorder: &watcher{}, Events: events.NewFakeRecorder(100), Replica: "here", Clock: clock.RealClock{},
 	}
 	return s
 }
@@ -100,10 +98,8 @@ func (s *scene) podIs(pod *corev1.Pod) {
 }
 
 // sweeper returns a sweeper with these other replicas.
-func (s *scene) sweeper(replicas Replicas) *Sweeper {
-	o := s.o
-	o.Replicas = replicas
-	return New(o)
+func (s *scene) sweeper(peers Peers) *sweeper {
+	return &sweeper{Set: NewSet(s.o), plugins: s.plugins, peers: peers, orphans: map[orphanKey]*orphan{}}
 }
 
 // journal is a list of events, in order.
@@ -124,38 +120,41 @@ func (j *journal) all() []string {
 	return append([]string{}, j.list...)
 }
 
-// watcher is an Observer that records its calls.
-type watcher struct{ journal }
+// watcher is a Recorder that records calls of Swept.
+type watcher struct {
+	Unrecorded
+	journal
+}
 
 func (w *watcher) Swept(plugin, action string, err error) {
 	w.add(fmt.Sprint("swept: ", plugin, " ", action, " ", err))
 }
 
-// writer is a plugin that records the calls of its PostBind and PreBindRollBack.
-type writer struct {
+// recordingWriter is a plugin that records the calls of its PostBind and PreBindRollBack.
+type recordingWriter struct {
 	name     string
 	calls    *journal
 	rollBack func(ctx context.Context, bc *framework.BindContext) error
 }
 
-func newWriter(calls *journal) *writer { return &writer{name: "p", calls: calls} }
+func newWriter(calls *journal) *recordingWriter { return &recordingWriter{name: "p", calls: calls} }
 
-func (w *writer) Name() string { return w.name }
+func (w *recordingWriter) Name() string { return w.name }
 
-func (*writer) PreBind(context.Context, *framework.BindContext) error { return nil }
+func (*recordingWriter) PreBind(context.Context, *framework.BindContext) error { return nil }
 
-func (*writer) PreFlight(*framework.BindContext) (framework.Verdict, error) {
+func (*recordingWriter) PreFlight(*framework.BindContext) (framework.Verdict, error) {
 	return framework.Verdict{}, nil
 }
 
-func (*writer) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
+func (*recordingWriter) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 
-func (w *writer) PostBind(context.Context, *framework.BindContext) error {
+func (w *recordingWriter) PostBind(context.Context, *framework.BindContext) error {
 	w.calls.add(w.name + " PostBind")
 	return nil
 }
 
-func (w *writer) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+func (w *recordingWriter) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
 	if w.rollBack != nil {
 		return w.rollBack(ctx, bc)
 	}
@@ -165,7 +164,7 @@ func (w *writer) PreBindRollBack(ctx context.Context, bc *framework.BindContext)
 
 // marker is a plugin with marks.
 type marker struct {
-	*writer
+	*recordingWriter
 	marks []framework.Mark
 	err   error
 }
@@ -174,7 +173,12 @@ func (m *marker) Marks(context.Context) ([]framework.Mark, error) { return m.mar
 
 type livingReplicas map[string]bool
 
-func (livingReplicas) Observe(ctx context.Context) { <-ctx.Done() }
+// follower is a replica that does not lead.
+type follower struct{ livingReplicas }
+
+func (follower) Leads() bool { return false }
+
+func (livingReplicas) Leads() bool { return true }
 
 func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
 	copied := map[string]bool{}
@@ -189,7 +193,7 @@ type switchable struct {
 	ids map[string]bool
 }
 
-func (*switchable) Observe(ctx context.Context) { <-ctx.Done() }
+func (*switchable) Leads() bool { return true }
 
 func (l *switchable) Living(context.Context) (map[string]bool, error) {
 	l.mu.Lock()

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package recovery
+package work
 
 import (
 	"context"
@@ -33,7 +33,7 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 2_000
 		calls := map[string]int{}
-		m := &marker{writer: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
+		m := &marker{recordingWriter: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
 		began := time.Now()
 		var settled time.Duration
 		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
@@ -57,23 +57,23 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 }
 
 func TestTurns(t *testing.T) {
-	of := func(namespace string, tried int, since time.Time) orphaned {
-		return orphaned{mark: framework.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(tried)}}, orphan: &orphan{tried: tried, since: since}}
+	of := func(namespace string, tried int, since time.Time) *orphan {
+		return &orphan{mark: framework.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(tried)}}, tried: tried, since: since}
 	}
 	early := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	later := early.Add(time.Minute)
 	tests := map[string]struct {
 		reason string
-		in     []orphaned
+		in     []*orphan
 		most   int
-		want   []orphaned
+		want   []*orphan
 	}{
-		"None":       {reason: "no marks", most: 2, want: []orphaned{}},
-		"All":        {reason: "all marks have a turn", most: 3, in: []orphaned{of("a", 1, early), of("b", 1, early)}, want: []orphaned{of("a", 1, early), of("b", 1, early)}},
-		"TakeTurns":  {reason: "many marks of a tenant do not delay another one", most: 2, in: []orphaned{of("a", 0, early), of("a", 0, early), of("b", 0, early)}, want: []orphaned{of("a", 0, early), of("b", 0, early)}},
-		"LongestAgo": {reason: "a mark that fails does not delay others", most: 1, in: []orphaned{of("a", 2, early), of("a", 1, early), of("a", 3, early)}, want: []orphaned{of("a", 1, early)}},
-		"Namespaces": {reason: "with more namespaces than turns, they rotate", most: 1, in: []orphaned{of("a", 2, early), of("b", 1, early)}, want: []orphaned{of("b", 1, early)}},
-		"Oldest":     {reason: "new marks do not push old ones back", most: 1, in: []orphaned{of("a", 0, later), of("b", 0, early)}, want: []orphaned{of("b", 0, early)}},
+		"None":       {reason: "no marks", most: 2, want: nil},
+		"All":        {reason: "all marks have a turn", most: 3, in: []*orphan{of("a", 1, early), of("b", 1, early)}, want: []*orphan{of("a", 1, early), of("b", 1, early)}},
+		"TakeTurns":  {reason: "many marks of a tenant do not delay another one", most: 2, in: []*orphan{of("a", 0, early), of("a", 0, early), of("b", 0, early)}, want: []*orphan{of("a", 0, early), of("b", 0, early)}},
+		"LongestAgo": {reason: "a mark that fails does not delay others", most: 1, in: []*orphan{of("a", 2, early), of("a", 1, early), of("a", 3, early)}, want: []*orphan{of("a", 1, early)}},
+		"Namespaces": {reason: "with more namespaces than turns, they rotate", most: 1, in: []*orphan{of("a", 2, early), of("b", 1, early)}, want: []*orphan{of("b", 1, early)}},
+		"Oldest":     {reason: "new marks do not push old ones back", most: 1, in: []*orphan{of("a", 0, later), of("b", 0, early)}, want: []*orphan{of("b", 0, early)}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestTurns(t *testing.T) {
 func BenchmarkSweep(b *testing.B) {
 	for _, size := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("marks=%d", size), func(b *testing.B) {
-			m := &marker{writer: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
+			m := &marker{recordingWriter: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
 			m.rollBack = func(context.Context, *framework.BindContext) error { return errScripted }
 			scene := newScene(m)
 			scene.podIs(nil)

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runner
+package work
 
 import (
 	"context"
@@ -12,19 +12,26 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Tracker follows the work on binds. Its methods are called concurrently, and must not
-// block, because every bind waits for them.
-type Tracker interface {
+// Recorder records the work on binds. Its methods are called concurrently, and must not
+// block, because binds wait for them.
+type Recorder interface {
 	// Step is called when a step begins. It returns the context of the step, derived from
 	// ctx, and a function that is called once, with the step's error, when the step ends;
 	// see Result.
 	Step(ctx context.Context, s Step) (context.Context, func(err error))
-	// ReadLive is called when an object of the kind is read from the API server, with
-	// one of the reasons below. The plugin is empty if Prebind itself reads.
-	ReadLive(plugin, kind, reason string)
+	// ReadLive is called when the engine reads an object of the kind from the API server, with
+	// one of the reasons below.
+	ReadLive(kind, reason string)
 	// HoldRefused is called when a call that had to wait is answered at once, because
 	// MaxHolds calls are held already.
 	HoldRefused()
+	// AttemptEnded is called when the outcome of a bind is known that was allowed: Bound or NotBound.
+	AttemptEnded(outcome string)
+	// RolledBack is called when a rollback of a plugin has ended: err is why it failed, or nil.
+	RolledBack(plugin string, err error)
+	// Swept is called for each mark that a sweep settles: action is one of Actions, and err
+	// why it must be retried, or nil.
+	Swept(plugin, action string, err error)
 }
 
 // Step is a piece of work on one bind.
@@ -64,44 +71,39 @@ const (
 // Result returns how a step ended: "ok", the kind of the error, or "ended" if the step was
 // given up for a reason outside the plugin.
 func Result(err error) string {
-	if err == nil {
-		return "ok"
-	}
 	var own *framework.Error
+	var cause Cause
 	switch {
-	case errors.As(err, &own) && own != nil && own.Kind != framework.KindInternal && own.Kind != "" && !errors.Is(err, context.Canceled):
+	case err == nil:
+		return "ok"
+	case errors.As(err, &own) && own != nil && own.Kind != "" && own.Kind != framework.KindInternal && !errors.Is(err, context.Canceled):
 		return string(own.Kind)
-	case Ended(err) && !errors.Is(err, context.DeadlineExceeded):
+	case (errors.As(err, &cause) || errors.Is(err, context.Canceled)) && !errors.Is(err, context.DeadlineExceeded):
 		return "ended"
 	default:
 		return string(framework.KindInternal)
 	}
 }
 
-// Untracked is a Tracker that ignores all calls.
-type Untracked struct{}
+// Unrecorded is a Recorder that ignores all calls.
+type Unrecorded struct{}
 
-// Step implements Tracker.
-func (Untracked) Step(ctx context.Context, _ Step) (context.Context, func(error)) {
+// Step implements Recorder.
+func (Unrecorded) Step(ctx context.Context, _ Step) (context.Context, func(error)) {
 	return ctx, func(error) {}
 }
 
-// ReadLive implements Tracker.
-func (Untracked) ReadLive(string, string, string) {}
+// ReadLive implements Recorder.
+func (Unrecorded) ReadLive(string, string) {}
 
-// HoldRefused implements Tracker.
-func (Untracked) HoldRefused() {}
+// HoldRefused implements Recorder.
+func (Unrecorded) HoldRefused() {}
 
-// Cause is why work is given up from outside; it is the cause of a context's end. Two
-// Causes with one text are the same error.
-type Cause string
+// AttemptEnded implements Recorder.
+func (Unrecorded) AttemptEnded(string) {}
 
-// Error implements error.
-func (c Cause) Error() string { return string(c) }
+// RolledBack implements Recorder.
+func (Unrecorded) RolledBack(string, error) {}
 
-// Ended returns whether a plugin stopped because its context ended, not for a reason of its
-// own.
-func Ended(err error) bool {
-	var cause Cause
-	return errors.As(err, &cause) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
+// Swept implements Recorder.
+func (Unrecorded) Swept(string, string, error) {}

@@ -1,0 +1,68 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package work
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+const (
+	// outcomeTimeout limits one call of PostBind, PreBindRollBack or Marks, and tidyTimeout one of Tidy.
+	outcomeTimeout = 30 * time.Second
+	tidyTimeout    = time.Minute
+)
+
+// postBind calls PostBind of the plugin.
+func (s *Set) postBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
+	return s.afterBind(ctx, StepPostBind, p, bc, func(ctx context.Context) error { return p.PostBind(ctx, bc) })
+}
+
+// rollBack calls PreBindRollBack of the plugin, and records an event on the pod, which is the live one or nil.
+func (s *Set) rollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error {
+	err := s.afterBind(ctx, StepPreBindRollBack, p, bc, func(ctx context.Context) error { return p.PreBindRollBack(ctx, bc) })
+	if err == nil && pod != nil && pod.UID == bc.Pod.UID {
+		s.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
+			fmt.Sprintf("%s: Node %s: the pod was not bound, and the plugin released what it held", p.Name(), bc.Node.Name))
+	}
+	return err
+}
+
+func (s *Set) afterBind(ctx context.Context, step string, p framework.PreBinder, bc *framework.BindContext, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, outcomeTimeout)
+	defer cancel()
+	pod := types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
+	return Call(ctx, s.o.Recorder, Step{Name: step, Plugin: p.Name(), Pod: pod, Node: bc.Node.Name, Attempt: bc.Attempt}, f)
+}
+
+// Call calls f as a step, and returns its panic as an error, so that a bug in a plugin fails one bind and not the process.
+func Call(ctx context.Context, r Recorder, s Step, f func(ctx context.Context) error) error {
+	ctx, done := r.Step(ctx, s)
+	err := contained(ctx, func() error { return f(ctx) })
+	done(err)
+	return err
+}
+
+// contained calls f. A nil *framework.Error in an error is nil.
+func contained(ctx context.Context, f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			klog.FromContext(ctx).Error(nil, "Plugin panicked", "panic", r, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the plugin panicked: %v; report the bug with the stack trace from Prebind's log", r)
+		}
+	}()
+	err = f()
+	if e, ok := err.(*framework.Error); ok && e == nil { //nolint:errorlint // Only this type, not a wrapped one.
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,278 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package work
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Grace is how long a sweep keeps the mark of a pending pod after the attempt's replica is gone. It
+// is longer than framework.BindSettles, so that no allowed bind is still open, and longer than
+// most gaps between two calls.
+const Grace = time.Minute
+
+const (
+	// sweepEvery is the pause between two sweeps.
+	sweepEvery = 10 * time.Second
+	// sweepMarks limits the marks that one sweep settles, because each costs a read of its pod.
+	// sweepTakes limits its time. The next sweep continues.
+	sweepMarks = 200
+	sweepTakes = 20 * time.Second
+	// sweepErrors is how many errors of a sweep are logged.
+	sweepErrors = 5
+	// tidyEvery is the pause between two calls of Tidy.
+	tidyEvery = 2 * time.Minute
+)
+
+// Actions of a sweep on a mark.
+const (
+	actionCommit   = "commit"
+	actionRollBack = "roll back"
+)
+
+// Actions returns what sweeps do with marks; the caller owns the slice.
+func Actions() []string { return []string{actionCommit, actionRollBack} }
+
+// Peers are the replicas of this Prebind.
+type Peers interface {
+	// Leads returns whether this replica leads.
+	Leads() bool
+	// Living returns the live replicas by recent observations. The caller owns the map.
+	Living(ctx context.Context) (map[string]bool, error)
+}
+
+// orphan is the record of a mark whose attempt is not in progress.
+type orphan struct {
+	plugin framework.PreBinder
+	mark   framework.Mark
+	// since is when the sweeper first found that out, by its own clock.
+	since time.Time
+	// tried is the number of the last sweep that tried to settle it, or zero.
+	tried int
+}
+
+// sweeper commits or rolls back the writes of attempts that ended without doing so.
+type sweeper struct {
+	*Set
+	plugins []framework.Plugin
+	peers   Peers
+	// tidied is the time of the last Tidy.
+	tidied  time.Time
+	orphans map[orphanKey]*orphan
+	// sweeps counts the sweeps.
+	sweeps int
+}
+
+type orphanKey struct {
+	plugin string
+	mark   framework.Mark
+}
+
+// Sweep settles, until the context ends, the marks of plugins whose attempts are not in progress: those of this replica that
+// could not be rolled back, for example because the API server did not respond, and while this replica leads, those of replicas that are gone. The
+// leader also calls Tidy.
+func (s *Set) Sweep(ctx context.Context, plugins []framework.Plugin, peers Peers) {
+	(&sweeper{Set: s, plugins: plugins, peers: peers, orphans: map[orphanKey]*orphan{}}).run(ctx)
+}
+
+func (s *sweeper) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := s.sweep(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Sweep failed, will retry")
+		}
+		if err := s.tidy(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Tidy failed, will retry")
+		}
+		timer := s.o.Clock.NewTimer(sweepEvery)
+		select {
+		case <-ctx.Done():
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+// sweep settles orphans within its limits. The next sweeps settle the rest.
+func (s *sweeper) sweep(ctx context.Context) error {
+	var errs []error
+	var living map[string]bool
+	if s.peers.Leads() {
+		var err error
+		if living, err = s.peers.Living(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("reading the live replicas: %w", err))
+		}
+	}
+	s.sweeps++
+	began, failed := s.o.Clock.Now(), 0
+	due, err := s.due(ctx, living)
+	errs = append(errs, err)
+	for _, o := range turns(due, sweepMarks) {
+		if ctx.Err() != nil || s.o.Clock.Since(began) > sweepTakes {
+			break
+		}
+		o.tried = s.sweeps
+		if err := s.settle(ctx, o); err != nil {
+			if failed++; failed <= sweepErrors {
+				errs = append(errs, fmt.Errorf("plugin %s: %w", o.plugin.Name(), err))
+			}
+		}
+	}
+	if failed > sweepErrors {
+		errs = append(errs, fmt.Errorf("and %d more", failed-sweepErrors))
+	}
+	return errors.Join(errs...)
+}
+
+// due returns the orphans to settle. living is nil if this replica settles only its own. The cost is linear in the number of all
+// marks, and due reads caches only.
+func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orphan, err error) {
+	before := s.orphans
+	s.orphans = map[orphanKey]*orphan{}
+	var errs []error
+	for _, plugin := range s.plugins {
+		p, ok := plugin.(framework.PreBinder)
+		if !ok {
+			continue
+		}
+		marks, err := s.marks(ctx, p)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err))
+			// The list may be incomplete.
+			for key := range before {
+				if key.plugin == p.Name() {
+					marks = append(marks, key.mark)
+				}
+			}
+		}
+		working, now := s.working(), s.o.Clock.Now()
+		for _, m := range marks {
+			key, replica := orphanKey{plugin: p.Name(), mark: m}, ReplicaOf(m.Attempt)
+			inProgress := living == nil || living[replica]
+			if replica == s.o.Replica {
+				inProgress = working[m.Attempt]
+			}
+			if inProgress || s.orphans[key] != nil {
+				continue
+			}
+			o := before[key]
+			if o == nil {
+				o = &orphan{plugin: p, mark: m, since: now}
+			}
+			s.orphans[key] = o
+			if now.Sub(o.since) > Grace || !s.stillPending(ctx, m.Pod, m.PodUID) {
+				due = append(due, o)
+			}
+		}
+	}
+	return due, errors.Join(errs...)
+}
+
+// marks returns the marks of the plugin. With an error, the list may be incomplete.
+func (*sweeper) marks(ctx context.Context, p framework.PreBinder) (marks []framework.Mark, err error) {
+	ctx, cancel := context.WithTimeout(ctx, outcomeTimeout)
+	defer cancel()
+	err = contained(ctx, func() (err error) {
+		marks, err = p.Marks(ctx)
+		return err
+	})
+	return marks, err
+}
+
+// turns returns the orphans that the next sweep settles, in order, up to the given number.
+// Namespaces take turns. In each, the mark whose last try is the oldest is first. Thus a tenant
+// with many marks, or a mark that fails, does not delay others.
+func turns(orphans []*orphan, most int) []*orphan {
+	slices.SortStableFunc(orphans, func(a, b *orphan) int {
+		return cmp.Or(cmp.Compare(a.tried, b.tried), a.since.Compare(b.since))
+	})
+	orphans = Interleave(orphans, func(o *orphan) string { return o.mark.Pod.Namespace })
+	return orphans[:min(len(orphans), most)]
+}
+
+// Interleave returns the items in an order in which their groups take turns: the first item of
+// each group, then the second of each, and so on. Otherwise, items keep their order. The caller owns the result. The cost is linear.
+func Interleave[T any](items []T, group func(T) string) []T {
+	var rounds [][]T
+	had := map[string]int{}
+	for _, item := range items {
+		name := group(item)
+		round := had[name]
+		had[name]++
+		if round == len(rounds) {
+			rounds = append(rounds, nil)
+		}
+		rounds[round] = append(rounds[round], item)
+	}
+	return slices.Concat(rounds...)
+}
+
+// tidy calls Tidy of the plugins, when it is time and this replica leads.
+func (s *sweeper) tidy(ctx context.Context) error {
+	if !s.peers.Leads() || s.o.Clock.Since(s.tidied) < tidyEvery {
+		return nil
+	}
+	s.tidied = s.o.Clock.Now()
+	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
+	defer cancel()
+	var errs []error
+	for _, p := range s.plugins {
+		if tidier, ok := p.(framework.Tidier); ok {
+			if err := contained(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
+				errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// settle decides on one mark by the live pod, and carries it out.
+func (s *sweeper) settle(ctx context.Context, o *orphan) error {
+	m := o.mark
+	pod, err := s.LivePod(ctx, m.Pod, ReadOutcome)
+	if err != nil {
+		return fmt.Errorf("reading pod %s: %w", m.Pod, err)
+	}
+	action := actionRollBack
+	switch at := framework.WhereaboutsOf(pod, m.PodUID, m.Node); {
+	case at == framework.BoundHere:
+		action = actionCommit // The pod uses the writes, whichever attempt bound it.
+	case at == framework.Pending && s.o.Clock.Since(o.since) <= Grace:
+		return nil // The bind may be in progress, or another replica may receive the next call.
+	}
+	klog.FromContext(ctx).Info("Settling the writes of an ended attempt",
+		"plugin", o.plugin.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "action", action)
+	if action == actionCommit {
+		err = s.postBind(ctx, o.plugin, recovered(m))
+	} else {
+		err = s.rollBack(ctx, o.plugin, recovered(m), pod)
+	}
+	s.o.Recorder.Swept(o.plugin.Name(), action, err)
+	if err == nil {
+		delete(s.orphans, orphanKey{plugin: o.plugin.Name(), mark: m})
+	}
+	return err
+}
+
+// recovered returns the context of a bind from its mark.
+func recovered(m framework.Mark) *framework.BindContext {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
+	return &framework.BindContext{
+		Pod:       pod,
+		Node:      &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.Node}},
+		Binding:   &corev1.Binding{ObjectMeta: pod.ObjectMeta, Target: corev1.ObjectReference{Kind: "Node", Name: m.Node}},
+		Attempt:   m.Attempt,
+		Recovered: true,
+	}
+}
