@@ -24,7 +24,7 @@ describes the flags without a text, with their defaults.
 `
 
 // pages are the commands that the document shows, each as its arguments.
-var pages = [][]string{{"serve", "--help"}, {"plugins"}, {"explain", "--help"}, {"status", "--help"}, {"conformance", "--help"}, {"unregister", "--help"}, {"policy", "check", "--help"}, {"policy", "test", "--help"}}
+var pages = [][]string{{"serve", "--help"}, {"explain", "--help"}, {"status", "--help"}, {"conformance", "--help"}, {"unregister", "--help"}, {"policy", "check", "--help"}, {"policy", "test", "--help"}}
 
 // described are the commands that another page describes. The document shows only their flags.
 var described = map[string]string{
