@@ -300,13 +300,13 @@ func TestUnmarshal(t *testing.T) {
 		reason, text, want string
 	}{
 		"Complete":   {reason: "Unmarshal is the reverse of Marshal", text: `{"name":"a","inner":[{"values":{"x":"<&>","X":""}}]}`},
-		"Behind":     {reason: "text after the value would be lost", text: `{"name":"a"}{}`, want: "after the value"},
+		"Behind":     {reason: "text after the value would be lost", text: `{"name":"a"}{}`, want: "after top-level value"},
 		"Unknown":    {reason: "a later version wrote it", text: `{"name":"a","since":1}`, want: `unknown field "since"`},
-		"Twice":      {reason: "one of them would be lost", text: `{"name":"a","name":"b"}`, want: "duplicate key"},
-		"TwiceUpper": {reason: "the decoder ignores case", text: `{"name":"a","Name":"b"}`, want: "duplicate key"},
-		"TwiceDeep":  {reason: "one of them would be lost", text: `{"inner":[{"values":{"x":"1","\u0078":"2"}}]}`, want: "duplicate key"},
-		"CutOff":     {reason: "the value is incomplete", text: `{"name":"a"`, want: "unexpected EOF"},
-		"Empty":      {reason: "the value is missing", text: ``, want: "EOF"},
+		"Twice":      {reason: "one of them would be lost", text: `{"name":"a","name":"b"}`, want: "duplicate field"},
+		"TwiceUpper": {reason: "keys are case-sensitive", text: `{"name":"a","Name":"b"}`, want: "unknown field"},
+		"TwiceDeep":  {reason: "one of them would be lost", text: `{"inner":[{"values":{"x":"1","\u0078":"2"}}]}`, want: "duplicate field"},
+		"CutOff":     {reason: "the value is incomplete", text: `{"name":"a"`, want: "unexpected end of JSON input"},
+		"Empty":      {reason: "the value is missing", text: ``, want: "unexpected end of JSON input"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var o outer

@@ -12,8 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -111,56 +111,8 @@ func Marshal(value any) (string, error) {
 }
 
 // Unmarshal decodes a JSON value strictly: it rejects text after the value, unknown fields
-// and duplicate keys, which encoding/json would drop.
+// and duplicate keys, which encoding/json would drop. Keys are case-sensitive.
 func Unmarshal(text string, into any) error {
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return err
-	}
-	if rest := strings.TrimSpace(text[decoder.InputOffset():]); rest != "" {
-		return fmt.Errorf("unexpected %q after the value", cut(rest, 80))
-	}
-	return noneTwice(json.NewDecoder(strings.NewReader(text)), 0)
-}
-
-// structDepth is the nesting depth up to which objects are structs. For structs, the decoder
-// ignores the case of keys.
-const structDepth = 2
-
-// noneTwice reads the next value, and returns an error if an object has a duplicate key.
-func noneTwice(decoder *json.Decoder, depth int) error {
-	token, err := decoder.Token()
-	if err != nil {
-		return err
-	}
-	delimiter, nested := token.(json.Delim)
-	if !nested {
-		return nil
-	}
-	if delimiter == '{' {
-		depth++
-	}
-	seen := sets.New[string]()
-	for decoder.More() {
-		if delimiter == '{' {
-			token, err := decoder.Token()
-			if err != nil {
-				return err
-			}
-			key := fmt.Sprint(token)
-			if depth <= structDepth {
-				key = strings.ToLower(key)
-			}
-			if seen.Has(key) {
-				return fmt.Errorf("duplicate key %q", cut(key, 80))
-			}
-			seen.Insert(key)
-		}
-		if err := noneTwice(decoder, depth); err != nil {
-			return err
-		}
-	}
-	_, err = decoder.Token()
-	return err
+	strict, err := kjson.UnmarshalStrict([]byte(text), into)
+	return errors.Join(append(strict, err)...)
 }
