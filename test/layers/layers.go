@@ -32,7 +32,8 @@ func layers() []layer {
 	return []layer{
 		{packages: []string{"cmd/prebind", "docs/example"}},
 		{packages: []string{"cmd/prebind/app"}},
-		{packages: []string{"cmd/prebind/conformance"}, only: []string{"webhook", "binder", "binder/work"}},
+		{packages: []string{"cmd/prebind/conformance"}, only: []string{"cmd/prebind/dryrun", "webhook", "binder", "binder/work"}},
+		{packages: []string{"cmd/prebind/dryrun"}, only: []string{"webhook", "binder"}},
 		{packages: []string{"assembly"}},
 		{packages: []string{"telemetry"}},
 		{packages: []string{"webhook"}},

@@ -12,18 +12,16 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/cmd/prebind/dryrun"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -105,8 +103,6 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 	if err != nil {
 		return err
 	}
-	warnings := &warningList{}
-	config.WarningHandlerWithContext = warnings
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("setting up a client: %w", err)
@@ -118,53 +114,21 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 	if pod.Spec.NodeName != "" {
 		return fmt.Errorf("pod %s/%s: already bound to node %s; explain a pod that is not bound, such as a copy with another name", pod.Namespace, pod.Name, pod.Spec.NodeName)
 	}
-	warnings.take()
-	r, err := o.explain(pod, post(ctx, client, o.binding(pod)), warnings.take())
+	answer, err := dryrun.Explain(ctx, config, pod, o.node, o.annotations)
 	if err != nil {
+		return err
+	}
+	r := &report{
+		Namespace: pod.Namespace, Pod: pod.Name, Node: o.node, Verdict: binder.VerdictBind,
+		Prebind: answer.Prebind, Warnings: answer.Warnings,
+	}
+	if err := r.decide(answer.Err); err != nil {
 		return err
 	}
 	if err := o.output.write(out, r, r.text); err != nil {
 		return err
 	}
 	return map[binder.Verdict]error{binder.VerdictWait: exitError{code: exitWait}, binder.VerdictRefuse: exitError{code: exitRefuse}}[r.Verdict]
-}
-
-// binding returns the Binding that a scheduler would post, with the request to explain it.
-func (o *explainOptions) binding(pod *corev1.Pod) *corev1.Binding {
-	annotations := maps.Clone(o.annotations)
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[webhook.ExplainAnnotation] = "true"
-	return &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: annotations},
-		Target:     corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.node},
-	}
-}
-
-// post posts the Binding as a dry run. By default, the client would repeat it after a 429.
-func post(ctx context.Context, client kubernetes.Interface, b *corev1.Binding) error {
-	return client.CoreV1().RESTClient().Post().
-		Namespace(b.Namespace).Resource("pods").Name(b.Name).SubResource("binding").
-		VersionedParams(&metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, scheme.ParameterCodec).
-		MaxRetries(0).Body(b).Do(ctx).Error()
-}
-
-// explain creates the report from the API server's answer and its warnings.
-func (o *explainOptions) explain(pod *corev1.Pod, answer error, warnings []string) (*report, error) {
-	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: o.node, Verdict: binder.VerdictBind}
-	for _, w := range warnings {
-		x, err := webhook.DecodeExplanation(w)
-		if err != nil {
-			return nil, fmt.Errorf("%w: use the version of prebind that runs in the cluster", err)
-		}
-		if x == nil {
-			r.Warnings = append(r.Warnings, w)
-			continue
-		}
-		r.Prebind = x
-	}
-	return r, r.decide(answer)
 }
 
 // decide sets the verdict. If the API server allows the dry run, decide uses the verdict of Prebind,
@@ -300,28 +264,4 @@ func textWarnings(out io.Writer, warnings []string) error {
 		fmt.Fprintf(out, "Warning: %s\n", w)
 	}
 	return nil
-}
-
-// warningList collects the API server's warnings. It is safe for concurrent use.
-type warningList struct {
-	mu   sync.Mutex
-	list []string
-}
-
-// HandleWarningHeaderWithContext implements rest.WarningHandlerWithContext.
-func (l *warningList) HandleWarningHeaderWithContext(_ context.Context, code int, _, text string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if code == 299 && text != "" {
-		l.list = append(l.list, text)
-	}
-}
-
-// take returns the warnings since the last call.
-func (l *warningList) take() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	taken := l.list
-	l.list = nil
-	return taken
 }
