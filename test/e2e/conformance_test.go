@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -85,7 +86,7 @@ func assertNothingLeft(t *testing.T, w *world) {
 // conformanceObjects returns the names of the objects and node labels of the test's runs, by kind.
 func conformanceObjects(t *testing.T, w *world) map[string][]string {
 	t.Helper()
-	out, err := w.cluster.Kubectl(t.Context(), "get", "namespaces,persistentvolumes,storageclasses,validatingadmissionpolicies,validatingadmissionpolicybindings",
+	out, err := w.cluster.Kubectl(t.Context(), "get", "namespaces,persistentvolumes,storageclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,validatingwebhookconfigurations",
 		"-l", "app.kubernetes.io/managed-by=prebind-conformance", "-o", "name").Output()
 	require.NoError(t, err)
 	found := map[string][]string{}
@@ -95,11 +96,16 @@ func conformanceObjects(t *testing.T, w *world) map[string][]string {
 			found[kind] = append(found[kind], name)
 		}
 	}
-	out, err = w.cluster.Kubectl(t.Context(), "get", "nodes", "-o", `go-template={{range .items}}{{range $key, $value := .metadata.labels}}{{$key}}{{"\n"}}{{end}}{{end}}`).Output()
-	require.NoError(t, err)
-	for key := range strings.Lines(string(out)) {
-		if strings.HasPrefix(key, conformancePrefix(t)) {
-			found["node label"] = append(found["node label"], strings.TrimSpace(key))
+	for kind, template := range map[string]string{
+		"nodes":    `go-template={{range .items}}{{range $key, $value := .metadata.labels}}{{$key}}{{"\n"}}{{end}}{{end}}`,
+		"csinodes": `go-template={{range .items}}{{range .spec.drivers}}{{.name}}{{"\n"}}{{end}}{{end}}`,
+	} {
+		out, err = w.cluster.Kubectl(t.Context(), "get", kind, "-o", template).Output()
+		require.NoError(t, err)
+		for mark := range strings.Lines(string(out)) {
+			if strings.HasPrefix(mark, conformancePrefix(t)) {
+				found[kind] = append(found[kind], strings.TrimSpace(mark))
+			}
 		}
 	}
 	return found
@@ -137,6 +143,13 @@ func TestConformance(t *testing.T) {
 	const own, user = "small-scheduler", "conformance-user"
 	startScheduler(t, shared, own, faults{})
 	grantDocumented(t, user)
+	// The small scheduler uses only nodes with the driver of a volume.
+	withDrivers := cluster.Nodes("conformance", 2)
+	require.NoError(t, cluster.CreateNodes(t.Context(), shared.client, withDrivers...))
+	for _, n := range withDrivers {
+		_, err := shared.client.StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
 	tests := map[string]struct {
 		scheduler string
 		args      []string
@@ -152,7 +165,7 @@ func TestConformance(t *testing.T) {
 		},
 		"a scheduler without support for volumes": {
 			scheduler: own,
-			args:      []string{"--binding-annotation=" + ownAnnotation, "--as=" + user},
+			args:      []string{"--binding-annotation=" + ownAnnotation, "--as=" + user, "--nodes=" + withDrivers[0].Name + "," + withDrivers[1].Name, "--pod-labels=queue=test"},
 			details:   map[string]string{"burst": "calls of Prebind per pod", "volume": "Prebind made the bind wait", "rollback": "the Binding of the scheduler", "binding-annotations": own},
 		},
 	}
@@ -162,7 +175,7 @@ func TestConformance(t *testing.T) {
 			junit := filepath.Join(t.TempDir(), "report.xml")
 			r := conformance(t, shared, append([]string{"--scheduler-name=" + tc.scheduler, "--wait=6s", "--junit=" + junit}, tc.args...)...)
 			assert.Equal(t, 0, r.code)
-			for _, check := range []string{"bind", "annotations", "binding-annotations", "uid", "wait", "refused", "invalid", "stale", "volume", "rollback", "workers", "burst"} {
+			for _, check := range []string{"bind", "annotations", "binding-annotations", "uid", "wait", "refused", "invalid", "internal", "stale", "volume", "rollback", "workers", "burst"} {
 				if why, ok := tc.skipped[check]; ok {
 					assert.Regexp(t, `^SKIPPED .*`+why, r.result(check), check)
 					continue
@@ -177,7 +190,7 @@ func TestConformance(t *testing.T) {
 				Skipped  int `xml:"skipped,attr"`
 			}
 			require.NoError(t, xml.Unmarshal(content, &suite))
-			assert.Equal(t, 12, suite.Tests)
+			assert.Equal(t, 13, suite.Tests)
 			assert.Zero(t, suite.Failures)
 			assert.Len(t, tc.skipped, suite.Skipped)
 			assertNothingLeft(t, shared)
@@ -200,6 +213,10 @@ func TestConformance_Violations(t *testing.T) {
 		"moves":     {reason: "a 429 does not reject the node", faults: faults{moves: true}, check: "wait", args: []string{"--wait=1m"}, says: "posted Bindings to other nodes in the meantime", advice: "rest.Config.Timeout"},
 		"forfeits":  {reason: "a refusal is not final", faults: faults{givesUpRefused: true}, check: "refused", args: []string{"--timeout=1m"}, says: "gave up after one refusal", advice: "schedule the pod again, with backoff"},
 		"loops":     {reason: "repeated calls cost the API server", faults: faults{loops: true}, check: "refused", says: "posted a Binding again", advice: "with backoff"},
+		"constant":  {reason: "a pod that stays refused must not cost a call per second", faults: faults{constant: true}, check: "refused", says: "still posts a Binding again within", advice: "with backoff that grows"},
+		"some":      {reason: "every refused pod is tried again", faults: faults{givesUpSome: true}, check: "refused", args: []string{"--timeout=1m"}, says: "pod refused-5 was not bound within 1m0s", advice: "Do not drop the pod"},
+		"invalid":   {reason: "an invalid Binding never succeeds", faults: faults{loops: true}, check: "invalid", says: "posted a Binding again", advice: "Do not repeat the Binding in a loop"},
+		"internal":  {reason: "an internal error is not final", faults: faults{givesUpRefused: true}, check: "internal", args: []string{"--timeout=1m"}, says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
 		"uid":       {reason: "the Binding can apply to another pod", faults: faults{withoutUID: true}, check: "uid", args: []string{"--timeout=1m"}, says: "Bindings without a UID", advice: "Set metadata.uid"},
 		"node-name": {reason: "Prebind does not see the pod", faults: faults{recreates: true}, check: "bind", says: "was deleted or replaced", advice: "Do not create it again with spec.nodeName"},
 		"workers":   {reason: "pods that wait block all others", faults: faults{workers: 4}, check: "workers", args: []string{"--timeout=1m"}, says: "pod workers was not bound within 1m0s", advice: "Bind each pod in its own goroutine"},
@@ -282,7 +299,7 @@ func TestConformance_Interrupted(t *testing.T) {
 			t.Parallel()
 			var progress output
 			cmd := exec.CommandContext(t.Context(), shared.prebind.Binary(), "conformance", "--namespace-prefix="+conformancePrefix(t),
-				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
+				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|internal|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
 			cmd.Stderr = &progress
 			require.NoError(t, cmd.Start())
 			require.EventuallyWithT(t, func(c *assert.CollectT) {

@@ -9,12 +9,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -55,14 +58,38 @@ type faults struct {
 	givesUpWaiting, givesUpRefused bool
 	// moves binds a pod to another node after a 429.
 	moves bool
-	// loops repeats a Binding without backoff.
-	loops bool
+	// givesUpSome drops some pods after a refusal.
+	givesUpSome bool
+	// loops repeats a Binding without backoff, and constant with a backoff that does not grow.
+	loops, constant bool
 	// recreates creates the pod again with spec.nodeName instead of a Binding.
 	recreates bool
 	// forgets omits the own annotation.
 	forgets bool
 	// workers limits the binds in progress. 0 means no limit.
 	workers int
+}
+
+// lacksDriver returns whether the pod has a volume whose driver the node lacks. Some schedulers then do not use the node.
+func (s *smallScheduler) lacksDriver(ctx context.Context, pod *corev1.Pod, node string) bool {
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		claim, err := s.client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, v.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
+		if err != nil || claim.Spec.StorageClassName == nil {
+			return true
+		}
+		class, err := s.client.StorageV1().StorageClasses().Get(ctx, *claim.Spec.StorageClassName, metav1.GetOptions{})
+		if err != nil {
+			return true
+		}
+		csiNode, err := s.client.StorageV1().CSINodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil || !slices.ContainsFunc(csiNode.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == class.Provisioner }) {
+			return true
+		}
+	}
+	return false
 }
 
 // startScheduler starts the scheduler until the end of the test.
@@ -116,22 +143,30 @@ func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 			return
 		}
 	}
-	uid, last := pod.UID, ""
-	for backoff := time.Second; ctx.Err() == nil; backoff = min(2*backoff, 8*time.Second) {
+	uid, last, longest := pod.UID, "", 8*time.Second
+	if s.faults.constant {
+		longest = time.Second
+	}
+	for backoff := time.Second; ctx.Err() == nil; backoff = min(2*backoff, longest) {
 		now, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && (now.UID != uid || now.Spec.NodeName != "") {
 			return
 		}
 		if err == nil {
-			last = s.choose(now, last)
+			last = s.choose(ctx, now, last)
+		}
+		if err == nil && last != "" {
 			err = s.bind(ctx, now, last)
+		} else if err == nil {
+			err = errNoNode
 		}
 		switch status := apierrors.APIStatus(nil); {
 		case err == nil, apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			return
 		case errors.As(err, &status) && status.Status().Code == http.StatusPreconditionFailed:
 			return
-		case apierrors.IsTooManyRequests(err) && s.faults.givesUpWaiting, s.faults.givesUpRefused && !apierrors.IsTooManyRequests(err):
+		case apierrors.IsTooManyRequests(err) && s.faults.givesUpWaiting, s.faults.givesUpRefused && !apierrors.IsTooManyRequests(err),
+			s.faults.givesUpSome && apierrors.IsForbidden(err) && strings.HasSuffix(pod.Name, "-5"):
 			return
 		case s.faults.loops:
 			continue
@@ -145,15 +180,18 @@ func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
+// errNoNode means that no node fits.
+var errNoNode = errors.New("no node fits")
+
 // choose returns a random node that the pod allows, and another one than the last if there is one.
-func (s *smallScheduler) choose(pod *corev1.Pod, last string) string {
+func (s *smallScheduler) choose(ctx context.Context, pod *corev1.Pod, last string) string {
 	var fitting []string
 	for _, object := range s.nodes.GetStore().List() {
 		node, ok := object.(*corev1.Node)
 		if !ok || len(node.Spec.Taints) > 0 {
 			continue
 		}
-		if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); fits && err == nil && node.Name != last {
+		if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); fits && err == nil && node.Name != last && !s.lacksDriver(ctx, pod, node.Name) {
 			fitting = append(fitting, node.Name)
 		}
 	}
@@ -163,13 +201,13 @@ func (s *smallScheduler) choose(pod *corev1.Pod, last string) string {
 	return fitting[rand.IntN(len(fitting))]
 }
 
-// bind posts the Binding. client-go repeats it on 429.
+// bind posts the Binding with the annotations of the pod, as some schedulers do. client-go repeats it on 429.
 func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	if s.faults.recreates {
 		return s.recreate(ctx, pod, node)
 	}
 	binding := &corev1.Binding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: map[string]string{ownAnnotation: s.name}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: labels.Merge(pod.Annotations, labels.Set{ownAnnotation: s.name})},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
 	}
 	if s.faults.withoutUID {

@@ -35,10 +35,10 @@ func newConformanceCommand() *cobra.Command {
 		Long: `Test whether a scheduler follows the contract of Prebind for schedulers, on a
 running cluster with Prebind.
 
-The command creates namespaces, pods, StorageClasses and PersistentVolumes of its
-own, observes how the scheduler binds the pods, and removes everything. It reads
-nodes and does not change them. The pods need no resources, and their volumes
-cannot be mounted.
+The command creates namespaces, pods, volumes and admission configurations of its
+own, observes how the scheduler binds the pods, and removes everything. It adds a
+label to nodes and a driver to CSINodes, and removes both. The pods need no
+resources, and their volumes cannot be mounted.
 
 You need permission to create and delete these objects; the documentation contains
 a ClusterRole. The mode of Prebind must be Enforce for new namespaces.
@@ -69,6 +69,7 @@ not be completed, for example because a flag is invalid or a permission is missi
 	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check binding-annotations.")
 	fs.BoolVar(&o.NoFailureEvents, "no-failure-events", false, "Fail the check wait if the scheduler reports a warning about a pod that waits.")
 	fs.StringVar(&o.NamespacePrefix, "namespace-prefix", o.NamespacePrefix, "Prefix of the names of the namespaces that the command creates.")
+	fs.StringToStringVar(&o.PodLabels, "pod-labels", nil, "Labels of the pods, as key=value, such as the queue of the scheduler.")
 	fs.StringVar(&o.Image, "image", o.Image, "Image of the pods. They need not start.")
 	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
 	fs.BoolVar(&o.Keep, "keep", false, "Do not remove the objects, and print the commands that remove them.")
@@ -106,9 +107,9 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 		}
 		return err
 	}
-	second, stop := secondInterrupt(ctx)
+	clean, stop := secondInterrupt(ctx)
 	defer stop()
-	report, err := conformance.Run(conformance.Impatient(ctx, second), config, o.Options)
+	report, err := conformance.Run(ctx, clean, config, o.Options)
 	if report != nil && ctx.Err() == nil {
 		err = errors.Join(err, report.WriteText(out), o.writeJUnit(report))
 	}

@@ -21,7 +21,7 @@ func TestConformance_Usage(t *testing.T) {
 		says   string
 	}{
 		"Argument":   {reason: "the command accepts only flags", args: []string{"burst"}, says: `unknown command "burst" for "prebind conformance"`},
-		"NoCheck":    {reason: "a typo must not look like a success", args: []string{"--run=burts"}, says: `--run: no check matches "burts"; the checks are bind, annotations, binding-annotations, uid, wait, refused, invalid, stale, volume, rollback, workers, burst`},
+		"NoCheck":    {reason: "a typo must not look like a success", args: []string{"--run=burts"}, says: `--run: no check matches "burts"; the checks are bind, annotations, binding-annotations, uid, wait, refused, invalid, internal, stale, volume, rollback, workers, burst`},
 		"Expression": {reason: "the expression is invalid", args: []string{"--run=("}, says: "--run: error parsing regexp"},
 		"OneNode":    {reason: "some checks need two nodes", args: []string{"--nodes=node-1"}, says: "--nodes: must name at least two nodes, got node-1"},
 		"Namespace":  {reason: "the command creates its namespaces", args: []string{"-n", "shop"}, says: "unknown shorthand flag: 'n'"},

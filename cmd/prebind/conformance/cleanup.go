@@ -5,184 +5,163 @@ package conformance
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 	"strings"
 	"time"
 
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 )
 
-// ErrLeftovers means that objects were not removed. The text contains the commands that remove them.
+// ErrLeftovers means that objects were not removed. The text contains the command that removes them.
 var ErrLeftovers = errors.New("objects of the run were not removed")
 
-// mergeLabels returns the labels of both.
-func mergeLabels(a, b map[string]string) map[string]string {
-	all := maps.Clone(a)
-	maps.Copy(all, b)
-	return all
+// byHand returns the commands that remove the objects of a run. The driver remains in the CSINodes; it has no effect.
+func byHand(run string) string {
+	return fmt.Sprintf("kubectl label nodes --all %s- %s-\nkubectl delete namespace %s", releaseLabel(run, "wait"), releaseLabel(run, "binding-annotations"), run)
 }
 
-// ByHand returns the commands that remove the objects and labels of a run.
-func ByHand(run string) string {
-	var labels []string
-	for _, pod := range releasedPods {
-		labels = append(labels, releaseLabel(run, pod)+"-")
+// releaseLabel returns the key of the node label that ends the wait of the pod. No node has it before.
+func releaseLabel(run, pod string) string { return run + ".conformance.prebind.dev/" + pod }
+
+// labelNode sets a label of the node or, with nil, removes it.
+func labelNode(ctx context.Context, client kubernetes.Interface, node, key string, value *string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
+	if err == nil {
+		_, err = client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
-	return fmt.Sprintf(`kubectl label nodes --all %[3]s
-kubectl delete namespace %[1]s --ignore-not-found
-kubectl delete namespaces,persistentvolumes,storageclasses,validatingadmissionpolicybindings,validatingadmissionpolicies -l %[2]s=%[1]s`, run, runLabel, strings.Join(labels, " "))
+	if err != nil {
+		return fmt.Errorf("changing the label %s of node %s: %w", key, node, err)
+	}
+	return nil
 }
 
-// stopper is a second context for the cleanup: it ends when the user asks again.
-type stopper struct{}
-
-// Impatient returns a context for Run whose second interrupt is the end of the given context: the cleanup stops then.
-func Impatient(ctx, second context.Context) context.Context {
-	return context.WithValue(ctx, stopper{}, second)
+// setDriver adds the driver of the run to the CSINode of a node, or removes it. A node without a CSINode stays without one.
+func setDriver(ctx context.Context, client kubernetes.Interface, node, run string, remove bool) error {
+	driver := map[string]any{"name": run, "nodeID": node}
+	if remove {
+		driver = map[string]any{"name": run, "$patch": "delete"}
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"drivers": []any{driver}}})
+	if err == nil {
+		_, err = client.StorageV1().CSINodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("changing the drivers of CSINode %s: %w", node, err)
+	}
+	return nil
 }
 
-// finish removes the objects of the run. It works after the context has ended.
-func (s *session) finish(ctx context.Context) error {
+// unmark removes the labels and drivers of the run from all nodes.
+func unmark(ctx context.Context, client kubernetes.Interface, run string) (bool, error) {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing nodes: %w", err)
+	}
+	var errs []error
+	for _, n := range nodes.Items {
+		for key := range n.Labels {
+			if strings.HasPrefix(key, releaseLabel(run, "")) {
+				errs = append(errs, labelNode(ctx, client, n.Name, key, nil))
+			}
+		}
+	}
+	csiNodes, err := client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{})
+	if err != nil && !apierrors.IsForbidden(err) { // Without this permission, the run has made no check with volumes.
+		return false, fmt.Errorf("listing CSINodes: %w", err)
+	}
+	if err == nil {
+		for _, n := range csiNodes.Items {
+			if slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == run }) {
+				errs = append(errs, setDriver(ctx, client, n.Name, run, true))
+			}
+		}
+	}
+	err = errors.Join(errs...)
+	return err == nil, err
+}
+
+// remove removes the objects of a run, and waits until they are gone. It retries until the context ends.
+func remove(ctx context.Context, client kubernetes.Interface, run string) error {
+	last := errors.New("the namespace still exists")
+	steps := []func(context.Context, kubernetes.Interface, string) (bool, error){unmark, deleteNamespace}
+	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+		done, err := steps[0](ctx, client, run)
+		if err != nil && !wait.Interrupted(err) {
+			last = err
+		}
+		if done && err == nil {
+			steps = steps[1:]
+		}
+		return len(steps) == 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, last, byHand(run))
+	}
+	return nil
+}
+
+// deleteNamespace deletes the namespace, and returns whether it is gone. The garbage collector deletes the objects that belong to it first.
+func deleteNamespace(ctx context.Context, client kubernetes.Interface, run string) (bool, error) {
+	ns, err := client.CoreV1().Namespaces().Get(ctx, run, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("reading namespace %s: %w", run, err)
+	case ns.Labels[managedBy] != managedByValue:
+		return false, fmt.Errorf("namespace %s does not have the label %s=%s", run, managedBy, managedByValue)
+	case ns.DeletionTimestamp != nil:
+		return false, nil
+	}
+	err = client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{
+		Preconditions: metav1.NewUIDPreconditions(string(ns.UID)), PropagationPolicy: ptr.To(metav1.DeletePropagationForeground),
+	})
+	return false, err
+}
+
+// finish removes the objects of the run after the context has ended, until clean ends.
+func (s *session) finish(ctx, clean context.Context) error {
+	run := s.ns.Name
 	if s.Keep {
-		s.say("kept namespace %s; remove the objects with:\n%s", s.ns, ByHand(s.ns))
+		s.say("kept namespace %s; remove the objects with:\n%s", run, byHand(run))
 		return nil
 	}
-	interrupted := ctx.Err() != nil
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.CleanupTimeout)
-	defer cancel()
-	if second, ok := ctx.Value(stopper{}).(context.Context); ok {
-		defer context.AfterFunc(second, cancel)()
-	}
-	if interrupted {
+	if ctx.Err() != nil {
 		s.say("interrupted: removing the objects of the run, at most for %s; interrupt again to exit at once", s.CleanupTimeout)
 	}
+	clean, cancel := context.WithTimeout(clean, s.CleanupTimeout)
+	defer cancel()
 	began := time.Now()
-	if err := remove(clean, s.client, s.ns); err != nil {
-		return fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, err, ByHand(s.ns))
+	if err := remove(clean, s.client, run); err != nil {
+		return err
 	}
 	s.say("removed all objects of the run (%s)", seconds(time.Since(began)))
 	return nil
 }
 
-// remove removes the objects of a run, and waits until they are gone. It retries until the context ends.
-func remove(ctx context.Context, client kubernetes.Interface, run string) error {
-	var last error
-	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-		var left int
-		left, last = removeOnce(ctx, client, run)
-		return last == nil && left == 0, nil
-	})
-	switch {
-	case err == nil:
-		return nil
-	case last != nil && !errors.Is(last, context.Canceled) && !errors.Is(last, context.DeadlineExceeded):
-		return last
-	default:
-		return errors.New("some objects still exist")
-	}
-}
-
-// kind is a kind of objects of a run.
-type kind struct {
-	name   string
-	list   func(ctx context.Context, o metav1.ListOptions) ([]metav1.Object, error)
-	delete func(ctx context.Context, name string, o metav1.DeleteOptions) error
-}
-
-// removeOnce deletes all objects of the run that are not being deleted, and returns how many exist.
-func removeOnce(ctx context.Context, client kubernetes.Interface, run string) (int, error) {
-	var errs []error
-	left := 0
-	count := func(err error) {
-		switch {
-		case err == nil:
-			left++
-		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
-			errs = append(errs, err)
-		default:
-			left++
-		}
-	}
-	// Policies first: they act on other objects. Volumes last: claims use them.
-	for _, k := range kinds(client) {
-		objects, err := k.list(ctx, metav1.ListOptions{LabelSelector: runLabel + "=" + run})
-		if apierrors.IsForbidden(err) {
-			// The checks that create these objects were not selected.
-			continue
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("listing %s: %w", k.name, err))
-			continue
-		}
-		for _, o := range objects {
-			if o.GetDeletionTimestamp() != nil {
-				left++
-				continue
-			}
-			count(k.delete(ctx, o.GetName(), metav1.DeleteOptions{}))
-		}
-	}
-	for _, pod := range releasedPods {
-		if err := unlabel(ctx, client, releaseLabel(run, pod)); err != nil {
-			errs = append(errs, fmt.Errorf("removing a label of nodes: %w", err))
-		}
-	}
-	// The namespace of the run has no label with its own generated name.
-	ns, err := client.CoreV1().Namespaces().Get(ctx, run, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		errs = append(errs, fmt.Errorf("reading namespace %s: %w", run, err))
-	case ns.Labels[managedBy] != managedByValue:
-		errs = append(errs, fmt.Errorf("namespace %s does not have the label %s=%s", run, managedBy, managedByValue))
-	case ns.DeletionTimestamp != nil:
-		left++
-	default:
-		count(client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(ns.UID))}))
-	}
-	return left, errors.Join(errs...)
-}
-
-// unlabel removes the label from all nodes.
-func unlabel(ctx context.Context, client kubernetes.Interface, key string) error {
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: key})
-	if err != nil {
-		return err
-	}
-	for i := range nodes.Items {
-		if err := labelNode(ctx, client, nodes.Items[i].Name, key, nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// leftovers returns the namespaces with the prefix of earlier runs, or of runs in progress.
-func leftovers(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
-	list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + managedByValue})
+// earlier returns the namespaces with the prefix of earlier runs, or of runs in progress.
+func earlier(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
+	list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + managedByValue + ",!" + runLabel})
 	if err != nil {
 		return nil, fmt.Errorf("listing namespaces: %w", err)
 	}
 	var runs []string
 	for _, ns := range list.Items {
-		if ns.Labels[runLabel] == "" && strings.HasPrefix(ns.Name, prefix) {
+		if strings.HasPrefix(ns.Name, prefix) {
 			runs = append(runs, ns.Name)
 		}
 	}
 	return runs, nil
-}
-
-// reportLeftovers reports the namespaces of earlier runs.
-func (s *session) reportLeftovers(ctx context.Context) {
-	if runs, err := leftovers(ctx, s.client, s.NamespacePrefix); err == nil && len(runs) > 0 {
-		s.say("found namespaces of earlier runs, or of runs in progress: %s; remove them with 'prebind conformance --cleanup'", strings.Join(runs, ", "))
-	}
 }
 
 // Cleanup removes the objects of all runs with the namespace prefix, also of runs in progress, and returns the names of
@@ -198,15 +177,10 @@ func Cleanup(ctx context.Context, config *rest.Config, o Options) ([]string, err
 }
 
 func cleanup(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
-	runs, err := leftovers(ctx, client, prefix)
-	if err != nil {
-		return nil, err
-	}
-	var errs []error
+	runs, err := earlier(ctx, client, prefix)
+	errs := []error{err}
 	for _, run := range runs {
-		if err := remove(ctx, client, run); err != nil {
-			errs = append(errs, fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, err, ByHand(run)))
-		}
+		errs = append(errs, remove(ctx, client, run))
 	}
 	return runs, errors.Join(errs...)
 }

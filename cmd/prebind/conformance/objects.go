@@ -4,49 +4,83 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
+	"embed"
 	"fmt"
+	"maps"
 	"strings"
-	"sync"
-	"time"
+	"text/template"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 )
 
-// readyTimeout is the time in which a new namespace gets its service account.
-const readyTimeout = time.Minute
+// manifests are the objects that checks create.
+//
+//go:embed objects/*.yaml
+var manifests embed.FS
+
+const (
+	// runLabel is the label of all objects of a run except its namespace. Its value is the name of this namespace.
+	runLabel = "conformance.prebind.dev/run"
+	// managedBy is the label by which a later run finds objects.
+	managedBy      = "app.kubernetes.io/managed-by"
+	managedByValue = "prebind-conformance"
+	// noScheduler is the scheduler of pods that the command binds itself.
+	noScheduler = "conformance.prebind.dev"
+)
+
+// values are the parameters of a manifest.
+type values struct{ Run, Name, UID, Hostname string }
+
+// apply creates the objects of the manifest. They belong to the namespace of the run, so that they are deleted with it.
+func (t *trial) apply(ctx context.Context, file string, v values) {
+	v.Run = t.ns.Name
+	parsed, err := template.ParseFS(manifests, "objects/"+file)
+	t.must(err)
+	var text bytes.Buffer
+	t.must(parsed.Execute(&text, v))
+	for document := range strings.SplitSeq(text.String(), "\n---\n") {
+		object := &unstructured.Unstructured{}
+		t.must(yaml.Unmarshal([]byte(document), &object.Object))
+		labels := t.labels()
+		maps.Copy(labels, object.GetLabels())
+		object.SetLabels(labels)
+		object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: t.ns.Name, UID: t.ns.UID, BlockOwnerDeletion: new(true)}})
+		resource, _ := meta.UnsafeGuessKindToResource(object.GroupVersionKind())
+		if _, err := t.dynamic.Resource(resource).Namespace(object.GetNamespace()).Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			t.end(fmt.Errorf("creating %s %s: %w", object.GetKind(), object.GetName(), err))
+		}
+	}
+}
+
+// labels returns the labels of the objects of the run.
+func (s *session) labels() map[string]string {
+	return map[string]string{managedBy: managedByValue, runLabel: s.ns.Name}
+}
 
 // podOption changes a pod of the run.
 type podOption func(pod *corev1.Pod)
 
-// pod returns a pod for the scheduler under test. It fulfils the Pod Security Standard "restricted".
+// pod returns a pod for the scheduler under test.
 func (s *session) pod(name string, options ...podOption) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: name, Labels: s.labels(), Annotations: map[string]string{}},
-		Spec: corev1.PodSpec{
-			SchedulerName:                 s.Scheduler,
-			TerminationGracePeriodSeconds: ptr.To[int64](0),
-			AutomountServiceAccountToken:  new(false),
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: new(true), RunAsUser: ptr.To[int64](65535),
-				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
-			Containers: []corev1.Container{{
-				Name: "main", Image: s.Image,
-				SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-				},
-			}},
-		},
+	pod := &corev1.Pod{}
+	text, err := manifests.ReadFile("objects/pod.yaml")
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, pod)
 	}
+	if err != nil { // The file is a part of the binary.
+		panic(err)
+	}
+	pod.Namespace, pod.Name = s.ns.Name, name
+	pod.Labels, pod.Annotations = s.labels(), map[string]string{}
+	maps.Copy(pod.Labels, s.PodLabels)
+	pod.Spec.SchedulerName = s.Scheduler
+	pod.Spec.Containers[0].Image = s.Image
 	for _, o := range options {
 		o(pod)
 	}
@@ -65,7 +99,7 @@ func label(key, value string) podOption {
 }
 
 // onNode pins the pod to a node.
-func onNode(n *corev1.Node) podOption {
+func onNode(n corev1.Node) podOption {
 	return func(pod *corev1.Pod) {
 		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: n.Labels[corev1.LabelHostname]}
 	}
@@ -73,11 +107,11 @@ func onNode(n *corev1.Node) podOption {
 
 // onNodes limits the pod to the nodes. Of these, it prefers those without a pod with the label.
 func onNodes(nodes []corev1.Node, avoid map[string]string) podOption {
+	var hostnames []string
+	for _, n := range nodes {
+		hostnames = append(hostnames, n.Labels[corev1.LabelHostname])
+	}
 	return func(pod *corev1.Pod) {
-		var hostnames []string
-		for _, n := range nodes {
-			hostnames = append(hostnames, n.Labels[corev1.LabelHostname])
-		}
 		pod.Spec.Affinity = &corev1.Affinity{
 			NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
@@ -85,89 +119,18 @@ func onNodes(nodes []corev1.Node, avoid map[string]string) podOption {
 				}}},
 			}},
 			PodAntiAffinity: &corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
-				Weight: 100,
-				PodAffinityTerm: corev1.PodAffinityTerm{
-					LabelSelector: &metav1.LabelSelector{MatchLabels: avoid}, TopologyKey: corev1.LabelHostname,
-				},
+				Weight:          100,
+				PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: &metav1.LabelSelector{MatchLabels: avoid}, TopologyKey: corev1.LabelHostname},
 			}}},
 		}
 	}
 }
 
-// create creates the pod. It retries while the namespace has no service account.
-func (s *session) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
-	var created *corev1.Pod
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, readyTimeout, true, func(ctx context.Context) (bool, error) {
-		created, last = s.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-		switch {
-		case last == nil:
-			return true, nil
-		case apierrors.IsForbidden(last) && strings.Contains(last.Error(), "serviceaccount"), apierrors.IsServerTimeout(last), apierrors.IsTooManyRequests(last):
-			return false, nil
-		default:
-			return false, last
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("creating pod %s: %w", pod.Name, last)
+// usesClaim adds the claim to the pod.
+func usesClaim(name string) podOption {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+		}})
 	}
-	s.created = append(s.created, created)
-	return created, nil
-}
-
-// discard deletes the pods of the check, also pods that replaced them, and waits until they are gone.
-func (s *session) discard(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.CleanupTimeout)
-	defer cancel()
-	errs := make([]error, len(s.created))
-	var all sync.WaitGroup
-	for i, pod := range s.created {
-		pods := s.client.CoreV1().Pods(pod.Namespace)
-		all.Go(func() {
-			err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-				return apierrors.IsNotFound(pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})), nil
-			})
-			if err != nil {
-				errs[i] = fmt.Errorf("deleting pod %s: %w", pod.Name, err)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
-}
-
-// delete deletes the pod now and waits until it is gone.
-func (s *session) delete(ctx context.Context, pod *corev1.Pod) error {
-	pods := s.client.CoreV1().Pods(pod.Namespace)
-	err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("deleting pod %s: %w", pod.Name, err)
-	}
-	err = wait.PollUntilContextTimeout(ctx, pollInterval, s.Timeout, true, func(ctx context.Context) (bool, error) {
-		now, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
-		return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID, nil
-	})
-	if err != nil {
-		return fmt.Errorf("waiting for the deletion of pod %s: %w", pod.Name, err)
-	}
-	return nil
-}
-
-// releasedPods are the names of the pods whose waits a label of their node ends.
-var releasedPods = []string{"wait", "binding-annotations"}
-
-// releaseLabel returns the key of the label that ends the wait of the pod. No node has it before.
-func releaseLabel(run, pod string) string { return run + ".conformance.prebind.dev/" + pod }
-
-// labelNode sets a label of the node or, with nil, removes it.
-func labelNode(ctx context.Context, client kubernetes.Interface, node, key string, value *string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
-	if err == nil {
-		_, err = client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("changing the label %s of node %s: %w", key, node, err)
-	}
-	return nil
 }

@@ -38,6 +38,8 @@ type Options struct {
 	BindingAnnotation string
 	// NoFailureEvents requires that the scheduler reports no warning about a pod that waits.
 	NoFailureEvents bool
+	// PodLabels are labels of the pods, such as the queue of the scheduler.
+	PodLabels map[string]string
 	// Image is the image of the pods.
 	Image string
 	// Keep leaves all objects in place.
@@ -77,14 +79,12 @@ func (o Options) Validate() error {
 	if distinct := sets.New(o.Nodes...); len(o.Nodes) > 0 && len(distinct) < 2 {
 		return fmt.Errorf("--nodes: must name at least two nodes, got %s", strings.Join(o.Nodes, ","))
 	}
-	// The API server adds five characters.
-	if problems := validation.IsDNS1123Label(o.NamespacePrefix + "abcde"); len(problems) > 0 {
+	// The API server adds five characters, and the check uid its name.
+	if problems := validation.IsDNS1123Label(o.NamespacePrefix + "abcde-uid"); len(problems) > 0 {
 		return fmt.Errorf("--namespace-prefix: %s", problems[0])
 	}
-	if o.BindingAnnotation != "" {
-		if problems := validation.IsQualifiedName(o.BindingAnnotation); len(problems) > 0 {
-			return fmt.Errorf("--binding-annotation: %s", problems[0])
-		}
+	if problems := validation.IsQualifiedName(o.BindingAnnotation); o.BindingAnnotation != "" && len(problems) > 0 {
+		return fmt.Errorf("--binding-annotation: %s", problems[0])
 	}
 	return nil
 }
@@ -100,6 +100,6 @@ const (
 // adjust returns a client configuration for a run.
 func adjust(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = 100, 200
+	config.QPS, config.Burst, config.WarningHandler = 100, 200, rest.NoWarnings{}
 	return config
 }

@@ -23,17 +23,17 @@ var update = flag.Bool("update", false, "write testdata")
 // report has a check with each status.
 func report() *Report {
 	of := func(name, section string, took time.Duration, detail string, err error) Result {
-		return resultOf(check{name: name, section: section}, took, detail, err)
+		return resultOf(check{name: name, section: section}, took, detail, err, "")
 	}
-	late := of("burst", "time-limits", 2*time.Minute, "", &violation{what: "40 of 50 pods were bound", advice: "Bind faster."})
-	late.excuse("the cluster is overloaded")
-	return &Report{Scheduler: "my-scheduler", Namespace: "prebind-conformance-x7k2p", Results: []Result{
+	fail := func(detail, advice string) error { return &outcome{status: Fail, detail: detail, advice: advice} }
+	unclear := pace{shortest: time.Second, longest: 2 * time.Second, fastest: 10 * time.Millisecond, slowest: time.Second}
+	return &Report{Scheduler: "my-scheduler", Results: []Result{
 		of("bind", "answers", 310*time.Millisecond, "bound to node-1 after 300ms", nil),
-		of("wait", "answers", 95*time.Second, "", fmt.Errorf("late: %w", &violation{what: "pod wait was not bound\nwithin 1m0s", advice: adviceRepeat})),
-		of("uid", "set-the-uid", 0, "", &skip{"the check needs 2 nodes"}),
+		of("wait", "answers", 95*time.Second, "", fmt.Errorf("late: %w", fail("pod wait was not bound\nwithin 1m0s", adviceRepeat))),
+		of("uid", "set-the-uid", 0, "", skip("the check needs 2 nodes")),
 		of("volume", "repeat-a-binding", 30*time.Second, "", errors.New("creating PersistentVolume x: <connection refused>")),
-		late,
-		of("refused", "answers", 50*time.Second, "", &unclear{(&pace{shortest: time.Second, fastest: 10 * time.Millisecond, slowest: time.Second}).String()}),
+		resultOf(check{name: "burst", section: "time-limits"}, 2*time.Minute, "", fail("40 of 50 pods were bound", "Bind faster."), "the cluster is overloaded"),
+		of("refused", "answers", 50*time.Second, "", &outcome{status: NoResult, detail: unclear.String()}),
 	}}
 }
 

@@ -1,0 +1,198 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/prebind/prebind/test/fakeapi"
+)
+
+// readGuide returns the anchors of docs/for-schedulers.md.
+func readGuide(t *testing.T) []string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "for-schedulers.md"))
+	require.NoError(t, err)
+	var anchors []string
+	for _, m := range regexp.MustCompile("(?m)^##+ (.*)$").FindAllStringSubmatch(string(page), -1) {
+		anchor := strings.ToLower(strings.ReplaceAll(m[1], " ", "-"))
+		anchors = append(anchors, strings.ReplaceAll(anchor, ",", ""))
+	}
+	return anchors
+}
+
+// TestBurst checks that the result of the burst shows how many pods were late, and why.
+func TestBurst(t *testing.T) {
+	const never = "burst-3"
+	tests := map[string]struct {
+		reason string
+		bound  func(name string) bool
+		fails  bool
+		says   string
+	}{
+		"All":  {reason: "the times show late pods", bound: func(string) bool { return true }, says: `^20 pods bound, 90 % in \S+ \(\d+ per second\), the last \(burst-9\) after \S+$`},
+		"Late": {reason: "the pod and its event show the cause", bound: func(name string) bool { return name != never }, fails: true, says: `^19 of 20 pods were bound within 1s, 90 % in \S+ \(\d+ per second\); pod burst-3 was not bound; PodScheduled is False: Unschedulable: no driver; its last events: BindRefused: start-limit: full$`},
+		"None": {reason: "without a bound pod, there is no rate", bound: func(string) bool { return false }, fails: true, says: `^0 of 20 pods were bound within 1s; pod burst-0 was not bound$`},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			client := fakeapi.NewClientset(&eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-conformance-a", Name: "refused"},
+				Regarding:  corev1.ObjectReference{Kind: "Pod", Name: never, UID: types.UID(never)},
+				Reason:     "BindRefused", Note: "start-limit: full",
+			})
+			client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				create, ok := a.(clienttesting.CreateAction)
+				require.True(t, ok)
+				pod, ok := create.GetObject().(*corev1.Pod)
+				require.True(t, ok)
+				pod.UID = types.UID(pod.Name)
+				if tc.bound(pod.Name) {
+					pod.Spec.NodeName = "node-1"
+				} else if pod.Name == never {
+					pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "no driver"}}
+				}
+				return false, nil, nil
+			})
+			s := sessionOn(client, &bytes.Buffer{})
+			s.Keep = true
+			s.Burst, s.Timeout = 20, time.Second
+			r := s.make(t.Context(), check{name: "burst", run: func(ctx context.Context, t *trial) string {
+				_, detail := t.bindsMany(ctx)
+				return detail
+			}})
+			assert.Equal(t, tc.fails, r.Status == Fail, r.Status)
+			assert.Regexp(t, tc.says, r.Detail, tc.reason)
+		})
+	}
+}
+
+func TestRateOf(t *testing.T) {
+	var seen []boundPod
+	for range 46 {
+		seen = append(seen, boundPod{name: "early", after: time.Second})
+	}
+	for range 4 {
+		seen = append(seen, boundPod{name: "late", after: 50 * time.Second})
+	}
+	assert.Equal(t, ", 90 % in 1s (45 per second), the last (late) after 50s", rateOf(seen, 50))
+	assert.Equal(t, ", 90 % in 1s (45 per second)", rateOf(seen[:49], 50), "the last pod is not bound")
+	assert.Empty(t, rateOf(seen[:44], 50), "fewer than 90 % are bound")
+	assert.Equal(t, ", 90 % in 50s (0 per second), the last (late) after 50s", rateOf(seen[49:], 1))
+}
+
+func TestCountCalls(t *testing.T) {
+	const metrics = `# HELP apiserver_admission_webhook_admission_duration_seconds x
+apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev",operation="CREATE",rejected="false",type="admit"} 40
+apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev",operation="CREATE",rejected="true",type="admit"} 1e+01
+apiserver_admission_webhook_admission_duration_seconds_count{name="other.example.com",operation="CREATE",rejected="true",type="admit"} 7
+apiserver_admission_webhook_admission_duration_seconds_sum{name="pods-binding.prebind.dev",operation="CREATE",rejected="true",type="admit"} 9
+`
+	assert.Equal(t, 50, countCalls(metrics))
+	assert.Zero(t, countCalls(""))
+}
+
+func TestOptions_Validate(t *testing.T) {
+	tests := map[string]struct {
+		change func(o *Options)
+		err    string
+	}{
+		"Defaults":    {change: func(*Options) {}},
+		"NoScheduler": {change: func(o *Options) { o.Scheduler = "" }, err: "--scheduler-name: required"},
+		"NoWait":      {change: func(o *Options) { o.Wait = 0 }, err: "--wait: must be positive, got 0s"},
+		"LongWait":    {change: func(o *Options) { o.Wait = time.Hour }, err: "--wait: must be at most 4m0s, got 1h0m0s"},
+		"NoTimeout":   {change: func(o *Options) { o.Timeout = -time.Second }, err: "--timeout: must be positive, got -1s"},
+		"Burst":       {change: func(o *Options) { o.Burst = 0 }, err: "--burst: must be from 1 to 1000, got 0"},
+		"Prefix":      {change: func(o *Options) { o.NamespacePrefix = "A_" }, err: "--namespace-prefix: "},
+		"AllNodes":    {change: func(o *Options) { o.Nodes = []string{"a", "b"} }},
+		"OneNode":     {change: func(o *Options) { o.Nodes = []string{"a"} }, err: "--nodes: must name at least two nodes, got a"},
+		"SameNode":    {change: func(o *Options) { o.Nodes = []string{"a", "a"} }, err: "--nodes: must name at least two nodes, got a,a"},
+		"Some":        {change: func(o *Options) { o.Run = regexp.MustCompile("^(wait|nothing)$") }},
+		"Only":        {change: func(o *Options) { o.Run = regexp.MustCompile("^bind$") }},
+		"NoCheck":     {change: func(o *Options) { o.Run = regexp.MustCompile("burts") }, err: `--run: no check matches "burts"; the checks are bind, annotations, `},
+		"Annotation":  {change: func(o *Options) { o.BindingAnnotation = "a b" }, err: "--binding-annotation: "},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			o := Default()
+			o.Scheduler = "my-scheduler"
+			tc.change(&o)
+			err := o.Validate()
+			if tc.err == "" {
+				require.NoError(t, err)
+				return
+			}
+			assert.ErrorContains(t, err, tc.err)
+		})
+	}
+}
+
+// Every check refers to a section of the contract, and has a unique name.
+func TestChecks(t *testing.T) {
+	contract := readGuide(t)
+	names := map[string]bool{}
+	for i, c := range checks() {
+		assert.False(t, names[c.name], c.name)
+		names[c.name] = true
+		assert.Contains(t, contract, c.section, c.name)
+		assert.Contains(t, Describe(), "  "+c.name+" ", "the help shows each check")
+		assert.Contains(t, Describe(), c.rule+"\n")
+		assert.NotEmpty(t, c.rule)
+		assert.Equal(t, i == 0, c.name == "bind", "bind is first, because it decides whether the others are made")
+	}
+}
+
+// TestAdvice checks that the advice for timeouts refers to a section of the contract.
+func TestAdvice(t *testing.T) {
+	contract := readGuide(t)
+	for _, advice := range []string{adviceRepeat, adviceStay} {
+		_, anchor, ok := strings.Cut(advice, guide+"#")
+		require.True(t, ok, advice)
+		assert.Contains(t, contract, strings.TrimRight(anchor, ")."))
+		assert.Contains(t, advice, "rest.Config.Timeout")
+	}
+}
+
+// TestRecorded checks that a record of Prebind with the pod is found, in any ConfigMap.
+func TestRecorded(t *testing.T) {
+	record := func(name string, data map[string]string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "where-prebind-runs", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "prebind"}},
+			Data:       data,
+		}
+	}
+	tests := map[string]struct {
+		reason string
+		data   map[string]string
+		want   bool
+	}{
+		"Grant":   {reason: "a device record has the UID as a key", data: map[string]string{"node": "a", "uid-1": "{}"}, want: true},
+		"Lock":    {reason: "the lock of a node names the UID", data: map[string]string{"node-lock": `{"pod":"a/b","uid":"uid-1"}`}, want: true},
+		"Another": {reason: "the record of another pod", data: map[string]string{"node": "a", "uid-2": "{}"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			check := &trial{session: sessionOn(fakeapi.NewClientset(record("other", nil), record("devices", tc.data)), &bytes.Buffer{})}
+			got, err := check.recorded(t.Context(), "uid-1")
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}

@@ -1,0 +1,183 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// guide is the page with the contract.
+const guide = "https://github.com/prebind/prebind/blob/main/docs/for-schedulers.md"
+
+// Status is the result of a check.
+type Status string
+
+// Results of a check.
+const (
+	// Pass means that the scheduler conforms.
+	Pass Status = "PASS"
+	// Fail means that it does not.
+	Fail Status = "FAIL"
+	// Skipped means that the check could not be made on this cluster. Detail contains the reason.
+	Skipped Status = "SKIPPED"
+	// Errored means that the check broke off, for example because of an error of the API server. It says nothing about the scheduler.
+	Errored Status = "ERROR"
+	// NoResult means that the cluster was too slow to judge the scheduler. It says nothing about the scheduler.
+	NoResult Status = "NO RESULT"
+)
+
+// Result is the result of one check.
+type Result struct {
+	Check    string
+	Status   Status
+	Duration time.Duration
+	// Detail is what was observed, in one line.
+	Detail string
+	// Advice is what the author of the scheduler should change. Only failed checks have it.
+	Advice string
+	// Section is the section of docs/for-schedulers.md with the rule.
+	Section string
+}
+
+// Report is the result of a run.
+type Report struct {
+	Scheduler string
+	Results   []Result
+}
+
+// Any returns whether a check has the status.
+func (r *Report) Any(s Status) bool {
+	return slices.ContainsFunc(r.Results, func(x Result) bool { return x.Status == s })
+}
+
+// outcome is an error that ends a check with a status other than Pass and Errored.
+type outcome struct {
+	status         Status
+	detail, advice string
+}
+
+func (o *outcome) Error() string { return o.detail }
+
+func skip(format string, args ...any) error {
+	return &outcome{status: Skipped, detail: fmt.Sprintf(format, args...)}
+}
+
+// resultOf converts the end of a check. If the check failed on an overloaded cluster, it has no result.
+func resultOf(c check, took time.Duration, detail string, err error, overload string) Result {
+	r := Result{Check: c.name, Status: Pass, Duration: took, Detail: oneLine(detail), Section: c.section}
+	if err == nil {
+		return r
+	}
+	r.Status, r.Detail = Errored, oneLine(err.Error())
+	if o, ok := errors.AsType[*outcome](err); ok {
+		r.Status, r.Detail, r.Advice = o.status, oneLine(o.detail), o.advice
+	}
+	if overload != "" && (r.Status == Fail || r.Status == Errored) {
+		r.Status, r.Detail, r.Advice = NoResult, overload+"; "+string(r.Status)+": "+r.Detail, ""
+	}
+	return r
+}
+
+// WriteText writes a table, and a summary with the necessary changes of the scheduler.
+func (r *Report) WriteText(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "CHECK\tRESULT\tDURATION\tDETAIL")
+	count := map[Status]int{}
+	var changes strings.Builder
+	for _, x := range r.Results {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.Check, x.Status, seconds(x.Duration), x.Detail)
+		count[x.Status]++
+		if x.Status == Fail {
+			fmt.Fprintf(&changes, "\n%s: %s\n  See %s#%s\n", x.Check, x.Advice, guide, x.Section)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\nScheduler %s: %d passed, %d failed, %d skipped, %d without a result.\n%s",
+		r.Scheduler, count[Pass], count[Fail], count[Skipped], count[Errored]+count[NoResult], changes.String())
+	return err
+}
+
+// seconds formats a duration.
+func seconds(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "-"
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	default:
+		return d.Round(100 * time.Millisecond).String()
+	}
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// The elements of a JUnit report, as CI systems read them.
+type (
+	junitSuite struct {
+		XMLName  xml.Name    `xml:"testsuite"`
+		Name     string      `xml:"name,attr"`
+		Tests    int         `xml:"tests,attr"`
+		Failures int         `xml:"failures,attr"`
+		Errors   int         `xml:"errors,attr"`
+		Skipped  int         `xml:"skipped,attr"`
+		Time     string      `xml:"time,attr"`
+		Cases    []junitCase `xml:"testcase"`
+	}
+	junitCase struct {
+		Suite   string        `xml:"classname,attr"`
+		Name    string        `xml:"name,attr"`
+		Time    string        `xml:"time,attr"`
+		Failure *junitMessage `xml:"failure,omitempty"`
+		Error   *junitMessage `xml:"error,omitempty"`
+		Skipped *junitMessage `xml:"skipped,omitempty"`
+		Output  string        `xml:"system-out,omitempty"`
+	}
+	junitMessage struct {
+		Message string `xml:"message,attr"`
+		Text    string `xml:",chardata"`
+	}
+)
+
+// WriteJUnit writes the results as JUnit XML.
+func (r *Report) WriteJUnit(out io.Writer) error {
+	suite := junitSuite{Name: "prebind conformance of " + r.Scheduler, Tests: len(r.Results)}
+	var total time.Duration
+	for _, x := range r.Results {
+		c := junitCase{Suite: suite.Name, Name: x.Check, Time: fmt.Sprintf("%.3f", x.Duration.Seconds())}
+		total += x.Duration
+		switch x.Status {
+		case Pass:
+			c.Output = x.Detail
+		case Fail:
+			suite.Failures++
+			c.Failure = &junitMessage{Message: x.Detail, Text: x.Advice + "\nSee " + guide + "#" + x.Section}
+		case Errored:
+			suite.Errors++
+			c.Error = &junitMessage{Message: x.Detail}
+		case Skipped:
+			suite.Skipped++
+			c.Skipped = &junitMessage{Message: x.Detail}
+		case NoResult:
+			suite.Skipped++
+			c.Skipped = &junitMessage{Message: "no result: " + x.Detail}
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
+	suite.Time = fmt.Sprintf("%.3f", total.Seconds())
+	encoded, err := xml.MarshalIndent(suite, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the JUnit report: %w", err)
+	}
+	_, err = out.Write(slices.Concat([]byte(xml.Header), encoded, []byte("\n")))
+	return err
+}

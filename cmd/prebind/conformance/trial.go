@@ -1,0 +1,342 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/cmd/prebind/dryrun"
+)
+
+// requestTimeout limits the requests of one look.
+const requestTimeout = 30 * time.Second
+
+// trial is a check in progress. Its methods are the steps of checks. A step that fails ends the check, as FailNow of testing.T ends a
+// test: only the goroutine of the check may call steps.
+type trial struct {
+	*session
+	// created are the pods of the check.
+	created []*corev1.Pod
+	// err is why the check has ended.
+	err error
+}
+
+// end ends the check with the error.
+func (t *trial) end(err error) {
+	t.err = err
+	runtime.Goexit()
+}
+
+// must ends the check if there is an error.
+func (t *trial) must(err error) {
+	if err != nil {
+		t.end(err)
+	}
+}
+
+// violates ends the check: the scheduler does not conform.
+func (t *trial) violates(advice, format string, args ...any) {
+	t.end(&outcome{status: Fail, detail: fmt.Sprintf(format, args...), advice: advice})
+}
+
+// until polls until the condition holds, and returns whether it did within the time. It repeats a condition with an error.
+func (t *trial) until(ctx context.Context, limit time.Duration, condition func(ctx context.Context) (bool, error)) bool {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, limit, true, func(context.Context) (ok bool, _ error) {
+		// The end of the time must not look like an error of the API server.
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		ok, last = condition(ctx)
+		return ok && last == nil, nil
+	})
+	if err != nil && ctx.Err() != nil {
+		t.end(errInterrupted)
+	}
+	t.must(last)
+	return err == nil
+}
+
+// create creates the pod. It retries while the namespace has no service account.
+func (s *session) create(ctx context.Context, pod *corev1.Pod) (created *corev1.Pod, err error) {
+	_ = wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(ctx context.Context) (bool, error) {
+		created, err = s.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		early := apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount")
+		return !early && !apierrors.IsServerTimeout(err) && !apierrors.IsTooManyRequests(err), nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("creating pod %s: %w", pod.Name, err)
+	}
+	return created, nil
+}
+
+// creates creates a pod of the check.
+func (t *trial) creates(ctx context.Context, name string, options ...podOption) *corev1.Pod {
+	pod, err := t.create(ctx, t.pod(name, options...))
+	t.must(err)
+	t.created = append(t.created, pod)
+	return pod
+}
+
+// deletes deletes the pod now, and waits until it is gone.
+func (t *trial) deletes(ctx context.Context, pod *corev1.Pod) {
+	pods := t.client.CoreV1().Pods(pod.Namespace)
+	gone := t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+		err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
+		return apierrors.IsNotFound(err) || apierrors.IsConflict(err), nil
+	})
+	if !gone {
+		t.end(fmt.Errorf("pod %s was not deleted within %s", pod.Name, t.Timeout))
+	}
+}
+
+// discard deletes the pods of the check, also pods that replaced them, and waits until they are gone.
+func (t *trial) discard(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, t.CleanupTimeout)
+	defer cancel()
+	errs := make([]error, len(t.created))
+	var all sync.WaitGroup
+	for i, pod := range t.created {
+		all.Go(func() {
+			errs[i] = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+				return apierrors.IsNotFound(t.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})), nil
+			})
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("deleting the pods of the check: %w", err)
+	}
+	return nil
+}
+
+// read returns the pod. It is a violation if the pod was replaced.
+func (t *trial) read(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	now, err := t.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID {
+		t.violates("Bind the pod with a Binding. Do not create it again with spec.nodeName: such a pod does not pass Prebind.",
+			"pod %s was deleted or replaced by another component, such as the scheduler", pod.Name)
+	}
+	return now, err
+}
+
+// unbound reads a pod that Prebind does not allow to be bound.
+func (t *trial) unbound(ctx context.Context, pod *corev1.Pod) error {
+	now, err := t.read(ctx, pod)
+	if err == nil && now.Spec.NodeName != "" {
+		t.violates("Bind with a Binding, and do not override the annotations of the pod under prebind.dev.",
+			"pod %s was bound to %s, although Prebind has not allowed it", pod.Name, now.Spec.NodeName)
+	}
+	return err
+}
+
+// staysUnbound checks for the time that the pod is not bound.
+func (t *trial) staysUnbound(ctx context.Context, pod *corev1.Pod, d time.Duration) {
+	t.until(ctx, max(d, pollInterval), func(ctx context.Context) (bool, error) { return false, t.unbound(ctx, pod) })
+}
+
+// bound waits until the pod is bound. If it is not, the advice is that of the violation.
+func (t *trial) bound(ctx context.Context, pod *corev1.Pod, advice string) *corev1.Pod {
+	var now *corev1.Pod
+	if !t.until(ctx, t.Timeout, func(ctx context.Context) (ok bool, err error) {
+		now, err = t.read(ctx, pod)
+		return err == nil && now.Spec.NodeName != "", err
+	}) {
+		t.violates(advice, "pod %s was not bound within %s%s", pod.Name, t.Timeout, t.why(ctx, pod))
+	}
+	return now
+}
+
+// on checks that the pod is bound to the node.
+func (t *trial) on(pod *corev1.Pod, node, why, advice string) {
+	if pod.Spec.NodeName != node {
+		t.violates(advice, "pod %s was bound to %s instead of %s: %s", pod.Name, pod.Spec.NodeName, node, why)
+	}
+}
+
+// posted waits until the condition shows that the scheduler has posted a Binding of the pod, which stays unbound.
+func (t *trial) posted(ctx context.Context, pod *corev1.Pod, condition func(ctx context.Context) (bool, error)) {
+	if !t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+		if err := t.unbound(ctx, pod); err != nil {
+			return false, err
+		}
+		return condition(ctx)
+	}) {
+		t.violates("Schedule the pod, also while other pods wait. To test one rule at a time, use --run.",
+			"the scheduler posted no Binding for pod %s within %s%s", pod.Name, t.Timeout, t.why(ctx, pod))
+	}
+}
+
+// answered waits until an event shows that Prebind has answered a Binding of the pod in this way.
+func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) (answers []sighting) {
+	t.posted(ctx, pod, func(ctx context.Context) (bool, error) {
+		all, err := t.events(ctx, pod)
+		answers = sightings(all, reason)
+		return len(answers) > 0, err
+	})
+	return answers
+}
+
+// sighting is an answer of Prebind to a Binding of a pod.
+type sighting struct {
+	at   time.Time
+	node string
+}
+
+// sightings returns what events with the reason show, by time. Events combine repeated answers: they show the first two on each node by
+// each replica for each version of the pod.
+func sightings(all []eventsv1.Event, reason string) []sighting {
+	var seen []sighting
+	for _, e := range all {
+		if e.Reason != reason {
+			continue
+		}
+		node := ""
+		if e.Related != nil && e.Related.Kind == "Node" {
+			node = e.Related.Name
+		}
+		seen = append(seen, sighting{at: timeOf(e), node: node})
+		if e.Series != nil {
+			seen = append(seen, sighting{at: e.Series.LastObservedTime.Time, node: node})
+		}
+	}
+	slices.SortFunc(seen, func(a, b sighting) int { return a.at.Compare(b.at) })
+	return seen
+}
+
+// nodesOf returns the nodes of the sightings, each once. Some waits name another object than a node.
+func nodesOf(seen []sighting) []string {
+	var nodes []string
+	for _, x := range seen {
+		if x.node != "" && !slices.Contains(nodes, x.node) {
+			nodes = append(nodes, x.node)
+		}
+	}
+	return nodes
+}
+
+// events returns the events of the pod, by time.
+func (t *trial) events(ctx context.Context, pod *corev1.Pod) ([]eventsv1.Event, error) {
+	list, err := t.client.EventsV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing events: %w", err)
+	}
+	all := slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != pod.UID })
+	slices.SortStableFunc(all, func(a, b eventsv1.Event) int { return timeOf(a).Compare(timeOf(b)) })
+	return all, nil
+}
+
+func timeOf(e eventsv1.Event) time.Time {
+	if !e.EventTime.IsZero() {
+		return e.EventTime.Time
+	}
+	return cmp.Or(e.DeprecatedFirstTimestamp, e.CreationTimestamp).Time
+}
+
+// warnings returns the reasons of the warnings about the pod that are not from Prebind.
+func (t *trial) warnings(ctx context.Context, pod *corev1.Pod) string {
+	all, err := t.events(ctx, pod)
+	t.must(err)
+	var found []string
+	for _, e := range all {
+		if e.Type == corev1.EventTypeWarning && e.Reason != work.ReasonRefused && e.Reason != work.ReasonWaiting && !slices.Contains(found, e.Reason) {
+			found = append(found, e.Reason)
+		}
+	}
+	return strings.Join(found, ", ")
+}
+
+// why returns the condition PodScheduled and the last events of a pod that is not bound, as the end of a sentence.
+func (t *trial) why(ctx context.Context, pod *corev1.Pod) string {
+	var text strings.Builder
+	if now, err := t.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{}); err == nil {
+		for _, c := range now.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
+				fmt.Fprintf(&text, "; PodScheduled is %s: %s: %s", c.Status, c.Reason, c.Message)
+			}
+		}
+	}
+	separator := "; its last events: "
+	all, _ := t.events(ctx, pod) // The message is useful without them.
+	for _, e := range all[max(len(all)-2, 0):] {
+		fmt.Fprintf(&text, "%s%s: %s", separator, e.Reason, e.Note)
+		separator = " | "
+	}
+	return text.String()
+}
+
+// pace observes the Bindings of the rejected pod, at most for the timeout, until their pace is clear or enough. At the same time, it
+// measures Bindings of another pod that Prebind rejects for the same reason. Their events are about that pod.
+func (t *trial) pace(ctx context.Context, pod *corev1.Pod, rejected func(error) bool, enough func(p pace, first time.Duration) bool) (p pace, refusals []sighting) {
+	own := t.creates(ctx, pod.Name+"-measured", unscheduled, func(p *corev1.Pod) { p.Annotations = pod.Annotations })
+	calls := 0
+	m := &meter{call: func(ctx context.Context) error {
+		calls++
+		err := dryrun.Post(ctx, t.client, dryrun.Binding(own, t.nodes[calls%len(t.nodes)].Name, nil), metav1.CreateOptions{})
+		if rejected(err) {
+			return nil
+		}
+		return fmt.Errorf("not rejected: %w", err)
+	}}
+	defer m.start(ctx)()
+	t.answered(ctx, pod, work.ReasonRefused)
+	first := time.Now()
+	ended := t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+		all, err := t.events(ctx, pod)
+		if err == nil {
+			err = t.unbound(ctx, pod)
+		}
+		if now := sightings(all, work.ReasonRefused); err == nil && len(now) > len(refusals) {
+			refusals = now
+			err = t.touch(ctx, pod, len(refusals))
+		}
+		p = paceOf(refusals, sightings(all, work.ReasonWaiting), m)
+		return p.loops() || p.constant() || enough(p, time.Since(first)), err
+	})
+	switch {
+	case p.loops():
+		t.violates("After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",
+			"the scheduler posted a Binding again %s after a refusal", seconds(p.shortest))
+	case p.constant():
+		t.violates("After a refusal, put the pod back into the queue with backoff that grows, for example from 1 s to 30 s, as for pods that do not fit.",
+			"after %d refusals, the scheduler still posts a Binding again within %s", p.refusals, seconds(p.longest))
+	case !ended && p.refusals == 1:
+		t.violates(adviceAgain, "the scheduler gave up after one refusal: it posted no other Binding within %s", t.Timeout)
+	case !ended:
+		t.end(&outcome{status: NoResult, detail: p.String()})
+	}
+	return p, refusals
+}
+
+// touch changes the status of the pod. Otherwise, events would show only the first two answers. Schedulers ignore the status.
+func (t *trial) touch(ctx context.Context, pod *corev1.Pod, n int) error {
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"conformance.prebind.dev/answers","status":"True","message":"%d"}]}}`, n)
+	_, err := t.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	return err
+}
+
+// deviceHeld returns whether Prebind would refuse the device on the node.
+func (t *trial) deviceHeld(ctx context.Context, node, id string) (bool, error) {
+	x, err := t.explain(ctx, node, map[string]string{deviceAnnotation: id})
+	return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
+		return p.Name == device && p.Verdict == binder.PluginRefuses
+	}), err
+}
