@@ -329,7 +329,7 @@ func IsBuiltIn(kind kinds.GroupVersionKind) bool { return schema.OfKind(kind) !=
 
 func hasNodeName(t *schema.Type) bool {
 	spec, ok := t.Field("spec")
-	if !ok || !spec.Type.IsStruct() {
+	if !ok {
 		return false
 	}
 	_, ok = spec.Type.Field("nodeName")

@@ -160,36 +160,15 @@ func (o *openAPITypes) object(name string, s *spec.Schema, resource bool, depth 
 	if resource {
 		fields["apiVersion"], fields["kind"] = types.StringType, types.StringType
 		if m, ok := s.Properties["metadata"]; !ok || len(m.Properties) == 0 && len(m.AllOf) == 0 {
-			fields["metadata"] = o.fromGo(schema.For[metav1.ObjectMeta]())
+			fields["metadata"] = schema.For[metadata]().CEL()
 		}
 	}
 	return types.NewObjectType(name)
 }
 
-// fromGo returns the type of the JSON form of values of a Go type.
-func (o *openAPITypes) fromGo(t *schema.Type) *types.Type {
-	switch {
-	case t.IsStruct():
-		name := "policy/json/" + t.CEL().TypeName()
-		if _, ok := o.structs[name]; !ok {
-			fields := make(map[string]*types.Type, len(t.Names()))
-			o.structs[name] = fields
-			for _, field := range t.Names() {
-				if f, ok := t.Field(field); ok {
-					fields[field] = o.fromGo(f.Type)
-				}
-			}
-		}
-		return types.NewObjectType(name)
-	case t.CEL().Kind() == types.ListKind:
-		return types.NewListType(o.fromGo(t.Elem()))
-	case t.CEL().Kind() == types.MapKind:
-		return types.NewMapType(types.StringType, o.fromGo(t.Elem()))
-	}
-	switch t.CEL().Kind() {
-	case types.TimestampKind, types.DurationKind, types.BytesKind:
-		return types.StringType
-	default:
-		return t.CEL()
-	}
+// metadata is that of custom resources, whose times are strings.
+type metadata struct {
+	metav1.ObjectMeta `json:",inline"`
+	CreationTimestamp string `json:"creationTimestamp"`
+	DeletionTimestamp string `json:"deletionTimestamp"`
 }
