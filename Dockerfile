@@ -18,7 +18,7 @@ ARG VERSION=unknown
 RUN --mount=type=cache,target=/go/pkg/mod \
     --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata -o /prebind \
-    -ldflags "-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=${VERSION}" ./cmd/prebind
+    -ldflags "-s -w -X github.com/prebind/prebind/cmd/internal/cli.version=${VERSION}" ./cmd/prebind
 
 FROM ${BASE_IMAGE}
 ARG VERSION=unknown

@@ -296,15 +296,16 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 # linker keeps every method of every type, so that the program grows by half. timetzdata adds the time zones for CEL, which
 # the image of a release does not contain.
 STATIC = CGO_ENABLED=0 go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata \
-	-ldflags '-s -w -X github.com/prebind/prebind/cmd/prebind/app.version=$(VERSION)'
+	-ldflags '-s -w -X github.com/prebind/prebind/cmd/internal/cli.version=$(VERSION)'
 
 # Prints a reproducible SBOM of a binary. Fails if the binary is not static.
 sbom = go version -m $(1) | grep -q 'CGO_ENABLED=0$$' && \
 	$(TOOL) cyclonedx-gomod bin -json -output-version=1.6 -std -noserial -notimestamp -version=$(VERSION) $(1)
 
 .PHONY: build
-build: ## Build bin/prebind, a static binary
+build: ## Build bin/prebind, the server, and bin/kubectl-prebind, the kubectl plugin, as static binaries
 	$(STATIC) -o bin/prebind ./cmd/prebind
+	$(STATIC) -o bin/kubectl-prebind ./cmd/kubectl-prebind
 
 .PHONY: image
 image: ## Build the container image (DOCKER=podman, IMAGE=..., PLATFORM=linux/amd64,linux/arm64, BUILD_ARGS='--build-arg BASE_IMAGE=...')
@@ -328,9 +329,11 @@ release: release-tool ## Build bin/release: archives, image, manifests, chart, S
 	@bin/release-tool check --version='$(VERSION)'
 	@rm -rf $(RELEASE) $(STAGE) && mkdir -p $(STAGE)/manifests
 	@export $(RELEASE_ENV) && for platform in $(PLATFORMS); do \
-		to=$(STAGE)/$$(echo $$platform | tr / -)/prebind && echo "building $$platform" && \
-		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(STATIC) -o $$to ./cmd/prebind && \
-		$(call sbom,$$to) >$$to.cdx.json || exit 1; \
+		for program in prebind kubectl-prebind; do \
+			to=$(STAGE)/$$(echo $$platform | tr / -)/$$program && echo "building $$program for $$platform" && \
+			GOOS=$${platform%/*} GOARCH=$${platform#*/} $(STATIC) -o $$to ./cmd/$$program && \
+			$(call sbom,$$to) >$$to.cdx.json || exit 1; \
+		done || exit 1; \
 	done
 	@export $(RELEASE_ENV) && for install in install=webhook install-self-managed=webhook/overlays/self-managed \
 		first-install=first-install first-install-self-managed=first-install/self-managed; do \

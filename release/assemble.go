@@ -38,9 +38,24 @@ func (p platform) String() string { return p.os + "-" + p.arch }
 // build is the result of the compiler for one platform.
 type build struct {
 	platform platform
-	binary   []byte
-	// sbom is a CycloneDX document.
-	sbom []byte
+	// server is prebind, and client is kubectl-prebind.
+	server, client program
+}
+
+// program is a binary with its SBOM, a CycloneDX document.
+type program struct{ binary, sbom []byte }
+
+func readProgram(path string) (p program, err error) {
+	if p.binary, err = os.ReadFile(path); err != nil {
+		return p, err
+	}
+	if p.sbom, err = os.ReadFile(path + ".cdx.json"); err != nil {
+		return p, err
+	}
+	if p.sbom, err = portable(p.sbom); err != nil {
+		return p, fmt.Errorf("SBOM of %s: %w", path, err)
+	}
+	return p, nil
 }
 
 // builds returns the builds in the directories GOOS-GOARCH of the stage, in lexical order.
@@ -54,14 +69,11 @@ func builds(stage string) ([]build, error) {
 		name := filepath.Base(filepath.Dir(path))
 		goos, arch, _ := strings.Cut(name, "-")
 		b := build{platform: platform{goos, arch}}
-		if b.binary, err = os.ReadFile(path); err != nil {
+		if b.server, err = readProgram(path); err != nil {
 			return nil, err
 		}
-		if b.sbom, err = os.ReadFile(path + ".cdx.json"); err != nil {
+		if b.client, err = readProgram(filepath.Join(filepath.Dir(path), "kubectl-prebind")); err != nil {
 			return nil, err
-		}
-		if b.sbom, err = portable(b.sbom); err != nil {
-			return nil, fmt.Errorf("SBOM of %s: %w", path, err)
 		}
 		all = append(all, b)
 	}
@@ -103,7 +115,7 @@ func assemble(s source, stage, out string) error {
 	var images []platformImage
 	for _, b := range all {
 		name := fmt.Sprintf("prebind-%s-%s", s.version, b.platform)
-		archive, err := tarOf(s.time, append(licenses, file{"prebind", 0o755, b.binary})...)
+		archive, err := tarOf(s.time, append(licenses, file{"prebind", 0o755, b.server.binary}, file{"kubectl-prebind", 0o755, b.client.binary})...)
 		if err != nil {
 			return err
 		}
@@ -111,12 +123,13 @@ func assemble(s source, stage, out string) error {
 			return err
 		}
 		add(programArchive(s.version, b.platform), archive)
-		add(name+".cdx.json", b.sbom)
+		add(name+".cdx.json", b.server.sbom)
+		add(name+"-kubectl.cdx.json", b.client.sbom)
 		plugins = append(plugins, plugin{platform: b.platform, archive: programArchive(s.version, b.platform), sum: sum(archive)})
 		if b.platform.os != "linux" {
 			continue
 		}
-		image, err := newImage(s, b.platform, b.binary, licenses)
+		image, err := newImage(s, b.platform, b.server.binary, licenses)
 		if err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ type plugin struct {
 	sum string
 }
 
-// krewManifest returns the manifest of the kubectl plugin prebind. Krew links kubectl-prebind to the program.
+// krewManifest returns the manifest of the kubectl plugin prebind.
 func krewManifest(v version, plugins []plugin) ([]byte, error) {
 	var platforms []map[string]any
 	for _, p := range plugins {
@@ -25,7 +25,7 @@ func krewManifest(v version, plugins []plugin) ([]byte, error) {
 			"selector": map[string]any{"matchLabels": map[string]string{"os": p.platform.os, "arch": p.platform.arch}},
 			"uri":      fmt.Sprintf("%s/releases/download/%s/%s", project, v, p.archive),
 			"sha256":   p.sum,
-			"bin":      "prebind",
+			"bin":      "kubectl-prebind",
 		})
 	}
 	return yaml.Marshal(map[string]any{

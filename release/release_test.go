@@ -152,7 +152,9 @@ func stageOf(t *testing.T) string {
 	for _, p := range []string{"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"} {
 		require.NoError(t, write(dir,
 			file{p + "/prebind", 0o755, []byte("program of " + p)},
-			file{p + "/prebind.cdx.json", 0o644, []byte(bom)}))
+			file{p + "/prebind.cdx.json", 0o644, []byte(bom)},
+			file{p + "/kubectl-prebind", 0o755, []byte("plugin for " + p)},
+			file{p + "/kubectl-prebind.cdx.json", 0o644, []byte(bom)}))
 	}
 	require.NoError(t, write(dir,
 		file{"manifests/install.yaml", 0o644, []byte("image: " + unpinned + "\n")},
@@ -275,11 +277,11 @@ func TestAssemble(t *testing.T) {
 	}
 	assert.Equal(t, []string{
 		"SHA256SUMS", "install.yaml", "krew.yaml", "prebind-1.2.3.tgz", "prebind-v1.2.3-chart.tar",
-		"prebind-v1.2.3-darwin-amd64.cdx.json", "prebind-v1.2.3-darwin-amd64.tar.gz",
-		"prebind-v1.2.3-darwin-arm64.cdx.json", "prebind-v1.2.3-darwin-arm64.tar.gz", "prebind-v1.2.3-image-linux-amd64.cdx.json",
+		"prebind-v1.2.3-darwin-amd64-kubectl.cdx.json", "prebind-v1.2.3-darwin-amd64.cdx.json", "prebind-v1.2.3-darwin-amd64.tar.gz",
+		"prebind-v1.2.3-darwin-arm64-kubectl.cdx.json", "prebind-v1.2.3-darwin-arm64.cdx.json", "prebind-v1.2.3-darwin-arm64.tar.gz", "prebind-v1.2.3-image-linux-amd64.cdx.json",
 		"prebind-v1.2.3-image-linux-arm64.cdx.json", "prebind-v1.2.3-image.tar",
-		"prebind-v1.2.3-linux-amd64.cdx.json", "prebind-v1.2.3-linux-amd64.tar.gz",
-		"prebind-v1.2.3-linux-arm64.cdx.json", "prebind-v1.2.3-linux-arm64.tar.gz", "release-notes.md",
+		"prebind-v1.2.3-linux-amd64-kubectl.cdx.json", "prebind-v1.2.3-linux-amd64.cdx.json", "prebind-v1.2.3-linux-amd64.tar.gz",
+		"prebind-v1.2.3-linux-arm64-kubectl.cdx.json", "prebind-v1.2.3-linux-arm64.cdx.json", "prebind-v1.2.3-linux-arm64.tar.gz", "release-notes.md",
 	}, names)
 	assertKrew(t, out)
 	assertImageSBOM(t, filepath.Join(out, "prebind-v1.2.3-image-linux-amd64.cdx.json"))
@@ -319,7 +321,8 @@ func assertKrew(t *testing.T, out string) {
 		assert.Equal(t, []file{
 			{"LICENSE", 0o644, []byte("Apache")},
 			{"THIRD_PARTY_LICENSES", 0o644, []byte("BSD")},
-			{p.Bin, 0o755, []byte("program of " + target)},
+			{"prebind", 0o755, []byte("program of " + target)},
+			{p.Bin, 0o755, []byte("plugin for " + target)},
 		}, files)
 	}
 }

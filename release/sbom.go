@@ -20,7 +20,7 @@ func imageSBOM(s source, b build, image v1.Image) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	bom, err := decodeSBOM(b.sbom)
+	bom, err := decodeSBOM(b.server.sbom)
 	if err != nil {
 		return nil, err
 	}

@@ -163,7 +163,7 @@ type Verdict struct {
 	Devices []Device
 	// Warnings are shown to the client that posted the Binding.
 	Warnings []string
-	// Findings are the results of single rules of the plugin. 'prebind explain' shows them.
+	// Findings are the results of single rules of the plugin. 'kubectl prebind explain' shows them.
 	Findings []Finding
 }
 

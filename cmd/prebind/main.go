@@ -1,24 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prebind runs an admission webhook for Bindings with mutators and PreBind plugins. It is
-// also the command-line tool of the webhook.
+// Command prebind is an admission webhook for Bindings with mutators and PreBind plugins.
 package main
 
-import (
-	"fmt"
-	"os"
+import "github.com/prebind/prebind/cmd/prebind/app"
 
-	ctrl "sigs.k8s.io/controller-runtime"
-
-	"github.com/prebind/prebind/cmd/prebind/app"
-)
-
-func main() {
-	if err := app.NewCommand().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
-		if text := err.Error(); text != "" {
-			fmt.Fprintln(os.Stderr, "error:", text)
-		}
-		os.Exit(app.ExitCode(err))
-	}
-}
+func main() { app.Main() }

@@ -24,6 +24,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
+	client "github.com/prebind/prebind/cmd/kubectl-prebind/app"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
@@ -35,6 +36,7 @@ import (
 func collect(ctx context.Context) (items, error) {
 	i := items{}
 	i.addCommand(app.NewCommand())
+	i.addCommand(client.NewCommand())
 	i.addPlugins()
 	return i, errors.Join(
 		i.addMutators(),
@@ -52,6 +54,9 @@ func (i items) addCommand(cmd *cobra.Command) {
 	cmd.InitDefaultHelpFlag()
 	i.add("command", cmd.CommandPath(), "")
 	flags := func(f *pflag.Flag) {
+		if f.Hidden && f.Deprecated == "" { // Flags of kubectl for the connection, and alpha flags of a library.
+			return
+		}
 		i.add("flag", cmd.CommandPath()+" --"+f.Name, f.Value.Type()+strings.TrimSuffix(", -"+f.Shorthand, ", -"))
 	}
 	cmd.LocalFlags().VisitAll(flags)

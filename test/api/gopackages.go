@@ -31,7 +31,7 @@ const module = "github.com/prebind/prebind"
 var goAPI = []string{"binder/framework", "cmd/prebind/app", "config/v1alpha1", "mutators", "policy/v1alpha1"}
 
 // outputs are the packages with the types that the commands print as JSON and YAML.
-var outputs = []string{"binder", "binder/work", "binder/framework", "binder/replica", "cmd/prebind/app"}
+var outputs = []string{"binder", "binder/work", "binder/framework", "binder/replica", "cmd/kubectl-prebind/app"}
 
 // listed is a package as 'go list' describes it.
 type listed struct {
@@ -42,7 +42,7 @@ type listed struct {
 
 // addGo adds the exported names of the API packages, and the names that other packages define as constants.
 func (i items) addGo(ctx context.Context) error {
-	root := []string{"./cmd/prebind"}
+	root := []string{"./cmd/prebind", "./cmd/kubectl-prebind"}
 	for _, name := range goAPI {
 		root = append(root, "./"+name)
 	}

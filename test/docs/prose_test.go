@@ -21,6 +21,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/work"
+	client "github.com/prebind/prebind/cmd/kubectl-prebind/app"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/webhook"
@@ -125,6 +126,7 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	visit(app.NewCommand(app.WithPlugin(after.Registration())))
+	visit(client.NewCommand())
 	for name, page := range pagesOfProse(t) {
 		for _, m := range flag.FindAllStringSubmatch(page, -1) {
 			assert.Contains(t, known, m[1], "%s names --%s", name, m[1])

@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// conformanceRun is a finished run of prebind conformance.
+// conformanceRun is a finished run of kubectl prebind conformance.
 type conformanceRun struct {
 	out, progress string
 	code          int
@@ -298,7 +298,7 @@ func TestConformance_Interrupted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var progress output
-			cmd := exec.CommandContext(t.Context(), shared.prebind.Binary(), "conformance", "--namespace-prefix="+conformancePrefix(t),
+			cmd := exec.CommandContext(t.Context(), shared.prebind.Client(), "conformance", "--namespace-prefix="+conformancePrefix(t),
 				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|internal|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
 			cmd.Stderr = &progress
 			require.NoError(t, cmd.Start())

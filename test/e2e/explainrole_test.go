@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// TestExplainRole checks that the optional ClusterRole permits prebind explain in one namespace, but not a bind.
+// TestExplainRole checks that the optional ClusterRole permits kubectl prebind explain in one namespace, but not a bind.
 func TestExplainRole(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 1)

@@ -83,7 +83,7 @@ func TestStages(t *testing.T) {
 	run := all[*instructions.RunCommand](build)
 	require.Len(t, run, 1)
 	compile := strings.Join(run[0].CmdLine, " ")
-	for _, want := range []string{"CGO_ENABLED=0", "GOOS=${TARGETOS}", "GOARCH=${TARGETARCH}", "-trimpath", "app.version=${VERSION}", "./cmd/prebind"} {
+	for _, want := range []string{"CGO_ENABLED=0", "GOOS=${TARGETOS}", "GOARCH=${TARGETARCH}", "-trimpath", "cli.version=${VERSION}", "./cmd/prebind"} {
 		assert.Contains(t, compile, want, "the binary is static, for the target, and knows its version")
 	}
 

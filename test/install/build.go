@@ -32,7 +32,7 @@ type BuildOptions struct {
 	Dir string
 }
 
-// Build compiles prebind and returns the path of the binary.
+// Build compiles prebind, and kubectl-prebind beside it, and returns the path of the binary of prebind.
 func Build(ctx context.Context, o BuildOptions) (string, error) {
 	root, err := checkout(ctx, o.Root)
 	if err != nil {
@@ -71,8 +71,19 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
 	}
+	if _, err := os.Stat(filepath.Join(root, "cmd", clientProgram)); err != nil || o.Package != "" {
+		return binary, nil
+	}
+	cmd = exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(o.Dir, "bin", clientProgram), "./cmd/"+clientProgram)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building %s: %w\n%s", clientProgram, err, out)
+	}
 	return binary, nil
 }
+
+// clientProgram is the kubectl plugin.
+const clientProgram = "kubectl-prebind"
 
 // writeOverlay writes replacement files for a build below dir, and returns the argument of go build -overlay. The map contains
 // the content by the path of the replaced file.

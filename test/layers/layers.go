@@ -30,10 +30,12 @@ type layer struct {
 // package, add it to the lowest layer that is above all that it imports.
 func layers() []layer {
 	return []layer{
-		{packages: []string{"cmd/prebind", "docs/example"}},
+		{packages: []string{"cmd/prebind", "cmd/kubectl-prebind", "docs/example"}},
 		{packages: []string{"cmd/prebind/app"}},
-		{packages: []string{"cmd/prebind/conformance"}, only: []string{"cmd/prebind/dryrun", "webhook", "binder", "binder/work"}},
-		{packages: []string{"cmd/prebind/dryrun"}, only: []string{"webhook", "binder"}},
+		{packages: []string{"cmd/kubectl-prebind/app"}},
+		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/dryrun", "webhook", "binder", "binder/work"}},
+		{packages: []string{"cmd/kubectl-prebind/internal/dryrun"}, only: []string{"webhook", "binder"}},
+		{packages: []string{"cmd/internal/cli"}, only: []string{}},
 		{packages: []string{"assembly"}},
 		{packages: []string{"telemetry"}},
 		{packages: []string{"webhook"}},

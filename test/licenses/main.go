@@ -63,9 +63,9 @@ func identify(text []byte) ([]string, error) {
 // component is a module, or Go itself.
 type component struct{ Path, Version, Dir string }
 
-// components returns the modules with a package that is linked into the program, sorted by path.
+// components returns the modules with a package that is linked into a program, sorted by path.
 func components(ctx context.Context) ([]component, error) {
-	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-tags=grpcnotrace", "-json=Module,Standard", "./cmd/prebind")
+	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-tags=grpcnotrace", "-json=Module,Standard", "./cmd/prebind", "./cmd/kubectl-prebind")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -119,7 +119,7 @@ func (u *user) checkInstallation() {
 			continue
 		}
 		out := u.run(strings.ReplaceAll(command, "WORKER", cluster.Nodes("node", 1)[0].Name))
-		if strings.HasPrefix(command, "prebind explain") {
+		if strings.HasPrefix(command, "kubectl prebind explain") {
 			assert.Contains(u.t, out, "Bind of pod default/try to node node-1: would be bound")
 		}
 	}

@@ -222,10 +222,10 @@ func (w *world) replace(version, pod string) {
 	w.assertBinds(pod)
 }
 
-// statusWarning returns the warnings of prebind status.
+// statusWarning returns the warnings of kubectl prebind status.
 func (w *world) statusWarning() string {
 	w.t.Helper()
-	status := exec.CommandContext(w.t.Context(), w.prebind.Binary(), "status", "--kubeconfig="+w.cluster.Kubeconfig())
+	status := exec.CommandContext(w.t.Context(), w.prebind.Client(), "status", "--kubeconfig="+w.cluster.Kubeconfig())
 	var warnings strings.Builder
 	status.Stderr = &warnings
 	out, err := status.Output()

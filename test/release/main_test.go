@@ -151,7 +151,7 @@ func makeRelease(ctx context.Context, checkout, version, out string, env ...stri
 	return nil
 }
 
-// programOf unpacks the program of a release for this machine.
+// programOf unpacks the programs of a release for this machine, and returns the path of prebind.
 func programOf(t *testing.T, version string) string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(releaseOf(t, version), fmt.Sprintf("prebind-%s-linux-%s.tar.gz", version, runtime.GOARCH)))
@@ -159,16 +159,17 @@ func programOf(t *testing.T, version string) string {
 	unzipped, err := gzip.NewReader(bytes.NewReader(content))
 	require.NoError(t, err)
 	archive := tar.NewReader(unzipped)
+	dir := t.TempDir()
 	for {
 		header, err := archive.Next()
-		require.NoError(t, err, "the archive should contain the program")
-		if header.Name != "prebind" {
-			continue
+		if errors.Is(err, io.EOF) {
+			path := filepath.Join(dir, "prebind")
+			require.FileExists(t, path)
+			return path
 		}
-		program, err := io.ReadAll(archive)
 		require.NoError(t, err)
-		path := filepath.Join(t.TempDir(), "prebind")
-		require.NoError(t, os.WriteFile(path, program, header.FileInfo().Mode()))
-		return path
+		content, err := io.ReadAll(archive)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, filepath.Base(header.Name)), content, header.FileInfo().Mode()))
 	}
 }

@@ -35,7 +35,7 @@ var parts = []struct {
 	{"plugins", "binder/plugins/", 5000},
 	{"binder without plugins", "binder/", 3300},
 	{"policy without its plugin", "policy/", 2800},
-	{"conformance", "cmd/prebind/conformance/", 1000},
+	{"conformance", "cmd/kubectl-prebind/internal/conformance/", 1000},
 	{"other commands and set-up", "cmd/", 2500},
 	{"webhook with certificates", "webhook/", 1700},
 	{"mutators", "mutators/", 750},

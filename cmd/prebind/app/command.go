@@ -6,17 +6,17 @@
 package app
 
 import (
-	"os"
-	"path/filepath"
-	"strings"
-
 	"github.com/spf13/cobra"
-	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/prebind/prebind/cmd/internal/cli"
 )
 
-// NewCommand returns the command prebind. Options add mutators and plugins, so that you can build a
-// program with your own. Each error of the command is one line. The caller prints it. The command
-// never exits the process.
+// Main runs the command prebind with the flags of the process, and exits. Options add mutators and plugins, so that you can build a
+// program with your own.
+func Main(options ...Option) { cli.Main(NewCommand(options...)) }
+
+// NewCommand returns the command of Main. Each error of the command is one line. The caller prints it. The command never exits the
+// process.
 func NewCommand(options ...Option) *cobra.Command {
 	registry := newRegistry(options...)
 	root := &cobra.Command{
@@ -28,18 +28,9 @@ scheduler's decision and the API server's bind.
 Mutators add annotations and labels about the node to the pod. PreBind plugins
 prepare what the pod needs on the node, such as volumes and devices, and wait
 until it is ready. Then the API server binds the pod. Schedulers need no change.`,
-		SilenceUsage:       true,
-		SilenceErrors:      true,
-		DisableSuggestions: true, // Suggestions would add lines to an error.
-		PersistentPreRunE:  func(*cobra.Command, []string) error { return registry.Check() },
-		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
+		PersistentPreRunE: func(*cobra.Command, []string) error { return registry.Check() },
 	}
-	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
-		// The program runs as a kubectl plugin.
-		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl prebind"}
-	}
-	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
-	root.AddCommand(newServeCommand(registry), newPluginsCommand(registry), newConfigCommand(registry), newExplainCommand(), newStatusCommand(),
-		newPolicyCommand(), newConformanceCommand(), newUnregisterCommand(), newOptionsCommand(), newVersionCommand())
+	root.AddCommand(newServeCommand(registry), newPluginsCommand(registry), newConfigCommand(registry), cli.NewUnregisterCommand(), cli.NewVersionCommand())
+	cli.Configure(root)
 	return root
 }

@@ -20,10 +20,6 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Validate a configuration file, or print the default file or its JSON schema",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("missing subcommand: 'prebind config check FILE', 'prebind config defaults' or 'prebind config schema'")
-		},
 	}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "check FILE",

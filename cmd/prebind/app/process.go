@@ -26,6 +26,7 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/replica"
+	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/telemetry"
@@ -64,7 +65,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
 	}
-	if p.config, err = apiclient.Connect(o.kubeconfig, userAgent(), p.health); err != nil {
+	if p.config, err = apiclient.Connect(o.kubeconfig, cli.UserAgent(), p.health); err != nil {
 		return err
 	}
 	if p.listeners, err = o.listen(ctx); err != nil {
@@ -93,7 +94,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 		defer stop()
 		p.shutDown(running)
 	})()
-	klog.InfoS("Starting Prebind", "version", version, "replica", p.id, "webhook", p.listeners["webhook-bind-address"].Addr().String())
+	klog.InfoS("Starting Prebind", "version", cli.Version(), "replica", p.id, "webhook", p.listeners["webhook-bind-address"].Addr().String())
 	return p.mgr.Start(running)
 }
 
@@ -151,10 +152,10 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
 		return fmt.Errorf("setting up a client: %w", err)
 	}
-	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, version, p.id); err != nil {
+	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, cli.Version(), p.id); err != nil {
 		return err
 	}
-	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: version, Config: p.configuration.Hash, Traces: p.traces, Certificates: certs}
+	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: cli.Version(), Config: p.configuration.Hash, Traces: p.traces, Certificates: certs}
 	for _, plugin := range p.o.registry.Plugins {
 		recording.Plugins = append(recording.Plugins, plugin.Name)
 		recording.Metrics = append(recording.Metrics, plugin.Metrics...)
@@ -207,7 +208,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 func (p *process) status() (string, error) {
 	stats, c := p.engine.Stats(), p.configuration
 	s := replica.Status{
-		Replica: p.id, Pod: p.o.podName, Version: version, Config: c.Hash, Mode: string(c.Mode),
+		Replica: p.id, Pod: p.o.podName, Version: cli.Version(), Config: c.Hash, Mode: string(c.Mode),
 		Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds,
 	}
 	if err := p.ready.Probe(); err != nil {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/component-base/term"
 
 	"github.com/prebind/prebind/assembly"
+	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/webhook"
@@ -122,7 +123,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	fs = sets.FlagSet("Replicas")
 	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects, such as the leases of its replicas.")
-	fs.StringVar(&o.podName, "pod-name", o.podName, "Name of this replica's pod in --namespace. 'prebind status' shows it.")
+	fs.StringVar(&o.podName, "pod-name", o.podName, "Name of this replica's pod in --namespace. 'kubectl prebind status' shows it.")
 	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Elect one replica that completes or rolls back the attempts of replicas that are gone. If false, every replica does.")
 
 	fs = sets.FlagSet("Configuration")
@@ -148,7 +149,7 @@ func (o *serveOptions) complete(given *pflag.FlagSet) (*v1alpha1.Loaded, error) 
 	if err != nil {
 		problems = append(problems, err)
 	}
-	return c, oneLine(problems)
+	return c, cli.Usage(problems...)
 }
 
 // validate returns the problems of flags that are not in the file.

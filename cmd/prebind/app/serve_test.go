@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
@@ -129,7 +130,7 @@ func TestDebugAddress(t *testing.T) {
 			o := defaultServeOptions(newRegistry())
 			require.Empty(t, o.debugAddress)
 			o.debugAddress = tc.address
-			err := oneLine(o.validate())
+			err := cli.Usage(o.validate()...)
 			if tc.says == "" {
 				assert.NoError(t, err, tc.reason)
 				return

@@ -24,7 +24,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/work"
-	"github.com/prebind/prebind/cmd/prebind/dryrun"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 )
 
 // requestTimeout limits the requests of one look.

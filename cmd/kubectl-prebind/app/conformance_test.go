@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/cmd/prebind/conformance"
+	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/conformance"
 )
 
 // TestConformance_Usage checks that a wrong command line is an error before the cluster is contacted, with the exit code that does
@@ -20,7 +21,7 @@ func TestConformance_Usage(t *testing.T) {
 		args   []string
 		says   string
 	}{
-		"Argument":   {reason: "the command accepts only flags", args: []string{"burst"}, says: `unknown command "burst" for "prebind conformance"`},
+		"Argument":   {reason: "the command accepts only flags", args: []string{"burst"}, says: `unknown command "burst" for "kubectl prebind conformance"`},
 		"NoCheck":    {reason: "a typo must not look like a success", args: []string{"--run=burts"}, says: `--run: no check matches "burts"; the checks are bind, annotations, binding-annotations, uid, wait, refused, invalid, internal, stale, volume, rollback, workers, burst`},
 		"Expression": {reason: "the expression is invalid", args: []string{"--run=("}, says: "--run: error parsing regexp"},
 		"OneNode":    {reason: "some checks need two nodes", args: []string{"--nodes=node-1"}, says: "--nodes: must name at least two nodes, got node-1"},
@@ -32,7 +33,7 @@ func TestConformance_Usage(t *testing.T) {
 			t.Setenv("KUBECONFIG", "testdata/no-such-file")
 			out, err := run(t, append([]string{"conformance", "--scheduler-name=x"}, tc.args...)...)
 			require.ErrorContains(t, err, tc.says, tc.reason)
-			assert.Equal(t, 2, ExitCode(err), tc.reason)
+			assert.Equal(t, 64, cli.ExitCode(err), tc.reason)
 			assert.NotContains(t, err.Error(), "\n", "an error is one line")
 			assert.Empty(t, out)
 		})
@@ -62,7 +63,7 @@ func TestConformance_ExitCode(t *testing.T) {
 				require.NoError(t, err, tc.reason)
 				return
 			}
-			assert.Equal(t, tc.want, ExitCode(unusable(err)), tc.reason)
+			assert.Equal(t, tc.want, cli.ExitCode(cli.WithCode(exitIncomplete, err)), tc.reason)
 		})
 	}
 }

@@ -28,7 +28,7 @@ import (
 // readGuide returns the anchors of docs/for-schedulers.md.
 func readGuide(t *testing.T) []string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "for-schedulers.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "for-schedulers.md"))
 	require.NoError(t, err)
 	var anchors []string
 	for _, m := range regexp.MustCompile("(?m)^##+ (.*)$").FindAllStringSubmatch(string(page), -1) {

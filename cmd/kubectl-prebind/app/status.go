@@ -22,6 +22,7 @@ import (
 
 	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -33,9 +34,9 @@ const (
 	silentAfter = 30 * time.Second
 )
 
-// statusOptions are the flags of prebind status.
+// statusOptions are the flags of status.
 type statusOptions struct {
-	user   userClient
+	client cli.Client
 	output format
 	watch  bool
 	own    string
@@ -58,8 +59,8 @@ mutatingwebhookconfigurations, the command also warns if the API server does not
 call Prebind, or binds pods without it when a call fails. With permission to list
 validatingadmissionpolicybindings, it warns if Prebind's annotations of pods can
 change after the pods are created.`,
-		Example: `  prebind status
-  prebind status -n shop --pod web-0 --watch`,
+		Example: `  kubectl prebind status
+  kubectl prebind status -n shop --pod web-0 --watch`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -68,10 +69,10 @@ change after the pods are created.`,
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "Show only binds of pods in this namespace.")
 	fs.StringVar(&o.pod, "pod", "", "Show only binds of the pod with this name.")
-	fs.StringVar(&o.own, "prebind-namespace", defaultNamespace, "Namespace where Prebind runs.")
+	fs.StringVar(&o.own, "prebind-namespace", "prebind-system", "Namespace where Prebind runs.")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "Print again after each change, until interrupted.")
 	o.output.addFlag(fs)
-	o.user.addFlags(fs)
+	o.client.AddFlags(fs)
 	return cmd
 }
 
@@ -79,7 +80,7 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 	if err := o.output.validate(); err != nil {
 		return err
 	}
-	config, _, err := o.user.config()
+	config, _, err := o.client.Config()
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/cmd/internal/cli"
 )
 
 func denial(code int32, reason metav1.StatusReason, message string) error {
@@ -138,8 +139,8 @@ func TestReportYAML_Findings(t *testing.T) {
 }
 
 func TestExitCode(t *testing.T) {
-	assert.Equal(t, 0, ExitCode(nil))
-	assert.Equal(t, 1, ExitCode(errors.New("any")))
-	assert.Equal(t, 2, ExitCode(exitError{code: exitRefuse}))
-	assert.Empty(t, exitError{code: exitRefuse}.Error(), "the report already has the reason")
+	assert.Equal(t, 0, cli.ExitCode(nil))
+	assert.Equal(t, 1, cli.ExitCode(errors.New("any")))
+	assert.Equal(t, 2, cli.ExitCode(cli.ExitError{Code: exitRefuse}))
+	assert.Empty(t, cli.ExitError{Code: exitRefuse}.Error(), "the report already has the reason")
 }

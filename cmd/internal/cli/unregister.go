@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package cli
 
 import (
 	"context"
@@ -22,14 +22,16 @@ import (
 // pollInterval is the time between two reads of the object that is being deleted.
 const pollInterval = 200 * time.Millisecond
 
-// unregisterOptions are the flags of prebind unregister.
+// unregisterOptions are the flags of unregister.
 type unregisterOptions struct {
-	user    userClient
+	client  Client
 	name    string
 	timeout time.Duration
 }
 
-func newUnregisterCommand() *cobra.Command {
+// NewUnregisterCommand returns the command unregister. Both programs have it: the image contains only the server, and the pre-delete hook
+// of the chart runs in it.
+func NewUnregisterCommand() *cobra.Command {
 	o := &unregisterOptions{name: "prebind", timeout: time.Minute}
 	cmd := &cobra.Command{
 		Use:   "unregister",
@@ -44,7 +46,7 @@ does not exist.`,
 			if err := o.validate(); err != nil {
 				return err
 			}
-			config, _, err := o.user.config()
+			config, _, err := o.client.Config()
 			if err != nil {
 				return err
 			}
@@ -58,7 +60,7 @@ does not exist.`,
 	fs := cmd.Flags()
 	fs.StringVar(&o.name, "name", o.name, "Name of the MutatingWebhookConfiguration.")
 	fs.DurationVar(&o.timeout, "timeout", o.timeout, "Maximum time to wait until it is gone.")
-	o.user.addFlags(fs)
+	o.client.AddFlags(fs)
 	return cmd
 }
 
@@ -70,7 +72,7 @@ func (o *unregisterOptions) validate() error {
 	if o.timeout <= 0 {
 		problems = append(problems, fmt.Errorf("--timeout: must be positive, got %s", o.timeout))
 	}
-	return oneLine(problems)
+	return Usage(problems...)
 }
 
 // unregister deletes the webhook configuration and waits until it is gone.

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/cmd/prebind/dryrun"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 )
 
 // session is one run on a cluster.
@@ -72,7 +72,7 @@ func Run(ctx, clean context.Context, config *rest.Config, o Options) (*Report, e
 		return nil, err
 	}
 	if runs, err := earlier(ctx, s.client, s.NamespacePrefix); err == nil && len(runs) > 0 {
-		s.say("found namespaces of earlier runs, or of runs in progress: %s; remove them with 'prebind conformance --cleanup'", strings.Join(runs, ", "))
+		s.say("found namespaces of earlier runs, or of runs in progress: %s; remove them with 'kubectl prebind conformance --cleanup'", strings.Join(runs, ", "))
 	}
 	s.ns, err = s.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: s.NamespacePrefix, Labels: map[string]string{managedBy: managedByValue},
@@ -204,9 +204,9 @@ func (s *session) explain(ctx context.Context, node string, annotations map[stri
 	case answer.Prebind != nil:
 		return answer.Prebind, nil
 	case answer.Err != nil:
-		return nil, fmt.Errorf("posting a dry-run Binding: %w; run 'prebind status'", answer.Err)
+		return nil, fmt.Errorf("posting a dry-run Binding: %w; run 'kubectl prebind status'", answer.Err)
 	default:
-		return nil, errors.New("binds in new namespaces do not pass Prebind: it is not installed, its mode is Off, or failurePolicy is Ignore and no replica answers; run 'prebind status'")
+		return nil, errors.New("binds in new namespaces do not pass Prebind: it is not installed, its mode is Off, or failurePolicy is Ignore and no replica answers; run 'kubectl prebind status'")
 	}
 }
 

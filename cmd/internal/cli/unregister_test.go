@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package cli
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -161,7 +162,14 @@ func TestUnregister_KubectlFlags(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBECONFIG", given.environment)
-			out, err := run(t, append([]string{"unregister", "--context=other", "--as=admin"}, given.args...)...)
+			root := &cobra.Command{Use: "root"}
+			root.AddCommand(NewUnregisterCommand())
+			Configure(root)
+			var printed bytes.Buffer
+			root.SetOut(&printed)
+			root.SetArgs(append([]string{"unregister", "--context=other", "--as=admin"}, given.args...))
+			err := root.ExecuteContext(t.Context())
+			out := printed.String()
 			require.NoError(t, err)
 			assert.Contains(t, out, "MutatingWebhookConfiguration prebind does not exist")
 			assert.Equal(t, "DELETE /apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/prebind as admin", <-asked)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/cases"
 	"github.com/prebind/prebind/policy/files"
@@ -31,29 +32,16 @@ func newPolicyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
 		Short: "Check and test BindPolicies in files, without a cluster",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return exitError{code: exitUnreadable, err: errors.New("missing subcommand: 'prebind policy check FILE' or 'prebind policy test DIR'")}
-		},
 	}
 	cmd.AddCommand(newPolicyCheckCommand(), newPolicyTestCommand())
 	return cmd
-}
-
-// unusable returns an exitError for errors that do not have an exit code.
-func unusable(err error) error {
-	var exit exitError
-	if err != nil && !errors.As(err, &exit) {
-		return exitError{code: exitUnreadable, err: err}
-	}
-	return err
 }
 
 // atLeastOne accepts one or more arguments.
 func atLeastOne(name string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) == 0 {
-			return unusable(fmt.Errorf("%s: required", name))
+			return fmt.Errorf("%s: required", name)
 		}
 		return nil
 	}
@@ -77,20 +65,19 @@ It does not find missing permissions (reason Forbidden), or kinds and versions t
 your API server does not serve (reason UnknownKind).
 
 Exit codes: 0 if all policies are ready, 1 if there is a problem, 2 if a file
-cannot be read or a flag is invalid.`,
-		Example: `  prebind policy check policy.yaml
-  prebind policy check policies crds/raycluster.yaml --key-prefixes=ray.io
-  kubectl get bindpolicies -o yaml | prebind policy check -`,
+cannot be read.`,
+		Example: `  kubectl prebind policy check policy.yaml
+  kubectl prebind policy check policies crds/raycluster.yaml --key-prefixes=ray.io
+  kubectl get bindpolicies -o yaml | kubectl prebind policy check -`,
 		Args: atLeastOne("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return unusable(checkPolicies(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args, o, strict))
+			return cli.WithCode(exitUnreadable, checkPolicies(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args, o, strict))
 		},
 	}
 	fs := cmd.Flags()
 	fs.StringSliceVar(&o.KeyPrefixes, "key-prefixes", nil, "Prefixes of keys that policies may use in addition to their own. Use the value of --policy-key-prefixes of serve.")
 	fs.DurationVar(&o.BindTimeout, "prebind-timeout", 10*time.Minute, "Value of --prebind-timeout of serve. A wait with a longer timeout gets a warning.")
 	fs.BoolVar(&strict, "warnings-as-errors", false, "Exit with 1 if there are warnings.")
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
 	return cmd
 }
 
@@ -98,7 +85,7 @@ cannot be read or a flag is invalid.`,
 func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []string, o policy.Options, strict bool) error {
 	for _, prefix := range o.KeyPrefixes {
 		if problem := policy.ValidateKeyPrefix(prefix); problem != "" {
-			return fmt.Errorf("--key-prefixes: %q: %s", prefix, problem)
+			return cli.Usage(fmt.Errorf("--key-prefixes: %q: %s", prefix, problem))
 		}
 	}
 	documents, problems, err := files.Read(in, paths...)
@@ -131,7 +118,7 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []str
 	}
 	fmt.Fprintf(out, "%d of %d policies ready, %d warnings\n", ready, len(policies), warnings)
 	if problems != nil || ready < len(policies) || strict && warnings > 0 {
-		return exitError{code: exitProblem}
+		return cli.ExitError{Code: exitProblem}
 	}
 	return nil
 }
@@ -164,25 +151,24 @@ BindPolicies in the directory of the file. https://github.com/prebind/prebind/bl
 describes the format.
 
 Exit codes: 0 if all cases pass, 1 if a case fails or a policy or test is invalid,
-2 if a file cannot be read or a flag is invalid.`,
-		Example: `  prebind policy test policies
-  prebind policy test policies --output=junit --output-file=report.xml`,
+2 if a file cannot be read.`,
+		Example: `  kubectl prebind policy test policies
+  kubectl prebind policy test policies --output=junit --output-file=report.xml`,
 		Args: atLeastOne("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return unusable(testPolicies(cmd.Context(), cmd.OutOrStdout(), args, output, file))
+			return cli.WithCode(exitUnreadable, testPolicies(cmd.Context(), cmd.OutOrStdout(), args, output, file))
 		},
 	}
 	fs := cmd.Flags()
 	fs.StringVarP((*string)(&output), "output", "o", string(formatText), "Output format: text or junit.")
 	fs.StringVar(&file, "output-file", "", "File for the output. The standard output then contains text.")
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
 	return cmd
 }
 
 // testPolicies runs the tests of the directories, and prints the results.
 func testPolicies(ctx context.Context, out io.Writer, args []string, output format, file string) error {
 	if output != formatText && output != formatJUnit {
-		return fmt.Errorf("--output: must be %s or %s, got %q", formatText, formatJUnit, output)
+		return cli.Usage(fmt.Errorf("--output: must be %s or %s, got %q", formatText, formatJUnit, output))
 	}
 	var dirs []string
 	for _, arg := range args {
@@ -207,7 +193,7 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 		return err
 	}
 	if slices.ContainsFunc(results, (*cases.Result).Failed) {
-		return exitError{code: exitProblem}
+		return cli.ExitError{Code: exitProblem}
 	}
 	return nil
 }

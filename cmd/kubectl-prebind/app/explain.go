@@ -21,20 +21,21 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/cmd/prebind/dryrun"
+	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/webhook"
 )
 
-// Exit codes of explain.
+// Exit codes of explain; a wrong command line has another one.
 const (
 	exitWait    = 1
 	exitRefuse  = 2
 	exitUnknown = 3
 )
 
-// explainOptions are the flags of prebind explain.
+// explainOptions are the flags of explain.
 type explainOptions struct {
-	user        userClient
+	client      cli.Client
 	node        string
 	annotations map[string]string
 	output      format
@@ -56,23 +57,18 @@ prebind-explain grants these for dry runs only.
 Exit codes: 0 if the pod would be bound, 1 if it would wait, 2 if the bind would
 be rejected, 3 if the result is unknown, for example because the API server
 cannot reach Prebind.`,
-		Example: `  prebind explain web-0 --node node-7 -n shop
-  prebind explain train-1 --node node-7 --annotation device.prebind.dev/gpu=GPU-3 -o yaml`,
+		Example: `  kubectl prebind explain web-0 --node node-7 -n shop
+  kubectl prebind explain train-1 --node node-7 --annotation device.prebind.dev/gpu=GPU-3 -o yaml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := o.run(cmd.Context(), cmd.OutOrStdout(), args[0])
-			var exit exitError
-			if err != nil && !errors.As(err, &exit) {
-				err = exitError{code: exitUnknown, err: err}
-			}
-			return err
+			return cli.WithCode(exitUnknown, o.run(cmd.Context(), cmd.OutOrStdout(), args[0]))
 		},
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&o.node, "node", "", "Node of the bind. Required.")
 	fs.StringToStringVar(&o.annotations, "annotation", nil, "Annotations of the Binding, as key=value: those that a scheduler would set.")
 	o.output.addFlag(fs)
-	o.user.addFlags(fs)
+	o.client.AddFlags(fs)
 	return cmd
 }
 
@@ -94,12 +90,12 @@ type report struct {
 // run posts the Binding and prints the report.
 func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) error {
 	if o.node == "" {
-		return errors.New("--node: required")
+		return cli.Usage(errors.New("--node: required"))
 	}
 	if err := o.output.validate(); err != nil {
 		return err
 	}
-	config, namespace, err := o.user.config()
+	config, namespace, err := o.client.Config()
 	if err != nil {
 		return err
 	}
@@ -128,7 +124,7 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 	if err := o.output.write(out, r, r.text); err != nil {
 		return err
 	}
-	return map[binder.Verdict]error{binder.VerdictWait: exitError{code: exitWait}, binder.VerdictRefuse: exitError{code: exitRefuse}}[r.Verdict]
+	return map[binder.Verdict]error{binder.VerdictWait: cli.ExitError{Code: exitWait}, binder.VerdictRefuse: cli.ExitError{Code: exitRefuse}}[r.Verdict]
 }
 
 // decide sets the verdict. If the API server allows the dry run, decide uses the verdict of Prebind,
@@ -166,7 +162,7 @@ func undecided(answer error) error {
 	case !failing:
 		return fmt.Errorf("the API server could not decide: %w", answer)
 	case name == webhook.Name:
-		return fmt.Errorf("the API server cannot reach Prebind, so it binds no pod outside the exempt namespaces; run 'prebind status', and check the pods and the Service in Prebind's namespace, the network from the API server to port 9443, and the caBundle of the webhook configuration: %w", answer)
+		return fmt.Errorf("the API server cannot reach Prebind, so it binds no pod outside the exempt namespaces; run 'kubectl prebind status', and check the pods and the Service in Prebind's namespace, the network from the API server to port 9443, and the caBundle of the webhook configuration: %w", answer)
 	default:
 		return fmt.Errorf("the API server cannot call the webhook %q, which is not Prebind: %w", name, answer)
 	}

@@ -20,7 +20,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/work"
-	"github.com/prebind/prebind/cmd/prebind/dryrun"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/webhook"
 )
 

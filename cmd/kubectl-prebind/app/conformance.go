@@ -15,13 +15,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/prebind/prebind/cmd/prebind/conformance"
+	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/conformance"
 )
 
-// conformanceOptions are the flags of prebind conformance.
+// conformanceOptions are the flags of conformance.
 type conformanceOptions struct {
 	conformance.Options
-	user    userClient
+	client  cli.Client
 	run     string
 	junit   string
 	cleanup bool
@@ -47,15 +48,14 @@ https://github.com/prebind/prebind/blob/main/docs/conformance.md describes the c
 Checks:
 ` + conformance.Describe() + `
 Exit codes: 0 if no check fails, 1 if a check fails, 2 if a check or the run could
-not be completed, for example because a flag is invalid or a permission is missing,
-3 if a check has no result because the cluster was overloaded.`,
-		Example: `  prebind conformance --scheduler-name=my-scheduler
-  prebind conformance --scheduler-name=my-scheduler --run='wait|refused' --junit=report.xml
-  prebind conformance --cleanup`,
-		Args: func(cmd *cobra.Command, args []string) error { return unusable(cobra.NoArgs(cmd, args)) },
+not be completed, for example because a permission is missing, 3 if a check has no result because the cluster was overloaded.`,
+		Example: `  kubectl prebind conformance --scheduler-name=my-scheduler
+  kubectl prebind conformance --scheduler-name=my-scheduler --run='wait|refused' --junit=report.xml
+  kubectl prebind conformance --cleanup`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Progress = cmd.ErrOrStderr()
-			return unusable(o.execute(cmd.Context(), cmd.OutOrStdout()))
+			return cli.WithCode(exitIncomplete, o.execute(cmd.Context(), cmd.OutOrStdout()))
 		},
 	}
 	fs := cmd.Flags()
@@ -74,8 +74,7 @@ not be completed, for example because a flag is invalid or a permission is missi
 	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
 	fs.BoolVar(&o.Keep, "keep", false, "Do not remove the objects, and print the commands that remove them.")
 	fs.BoolVar(&o.cleanup, "cleanup", false, "Remove the objects of all runs with the namespace prefix, also of runs in progress, and exit.")
-	o.user.addFlags(fs, "namespace", "username", "password") // The command creates its namespaces.
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unusable(err) })
+	o.client.AddFlags(fs, "namespace", "username", "password") // The command creates its namespaces.
 	return cmd
 }
 
@@ -84,16 +83,16 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 	if o.run != "" {
 		selected, err := regexp.Compile(o.run)
 		if err != nil {
-			return fmt.Errorf("--run: %w", err)
+			return cli.Usage(fmt.Errorf("--run: %w", err))
 		}
 		o.Run = selected
 	}
 	if !o.cleanup {
 		if err := o.Validate(); err != nil {
-			return err
+			return cli.Usage(err)
 		}
 	}
-	config, _, err := o.user.config()
+	config, _, err := o.client.Config()
 	if err != nil {
 		return err
 	}
@@ -119,18 +118,25 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 	return outcome(report)
 }
 
-// exitNoResult is the exit code of a run without a failure in which a check has no result.
-const exitNoResult = 3
+// Exit codes of conformance; a wrong command line has another one.
+const (
+	// exitFail: a check fails.
+	exitFail = 1
+	// exitIncomplete: a check or the run could not be completed.
+	exitIncomplete = 2
+	// exitNoResult: no check fails, and a check has no result.
+	exitNoResult = 3
+)
 
 // outcome returns the error for the results of a run. It is nil if no check fails.
 func outcome(report *conformance.Report) error {
 	switch {
 	case report.Any(conformance.Fail):
-		return exitError{code: exitProblem}
+		return cli.ExitError{Code: exitFail}
 	case report.Any(conformance.Errored):
 		return errors.New("some checks could not be completed")
 	case report.Any(conformance.NoResult):
-		return exitError{code: exitNoResult}
+		return cli.ExitError{Code: exitNoResult}
 	}
 	return nil
 }

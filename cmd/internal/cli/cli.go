@@ -1,0 +1,127 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli contains what the programs of Prebind share: how they report errors, and their version.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	cliflag "k8s.io/component-base/cli/flag"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// usageCode is the exit code for a wrong command line: EX_USAGE of sysexits.h. No result of a command has this code.
+const usageCode = 64
+
+// ExitError ends the program with an exit code other than 1.
+type ExitError struct {
+	Code int
+	// Err is the cause. It may be nil: then the program prints nothing.
+	Err error
+}
+
+// Error implements error.
+func (e ExitError) Error() string {
+	if e.Err == nil {
+		return ""
+	}
+	return e.Err.Error()
+}
+
+// Unwrap returns the cause, if any.
+func (e ExitError) Unwrap() error { return e.Err }
+
+// WithCode returns an ExitError for an error that is none.
+func WithCode(code int, err error) error {
+	var exit ExitError
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	return ExitError{Code: code, Err: err}
+}
+
+// Usage returns an error for a wrong command line with all problems in one line, or nil if there are none.
+func Usage(problems ...error) error {
+	err := errors.Join(problems...)
+	if err == nil {
+		return nil
+	}
+	return WithCode(usageCode, errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")))
+}
+
+// ExitCode returns the exit code for an error of a command.
+func ExitCode(err error) int {
+	var exit ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.Code
+	default:
+		return 1
+	}
+}
+
+// Main runs the command until the process is interrupted, prints its error, and exits.
+func Main(root *cobra.Command) {
+	err := root.ExecuteContext(ctrl.SetupSignalHandler())
+	if err != nil && err.Error() != "" {
+		fmt.Fprintln(os.Stderr, "error:", err)
+	}
+	os.Exit(ExitCode(err))
+}
+
+// Configure makes all commands below root report each error of usage in one line, as an error of Usage. Call it after the last
+// command was added.
+func Configure(root *cobra.Command) {
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	configure(root)
+}
+
+func configure(cmd *cobra.Command) {
+	for _, below := range cmd.Commands() {
+		configure(below)
+	}
+	if cmd.HasSubCommands() {
+		cmd.Args, cmd.RunE = unknownCommand, missingCommand
+		return
+	}
+	if args := cmd.Args; args != nil {
+		cmd.Args = func(cmd *cobra.Command, given []string) error { return Usage(args(cmd, given)) }
+	}
+}
+
+// unknownCommand returns an error for any argument of a command that has commands.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if cmd.SuggestionsMinimumDistance == 0 {
+		cmd.SuggestionsMinimumDistance = 2 // The default of cobra.
+	}
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		text += fmt.Sprintf("; did you mean %q?", strings.Join(like, `" or "`))
+	}
+	return Usage(errors.New(text))
+}
+
+// missingCommand prints the help of the root, and is an error of the others.
+func missingCommand(cmd *cobra.Command, _ []string) error {
+	if !cmd.HasParent() {
+		return cmd.Help()
+	}
+	var names []string
+	for _, below := range cmd.Commands() {
+		names = append(names, fmt.Sprintf("'%s %s'", cmd.CommandPath(), below.Use))
+	}
+	return Usage(fmt.Errorf("missing subcommand: %s", strings.Join(names, " or ")))
+}

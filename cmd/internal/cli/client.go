@@ -1,0 +1,78 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Client connects a command to the cluster like kubectl, also from within a pod.
+type Client struct {
+	rules     *clientcmd.ClientConfigLoadingRules
+	overrides clientcmd.ConfigOverrides
+}
+
+// shownFlags are the connection flags in the help of each command. 'kubectl prebind options' prints all of them.
+func shownFlags() []string { return []string{"as", "context", "kubeconfig", "namespace"} }
+
+// AddFlags adds the flags of kubectl, such as --kubeconfig, --context, --namespace and
+// --as, except those to omit. Only --namespace, --username and --password can be omitted.
+func (c *Client) AddFlags(fs *pflag.FlagSet, omit ...string) {
+	if fs.Lookup("namespace") != nil {
+		omit = append(omit, "namespace") // Commands define their own flag.
+	}
+	connection := c.connectionFlags(omit...)
+	connection.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shownFlags(), f.Name) })
+	connection.Lookup("kubeconfig").Usage += " 'kubectl prebind options' lists more flags for the connection."
+	fs.AddFlagSet(connection)
+}
+
+func (c *Client) connectionFlags(omit ...string) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("connection", pflag.ContinueOnError)
+	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()
+	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
+	flags := clientcmd.RecommendedConfigOverrideFlags("")
+	for _, f := range []*clientcmd.FlagInfo{&flags.ContextOverrideFlags.Namespace, &flags.AuthOverrideFlags.Username, &flags.AuthOverrideFlags.Password} {
+		if slices.Contains(omit, f.LongName) {
+			f.LongName = ""
+		}
+	}
+	clientcmd.BindOverrideFlags(&c.overrides, fs, flags)
+	return fs
+}
+
+// NewOptionsCommand returns the command options, which describes the flags of AddFlags.
+func NewOptionsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "options",
+		Short: "Print the flags for the connection to the API server",
+		Long:  "Print the flags for the connection to the API server, which are those of kubectl.\nAll commands that connect to the cluster have them.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), new(Client).connectionFlags().FlagUsages())
+			return err
+		},
+	}
+}
+
+// Config returns the client configuration and the namespace.
+func (c *Client) Config() (*rest.Config, string, error) {
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides)
+	config, err := loader.ClientConfig()
+	if err != nil {
+		return nil, "", fmt.Errorf("client configuration: %w", err)
+	}
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, "", fmt.Errorf("client configuration: namespace: %w", err)
+	}
+	config.UserAgent = UserAgent()
+	return config, namespace, nil
+}

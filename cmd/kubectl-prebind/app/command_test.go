@@ -1,0 +1,67 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/cmd/internal/cli"
+)
+
+// run executes the command and returns its output.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// TestUsage checks that a wrong command line is an error before the cluster is contacted, with the exit code that means no result.
+func TestUsage(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		args   []string
+		says   string
+	}{
+		"UnknownCommand":   {reason: "a similar command is suggested", args: []string{"explan"}, says: `unknown command "explan" for "kubectl prebind"; did you mean "explain"?`},
+		"UnknownBelow":     {reason: "the same below a command", args: []string{"policy", "chek"}, says: `unknown command "chek" for "kubectl prebind policy"; did you mean "check"?`},
+		"Frobnicate":       {reason: "no command is similar", args: []string{"frobnicate"}, says: `unknown command "frobnicate" for "kubectl prebind"`},
+		"MissingCommand":   {reason: "policy has commands", args: []string{"policy"}, says: "missing subcommand: 'kubectl prebind policy check FILE...' or 'kubectl prebind policy test DIR...'"},
+		"UnknownFlag":      {reason: "an unknown flag is an error", args: []string{"status", "--frobnicate"}, says: "--frobnicate"},
+		"ExplainNode":      {reason: "a bind has a node", args: []string{"explain", "web"}, says: "--node: required"},
+		"ExplainPod":       {reason: "a bind has a pod", args: []string{"explain"}, says: "accepts 1 arg(s), received 0"},
+		"Output":           {reason: "formats are known", args: []string{"status", "-o=xml"}, says: "--output: must be text, json or yaml"},
+		"PolicyFile":       {reason: "check reads files", args: []string{"policy", "check"}, says: "FILE: required"},
+		"PolicyOutput":     {reason: "formats are known", args: []string{"policy", "test", "-o=xml", "."}, says: "--output: must be text or junit"},
+		"PolicyPrefix":     {reason: "a prefix is a DNS name", args: []string{"policy", "check", "--key-prefixes=%", "x"}, says: "--key-prefixes"},
+		"UnregisterName":   {reason: "a path is not a name", args: []string{"unregister", "--name=a/b"}, says: `"a/b"`},
+		"UnregisterNone":   {reason: "an empty name would select all objects", args: []string{"unregister", "--name="}, says: "--name"},
+		"UnregisterTime":   {reason: "the command needs time to confirm the deletion", args: []string{"unregister", "--timeout=0s"}, says: "--timeout"},
+		"ConformanceFlags": {reason: "the expression is invalid", args: []string{"conformance", "--scheduler-name=x", "--run=("}, says: "--run: error parsing regexp"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBECONFIG", "testdata/no-such-file")
+			out, err := run(t, tc.args...)
+			require.ErrorContains(t, err, tc.says, tc.reason)
+			assert.Equal(t, 64, cli.ExitCode(err), tc.reason)
+			assert.NotContains(t, err.Error(), "\n", "an error is one line")
+			assert.Empty(t, out, "only main prints the error, and the usage is not printed")
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	out, err := run(t, "version")
+	require.NoError(t, err)
+	assert.Equal(t, cli.Version()+"\n", out)
+}

@@ -1,0 +1,56 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/cmd/internal/cli"
+)
+
+// format is the value of -o.
+type format string
+
+const (
+	formatText format = "text"
+	formatJSON format = "json"
+	formatYAML format = "yaml"
+)
+
+// addFlag adds -o.
+func (f *format) addFlag(fs *pflag.FlagSet) {
+	*f = formatText
+	fs.StringVarP((*string)(f), "output", "o", string(*f), "Output format: text, json or yaml.")
+}
+
+// validate returns an error for an unknown format.
+func (f format) validate() error {
+	switch f {
+	case formatText, formatJSON, formatYAML:
+		return nil
+	default:
+		return cli.Usage(fmt.Errorf("--output: must be %s, %s or %s, got %q", formatText, formatJSON, formatYAML, f))
+	}
+}
+
+// write writes the value in the format. It calls text for the text format.
+func (f format) write(out io.Writer, value any, text func(io.Writer) error) error {
+	if f == formatText {
+		return text(out)
+	}
+	encoded, err := json.MarshalIndent(value, "", "  ")
+	encoded = append(encoded, '\n')
+	if f == formatYAML {
+		encoded, err = yaml.Marshal(value)
+	}
+	if err == nil {
+		_, err = out.Write(encoded)
+	}
+	return err
+}
