@@ -6,8 +6,10 @@
 package main
 
 import (
+	"os"
+
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/app"
 )
 
-func main() { cli.Main(app.NewCommand()) }
+func main() { os.Exit(cli.Run(app.NewCommand())) }

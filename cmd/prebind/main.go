@@ -4,6 +4,10 @@
 // Command prebind is an admission webhook for Bindings with mutators and PreBind plugins.
 package main
 
-import "github.com/prebind/prebind/cmd/prebind/app"
+import (
+	"os"
 
-func main() { app.Main() }
+	"github.com/prebind/prebind/cmd/prebind/app"
+)
+
+func main() { os.Exit(app.Run()) }

@@ -5,11 +5,13 @@
 package main
 
 import (
+	"os"
+
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/docs/example/nodelock"
 )
 
 func main() {
-	app.Main(app.WithPlugin(nodelock.Registration()), app.WithPlugin(after.Registration()))
+	os.Exit(app.Run(app.WithPlugin(nodelock.Registration()), app.WithPlugin(after.Registration())))
 }

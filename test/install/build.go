@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -71,7 +73,8 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
 	}
-	if _, err := os.Stat(filepath.Join(root, "cmd", clientProgram)); err != nil || o.Package != "" {
+	_, missing := os.Stat(filepath.Join(root, "cmd", clientProgram))
+	if o.Package != "" || errors.Is(missing, fs.ErrNotExist) { // Older checkouts have one program.
 		return binary, nil
 	}
 	cmd = exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(o.Dir, "bin", clientProgram), "./cmd/"+clientProgram)

@@ -67,13 +67,13 @@ func ExitCode(err error) int {
 	}
 }
 
-// Main runs the command until the process is interrupted, prints its error, and exits.
-func Main(root *cobra.Command) {
+// Run runs the command until the process is interrupted, prints its error, and returns the exit code.
+func Run(root *cobra.Command) int {
 	err := root.ExecuteContext(ctrl.SetupSignalHandler())
 	if err != nil && err.Error() != "" {
 		fmt.Fprintln(os.Stderr, "error:", err)
 	}
-	os.Exit(ExitCode(err))
+	return ExitCode(err)
 }
 
 // Configure makes all commands below root report each error of usage in one line, as an error of Usage. Call it after the last

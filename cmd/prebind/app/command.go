@@ -11,11 +11,11 @@ import (
 	"github.com/prebind/prebind/cmd/internal/cli"
 )
 
-// Main runs the command prebind with the flags of the process, and exits. Options add mutators and plugins, so that you can build a
+// Run runs the command prebind with the flags of the process, and returns the exit code. Options add mutators and plugins, so that you can build a
 // program with your own.
-func Main(options ...Option) { cli.Main(NewCommand(options...)) }
+func Run(options ...Option) int { return cli.Run(NewCommand(options...)) }
 
-// NewCommand returns the command of Main. Each error of the command is one line. The caller prints it. The command never exits the
+// NewCommand returns the command of Run. Each error of the command is one line. The caller prints it. The command never exits the
 // process.
 func NewCommand(options ...Option) *cobra.Command {
 	registry := newRegistry(options...)
