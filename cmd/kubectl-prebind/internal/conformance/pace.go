@@ -144,7 +144,11 @@ func paceOf(refusals, waits []sighting, m *meter) pace {
 		}
 		gap := to.Sub(from)
 		p.shortest, p.longest = widen(len(p.pauses), gap, p.shortest, p.longest)
-		p.pauses = append(p.pauses, pause{least: gap - slowest, most: gap - p.fastest})
+		least := gap - slowest
+		if slowest-p.fastest > slowCall {
+			least = 0 // The scheduler, too, may have got no processor.
+		}
+		p.pauses = append(p.pauses, pause{least: least, most: gap - p.fastest})
 	}
 	return p
 }
