@@ -23,9 +23,9 @@ import (
 type mutant struct{ name, file, text, by string }
 
 var mutants = []mutant{
-	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {", "if err := refuseConflicts(rec, bc, a); false && err != nil {"},
-	{"a pending pod loses its device", "binder/plugins/device/reads.go", "if at != framework.Pending && at != framework.BoundHere {", "if at != framework.BoundHere {"},
-	{"a running pod loses its device", "binder/plugins/device/reads.go", "if at != framework.Pending && at != framework.BoundHere {", "if at != framework.Pending {"},
+	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {\n\t\t\treturn false, err", "if err := refuseConflicts(rec, bc, a); false && err != nil {\n\t\t\treturn false, err"},
+	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != framework.Pending && at != framework.BoundHere {", "; at != framework.BoundHere {"},
+	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != framework.Pending && at != framework.BoundHere {", "; at != framework.Pending {"},
 	{"nothing is rolled back", "binder/work/plugins.go", "return p.PreBindRollBack(ctx, bc) })", "return nil })"},
 	{"nothing is confirmed", "binder/work/plugins.go", "return p.PostBind(ctx, bc) })", "return nil })"},
 	{"a lost lease does not matter", "binder/work/work.go", "case !held || term != e.term:", "case false && (!held || term != e.term):"},
@@ -89,6 +89,10 @@ func run(ctx context.Context, seeds int, only string) error {
 			problems = append(problems, fmt.Errorf("%s: %w", m.name, err))
 		case found == 0:
 			problems = append(problems, fmt.Errorf("%s: not found in %d seeds", m.name, seeds))
+		}
+		if err != nil {
+			fmt.Printf("cannot run: %s\n", m.name)
+			continue
 		}
 		fmt.Printf("%3d of %d seeds find: %s\n", found, seeds, m.name)
 	}
