@@ -166,7 +166,9 @@ var rejections = []struct {
 	{regexp.MustCompile(`pod ([a-z0-9-]+) on node \S+ uses the ReadWriteOncePod`), []string{"shared used by $1"}},
 	{regexp.MustCompile(`it is cordoned`), []string{"cordoned NODE"}},
 	{regexp.MustCompile(`the node is closed`), []string{"closed NODE"}},
-	{regexp.MustCompile(`Node (\S+): not found|the node was deleted and recreated`), []string{"not there is Node/NODE"}},
+	{regexp.MustCompile(`Node (\S+): not found`), []string{"not there is Node/NODE"}},
+	// A bind remembers its node since its first call, which can be minutes ago.
+	{regexp.MustCompile(`the node was deleted and recreated`), []string{"not there is Node/NODE", "there is Node/NODE"}},
 	{regexp.MustCompile(`Pod \S+: not found`), []string{"not there is Pod/UID"}},
 	{regexp.MustCompile(`(PersistentVolumeClaim|ResourceClaim) default/(\S+): (?:the claim )?does not exist`), []string{"not there is $1/$2"}},
 	{regexp.MustCompile(`its PersistentVolume (\S+) does not exist`), []string{"not there is PersistentVolume/$1"}},
@@ -187,7 +189,7 @@ func (w *world) recordChanged(record *corev1.ConfigMap, deleted bool) {
 	now, owners := map[string]bool{}, map[string]string{}
 	exists := map[string]bool{}
 	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
-		exists[string(pod.UID)] = true
+		exists[string(pod.UID)] = pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 	}
 	for uid, entry := range record.Data {
 		if pod := holder.FindStringSubmatch(entry); pod != nil && !deleted {
