@@ -168,7 +168,7 @@ var rejections = []struct {
 	{regexp.MustCompile(`the node is closed`), []string{"closed NODE"}},
 	{regexp.MustCompile(`Node (\S+): not found`), []string{"not there is Node/NODE"}},
 	// A bind remembers its node since its first call, which can be minutes ago.
-	{regexp.MustCompile(`the node was deleted and recreated`), []string{"not there is Node/NODE", "there is Node/NODE"}},
+	{regexp.MustCompile(`the node was deleted and recreated`), []string{"replaced Node/NODE"}},
 	{regexp.MustCompile(`Pod \S+: not found`), []string{"not there is Pod/UID"}},
 	{regexp.MustCompile(`(PersistentVolumeClaim|ResourceClaim) default/(\S+): (?:the claim )?does not exist`), []string{"not there is $1/$2"}},
 	{regexp.MustCompile(`its PersistentVolume (\S+) does not exist`), []string{"not there is PersistentVolume/$1"}},

@@ -162,6 +162,9 @@ func (w *world) changed(o client.Object, deleted bool) {
 		p.observe(o, deleted)
 	}
 	w.set("there is "+fakeapi.Kind(o)+"/"+o.GetName(), !deleted)
+	if deleted {
+		w.set("replaced "+fakeapi.Kind(o)+"/"+o.GetName(), true) // From now on.
+	}
 	switch o := o.(type) {
 	case *corev1.ConfigMap:
 		w.recordChanged(o, deleted)

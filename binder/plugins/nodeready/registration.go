@@ -54,7 +54,7 @@ func selections(a framework.Arguments) []framework.Selection {
 		all = append(all, attachments)
 	}
 	if args.has(checkAgents) {
-		parsed, _ := args.parse(nil)
+		parsed, _ := args.parse(nil) // Validate has reported the problems.
 		for _, agent := range parsed.agents {
 			all = append(all, agent.daemons(), agent.pods())
 		}
