@@ -16,8 +16,7 @@ type remembered struct{ uid, path string }
 // podUID matches UIDs of pods.
 var podUID = regexp.MustCompile(`web-\d-\d+`)
 
-// census returns the UIDs of pods in the keys of all maps that the engine and the plugins of a replica refer to. All goroutines of the
-// bubble must be blocked.
+// census returns the UIDs of pods in the keys of all maps to which the engine and the plugins of an ended replica refer.
 func census(p *process) []remembered {
 	c := &counter{seen: map[uintptr]bool{}}
 	c.visit(reflect.ValueOf(p.engine), "engine")

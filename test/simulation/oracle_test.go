@@ -289,14 +289,23 @@ func (w *world) checkCalm() (wrong []string) {
 				add("%s still works on a bind: %+v", p.id, bind)
 			}
 		}
-		for _, left := range census(p) {
-			// The engine remembers a fixed number of binds that waited.
-			if _, exists := pods[types.UID(left.uid)]; !exists && left.path != "engine.waits.cache.entries" {
-				add("%s remembers a pod that does not exist: %s in %s", p.id, left.uid, left.path)
-			}
-		}
 	}
 	return wrong
+}
+
+// checkMemory checks that a replica has forgotten the pods that do not exist any more. It is called when the replica has ended, because
+// nothing orders its goroutines with the reads.
+func (w *world) checkMemory(p *process) {
+	exists := map[string]bool{}
+	for _, pod := range fakeapi.All(w.api, &corev1.Pod{}) {
+		exists[string(pod.UID)] = true
+	}
+	for _, left := range census(p) {
+		// The engine remembers a fixed number of binds that waited.
+		if !exists[left.uid] && left.path != "engine.waits.cache.entries" {
+			w.problem("%s remembers a pod that does not exist: %s in %s", p.id, left.uid, left.path)
+		}
+	}
 }
 
 // blocked returns whether the pod has to wait for another one: for the shared claim, or because its volume is on a node whose devices are in use.

@@ -63,11 +63,16 @@ func run(t *testing.T, seed uint64) {
 		w.problem("%s", text)
 	}
 	w.checkRunning()
-	for _, p := range w.living() {
+	<-time.After(5 * time.Minute) // Replicas may still clear announcements.
+	living := w.living()
+	for _, p := range living {
 		p.end()
 	}
 	stop()
 	w.actors.Wait()
+	for _, p := range living {
+		w.checkMemory(p)
+	}
 	if testing.Verbose() {
 		t.Log(w.text())
 	}
