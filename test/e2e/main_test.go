@@ -11,8 +11,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path"
 	"runtime"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,15 +58,38 @@ func TestMain(m *testing.M) {
 // processors is the number of processors for the tests, their control planes and their replicas.
 var processors = runtime.GOMAXPROCS(0)
 
-// waitTogether runs more tests in parallel than there are processors, because most tests mostly wait. Tests that wait for a control
-// plane count too. With many more, calls take seconds. -parallel overrides the number.
+// waitTogether lets tests wait for a control plane of their own, or for their turn, without keeping others from running. -parallel
+// overrides the number.
 func waitTogether() {
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if !given {
-		_ = flag.Set("test.parallel", strconv.Itoa(20*processors))
+		_ = flag.Set("test.parallel", strconv.Itoa(100*processors))
 	}
+}
+
+// turns limits the tests that use the shared control plane at the same time. More than there are processors, because tests mostly
+// wait. With many more, calls take seconds.
+var turns = struct {
+	free    chan struct{}
+	holders sync.Map
+}{free: make(chan struct{}, 6*processors)}
+
+// takeTurn waits until the test may use the shared control plane. A subtest of a test that has its turn does not wait.
+func takeTurn(t *testing.T) {
+	t.Helper()
+	for name := t.Name(); name != "."; name = path.Dir(name) {
+		if _, holds := turns.holders.Load(name); holds {
+			return
+		}
+	}
+	take(t, turns.free)
+	turns.holders.Store(t.Name(), true)
+	t.Cleanup(func() {
+		turns.holders.Delete(t.Name())
+		<-turns.free
+	})
 }
 
 // newWorld adds nodes to a control plane, installs Prebind and starts the replicas, with these arguments in addition to the shipped ones.
@@ -110,7 +135,7 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 var (
 	// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory. Most
 	// of their tests mostly wait.
-	ownClusters = make(chan struct{}, processors+1)
+	ownClusters = make(chan struct{}, processors)
 	// ownStarts limits the number of starts and installations of these control planes at the same time. Each of them needs a processor,
 	// and the tests need the others.
 	ownStarts = make(chan struct{}, max(processors/2, 1))
@@ -133,7 +158,7 @@ func take(t *testing.T, slots chan<- struct{}) {
 	select {
 	case slots <- struct{}{}:
 	case <-t.Context().Done():
-		t.Fatal("there was no room for another control plane")
+		t.Fatal("other tests did not end in time")
 	}
 }
 

@@ -29,6 +29,9 @@ type bench struct {
 
 func newBench(t *testing.T, w *world, labels map[string]string) *bench {
 	t.Helper()
+	if w == shared {
+		takeTurn(t)
+	}
 	ns, err := w.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: labels}}, metav1.CreateOptions{})
 	require.NoError(t, err)

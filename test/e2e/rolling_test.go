@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// interval gives a stream of 20 binds per second.
-	interval = 50 * time.Millisecond
+	// interval gives a stream of 5 binds per second. Several streams share two processors with their control planes.
+	interval = 200 * time.Millisecond
 	// atLeast is the number of binds in twenty seconds.
-	atLeast = 400
+	atLeast = 100
 	// withClaims is the number of pods per ten that have a claim, so that their bind waits: one for each of the two kube-schedulers,
 	// and one that is bound by hand.
 	withClaims = 3

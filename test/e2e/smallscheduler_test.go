@@ -95,6 +95,7 @@ func (s *smallScheduler) lacksDriver(ctx context.Context, pod *corev1.Pod, node 
 // startScheduler starts the scheduler until the end of the test.
 func startScheduler(t *testing.T, w *world, name string, f faults) {
 	t.Helper()
+	takeTurn(t)
 	s := &smallScheduler{client: w.client, name: name, faults: f, started: sets.New[types.UID]()}
 	if f.workers > 0 {
 		s.workers = make(chan struct{}, f.workers)
