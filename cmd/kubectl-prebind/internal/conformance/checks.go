@@ -311,7 +311,7 @@ func checkRefused(ctx context.Context, t *trial) string {
 	for i, id := range devices {
 		pods = append(pods, t.creates(ctx, fmt.Sprintf("refused-%d", i), annotation(deviceAnnotation, id), onNodes(nodes, map[string]string{roleLabel: "holder"})))
 	}
-	p, refusals := t.pace(ctx, pods[0], apierrors.IsForbidden, func(p pace, _ time.Duration) bool { return p.grows() })
+	refusals := t.refusals(ctx, pods[0])
 	for _, pod := range pods[1:] {
 		t.answered(ctx, pod, work.ReasonRefused)
 	}
@@ -324,14 +324,14 @@ func checkRefused(ctx context.Context, t *trial) string {
 	for _, pod := range pods {
 		t.bound(ctx, pod, adviceAgain+" Try other nodes too: node "+free+" was free.")
 	}
-	return fmt.Sprintf("refused on %s (403) with %s, then all %d pods were bound %s after their devices were free on %s",
-		strings.Join(nodesOf(refusals), " and "), p, refused, seconds(time.Since(released)), free)
+	return fmt.Sprintf("refused on %s (403) with backoff, then all %d pods were bound %s after their devices were free on %s",
+		strings.Join(nodesOf(refusals), " and "), refused, seconds(time.Since(released)), free)
 }
 
 // checkInvalid checks that the scheduler does not repeat a Binding with an invalid annotation in a loop.
 func checkInvalid(ctx context.Context, t *trial) string {
 	pod := t.creates(ctx, "invalid", annotation(timeoutAnnotation, "soon"))
-	t.pace(ctx, pod, apierrors.IsInvalid, func(p pace, first time.Duration) bool { return p.waits() || p.refusals == 1 && first > settles })
+	t.refusals(ctx, pod)
 	return "refused as invalid (422), and not repeated in a loop"
 }
 

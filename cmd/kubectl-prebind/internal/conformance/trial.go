@@ -24,7 +24,6 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/work"
-	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 )
 
 // requestTimeout limits the requests of one look.
@@ -283,47 +282,39 @@ func (t *trial) why(ctx context.Context, pod *corev1.Pod) string {
 	return text.String()
 }
 
-// pace observes the Bindings of the rejected pod, at most for the timeout, until their pace is clear or enough. At the same time, it
-// measures Bindings of another pod that Prebind rejects for the same reason. Their events are about that pod.
-func (t *trial) pace(ctx context.Context, pod *corev1.Pod, rejected func(error) bool, enough func(p pace, first time.Duration) bool) (p pace, refusals []sighting) {
-	own := t.creates(ctx, pod.Name+"-measured", unscheduled, func(p *corev1.Pod) { p.Annotations = pod.Annotations })
-	calls := 0
-	m := &meter{call: func(ctx context.Context) error {
-		calls++
-		err := dryrun.Post(ctx, t.client, dryrun.Binding(own, t.nodes[calls%len(t.nodes)].Name, nil), metav1.CreateOptions{})
-		if rejected(err) {
-			return nil
-		}
-		return fmt.Errorf("not rejected: %w", err)
-	}}
-	defer m.start(ctx)()
+const (
+	// paceTime is the time in which Bindings of a rejected pod are counted, and mostPosts their limit. Backoff that doubles from 1 s posts 5,
+	// backoff that grows by half posts 6, and a scheduler that tries again once a second posts 20.
+	paceTime  = 20 * time.Second
+	mostPosts = 7
+)
+
+// refusals observes the Bindings of the rejected pod for a while, and returns the answers. A scheduler without backoff that grows violates
+// the contract.
+func (t *trial) refusals(ctx context.Context, pod *corev1.Pod) []sighting {
 	t.answered(ctx, pod, work.ReasonRefused)
-	first := time.Now()
-	ended := t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+	began := time.Now()
+	var seen []sighting
+	looped := t.until(ctx, paceTime, func(ctx context.Context) (bool, error) {
 		all, err := t.events(ctx, pod)
 		if err == nil {
 			err = t.unbound(ctx, pod)
 		}
-		if now := sightings(all, work.ReasonRefused); err == nil && len(now) > len(refusals) {
-			refusals = now
-			err = t.touch(ctx, pod, len(refusals))
+		if now := sightings(all, work.ReasonRefused); err == nil && len(now) > len(seen) {
+			seen = now
+			err = t.touch(ctx, pod, len(seen))
 		}
-		p = paceOf(refusals, sightings(all, work.ReasonWaiting), m)
-		return p.loops() || p.constant() || enough(p, time.Since(first)), err
+		return len(seen) > mostPosts, err
 	})
-	switch {
-	case p.loops():
-		t.violates("After a refusal, put the pod back into the queue with backoff, as for pods that do not fit. Do not repeat the Binding in a loop.",
-			"the scheduler posted a Binding again %s after a refusal", seconds(p.shortest))
-	case p.constant():
-		t.violates("After a refusal, put the pod back into the queue with backoff that grows, for example from 1 s to 30 s, as for pods that do not fit.",
-			"after %d refusals, the scheduler still posts a Binding again within %s", p.refusals, seconds(p.longest))
-	case !ended && p.refusals == 1:
-		t.violates(adviceAgain, "the scheduler gave up after one refusal: it posted no other Binding within %s", t.Timeout)
-	case !ended:
-		t.end(&outcome{status: NoResult, detail: p.String()})
+	if looped {
+		t.violates("After a refusal, put the pod back into the queue with backoff that grows, for example from 1 s to 30 s, as for pods that do not fit. Do not repeat the Binding in a loop.",
+			"the scheduler posted %d Bindings of the rejected pod in %s", len(seen), seconds(time.Since(began)))
 	}
-	return p, refusals
+	// Slow calls look like backoff.
+	if overload := t.load.overload(began, time.Now()); overload != "" {
+		t.end(&outcome{status: NoResult, detail: overload})
+	}
+	return seen
 }
 
 // touch changes the status of the pod. Otherwise, events would show only the first two answers. Schedulers ignore the status.

@@ -1,0 +1,86 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// event returns an event about the node, which was repeated after the time.
+func event(reason, node string, at time.Time, again time.Duration) eventsv1.Event {
+	e := eventsv1.Event{Reason: reason, EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
+	if again > 0 {
+		e.Series = &eventsv1.EventSeries{Count: 2, LastObservedTime: metav1.NewMicroTime(at.Add(again))}
+	}
+	return e
+}
+
+// TestMeter_Overload checks when a check has no result because of the cluster.
+func TestMeter_Overload(t *testing.T) {
+	const length = 20 * time.Second
+	// after makes calls of the duration from the time on, and calls of 10 ms before.
+	after := func(from, took time.Duration, err error) func(time.Duration) (time.Duration, error) {
+		return func(now time.Duration) (time.Duration, error) {
+			if now >= from {
+				return took, err
+			}
+			return 10 * time.Millisecond, nil
+		}
+	}
+	tests := map[string]struct {
+		reason string
+		call   func(now time.Duration) (time.Duration, error)
+		want   string
+	}{
+		"Idle":       {reason: "the scheduler is slow, not the cluster", call: after(0, 10*time.Millisecond, nil)},
+		"Busy":       {reason: "a call of less than a second does not explain a failure", call: after(0, 900*time.Millisecond, nil)},
+		"Once":       {reason: "one slow call of 1.5 s does not explain a failure after 20 s", call: after(18*time.Second, 1500*time.Millisecond, nil)},
+		"Overloaded": {reason: "every call is slow", call: after(0, 4*time.Second, nil), want: "the cluster is overloaded: for 20s of 20s, dry-run Bindings of this command failed or took more than 1s (the slowest 4s)"},
+		"Stuck":      {reason: "a call in progress counts", call: after(10*time.Second, time.Hour, nil), want: "the cluster is overloaded: for 10s of 20s, dry-run Bindings of this command failed or took more than 1s (the slowest 10s)"},
+		"Fails":      {reason: "a call that fails at once counts until the next one", call: after(10*time.Second, 0, errors.New("connection refused")), want: "the cluster is overloaded: for 10s of 20s, dry-run Bindings of this command failed or took more than 1s (the slowest 10ms)"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				m := &meter{call: func(ctx context.Context) error {
+					took, err := tc.call(time.Since(began))
+					select {
+					case <-ctx.Done():
+						return ctx.Err()
+					case <-time.After(took):
+						return err
+					}
+				}}
+				ctx, cancel := context.WithCancel(t.Context())
+				stop := m.start(ctx)
+				<-time.After(length)
+				got := m.overload(began, time.Now())
+				cancel()
+				stop()
+				assert.Equal(t, tc.want, got, tc.reason)
+				assert.Empty(t, m.overload(began.Add(-time.Hour), began), "an earlier check is not affected")
+			})
+		})
+	}
+}
+
+// Each answer counts once, also the second one that an event shows, and no other event counts.
+func TestSightings(t *testing.T) {
+	now := time.Now()
+	got := sightings([]eventsv1.Event{
+		event("BindRefused", "b", now.Add(30*time.Millisecond), 0), event("BindRefused", "a", now, 20*time.Millisecond),
+		event("WaitingForPreBind", "a", now, 0), event("FailedScheduling", "", now, 0),
+	}, "BindRefused")
+	assert.Equal(t, []sighting{{at: now, node: "a"}, {at: now.Add(20 * time.Millisecond), node: "a"}, {at: now.Add(30 * time.Millisecond), node: "b"}}, got)
+}
