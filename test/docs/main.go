@@ -32,6 +32,7 @@ var pages = [][]string{{"serve", "--help"}, {"explain", "--help"}, {"status", "-
 // described are the commands that another page describes. The document shows only their flags.
 var described = map[string]string{
 	"explain": "operations.md#decision-tree", "status": "operations.md#status-columns", "conformance": "conformance.md", "unregister": "install.md#uninstall",
+	"policy check": "policies.md#3-check-and-test-before-you-apply", "policy test": "policies.md#test-files",
 }
 
 func main() {
@@ -71,18 +72,18 @@ func writeFlags(to io.Writer) error {
 		if err := cmd.Execute(); err != nil {
 			return err
 		}
-		line := cmd.DisplayName() + " " + strings.Join(args, " ")
+		name := strings.TrimSuffix(strings.Join(args, " "), " --help")
 		text := strings.TrimRight(out.String(), "\n")
 		if args[0] == "serve" {
 			text = withoutFields(text)
 		}
-		if page, ok := described[args[0]]; ok {
+		if page, ok := described[name]; ok {
 			_, flags, _ := strings.Cut(text, "\nFlags:\n")
 			flags = withoutConnection(flags)
-			fmt.Fprintf(to, "\n## %s\n\nSee [%s](%s).\n\n```\n%s\n```\n", args[0], args[0], page, flags)
+			fmt.Fprintf(to, "\n## %s\n\nSee [%s](%s).\n\n```\n%s\n```\n", name, name, page, flags)
 			continue
 		}
-		fmt.Fprintf(to, "\n## %s\n\n```\n$ %s\n%s\n```\n", strings.TrimSuffix(strings.Join(args, " "), " --help"), line, text)
+		fmt.Fprintf(to, "\n## %s\n\n```\n$ %s %s --help\n%s\n```\n", name, cmd.DisplayName(), name, text)
 	}
 	return nil
 }
