@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	apitypes "k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/policy/schema"
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -59,7 +58,6 @@ type Compiled struct {
 	audit      bool
 	ignore     bool
 	timeLimit  time.Duration
-	clock      clock.WithDelayedExecution
 
 	// broken is the reason why the policy cannot be evaluated, or nil.
 	broken error
@@ -75,7 +73,7 @@ type Compiled struct {
 
 	// resourceIndex and variableIndex are the indexes by name.
 	resourceIndex, variableIndex map[string]int
-	needs                        Needs
+	reads                        []*Resource
 	warnings                     []v1alpha1.ExpressionWarning
 }
 
@@ -105,7 +103,7 @@ type wait struct {
 
 // mutation is an annotation or label.
 type mutation struct {
-	key string
+	path, key string
 	*expression
 }
 
@@ -136,8 +134,8 @@ func (c *Compiled) Audit() bool { return c.audit }
 // fields of custom resources.
 func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
 
-// Needs returns what the policy reads in addition to the pod and the node.
-func (c *Compiled) Needs() Needs { return c.needs }
+// Reads returns what the policy reads in addition to the pod, the node and the Namespace.
+func (c *Compiled) Reads() []*Resource { return c.reads }
 
 // Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error is a *Problem, for the first field with one, or several joined (errors.Join).
 func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
@@ -150,14 +148,14 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	c := &compiler{env: env, provider: provider, options: o, policy: p, out: &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		timeLimit: cmp.Or(o.TimeLimit, DefaultTimeLimit), clock: cmp.Or[clock.WithDelayedExecution](o.Clock, clock.RealClock{}),
+		timeLimit:     cmp.Or(o.TimeLimit, DefaultTimeLimit),
 		resourceIndex: map[string]int{}, variableIndex: map[string]int{},
 	}}
 	c.compile()
 	if len(c.problems) > 0 {
 		return nil, joined(c.problems)
 	}
-	c.findNeeds()
+	c.findReads()
 	c.check()
 	for _, x := range c.expressions {
 		x.ast = nil
@@ -174,7 +172,7 @@ func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 	return &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation, broken: reason, match: match,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		timeLimit: DefaultTimeLimit, clock: clock.RealClock{},
+		timeLimit: DefaultTimeLimit,
 	}
 }
 
@@ -195,7 +193,7 @@ type compiler struct {
 	out      *Compiled
 	// expressions are all expressions in the order of their compilation, and want are their results.
 	expressions []*expression
-	want        []result
+	want        []returns
 	problems    []error
 }
 
@@ -208,7 +206,7 @@ func (c *compiler) warn(field, text string) {
 }
 
 // expression compiles an expression. It returns nil if the source is empty or has a problem.
-func (c *compiler) expression(field, source string, want result) *expression {
+func (c *compiler) expression(field, source string, want returns) *expression {
 	if source == "" {
 		return nil
 	}
@@ -239,7 +237,7 @@ func (c *compiler) compile() {
 	c.compileNames()
 	for i, m := range spec.MatchConditions {
 		field := fmt.Sprintf("spec.matchConditions[%d].expression", i)
-		c.out.conditions = append(c.out.conditions, condition{name: m.Name, expression: c.expression(field, m.Expression, resultBool)})
+		c.out.conditions = append(c.out.conditions, condition{name: m.Name, expression: c.expression(field, m.Expression, returnsBool)})
 	}
 	for i, v := range spec.Validations {
 		field := fmt.Sprintf("spec.validations[%d]", i)
@@ -261,8 +259,8 @@ func (c *compiler) compile() {
 func (c *compiler) rule(path, field, source, text, message string) rule {
 	return rule{
 		path: path, text: text,
-		expression: c.expression(field+".expression", source, resultBool),
-		message:    c.expression(field+".messageExpression", message, resultString),
+		expression: c.expression(field+".expression", source, returnsBool),
+		message:    c.expression(field+".messageExpression", message, returnsString),
 	}
 }
 
@@ -288,7 +286,7 @@ func (c *compiler) declareResources() {
 		}
 		d := &declared{
 			Resource: &Resource{
-				Name: r.Name, Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
+				Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
 				ByName: r.NameExpression != "", OnNode: r.OnNode,
 			},
 			typed: schema.OfKind(gv.WithKind(r.Kind)),
@@ -354,7 +352,7 @@ func (d *declared) cel(object *types.Type) *types.Type {
 func (c *compiler) compileVariables() {
 	variables := c.provider.structs[typeVariables.TypeName()]
 	for i, v := range c.policy.Spec.Variables {
-		x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, resultAny)
+		x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, returnsAny)
 		if x == nil {
 			// Errors in other expressions because of this one would be misleading.
 			variables[v.Name] = types.DynType
@@ -389,8 +387,8 @@ func (c *compiler) compileNames() {
 		}
 		field := fmt.Sprintf("spec.resources[%d]", i)
 		d := c.out.resources[at]
-		d.name = c.expression(field+".nameExpression", r.NameExpression, resultString)
-		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, resultString)
+		d.name = c.expression(field+".nameExpression", r.NameExpression, returnsString)
+		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, returnsString)
 		d.Constant = d.name.constant()
 		for _, x := range []*expression{d.name, d.namespace} {
 			if x == nil {
@@ -416,19 +414,18 @@ func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation 
 			c.problem(v1alpha1.ReasonCompileError, at+".key", fmt.Sprintf("duplicate key %s", key))
 			continue
 		}
-		compiled = append(compiled, mutation{key: key, expression: c.expression(at+".valueExpression", m.ValueExpression, resultValue)})
+		compiled = append(compiled, mutation{path: field + "[" + key + "]", key: key, expression: c.expression(at+".valueExpression", m.ValueExpression, returnsValue)})
 	}
 	return compiled
 }
 
-// findNeeds finds what the expressions read.
-func (c *compiler) findNeeds() {
-	needs := &c.out.needs
-	for _, x := range c.expressions {
-		needs.Claims = needs.Claims || len(mentions(x.ast, varClaims)) > 0
+// findReads finds what the expressions read.
+func (c *compiler) findReads() {
+	if slices.ContainsFunc(c.expressions, func(x *expression) bool { return len(mentions(x.ast, varClaims)) > 0 }) {
+		c.out.reads = append(c.out.reads, Claims)
 	}
 	for _, d := range c.out.resources {
-		needs.Resources = append(needs.Resources, d.Resource)
+		c.out.reads = append(c.out.reads, d.Resource)
 	}
 }
 

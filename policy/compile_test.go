@@ -12,8 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
-	"k8s.io/utils/clock"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -34,13 +32,7 @@ func parseSpec(t testing.TB, text string) *v1alpha1.BindPolicy {
 
 func compile(t testing.TB, text string) *policy.Compiled {
 	t.Helper()
-	return compileAt(t, text, clocktesting.NewFakeClock(now))
-}
-
-// compileAt compiles a policy with a clock for its time limit. Other tests must not depend on the time that they take.
-func compileAt(t testing.TB, text string, clock clock.WithDelayedExecution) *policy.Compiled {
-	t.Helper()
-	c, err := policy.Compile(parseSpec(t, text), policy.Options{Clock: clock})
+	c, err := policy.Compile(parseSpec(t, text), policy.Options{})
 	require.NoError(t, err)
 	return c
 }

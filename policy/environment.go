@@ -5,12 +5,12 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
-	"github.com/google/cel-go/common/types/ref"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
@@ -63,15 +63,15 @@ var (
 	typeVariables = types.NewObjectType("policy/variables")
 )
 
-// baseEnvironment returns the environment that all policies share.
-var baseEnvironment = sync.OnceValues(func() (*cel.Env, error) {
+// base is what all policies share: the environment, and the limits of its functions.
+type base struct {
+	*cel.Env
+	limits cel.ProgramOption
+}
+
+var newBase = sync.OnceValues(func() (*base, error) {
 	// The functions are those of the version of Kubernetes that Prebind is built with, for all API servers.
-	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
-	options, err := boundedFunctions(base)
-	if err != nil {
-		return nil, err
-	}
-	return base.Extend(append(options,
+	env, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv().Extend(
 		cel.Variable(varObject, typeObject.CEL()),
 		cel.Variable(varPod, typePod.CEL()),
 		cel.Variable(varNode, typeNode.CEL()),
@@ -81,7 +81,12 @@ var baseEnvironment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable(varResources, typeResources),
 		cel.Variable(varVariables, typeVariables),
 		cel.CustomTypeAdapter(schema.Adapter{}),
-	)...)
+	)
+	if err != nil {
+		return nil, err
+	}
+	all, err := implementations(env)
+	return &base{Env: env, limits: cel.CustomDecoratorV2(bounded(all))}, err
 })
 
 // provider knows the types of a policy's expressions: those of Go types, the resources and variables of the policy, and
@@ -94,7 +99,7 @@ type provider struct {
 
 // newEnvironment returns an environment for a policy, and its types.
 func newEnvironment() (*cel.Env, *provider, error) {
-	base, err := baseEnvironment()
+	base, err := newBase()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -138,58 +143,28 @@ func (p *provider) FindStructFieldType(name, field string) (*types.FieldType, bo
 	return p.Provider.FindStructFieldType(name, field)
 }
 
-// NewValue implements types.Provider. Expressions cannot create objects of Kubernetes.
-func (p *provider) NewValue(name string, fields map[string]ref.Val) ref.Val {
-	return p.Provider.NewValue(name, fields)
+// returns are the types of the results of an expression, with their names. None means any.
+type returns struct {
+	names string
+	types []*types.Type
 }
 
-// result is what an expression returns.
-type result int
-
-const (
-	resultBool result = iota
-	resultString
-	// resultValue is a string, null, or an optional string.
-	resultValue
-	resultAny
+var (
+	returnsBool   = returns{"bool", []*types.Type{types.BoolType}}
+	returnsString = returns{"string", []*types.Type{types.StringType}}
+	returnsValue  = returns{"string, null or optional string", []*types.Type{
+		types.StringType, types.NewNullableType(types.StringType), types.NullType, types.NewOptionalType(types.StringType),
+		types.NewOptionalType(types.NewNullableType(types.StringType)), types.NewOptionalType(types.DynType),
+	}}
+	returnsAny = returns{}
 )
 
-// check returns a text if the type does not fit.
-func (r result) check(t *types.Type) string {
-	fits, want := true, ""
-	switch r {
-	case resultBool:
-		fits, want = isDyn(t) || t.IsExactType(types.BoolType), "bool"
-	case resultString:
-		fits, want = isDyn(t) || t.IsExactType(types.StringType), "string"
-	case resultValue:
-		i := inner(t)
-		fits = isDyn(i) || i.IsExactType(types.StringType) || i.IsExactType(types.NewNullableType(types.StringType)) ||
-			t.Kind() == types.NullTypeKind
-		want = "string, null or optional string"
-	case resultAny:
-	}
-	if fits {
+// check returns a text if the type does not fit. A dyn type is checked at runtime.
+func (r returns) check(t *types.Type) string {
+	if len(r.types) == 0 || t.Kind() == types.DynKind || slices.ContainsFunc(r.types, t.IsExactType) {
 		return ""
 	}
-	return fmt.Sprintf("must return %s, but returns %s", want, t)
-}
-
-// isDyn returns whether the type is known at runtime only.
-func isDyn(t *types.Type) bool {
-	return t.Kind() == types.DynKind || t.Kind() == types.AnyKind || t.Kind() == types.TypeParamKind
-}
-
-func isOptional(t *types.Type) bool {
-	return t.Kind() == types.OpaqueKind && t.TypeName() == "optional_type" && len(t.Parameters()) == 1
-}
-
-// inner returns the type of the value of an optional type, or the type itself.
-func inner(t *types.Type) *types.Type {
-	if isOptional(t) {
-		return t.Parameters()[0]
-	}
-	return t
+	return fmt.Sprintf("must return %s, but returns %s", r.names, t)
 }
 
 // expression is a compiled expression.
@@ -205,7 +180,7 @@ type expression struct {
 }
 
 // check parses an expression and checks its type.
-func check(env *cel.Env, source string, want result) (*cel.Ast, string) {
+func check(env *cel.Env, source string, want returns) (*cel.Ast, string) {
 	ast, issues := env.Compile(source)
 	if err := issues.Err(); err != nil {
 		return nil, textOf(issues)
@@ -232,12 +207,12 @@ func textOf(issues *cel.Issues) string {
 // program makes a checked expression executable. Programs of all policies share an environment, because each keeps
 // its own in memory. They need only the types in the checked expression.
 func program(ast *cel.Ast) (cel.Program, error) {
-	base, err := baseEnvironment()
+	base, err := newBase()
 	if err != nil {
 		return nil, err
 	}
 	return base.Program(ast,
-		cel.CustomDecoratorV2(boundStandard),
+		base.limits,
 		cel.CostTracking(&costs{}),
 		cel.CostLimit(expressionCostLimit),
 		cel.InterruptCheckFrequency(celconfig.CheckFrequency),

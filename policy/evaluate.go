@@ -12,12 +12,12 @@ import (
 
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
-	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Evaluate evaluates the policy for a bind. An error means that the context ended. If the expressions alone exceed Options.TimeLimit, that is a
+// Evaluate evaluates the policy for a bind. An error means that the context ended. If an evaluation exceeds Options.TimeLimit, that is a
 // runtime error of the policy.
 //
 // The order is: matchConstraints, matchConditions, validations, waitFor, mutations. The first validation that is
@@ -26,63 +26,45 @@ import (
 //
 // A match condition that is false makes the policy not apply, even if another one fails.
 func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) {
-	notMatched := Result{Policy: c.name, Audit: c.audit, Verdict: NotMatched}
+	result := Result{Policy: c.name, UID: c.uid, Audit: c.audit, Verdict: NotMatched}
 	if s.Pod == nil || s.Node == nil {
 		return Result{}, errNoSubject
 	}
 	if !c.match.matches(s) {
-		return notMatched, nil
+		return result, nil // Most policies end here, so this comes before the state of the evaluation.
 	}
-	// Most policies end here, so this comes before the state of the evaluation, which is large.
-	ns, err := c.namespace(ctx, o)
-	if err == nil && !c.match.matchesNamespace(ns) {
-		return notMatched, nil
-	}
-	e := newEvaluation(ctx, c, s, o)
-	defer e.watch.end()
-	e.ns, e.read = ns, c.match.namespaces != nil
-	matched := false
+	e := &evaluation{policy: c, subject: s, objects: o, result: result}
+	limited, cancel := context.WithTimeoutCause(ctx, c.timeLimit, fmt.Errorf("the expressions of the policy took longer than %s", c.timeLimit))
+	defer cancel()
+	e.ctx = limited
+	err := e.decide()
 	switch {
-	case err != nil:
-	case c.broken != nil:
-		err = c.broken
-	default:
-		matched, err = e.matches()
-	}
-	if err == nil && matched {
-		e.result.Verdict = Allowed
-		err = e.protect((*evaluation).all)
-	}
-	e.result.Cost = e.cost
-	switch {
-	case e.err != nil:
-		return Result{}, e.err
+	case ctx.Err() != nil:
+		return Result{}, ctx.Err()
 	case err != nil:
 		e.fail(err)
 	}
+	e.result.Cost = e.cost
 	return e.result, nil
 }
 
-// namespace reads the Namespace if the policy has a selector of namespaces.
-func (c *Compiled) namespace(ctx context.Context, o Objects) (ns *corev1.Namespace, err error) {
-	if c.match.namespaces == nil {
-		return nil, nil
-	}
+// decide sets the result. A panic is an error of the policy.
+func (e *evaluation) decide() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("internal error: %v", r)
 		}
 	}()
-	ns, err = o.Namespace(ctx)
-	return ns, readError(err)
-}
-
-// readError returns the error of Objects as a LimitError or a PendingError.
-func readError(err error) error {
-	if err == nil || errors.As(err, new(*LimitError)) {
+	if matched, err := e.matches(); !matched || err != nil {
 		return err
 	}
-	return &PendingError{Err: err}
+	e.result.Verdict = Allowed
+	for _, step := range []func() error{e.validate, e.wait, e.mutate} {
+		if err := step(); err != nil || e.result.Verdict != Allowed {
+			return err
+		}
+	}
+	return nil
 }
 
 // errNoSubject is the reason for an incomplete Subject.
@@ -100,16 +82,6 @@ func (r *ruleError) Error() string { return r.rule + ": " + r.err.Error() }
 
 // Unwrap returns the cause.
 func (r *ruleError) Unwrap() error { return r.err }
-
-// protect calls the steps. A panic is an error of the policy.
-func (e *evaluation) protect(steps func(*evaluation) error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("internal error: %v", r)
-		}
-	}()
-	return steps(e)
-}
 
 // pendingAgain is when a policy that cannot be evaluated yet is evaluated again if no object changes.
 const pendingAgain = time.Second
@@ -138,37 +110,27 @@ func (e *evaluation) fail(err error) {
 	e.result.Waived, e.result.Annotations, e.result.Labels = nil, nil, nil
 }
 
-// matches evaluates the match conditions.
+// matches evaluates the selector of namespaces and the match conditions.
 func (e *evaluation) matches() (bool, error) {
-	matched := true
-	err := e.protect(func(e *evaluation) error {
-		var failed error
-		for _, m := range e.policy.conditions {
-			ok, err := e.bool(m.expression)
-			switch {
-			case e.err != nil:
-				return e.err
-			case err != nil && failed == nil:
-				failed = &ruleError{rule: "spec.matchConditions[" + m.name + "]", err: err}
-			case err == nil && !ok:
-				matched = false
-				return nil
-			}
+	if selector := e.policy.match.namespaces; selector != nil {
+		if ns, err := e.namespace(); err != nil || !selector.Matches(labels.Set(ns.Labels)) {
+			return false, err
 		}
-		return failed
-	})
-	return matched && err == nil, err
-}
-
-// all evaluates everything after the match.
-func (e *evaluation) all() error {
-	if err := e.validate(); err != nil || e.result.Verdict != Allowed {
-		return err
 	}
-	if err := e.wait(); err != nil || e.result.Verdict != Allowed {
-		return err
+	if e.policy.broken != nil {
+		return false, e.policy.broken
 	}
-	return e.mutate()
+	var failed error
+	for _, m := range e.policy.conditions {
+		ok, err := evalAs[types.Bool](e, m.expression)
+		if err == nil && !bool(ok) {
+			return false, nil
+		}
+		if err != nil && failed == nil {
+			failed = &ruleError{rule: "spec.matchConditions[" + m.name + "]", err: err}
+		}
+	}
+	return failed == nil, failed
 }
 
 // validate evaluates the validations. Each decides for itself, as in a ValidatingAdmissionPolicy. It returns the first error if none is false.
@@ -176,16 +138,13 @@ func (e *evaluation) validate() error {
 	var failed error
 	for i := range e.policy.validations {
 		v := &e.policy.validations[i]
-		ok, err := e.bool(v.expression)
-		switch {
-		case e.err != nil:
-			return e.err
-		case err != nil && failed == nil:
+		ok, err := evalAs[types.Bool](e, v.expression)
+		if err == nil && !bool(ok) {
+			e.result.Verdict, e.result.Rule, e.result.Message = Rejected, v.path, e.message(v, "failed expression: "+v.source)
+			return nil
+		}
+		if err != nil && failed == nil {
 			failed = &ruleError{rule: v.path, err: err}
-		case err == nil && !ok:
-			message := e.message(v, "failed expression: "+v.source)
-			e.result.Verdict, e.result.Rule, e.result.Message = Rejected, v.path, message
-			return e.err
 		}
 	}
 	return failed
@@ -197,13 +156,11 @@ func (e *evaluation) wait() error {
 	others := 0
 	for i := range e.policy.waits {
 		w := &e.policy.waits[i]
-		ok, err := e.bool(w.expression)
+		ok, err := evalAs[types.Bool](e, w.expression)
 		switch {
-		case e.err != nil:
-			return e.err
 		case err != nil && first == nil && over == nil:
 			return &ruleError{rule: w.path, err: err}
-		case ok && err == nil:
+		case bool(ok):
 			continue
 		}
 		deadline := e.subject.Since.Add(w.timeout)
@@ -235,7 +192,7 @@ func (e *evaluation) wait() error {
 			e.result.Message = suffixed(message, fmt.Sprintf(" (and %d more)", others))
 		}
 	}
-	return e.err
+	return nil
 }
 
 // suffixed clips the message so that the suffix fits.
@@ -246,8 +203,7 @@ func suffixed(message, suffix string) string {
 // message returns the message of a rule that is false.
 func (e *evaluation) message(r *rule, fallback string) string {
 	if r.message != nil {
-		v, err := e.eval(r.message)
-		if s, ok := v.(types.String); ok && err == nil {
+		if s, err := evalAs[types.String](e, r.message); err == nil {
 			if text := strings.TrimSpace(string(s)); text != "" && !strings.ContainsAny(text, "\n\r") {
 				return line(text)
 			}
@@ -260,58 +216,51 @@ func (e *evaluation) message(r *rule, fallback string) string {
 }
 
 // mutate evaluates the annotations and labels.
-func (e *evaluation) mutate() error {
-	var err error
-	if e.result.Annotations, err = e.values("spec.mutations.annotations", e.policy.annotations); err != nil {
+func (e *evaluation) mutate() (err error) {
+	if e.result.Annotations, err = e.texts(e.policy.annotations, nil); err != nil {
 		return err
 	}
 	if err := apivalidation.ValidateAnnotationsSize(e.result.Annotations); err != nil {
 		return &ruleError{rule: "spec.mutations.annotations", err: err}
 	}
-	if e.result.Labels, err = e.values("spec.mutations.labels", e.policy.labels); err != nil {
-		return err
-	}
-	for i := range e.policy.labels {
-		m := &e.policy.labels[i]
-		if errs := validation.IsValidLabelValue(e.result.Labels[m.key]); len(errs) > 0 {
-			return &ruleError{rule: pathOf("spec.mutations.labels", m), err: fmt.Errorf("invalid label value: %s", strings.Join(errs, "; "))}
-		}
-	}
-	return nil
+	e.result.Labels, err = e.texts(e.policy.labels, validation.IsValidLabelValue)
+	return err
 }
 
-func pathOf(field string, m *mutation) string { return field + "[" + m.key + "]" }
-
-func (e *evaluation) values(field string, mutations []mutation) (map[string]string, error) {
+// texts evaluates mutations. validate returns the reasons why a value is not valid.
+func (e *evaluation) texts(mutations []mutation, validate func(string) []string) (map[string]string, error) {
 	var values map[string]string
 	for i := range mutations {
 		m := &mutations[i]
-		value, ok, err := e.value(m.expression)
+		value, ok, err := e.text(m.expression)
+		if ok && validate != nil {
+			if errs := validate(value); len(errs) > 0 {
+				err = fmt.Errorf("invalid label value: %s", strings.Join(errs, "; "))
+			}
+		}
 		if err != nil {
-			return nil, &ruleError{rule: pathOf(field, m), err: err}
+			return nil, &ruleError{rule: m.path, err: err}
 		}
-		if !ok {
-			continue
+		if ok {
+			if values == nil {
+				values = make(map[string]string, len(mutations))
+			}
+			values[m.key] = value
 		}
-		if values == nil {
-			values = make(map[string]string, len(mutations))
-		}
-		values[m.key] = value
 	}
 	return values, nil
 }
 
-// value evaluates an expression that returns a string, null or an optional string.
-func (e *evaluation) value(x *expression) (string, bool, error) {
+// text evaluates an expression that returns a string, null or an optional string.
+func (e *evaluation) text(x *expression) (string, bool, error) {
 	v, err := e.eval(x)
 	if err != nil {
 		return "", false, err
 	}
 	if o, ok := v.(*types.Optional); ok {
-		if !o.HasValue() {
-			return "", false, nil
+		if v = types.NullValue; o.HasValue() {
+			v = o.GetValue()
 		}
-		v = o.GetValue()
 	}
 	switch v := v.(type) {
 	case types.String:
@@ -322,28 +271,17 @@ func (e *evaluation) value(x *expression) (string, bool, error) {
 	return "", false, typeError("string or null", v)
 }
 
-// bool evaluates an expression that returns a bool.
-func (e *evaluation) bool(x *expression) (bool, error) {
+// evalAs evaluates an expression that returns values of the type.
+func evalAs[T ref.Val](e *evaluation, x *expression) (typed T, err error) {
 	v, err := e.eval(x)
 	if err != nil {
-		return false, err
+		return typed, err
 	}
-	if b, ok := v.(types.Bool); ok {
-		return bool(b), nil
+	typed, ok := v.(T)
+	if !ok {
+		return typed, typeError(typed.Type().TypeName(), v)
 	}
-	return false, typeError("bool", v)
-}
-
-// text evaluates an expression that returns a string.
-func (e *evaluation) text(x *expression) (string, error) {
-	v, err := e.eval(x)
-	if err != nil {
-		return "", err
-	}
-	if s, ok := v.(types.String); ok {
-		return string(s), nil
-	}
-	return "", typeError("string", v)
+	return typed, nil
 }
 
 func typeError(want string, got ref.Val) error {

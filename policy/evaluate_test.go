@@ -20,7 +20,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy"
@@ -37,11 +37,11 @@ func widgetOf(name string, spec map[string]any) *unstructured.Unstructured {
 // world are the objects of most tests.
 func world() *objects {
 	return &objects{
-		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "demo", Labels: map[string]string{"team": "ml"}}},
-		claims: map[string]*corev1.PersistentVolumeClaim{
-			"data": {ObjectMeta: meta("data-0"), Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast")}}, "missing": nil,
-		},
 		resources: map[string][]client.Object{
+			"namespaceObject": {&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "demo", Labels: map[string]string{"team": "ml"}}}},
+			"claims": {&corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "data-0"}, Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast")},
+			}},
 			"csinode": {&storagev1.CSINode{ObjectMeta: meta("node-1"), Spec: storagev1.CSINodeSpec{
 				Drivers: []storagev1.CSINodeDriver{{Name: "a", NodeID: "1"}, {Name: "b", NodeID: "2"}},
 			}}},
@@ -251,10 +251,10 @@ func TestEvaluate_Reads(t *testing.T) {
 		want   []string
 	}{
 		"Nothing":  {reason: "only the pod is used", spec: declared + validation("pod.metadata.name == 'web'")},
-		"Once":     {reason: "each value is kept", spec: declared + "variables: [{name: v, expression: resources.csinode.spec}]\n" + validation("resources.csinode != null && variables.v.drivers.size() == 2 && variables.v == variables.v && claims == claims && namespaceObject != null && namespaceObject.metadata.name == 'demo'"), want: []string{"csinode:/node-1", "claims", "namespace"}},
+		"Once":     {reason: "each value is kept", spec: declared + "variables: [{name: v, expression: resources.csinode.spec}]\n" + validation("resources.csinode != null && variables.v.drivers.size() == 2 && variables.v == variables.v && claims == claims && namespaceObject != null && namespaceObject.metadata.name == 'demo'"), want: []string{"csinode:/node-1", "claims:demo/data-0", "claims:demo/data-1", "namespaceObject:/demo"}},
 		"Short":    {reason: "the first operand decides", spec: declared + validation("true || resources.csinode != null")},
-		"Selector": {reason: "the namespace is read once", spec: "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}\n" + validation("namespaceObject.metadata.name == 'demo'"), want: []string{"namespace"}},
-		"Names":    {reason: "the name needs the claims", spec: declared + validation("resources.claimed == null && resources.agents.size() == 2"), want: []string{"claims", "claimed:demo/data-0", "agents:kube-system/"}},
+		"Selector": {reason: "the namespace is read once", spec: "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}\n" + validation("namespaceObject.metadata.name == 'demo'"), want: []string{"namespaceObject:/demo"}},
+		"Names":    {reason: "the name needs the claims", spec: declared + validation("resources.claimed == null && resources.agents.size() == 2"), want: []string{"claims:demo/data-0", "claims:demo/data-1", "claimed:demo/data-0", "agents:kube-system/"}},
 		"NoName":   {reason: "without a name, there is no object", spec: declared + validation("resources.none == null")},
 	}
 	for name, tc := range cases {
@@ -372,10 +372,10 @@ func TestEvaluate_UnstructuredBuiltIn(t *testing.T) {
 	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
 }
 
-func TestEvaluate_NoNamespaceOrBinding(t *testing.T) {
+func TestEvaluate_NoBinding(t *testing.T) {
 	s, o := subject(), world()
-	s.Binding, o.namespace = nil, nil
-	r, err := compile(t, validation("namespaceObject == null && object == null")).Evaluate(t.Context(), s, o)
+	s.Binding = nil
+	r, err := compile(t, validation("object == null")).Evaluate(t.Context(), s, o)
 	require.NoError(t, err)
 	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
 	_, err = compile(t, validation("true")).Evaluate(t.Context(), &policy.Subject{}, o)
@@ -430,13 +430,70 @@ func TestEvaluate_Match(t *testing.T) {
 	}
 }
 
-// A namespace that is not known matches no selector.
-func TestEvaluate_MatchUnknownNamespace(t *testing.T) {
-	o := world()
-	o.namespace = nil
-	r, err := compile(t, "matchConstraints: {namespaceSelector: {matchExpressions: [{key: a, operator: DoesNotExist}]}}\n"+validation("true")).Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
-	assert.Equal(t, policy.NotMatched, r.Verdict)
+// The Namespace of a pod exists, so the cache is behind if it lacks it.
+func TestEvaluate_UnknownNamespace(t *testing.T) {
+	for _, spec := range []string{
+		"matchConstraints: {namespaceSelector: {matchExpressions: [{key: a, operator: DoesNotExist}]}}\n" + validation("true"), validation("namespaceObject != null"),
+	} {
+		o := world()
+		o.resources["namespaceObject"] = nil
+		r, err := compile(t, spec).Evaluate(t.Context(), subject(), o)
+		require.NoError(t, err)
+		assert.Equal(t, policy.Waiting, r.Verdict)
+		assert.Contains(t, r.Message, "the cache does not contain Namespace demo yet")
+	}
+}
+
+// A generic ephemeral volume has the claim that belongs to the pod.
+func TestEvaluate_EphemeralClaims(t *testing.T) {
+	s := subject()
+	s.Pod.UID = "u"
+	s.Pod.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+	c := compile(t, validation("claims.scratch != null"))
+	for uid, want := range map[types.UID]policy.Verdict{"u": policy.Allowed, "other": policy.Rejected} {
+		o := world()
+		o.resources["claims"] = []client.Object{&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "demo", Name: "web-scratch", OwnerReferences: []metav1.OwnerReference{{Kind: "Pod", Name: "web", UID: uid, Controller: new(true)}},
+		}}}
+		r, err := c.Evaluate(t.Context(), s, o)
+		require.NoError(t, err)
+		assert.Equal(t, want, r.Verdict, r.Message)
+	}
+}
+
+// A policy reads a limited amount for each bind, because tenants create the objects.
+func TestEvaluate_ReadLimits(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason, message string
+		change          func(s *policy.Subject, o *objects)
+	}{
+		"Claims": {reason: "a pod may have many claims", message: "the pod has more than 100 claims", change: func(s *policy.Subject, _ *objects) {
+			for i := range 100 {
+				s.Pod.Spec.Volumes = append(s.Pod.Spec.Volumes, claimVolume(fmt.Sprint("v", i), fmt.Sprint("v", i)))
+			}
+		}},
+		"Objects": {reason: "a list may be long", message: "spec.resources[agents]: more than 1000 objects", change: func(_ *policy.Subject, o *objects) {
+			o.resources["agents"] = large(1001)
+		}},
+		"Object": {reason: "an object may be large", message: "claims: demo/data-0 is larger than 32 KiB", change: func(_ *policy.Subject, o *objects) {
+			o.resources["claims"][0].SetAnnotations(map[string]string{"a": strings.Repeat("x", policy.MaxObject)})
+		}},
+		"Size": {reason: "all objects together may be large", message: "spec.resources[agents]: the policy reads more than 4 MiB of objects", change: func(_ *policy.Subject, o *objects) {
+			o.resources["agents"] = large(200)
+			for _, agent := range o.resources["agents"] {
+				agent.SetAnnotations(map[string]string{"a": strings.Repeat("x", 30<<10)})
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, o := subject(), world()
+			tc.change(s, o)
+			r, err := compile(t, declared+validation("size(claims) > 0 && size(resources.agents) > 0")).Evaluate(t.Context(), s, o)
+			require.NoError(t, err)
+			assert.Equal(t, policy.Failed, r.Verdict, tc.reason)
+			assert.Contains(t, r.Message, tc.message, tc.reason)
+		})
+	}
 }
 
 func TestEvaluate_NoAllocationWithoutMatch(t *testing.T) {
@@ -506,21 +563,21 @@ func TestEvaluate_CostBudget(t *testing.T) {
 	}
 }
 
-// canceling are Objects that end the context when the resource is read.
+// canceling are Objects that end the context when a resource is read.
 type canceling struct {
 	*objects
 	cancel context.CancelFunc
 }
 
-func (c canceling) Resource(ctx context.Context, r *policy.Resource, namespace, name string) ([]client.Object, error) {
+func (c canceling) Read(ctx context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
 	c.cancel()
-	return c.objects.Resource(ctx, r, namespace, name)
+	return c.objects.Read(ctx, r, namespace, name)
 }
 
 // The end of the context interrupts a comprehension, and is not the fault of the policy.
 func TestEvaluate_ContextEnds(t *testing.T) {
 	o := world()
-	o.resources["agents"] = large(5000)
+	o.resources["agents"] = large(1000)
 	c := compile(t, "failurePolicy: Ignore\n"+declared+validation("resources.agents.all(a, a.metadata.name != 'x')"))
 	ctx, cancel := context.WithCancel(t.Context())
 	r, err := c.Evaluate(ctx, subject(), canceling{o, cancel})
@@ -531,19 +588,15 @@ func TestEvaluate_ContextEnds(t *testing.T) {
 	assert.Zero(t, r)
 }
 
-// busy is a context with which each expression takes two seconds.
-type busy struct {
-	context.Context //nolint:containedctx // It replaces a method.
-	clock           *clocktesting.FakeClock
+// late are Objects that need more than the time limit.
+type late struct{ *objects }
+
+func (s late) Read(ctx context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
+	<-ctx.Done()
+	return s.objects.Read(ctx, r, namespace, name)
 }
 
-// Err takes two seconds. The evaluation of each expression begins with it.
-func (b busy) Err() error {
-	b.clock.Step(2 * time.Second)
-	return b.Context.Err()
-}
-
-// The time of expressions is limited. It is an error of the policy, unlike the end of the caller's context.
+// The time of an evaluation is limited. It is an error of the policy, unlike the end of the caller's context.
 func TestEvaluate_TimeLimit(t *testing.T) {
 	cases := map[string]struct {
 		reason string
@@ -551,85 +604,29 @@ func TestEvaluate_TimeLimit(t *testing.T) {
 		want   policy.Verdict
 		rule   string
 	}{
-		"Fail":      {reason: "the failure policy rejects", spec: validation("true"), want: policy.Failed, rule: "spec.validations[0]"},
-		"Ignore":    {reason: "the failure policy ignores it", spec: "failurePolicy: Ignore\n" + validation("true"), want: policy.Ignored, rule: "spec.validations[0]"},
-		"Condition": {reason: "match conditions count", spec: "matchConditions: [{name: a, expression: 'true'}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[a]"},
-		"Later":     {reason: "nothing is evaluated after it", spec: "matchConditions: [{name: a, expression: 'true'}, {name: b, expression: 'false'}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[a]"},
-		"Absorbed":  {reason: "an operator cannot absorb it", spec: declared + validation("resources.agents.all(a, a.metadata.name != 'x') || true"), want: policy.Failed, rule: "spec.validations[0]"},
+		"Fail":     {reason: "the failure policy rejects", spec: declared + validation("resources.csinode != null"), want: policy.Failed, rule: "spec.validations[0]"},
+		"Ignore":   {reason: "the failure policy ignores it", spec: "failurePolicy: Ignore\n" + declared + validation("resources.csinode != null"), want: policy.Ignored, rule: "spec.validations[0]"},
+		"Later":    {reason: "nothing is evaluated after it", spec: declared + "matchConditions: [{name: a, expression: resources.csinode != null}, {name: b, expression: 'false'}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[a]"},
+		"Absorbed": {reason: "an operator cannot absorb it", spec: declared + validation("resources.csinode != null || true"), want: policy.Failed, rule: "spec.validations[0]"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			clock := clocktesting.NewFakeClock(now)
-			c := compileAt(t, tc.spec, clock)
-			ctx, cancel := context.WithCancel(t.Context())
-			r, err := c.Evaluate(busy{ctx, clock}, subject(), world())
+			c, err := policy.Compile(parseSpec(t, tc.spec), policy.Options{TimeLimit: 10 * time.Millisecond})
+			require.NoError(t, err)
+			r, err := c.Evaluate(t.Context(), subject(), late{world()})
 			require.NoError(t, err)
 			assert.Equal(t, tc.want, r.Verdict, tc.reason)
-			assert.Equal(t, tc.rule+": the expressions of the policy took longer than 1s", r.Message, tc.reason)
-
-			cancel()
-			_, err = c.Evaluate(busy{ctx, clock}, subject(), world())
-			assert.ErrorIs(t, err, context.Canceled, "the caller's context ended first")
+			assert.Equal(t, tc.rule+": the expressions of the policy took longer than 10ms", r.Message, tc.reason)
 		})
 	}
-}
-
-// The end of the time interrupts an expression.
-func TestEvaluate_TimeLimitInterrupts(t *testing.T) {
-	o, clock := world(), clocktesting.NewFakeClock(now)
-	o.resources["agents"] = large(5000)
-	c := compileAt(t, declared+validation("resources.agents.all(a, a.metadata.name != 'x')"), clock)
-	all, err := c.Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
-	require.Equal(t, policy.Allowed, all.Verdict, all.Message)
-	r, err := c.Evaluate(busy{t.Context(), clock}, subject(), o)
-	require.NoError(t, err)
-	assert.Equal(t, policy.Failed, r.Verdict)
-	assert.Positive(t, r.Cost)
-	assert.Less(t, r.Cost, all.Cost/10)
-}
-
-// late are Objects that take an hour.
-type late struct {
-	*objects
-	clock *clocktesting.FakeClock
-}
-
-func (l late) Namespace(ctx context.Context) (*corev1.Namespace, error) {
-	l.clock.Step(time.Hour)
-	return l.objects.namespace, ctx.Err()
-}
-
-func (l late) Claims(ctx context.Context) (map[string]*corev1.PersistentVolumeClaim, error) {
-	l.clock.Step(time.Hour)
-	return l.objects.claims, ctx.Err()
-}
-
-func (l late) Resource(ctx context.Context, r *policy.Resource, namespace, name string) ([]client.Object, error) {
-	l.clock.Step(time.Hour)
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	return l.objects.Resource(ctx, r, namespace, name)
-}
-
-// Reads do not count. The caller's context limits them.
-func TestEvaluate_TimeLimitReads(t *testing.T) {
-	clock := clocktesting.NewFakeClock(now)
-	c := compileAt(t, declared+validation("resources.csinode != null && claims != {} && namespaceObject != null && resources.agents.all(a, a.metadata.name != 'x')"), clock)
-	r, err := c.Evaluate(t.Context(), subject(), late{world(), clock})
-	require.NoError(t, err)
-	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
 }
 
 // panicking are Objects with a defect.
 type panicking struct{ *objects }
 
-func (panicking) Resource(context.Context, *policy.Resource, string, string) ([]client.Object, error) {
+func (panicking) Read(context.Context, *policy.Resource, string, string) (policy.List, error) {
 	panic("defect")
 }
-
-func (panicking) Namespace(context.Context) (*corev1.Namespace, error) { panic("defect") }
 
 func TestEvaluate_Panic(t *testing.T) {
 	for _, spec := range []string{

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"time"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
@@ -17,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/utils/clock"
+	"k8s.io/component-helpers/storage/ephemeral"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy/schema"
@@ -32,168 +31,64 @@ type evaluation struct {
 	objects Objects
 	result  Result
 	cost    uint64
-	watch   stopwatch
-	// err is that of the context. It ends the evaluation.
-	err error
-	// unread is the error of a read that can succeed later.
+	// size is that of the objects that were read, and unread the error of a read that can succeed later.
+	size   int
 	unread error
-
-	pod, node, object, request ref.Val
-	namespace, claims          ref.Val
-	read                       bool
-	ns                         *corev1.Namespace
-	resources, variables       *lazy
+	// ns is the Namespace of the pod, once it is read.
+	ns     *corev1.Namespace
+	values map[string]ref.Val
 }
 
 var _ cel.Activation = (*evaluation)(nil)
-
-func newEvaluation(ctx context.Context, c *Compiled, s *Subject, o Objects) *evaluation {
-	return &evaluation{ctx: ctx, policy: c, subject: s, objects: o, result: Result{Policy: c.name, Audit: c.audit, Verdict: NotMatched}}
-}
 
 // Parent implements cel.Activation.
 func (e *evaluation) Parent() cel.Activation { return nil }
 
 // ResolveName implements cel.Activation.
 func (e *evaluation) ResolveName(name string) (any, bool) {
+	v, ok := e.values[name]
+	if !ok {
+		if v = e.value(name); v == nil {
+			return nil, false
+		}
+		if e.values == nil {
+			e.values = map[string]ref.Val{}
+		}
+		e.values[name] = v
+	}
+	return v, true
+}
+
+// value returns the value of a variable of the environment, or nil.
+func (e *evaluation) value(name string) ref.Val {
 	switch name {
 	case varPod:
-		if e.pod == nil {
-			e.pod = limited(typePod, "pod", e.subject.Pod)
-		}
-		return e.pod, true
+		return limited(typePod, "pod", e.subject.Pod)
 	case varNode:
-		if e.node == nil {
-			e.node = typeNode.Value(e.subject.Node)
-		}
-		return e.node, true
+		return typeNode.Value(e.subject.Node)
 	case varObject:
-		if e.object == nil {
-			e.object = limited(typeObject, "Binding", e.subject.Binding)
-		}
-		return e.object, true
+		return limited(typeObject, "Binding", e.subject.Binding)
 	case varRequest:
-		if e.request == nil {
-			u := &e.subject.User
-			e.request = typeRequest.Value(&request{DryRun: e.subject.DryRun, UserInfo: userInfo{
-				Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra,
-			}})
-		}
-		return e.request, true
+		u := &e.subject.User
+		return typeRequest.Value(&request{DryRun: e.subject.DryRun, UserInfo: userInfo{Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra}})
 	case varNamespace:
-		return e.namespaceValue(), true
+		ns, err := e.namespace()
+		if err != nil {
+			return types.WrapErr(err)
+		}
+		return typeNamespace.Value(ns)
 	case varClaims:
-		return e.claimsValue(), true
+		claims, err := e.claims()
+		if err != nil {
+			return types.WrapErr(err)
+		}
+		return typeClaims.Value(claims)
 	case varResources:
-		if e.resources == nil {
-			e.resources = newLazy(typeResources, e.policy.resourceIndex, e.resource)
-		}
-		return e.resources, true
+		return newLazy(typeResources, e.policy.resourceIndex, e.resource)
 	case varVariables:
-		if e.variables == nil {
-			e.variables = newLazy(typeVariables, e.policy.variableIndex, e.variable)
-		}
-		return e.variables, true
+		return newLazy(typeVariables, e.policy.variableIndex, e.variable)
 	}
-	return nil, false
-}
-
-// errBudget means that the expressions of a policy cost too much together.
-var errBudget = errors.New("the expressions of the policy exceed the cost limit per bind")
-
-// stopwatch limits the time of the expressions of an evaluation. It does not run during reads: those from the API server may
-// take long, and the caller's context limits them.
-type stopwatch struct {
-	clock clock.WithDelayedExecution
-	// ctx is the context of expressions. It ends with the caller's, or with the cause exceeded.
-	ctx      context.Context //nolint:containedctx // It lives as long as the evaluation.
-	cancel   context.CancelCauseFunc
-	exceeded error
-	timer    clock.Timer
-	// left is the time that was left at the last start.
-	left  time.Duration
-	start time.Time
-}
-
-// begin starts the watch at its first call.
-func (w *stopwatch) begin(ctx context.Context, clock clock.WithDelayedExecution, limit time.Duration) {
-	if w.ctx != nil {
-		return
-	}
-	w.exceeded = fmt.Errorf("the expressions of the policy took longer than %s", limit)
-	w.ctx, w.cancel = context.WithCancelCause(ctx)
-	w.clock, w.left, w.start = clock, limit, clock.Now()
-	w.timer = clock.AfterFunc(limit, func() { w.cancel(w.exceeded) })
-}
-
-// end releases the watch.
-func (w *stopwatch) end() {
-	if w.ctx != nil {
-		w.timer.Stop()
-		w.cancel(nil)
-	}
-}
-
-// over returns whether the time is over. It is false if the caller's context ended before.
-func (w *stopwatch) over() bool {
-	if w.left-w.clock.Since(w.start) <= 0 {
-		w.cancel(w.exceeded)
-	}
-	return context.Cause(w.ctx) == w.exceeded //nolint:errorlint // The cause is this error itself.
-}
-
-// read reads objects with the caller's context while the watch stands still.
-func read[T any](e *evaluation, objects func(context.Context) (T, error)) (T, error) {
-	w := &e.watch
-	w.timer.Stop()
-	w.left -= w.clock.Since(w.start)
-	defer func() {
-		w.start = w.clock.Now()
-		if !w.over() {
-			w.timer.Reset(w.left)
-		}
-	}()
-	return objects(e.ctx)
-}
-
-// eval evaluates an expression. The error of the context is also in e.err.
-func (e *evaluation) eval(x *expression) (ref.Val, error) {
-	e.watch.begin(e.ctx, e.policy.clock, e.policy.timeLimit)
-	switch {
-	case e.err != nil:
-		return nil, e.err
-	case e.watch.over():
-		return nil, e.watch.exceeded
-	case e.ctx.Err() != nil:
-		return nil, e.stop(e.ctx.Err())
-	case e.cost > policyCostLimit:
-		return nil, errBudget
-	}
-	v, details, err := x.program.ContextEval(e.watch.ctx, e)
-	if cost := details.ActualCost(); cost != nil {
-		e.cost += *cost
-	}
-	switch {
-	case e.err != nil:
-		return nil, e.err
-	case e.watch.over():
-		return nil, e.watch.exceeded
-	case err != nil && e.ctx.Err() != nil:
-		return nil, e.stop(e.ctx.Err())
-	case err != nil:
-		return nil, err
-	case e.cost > policyCostLimit:
-		return nil, errBudget
-	}
-	return v, nil
-}
-
-// stop ends the evaluation with an error that is not one of the policy.
-func (e *evaluation) stop(err error) error {
-	if e.err == nil {
-		e.err = err
-	}
-	return e.err
+	return nil
 }
 
 // limited returns the value of an object that is not too large.
@@ -203,49 +98,119 @@ func limited[T interface {
 }](of *schema.Type, name string, o T) ref.Val {
 	var none T
 	if o != none && o.Size() > MaxObject {
-		return types.WrapErr(&LimitError{Message: fmt.Sprintf("the %s is larger than %d KiB", name, MaxObject>>10)})
+		return types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
 	}
 	return of.Value(o)
 }
 
-// failed returns the error of a read as a value.
-func (e *evaluation) failed(err error) ref.Val {
+// errBudget means that the expressions of a policy cost too much together.
+var errBudget = errors.New("the expressions of the policy exceed the cost limit per bind")
+
+// eval evaluates an expression.
+func (e *evaluation) eval(x *expression) (ref.Val, error) {
+	if err := e.over(); err != nil {
+		return nil, err
+	}
+	v, details, err := x.program.ContextEval(e.ctx, e)
+	if cost := details.ActualCost(); cost != nil {
+		e.cost += *cost
+	}
+	// An expression can hide that the time is over.
+	if over := e.over(); over != nil && (err == nil || e.ctx.Err() != nil) {
+		return nil, over
+	}
+	return v, err
+}
+
+// over returns an error if nothing can be evaluated any more.
+func (e *evaluation) over() error {
 	if e.ctx.Err() != nil {
-		return types.WrapErr(e.stop(err))
+		return context.Cause(e.ctx)
 	}
-	err = readError(err)
-	if errors.As(err, new(*PendingError)) {
-		e.unread = err
+	if e.cost > policyCostLimit {
+		return errBudget
 	}
-	return types.WrapErr(err)
+	return nil
 }
 
-func (e *evaluation) namespaceValue() ref.Val {
-	if e.namespace == nil {
-		if !e.read {
-			ns, err := read(e, e.objects.Namespace)
-			if err != nil {
-				return e.failed(err)
-			}
-			e.ns, e.read = ns, true
+// read reads objects within the limits of the policy.
+func (e *evaluation) read(r *Resource, namespace, name string) ([]client.Object, error) {
+	list, err := e.objects.Read(e.ctx, r, namespace, name)
+	if e.size += list.size; err == nil && e.size > maxSize {
+		err = limit("the policy reads more than %d MiB of objects; restrict it with namespace, labelSelector or onNode", maxSize>>20)
+	}
+	if err != nil {
+		return nil, e.failed(fmt.Errorf("%s: %w", r.Path, err))
+	}
+	return list.Objects, nil
+}
+
+// failed returns the error of a read as a LimitError or a PendingError.
+func (e *evaluation) failed(err error) error {
+	if errors.As(err, new(*LimitError)) {
+		return err
+	}
+	e.unread = &PendingError{Err: err}
+	return e.unread
+}
+
+// namespace returns the Namespace of the pod. It exists, so the cache is behind if it lacks it.
+func (e *evaluation) namespace() (*corev1.Namespace, error) {
+	if e.ns != nil {
+		return e.ns, nil
+	}
+	name := e.subject.Pod.Namespace
+	found, err := e.read(Namespace, "", name)
+	if err != nil {
+		return nil, err
+	}
+	ns, ok := first[*corev1.Namespace](found)
+	if !ok {
+		return nil, e.failed(fmt.Errorf("the cache does not contain Namespace %s yet", name))
+	}
+	e.ns = ns
+	return ns, nil
+}
+
+func first[T client.Object](objects []client.Object) (typed T, ok bool) {
+	if len(objects) > 0 {
+		typed, ok = objects[0].(T)
+	}
+	return typed, ok
+}
+
+// claims returns the claims of the pod by the names of the volumes. A missing claim is nil, and so is one that has the name of a generic ephemeral
+// volume and does not belong to the pod.
+func (e *evaluation) claims() (map[string]*corev1.PersistentVolumeClaim, error) {
+	pod, claims := e.subject.Pod, map[string]*corev1.PersistentVolumeClaim{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		var name string
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			name = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			name = ephemeral.VolumeClaimName(pod, v)
+		default:
+			continue
 		}
-		e.namespace = typeNamespace.Value(e.ns)
-	}
-	return e.namespace
-}
-
-func (e *evaluation) claimsValue() ref.Val {
-	if e.claims == nil {
-		claims, err := read(e, e.objects.Claims)
+		if len(claims) == maxClaims {
+			return nil, limit("the pod has more than %d claims", maxClaims)
+		}
+		found, err := e.read(Claims, pod.Namespace, name)
 		if err != nil {
-			return e.failed(err)
+			return nil, err
 		}
-		e.claims = typeClaims.Value(claims)
+		claim, ok := first[*corev1.PersistentVolumeClaim](found)
+		if !ok || v.Ephemeral != nil && ephemeral.VolumeIsForPod(pod, claim) != nil {
+			claim = nil
+		}
+		claims[v.Name] = claim
 	}
-	return e.claims
+	return claims, nil
 }
 
-// variable returns the value of a variable.
+// variable returns the value of a variable of the policy.
 func (e *evaluation) variable(i int) ref.Val {
 	v, err := e.eval(e.policy.variables[i])
 	if err != nil {
@@ -258,67 +223,57 @@ func (e *evaluation) variable(i int) ref.Val {
 func (e *evaluation) resource(i int) ref.Val {
 	d := e.policy.resources[i]
 	namespace, name := d.Namespace, ""
-	if d.ByName {
-		var err error
-		if name, err = e.text(d.name); err != nil {
-			return types.WrapErr(fmt.Errorf("%s: %w", d.name.field, err))
+	for _, from := range []struct {
+		x    *expression
+		text *string
+	}{{d.name, &name}, {d.namespace, &namespace}} {
+		if from.x == nil {
+			continue
 		}
-		if d.namespace != nil {
-			if namespace, err = e.text(d.namespace); err != nil {
-				return types.WrapErr(fmt.Errorf("%s: %w", d.namespace.field, err))
-			}
+		text, err := evalAs[types.String](e, from.x)
+		if err != nil {
+			return types.WrapErr(fmt.Errorf("%s: %w", from.x.field, err))
 		}
-		if name == "" || d.namespace != nil && namespace == "" {
+		if text == "" {
 			return types.NullValue
 		}
+		*from.text = string(text)
 	}
-	objects, err := read(e, func(ctx context.Context) ([]client.Object, error) {
-		return e.objects.Resource(ctx, d.Resource, namespace, name)
-	})
+	objects, err := e.read(d.Resource, namespace, name)
 	if err != nil {
-		return e.failed(err)
+		return types.WrapErr(err)
 	}
-	values := make([]ref.Val, 0, len(objects))
-	for _, o := range objects {
-		v, err := d.value(o)
-		if err != nil {
-			return types.WrapErr(err)
+	values := make([]ref.Val, len(objects))
+	for i, o := range objects {
+		if values[i] = d.value(o); types.IsError(values[i]) {
+			return values[i]
 		}
-		values = append(values, v)
 	}
-	if !d.ByName {
+	switch {
+	case !d.ByName:
 		return types.NewRefValList(schema.Adapter{}, values)
-	}
-	if len(values) == 0 {
+	case len(values) == 0:
 		return types.NullValue
 	}
 	return values[0]
 }
 
-// value returns the CEL value of an object of the resource.
-func (d *declared) value(o client.Object) (ref.Val, error) {
-	if o == nil || reflect.ValueOf(o).IsNil() {
-		return types.NullValue, nil
-	}
+// value returns the CEL value of an object of the resource. Custom resources are unstructured.
+func (d *declared) value(o client.Object) ref.Val {
 	u, ok := o.(*unstructured.Unstructured)
 	switch {
-	case d.typed == nil && ok:
-		return schema.Adapter{}.NativeToValue(u.Object), nil
-	case d.typed == nil:
-		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-		return schema.Adapter{}.NativeToValue(content), err
-	case ok:
+	case d.typed != nil && ok:
 		typed := d.typed.New()
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
-			return nil, fmt.Errorf("resource %s: %w", d.Resource.Name, err)
+			return types.WrapErr(fmt.Errorf("%s: %w", d.Path, err))
 		}
-		return d.typed.Value(typed), nil
+		return d.typed.Value(typed)
+	case d.typed != nil:
+		return d.typed.Value(o)
+	case ok:
+		return schema.Adapter{}.NativeToValue(u.Object)
 	}
-	v := d.typed.Value(o)
-	if err, failed := v.(*types.Err); failed {
-		return nil, fmt.Errorf("resource %s: %w", d.Resource.Name, err)
-	}
-	return v, nil
+	return types.NewErr("%s: unexpected Go type %T", d.Path, o)
 }
 
 // lazy is an object whose fields get their value at their first use.
@@ -375,10 +330,7 @@ func (l *lazy) ConvertToType(to ref.Type) ref.Val {
 }
 
 // Equal implements ref.Val.
-func (l *lazy) Equal(other ref.Val) ref.Val {
-	o, ok := other.(*lazy)
-	return types.Bool(ok && o == l)
-}
+func (l *lazy) Equal(other ref.Val) ref.Val { return types.Bool(other == ref.Val(l)) }
 
 // Type implements ref.Val.
 func (l *lazy) Type() ref.Type { return l.of }

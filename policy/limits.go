@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common"
-	"github.com/google/cel-go/common/decls"
 	"github.com/google/cel-go/common/functions"
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/common/overloads"
@@ -46,6 +45,8 @@ const (
 
 // checks return an error for a call that exceeds a limit. They need little time themselves, and do not allocate.
 var checks = map[string]func(args []ref.Val) error{
+	operators.Add:     checkAdd,
+	overloads.Matches: func(args []ref.Val) error { return checkSearch(args, maxMatch) },
 	"replace":         checkReplace,
 	"join":            checkJoin,
 	"format":          checkFormat,
@@ -58,7 +59,7 @@ var checks = map[string]func(args []ref.Val) error{
 	"sets.contains":   func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
 	"sets.equivalent": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
 	"sets.intersects": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
-	"flatten":         func(args []ref.Val) error { return checkElements(args[0]) },
+	"flatten":         func(args []ref.Val) error { return checkLength(elements(args[0], maxList)) },
 	"lists.range":     checkRange,
 	"quantity":        checkQuantity,
 	"isQuantity":      checkQuantity,
@@ -81,6 +82,16 @@ var sized = sets.New("replace", "format", "strings.quote")
 func checkResult(size int) error {
 	if size > maxString {
 		return fmt.Errorf("result is larger than %d KiB", maxString>>10)
+	}
+	return nil
+}
+
+func checkAdd(args []ref.Val) error {
+	switch left := args[0].(type) {
+	case types.String, types.Bytes:
+		return checkResult(textSize(left, maxString) + textSize(args[1], maxString))
+	case traits.Lister:
+		return checkLength(lengthOf(left) + lengthOf(args[1]))
 	}
 	return nil
 }
@@ -143,18 +154,16 @@ func checkPairs(a, b ref.Val) error {
 	return nil
 }
 
-func checkElements(list ref.Val) error {
-	if elements(list, maxList) > maxList {
+func checkLength(elements int) error {
+	if elements > maxList {
 		return fmt.Errorf("the list has more than %d elements", maxList)
 	}
 	return nil
 }
 
 func checkRange(args []ref.Val) error {
-	if n, ok := args[0].(types.Int); ok && n > maxList {
-		return fmt.Errorf("the list has more than %d elements", maxList)
-	}
-	return nil
+	n, _ := args[0].(types.Int)
+	return checkLength(int(n))
 }
 
 func checkParsed(args []ref.Val) error {
@@ -202,10 +211,10 @@ func elements(v ref.Val, limit int) int {
 	return count
 }
 
-// boundedFunctions returns the functions of the environment with a limit.
-func boundedFunctions(env *cel.Env) ([]cel.EnvOption, error) {
-	options := make([]cel.EnvOption, 0, len(checks))
-	for name, check := range checks {
+// implementations returns the implementations of the functions with a limit, by the ID of the overload or the name of the function.
+func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
+	all := map[string]*functions.Overload{}
+	for name := range checks {
 		f, ok := env.Functions()[name]
 		if !ok {
 			return nil, fmt.Errorf("no function %s", name)
@@ -214,49 +223,52 @@ func boundedFunctions(env *cel.Env) ([]cel.EnvOption, error) {
 		if err != nil {
 			return nil, err
 		}
-		byID := make(map[string]*functions.Overload, len(bindings))
 		for _, b := range bindings {
-			byID[b.Operator] = b
+			all[b.Operator] = b
 		}
-		var bounded []cel.FunctionOpt
-		for _, o := range f.OverloadDecls() {
-			b, ok := byID[o.ID()]
-			if !ok {
-				return nil, fmt.Errorf("no implementation of %s", o.ID())
-			}
-			overload := decls.Overload
-			if o.IsMemberFunction() {
-				overload = decls.MemberOverload
-			}
-			bounded = append(bounded, overload(o.ID(), o.ArgTypes(), o.ResultType(), bind(name, len(o.ArgTypes()), b, check)))
-		}
-		options = append(options, cel.Function(name, bounded...))
 	}
-	return options, nil
+	return all, nil
 }
 
-// bind returns the implementation with a limit.
-func bind(name string, arguments int, original *functions.Overload, check func([]ref.Val) error) cel.OverloadOpt {
-	call := func(args ...ref.Val) ref.Val {
-		if err := check(args); err != nil {
-			return types.NewErr("%s: %v", name, err)
+// bounded returns a decorator that checks the arguments of calls before it calls the implementation.
+func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
+	return func(i interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
+		call, ok := i.(interpreter.InterpretableCall)
+		if !ok {
+			return i, nil
 		}
-		switch {
-		case original.Unary != nil:
-			return original.Unary(args[0])
-		case original.Binary != nil:
-			return original.Binary(args[0], args[1])
-		default:
-			return original.Function(args...)
+		name := call.Function()
+		check, ok := checks[name]
+		if !ok {
+			return i, nil
 		}
+		implementation, ok := all[call.OverloadID()]
+		if !ok {
+			implementation = all[name]
+		}
+		return interpreter.NewCall(call.ID(), name, call.OverloadID(), call.Args(), func(args ...ref.Val) ref.Val {
+			if err := check(args); err != nil {
+				return types.NewErr("%s: %v", strings.Trim(name, "_"), err)
+			}
+			return invoke(name, implementation, args)
+		}), nil
 	}
-	switch arguments {
-	case 1:
-		return decls.UnaryBinding(func(v ref.Val) ref.Val { return call(v) })
-	case 2:
-		return decls.BinaryBinding(func(l, r ref.Val) ref.Val { return call(l, r) })
+}
+
+// invoke calls the implementation, as CEL does.
+func invoke(name string, f *functions.Overload, args []ref.Val) ref.Val {
+	if f.OperandTrait != 0 && !args[0].Type().HasTrait(f.OperandTrait) {
+		return types.NewErr("no such overload: %s", name)
 	}
-	return decls.FunctionBinding(call)
+	switch {
+	case len(args) == 1 && f.Unary != nil:
+		return f.Unary(args[0])
+	case len(args) == 2 && f.Binary != nil:
+		return f.Binary(args[0], args[1])
+	case f.Function != nil:
+		return f.Function(args...)
+	}
+	return types.NewErr("no such overload: %s", name)
 }
 
 // textSize returns the size of a value as text, without escapes. It ends when the size is larger than the limit.
@@ -322,51 +334,4 @@ func (c *costs) CallCost(function, overload string, args []ref.Val, result ref.V
 	}
 	sum := *cost + uint64(math.Ceil(float64(size)*common.StringTraversalCostFactor))
 	return &sum
-}
-
-// boundStandard puts a limit on the results of + and on matches. An environment cannot redefine these functions.
-func boundStandard(i interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
-	call, ok := i.(interpreter.InterpretableCall)
-	if !ok || len(call.Args()) != 2 {
-		return i, nil
-	}
-	switch call.Function() {
-	case operators.Add:
-		return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), add), nil
-	case overloads.Matches:
-		return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), matches), nil
-	}
-	return i, nil
-}
-
-// matches is the function of the same name for patterns that are not constant. CEL replaces it for others.
-func matches(args ...ref.Val) ref.Val {
-	if err := checkSearch(args, maxMatch); err != nil {
-		return types.NewErr("matches: %v", err)
-	}
-	text, ok := args[0].(traits.Matcher)
-	if !ok {
-		return types.NewErr("no such overload: matches")
-	}
-	return text.Match(args[1])
-}
-
-func add(args ...ref.Val) ref.Val {
-	left, ok := args[0].(traits.Adder)
-	if !ok || !args[0].Type().HasTrait(traits.AdderType) {
-		return types.NewErr("no such overload: %s", operators.Add)
-	}
-	var err error
-	switch l := args[0].(type) {
-	case types.String, types.Bytes:
-		err = checkResult(textSize(l, maxString) + textSize(args[1], maxString))
-	case traits.Lister:
-		if lengthOf(l)+lengthOf(args[1]) > maxList {
-			err = fmt.Errorf("the list has more than %d elements", maxList)
-		}
-	}
-	if err != nil {
-		return types.NewErr("+: %v", err)
-	}
-	return left.Add(args[1])
 }

@@ -74,11 +74,6 @@ func labelsOf(s *Subject) labels.Set {
 	return labels.Merge(s.Pod.Labels, s.Binding.Labels)
 }
 
-// matchesNamespace returns whether the selector of namespaces matches. A missing Namespace matches no selector.
-func (m *matcher) matchesNamespace(ns *corev1.Namespace) bool {
-	return m.namespaces == nil || ns != nil && m.namespaces.Matches(labels.Set(ns.Labels))
-}
-
 // runsOnEachNode returns whether the pod belongs to a DaemonSet, or is the mirror of a static pod.
 func runsOnEachNode(pod *corev1.Pod) bool {
 	if _, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; ok {

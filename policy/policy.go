@@ -9,18 +9,14 @@
 package policy
 
 import (
-	"context"
-	"encoding/json"
-	"math"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-openapi/pkg/validation/spec"
-	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Schemas returns the OpenAPI schemas of kinds that are not compiled in. resolver.SchemaResolver of
@@ -41,29 +37,19 @@ type Options struct {
 	BindTimeout time.Duration
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
-	// TimeLimit of the expressions of a policy per evaluation, without reads. Zero means DefaultTimeLimit.
+	// TimeLimit of an evaluation. Zero means DefaultTimeLimit.
 	TimeLimit time.Duration
-	// Clock for TimeLimit. Nil means the real clock.
-	Clock clock.WithDelayedExecution
 }
 
 // DefaultTimeLimit is far above the time that the cost limits allow for most expressions, also on a machine with a high
 // load. It is for expressions whose cost is much too low.
 const DefaultTimeLimit = time.Second
 
-// Needs are the objects that a policy reads.
-type Needs struct {
-	// Claims says whether the policy uses the pod's claims.
-	Claims bool
-	// Resources are the declared resources, in order.
-	Resources []*Resource
-}
-
-// Resource is a declared resource of a compiled policy. It is immutable.
+// Resource are objects that a policy reads. It is immutable.
 type Resource struct {
-	// Name in expressions.
-	Name string
-	Kind kinds.GroupVersionKind
+	// Name in expressions, and Path in the policy.
+	Name, Path string
+	Kind       kinds.GroupVersionKind
 	// Namespace of the objects. Empty means all.
 	Namespace string
 	// Labels is nil for all objects.
@@ -85,42 +71,6 @@ type Subject struct {
 	DryRun  bool
 	// Now is the time of the evaluation. Since is the start of the wait, or Now.
 	Now, Since time.Time
-}
-
-// MaxObject is the maximum size of an object that expressions use, in bytes as stored by the API server. A larger one is a LimitError.
-const MaxObject = 32 << 10
-
-// LimitError is an error of Objects if there are too many or too large objects, or if the kind does not exist: time does not help.
-type LimitError struct {
-	// Message describes the limit, and how to stay below it.
-	Message string
-}
-
-// Error implements error.
-func (e *LimitError) Error() string { return e.Message }
-
-// PendingError is the reason why a policy cannot be evaluated yet.
-type PendingError struct {
-	// Err describes what is missing.
-	Err error
-}
-
-// Error implements error.
-func (e *PendingError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *PendingError) Unwrap() error { return e.Err }
-
-// Objects reads objects. Every error is an error of the policy. One that is not a LimitError counts as a PendingError, because the next read can
-// succeed. Evaluate calls each method at most once per policy and argument, and only for what is needed.
-type Objects interface {
-	// Namespace returns the pod's Namespace, or nil.
-	Namespace(ctx context.Context) (*corev1.Namespace, error)
-	// Claims returns the pod's claims by the name of the volume. A missing claim has the value nil.
-	Claims(ctx context.Context) (map[string]*corev1.PersistentVolumeClaim, error)
-	// Resource returns the objects of the resource, in a stable order. name and namespace are set if
-	// ByName is; then there is at most one.
-	Resource(ctx context.Context, r *Resource, namespace, name string) ([]client.Object, error)
 }
 
 // Verdict is the result of a policy for a bind.
@@ -150,7 +100,9 @@ func (v Verdict) Rejects() bool { return v == Rejected || v == TimedOut || v == 
 
 // Result is the result of one policy for a bind.
 type Result struct {
+	// Policy and UID identify the policy.
 	Policy  string
+	UID     types.UID
 	Verdict Verdict
 	// Audit means that the verdict is only reported.
 	Audit bool
@@ -173,15 +125,3 @@ type Result struct {
 
 // MaxMessage is the maximum length of a message in bytes.
 const MaxMessage = 1024
-
-// SizeOf returns the size of an object as the API server stores it, in bytes.
-func SizeOf(o client.Object) int {
-	if typed, ok := o.(interface{ Size() int }); ok {
-		return typed.Size()
-	}
-	content, err := json.Marshal(o)
-	if err != nil {
-		return math.MaxInt
-	}
-	return len(content)
-}

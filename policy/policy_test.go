@@ -4,6 +4,7 @@
 package policy_test
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -21,34 +22,26 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// objects are Objects in memory.
+// objects are Objects in memory, by the name or path of the resource.
 type objects struct {
-	namespace *corev1.Namespace
-	claims    map[string]*corev1.PersistentVolumeClaim
 	resources map[string][]client.Object
 	err       error
 	reads     []string
 }
 
-func (o *objects) Namespace(context.Context) (*corev1.Namespace, error) {
-	o.reads = append(o.reads, "namespace")
-	return o.namespace, o.err
-}
-
-func (o *objects) Claims(context.Context) (map[string]*corev1.PersistentVolumeClaim, error) {
-	o.reads = append(o.reads, "claims")
-	return o.claims, o.err
-}
-
-func (o *objects) Resource(_ context.Context, r *policy.Resource, namespace, name string) ([]client.Object, error) {
-	o.reads = append(o.reads, r.Name+":"+namespace+"/"+name)
+func (o *objects) Read(_ context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
+	as := cmp.Or(r.Name, r.Path)
+	o.reads = append(o.reads, as+":"+namespace+"/"+name)
 	var found []client.Object
-	for _, object := range o.resources[r.Name] {
+	for _, object := range o.resources[as] {
 		if !r.ByName || object.GetName() == name && object.GetNamespace() == namespace {
 			found = append(found, object)
 		}
 	}
-	return found, o.err
+	if o.err != nil {
+		return policy.List{}, o.err
+	}
+	return policy.NewList(found)
 }
 
 const example = `
@@ -80,9 +73,15 @@ func parse(t testing.TB, text string) *v1alpha1.BindPolicy {
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
+func claimVolume(name, claim string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+}
+
 func subject() *policy.Subject {
 	return &policy.Subject{
-		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "demo"}},
+		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "demo"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{
+			claimVolume("data", "data-0"), claimVolume("missing", "data-1"),
+		}}},
 		Node: &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"nvidia.com/gpu.clique": "a.1"}},
 			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}},

@@ -32,7 +32,7 @@ func (c *compiler) check() {
 	for _, d := range c.out.resources {
 		p.structs[typeResources.TypeName()][d.Resource.Name] = d.cel(custom.resources[d.Resource.Name])
 	}
-	checked := func(x *expression, want result) *types.Type {
+	checked := func(x *expression, want returns) *types.Type {
 		ast, text := check(env, x.source, want)
 		if text != "" {
 			c.warn(x.field, line(known+": "+text))

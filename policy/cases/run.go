@@ -224,7 +224,7 @@ func run(ctx context.Context, policies []*files.Policy, t *Test, c *Case) (*Case
 	}
 	result := &CaseResult{Name: c.Name}
 	for _, p := range policies {
-		got, err := p.Compiled.Evaluate(ctx, s, &reader{world: w, subject: s})
+		got, err := p.Compiled.Evaluate(ctx, s, &reader{world: w, node: s.Node.Name})
 		if err != nil {
 			return nil, fmt.Errorf("BindPolicy %s: %w", p.Name(), err)
 		}

@@ -75,7 +75,7 @@ func newPolicyBench(tb testing.TB, nodes int) *policyBench {
 	var err error
 	p.policies, err = client.New(p.cluster.Config(), client.Options{Scheme: scheme})
 	require.NoError(tb, err)
-	// Half of the variants have the plugin off, which copies the CA bundle of this webhook.
+	// The policies are created before the leader copies the CA bundle of this webhook.
 	require.NoError(tb, p.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(tb.Context(), "prebind-policy", metav1.DeleteOptions{}))
 	_, err = p.client.RbacV1().ClusterRoles().Create(tb.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},

@@ -202,7 +202,7 @@ func testPolicyBrokenGeneration(p *policies) {
 	manifest := p.manifest(policy)
 	out, err := p.cluster.Kubectl(p.t.Context(), "apply", "--server-side", "--force-conflicts", "-f", manifest).CombinedOutput()
 	require.Error(p.t, err)
-	assert.Contains(p.t, string(out), "spec.validations[0].expression: line 1, column 14: undefined field 'nmae'")
+	assert.Contains(p.t, string(out), "spec.validations[0].expression: Invalid value: line 1, column 14: undefined field 'nmae'")
 	require.Error(p.t, p.client.Update(p.t.Context(), policy))
 	p.withoutValidation(func() { require.NoError(p.t, p.client.Update(p.t.Context(), policy)) })
 	ready := p.untilReady(policy, metav1.ConditionFalse)

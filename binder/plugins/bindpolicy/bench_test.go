@@ -37,11 +37,11 @@ mutations: {annotations: [{key: zone, valueExpression: variables.zone}]}
 		b.Run(name, func(b *testing.B) {
 			server := fakeapi.New([]client.Object{withDriver("csi")}...)
 			p := newPlugin(framework.Handle{Cached: server.Cache(), Clock: clock.RealClock{}}, &Arguments{}, newMetrics(), nil)
-			var all set
+			var all []*entry
 			for i := range tc.policies {
 				c, err := policy.Compile(policyOf(b, fmt.Sprintf("p-%03d", i), tc.spec), policy.Options{})
 				require.NoError(b, err)
-				all = append(all, &entry{name: c.Name(), compiled: c, reads: readsOf(c.Needs()), counters: p.metrics.countersOf(c.Name(), false)})
+				all = append(all, entryOf(c, nil))
 			}
 			p.set.Store(&all)
 			now := clock.RealClock{}.Now()

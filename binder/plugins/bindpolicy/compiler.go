@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 	"k8s.io/client-go/discovery"
@@ -49,6 +48,11 @@ func build(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err er
 		}
 	}()
 	return policy.Compile(b, o)
+}
+
+// Compile compiles the policy with the schemas of custom resources.
+func (c *Compiler) Compile(ctx context.Context, b *v1alpha1.BindPolicy) (*policy.Compiled, error) {
+	return c.compile(ctx, b, true)
 }
 
 // compile compiles the policy. With schemas, it also checks the fields of custom resources, whose schemas come from the API server.
@@ -93,19 +97,15 @@ func (c *Compiler) inTime(ctx context.Context, b *v1alpha1.BindPolicy, o policy.
 
 // scopes returns the scopes of the kinds that are not built in, as far as the API server serves them.
 func (c *Compiler) scopes(b *v1alpha1.BindPolicy) map[schema.GroupVersionKind]bool {
-	scopes, known := map[schema.GroupVersionKind]bool{}, map[string]*metav1.APIResourceList{}
+	scopes := map[schema.GroupVersionKind]bool{}
 	for _, r := range b.Spec.Resources {
 		kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
 		if policy.IsBuiltIn(kind) {
 			continue
 		}
-		served, ok := known[r.APIVersion]
-		if !ok {
-			var err error
-			if served, err = c.discovery.ServerResourcesForGroupVersion(r.APIVersion); err != nil {
-				served = &metav1.APIResourceList{}
-			}
-			known[r.APIVersion] = served
+		served, err := c.discovery.ServerResourcesForGroupVersion(r.APIVersion)
+		if err != nil {
+			continue
 		}
 		for _, s := range served.APIResources {
 			if s.Kind == r.Kind && !strings.Contains(s.Name, "/") {

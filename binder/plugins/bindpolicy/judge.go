@@ -16,11 +16,11 @@ import (
 // judge returns the decision that follows from the results: a rejection by the first policy that rejects the bind,
 // otherwise a wait for the first policy that delays it, and otherwise the annotations and labels of all policies.
 // Policies in mode Audit do not count.
-func judge(all results) (framework.Verdict, error) {
+func judge(all []policy.Result) (framework.Verdict, error) {
 	v := explained(all)
 	var rejecting, waiting []policy.Result
-	for _, e := range all {
-		switch r := e.result; {
+	for _, r := range all {
+		switch {
 		case r.Audit:
 		case r.Verdict.Rejects():
 			rejecting = append(rejecting, r)
@@ -88,10 +88,9 @@ func others(results []policy.Result) string {
 
 // explained returns a verdict with the results of the policies that apply to the bind, and with warnings for effects that the
 // decision does not show.
-func explained(all results) framework.Verdict {
+func explained(all []policy.Result) framework.Verdict {
 	var v framework.Verdict
-	for _, e := range all {
-		r := e.result
+	for _, r := range all {
 		verdict := string(r.Verdict)
 		if r.Audit {
 			verdict += " (audit)"
@@ -124,36 +123,24 @@ func auditText(r policy.Result) string {
 	}
 }
 
-// mutate sets the annotations and labels of the policies. The last policy that sets a key wins.
-func mutate(v *framework.Verdict, all results) {
-	annotations, labels := keys{what: "annotation", verdict: v}, keys{what: "label", verdict: v}
-	for _, e := range all {
-		if r := e.result; r.Verdict == policy.Allowed && !r.Audit {
-			annotations.add(r.Policy, r.Annotations)
-			labels.add(r.Policy, r.Labels)
+// mutate sets the annotations and labels of the policies. The last policy that sets a key wins, with a warning.
+func mutate(v *framework.Verdict, all []policy.Result) {
+	by := map[string]string{}
+	merge := func(what string, into *map[string]string, r policy.Result, values map[string]string) {
+		if len(values) > 0 && *into == nil {
+			*into = map[string]string{}
+		}
+		for _, key := range slices.Sorted(maps.Keys(values)) {
+			if earlier, ok := by[what+key]; ok {
+				v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: replaces the %s %s of BindPolicy %s", Name, aboutPolicy(r.Policy), what, key, earlier))
+			}
+			(*into)[key], by[what+key] = values[key], r.Policy
 		}
 	}
-	v.Annotations, v.Labels = annotations.values, labels.values
-}
-
-// keys are the annotations or labels of all policies, with the policy that set each one.
-type keys struct {
-	what    string
-	verdict *framework.Verdict
-	values  map[string]string
-	by      map[string]string
-}
-
-// add adds the values of a policy. It adds a warning for each key that an earlier policy has set.
-func (k *keys) add(policyName string, values map[string]string) {
-	if len(values) > 0 && k.values == nil {
-		k.values, k.by = map[string]string{}, map[string]string{}
-	}
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if earlier, ok := k.by[key]; ok {
-			k.verdict.Warnings = append(k.verdict.Warnings,
-				fmt.Sprintf("%s: %s: replaces the %s %s of BindPolicy %s", Name, aboutPolicy(policyName), k.what, key, earlier))
+	for _, r := range all {
+		if !r.Audit {
+			merge("annotation", &v.Annotations, r, r.Annotations)
+			merge("label", &v.Labels, r, r.Labels)
 		}
-		k.values[key], k.by[key] = values[key], policyName
 	}
 }

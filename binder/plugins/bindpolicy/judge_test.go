@@ -14,14 +14,6 @@ import (
 	"github.com/prebind/prebind/policy"
 )
 
-func resultsWith(all ...policy.Result) results {
-	var results results
-	for _, r := range all {
-		results = append(results, evaluated{entry: &entry{name: r.Policy}, result: r})
-	}
-	return results
-}
-
 func TestJudge(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	rejects := policy.Result{Policy: "b", Verdict: policy.Rejected, Rule: "spec.validations[0]", Message: "node n has no clique"}
@@ -78,7 +70,7 @@ func TestJudge(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			verdict, refusal := judge(resultsWith(tc.results...))
+			verdict, refusal := judge(tc.results)
 			assert.Equal(t, tc.waiting, verdict.Wait, tc.reason)
 			if tc.refusal == "" {
 				assert.NoError(t, refusal, tc.reason)

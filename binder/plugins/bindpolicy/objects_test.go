@@ -16,9 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -59,22 +57,27 @@ func configMap(name string, size int) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: gen.DefaultNamespace}, Data: map[string]string{"a": strings.Repeat("x", size)}}
 }
 
+// entryOf returns an entry whose resources cannot be read because of the error.
+func entryOf(c *policy.Compiled, unwatched error) *entry {
+	e := &entry{compiled: c, reads: map[*policy.Resource]*framework.Selection{}, unwatched: map[*policy.Resource]error{}}
+	for _, r := range c.Reads() {
+		e.reads[r], e.unwatched[r] = selectionOf(r), unwatched
+	}
+	return e
+}
+
 // evaluateOne evaluates one policy for the pod, with the reader as the cache.
 func evaluateOne(t *testing.T, cached framework.Reader, pod *corev1.Pod, spec string, unwatched error) policy.Result {
 	t.Helper()
 	b := policyOf(t, "a", spec)
 	c, err := policy.Compile(b, policy.Options{})
 	require.NoError(t, err)
-	e := &entry{name: "a", compiled: c, reads: readsOf(c.Needs()), unwatched: map[string]error{}}
-	for _, s := range e.reads.all() {
-		e.unwatched[s.Name] = unwatched
-	}
 	node := gen.Node("node-a")
 	bc := &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name), Now: time.Now()}
 	p := &Plugin{h: framework.Handle{Namespace: "prebind-system"}}
-	applied, err := p.evaluate(t.Context(), set{e}, cached, subjectOf(bc))
+	applied, err := p.evaluate(t.Context(), []*entry{entryOf(c, unwatched)}, cached, subjectOf(bc))
 	require.NoError(t, err)
-	return applied[0].result
+	return applied[0]
 }
 
 // A policy that cannot be evaluated follows its failure policy, whatever the reason.
@@ -83,7 +86,6 @@ func TestObjects_FailurePolicy(t *testing.T) {
 resources: [{name: limits, apiVersion: v1, kind: ConfigMap, labelSelector: {}}]
 validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 	const namespace = `validations: [{expression: "namespaceObject.metadata.name == 'default'"}]`
-	const claims = `validations: [{expression: "claims.all(c, true)"}]`
 	with := func(n, size int) []client.Object {
 		var objects []client.Object
 		for i := range n {
@@ -91,18 +93,11 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 		}
 		return objects
 	}
-	var many []gen.PodOption
-	for i := range maxClaims + 1 {
-		many = append(many, gen.UsesClaim(fmt.Sprintf("c-%d", i)))
-	}
 	own := configMap("records", 1)
 	own.Namespace = "prebind-system"
-	large := gen.Claim("data")
-	large.Labels = map[string]string{"a": strings.Repeat("x", policy.MaxObject)}
 	for name, tc := range map[string]struct {
 		reason    string
 		objects   []client.Object
-		pod       []gen.PodOption
 		spec      string
 		unwatched error
 		read      error
@@ -111,11 +106,8 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 	}{
 		"Small":       {reason: "the cache has the objects", objects: with(2, 1000), spec: all, want: policy.Allowed},
 		"Own":         {reason: "policies cannot read Prebind's own objects", objects: []client.Object{own}, spec: strings.Replace(all, "resources.limits.all(l, l.data['a'].size() > 0)", "resources.limits == []", 1), want: policy.Allowed},
-		"Large":       {reason: "a tenant can create it", objects: with(1, policy.MaxObject), spec: all, want: policy.Failed, says: "resources.limits: default/limits-0 is larger than 32 KiB"},
-		"Many":        {reason: "a tenant can create them", objects: with(maxObjects+1, 1), spec: all, want: policy.Failed, says: "resources.limits has more than 1000 objects"},
-		"Sum":         {reason: "a tenant can create them", objects: with(150, 30<<10), spec: all, want: policy.Failed, says: "the policy reads more than 4 MiB of objects"},
-		"Claims":      {reason: "a tenant can name them", pod: many, spec: claims, want: policy.Failed, says: "the pod has more than 100 claims"},
-		"LargeClaim":  {reason: "a tenant can create it", objects: []client.Object{large}, pod: []gen.PodOption{gen.UsesClaim("data")}, spec: claims, want: policy.Failed, says: "claims: default/data is larger than 32 KiB"},
+		"Large":       {reason: "a tenant can create it", objects: with(1, policy.MaxObject), spec: all, want: policy.Failed, says: "spec.resources[limits]: default/limits-0 is larger than 32 KiB"},
+		"Many":        {reason: "a tenant can create them", objects: with(policy.MaxList, 1), spec: all, want: policy.Failed, says: "spec.resources[limits]: more than 1000 objects"},
 		"NoNamespace": {reason: "the cache is behind", spec: namespace, want: policy.Waiting, says: "the cache does not contain Namespace default yet"},
 		"Namespace":   {reason: "the cache has it", objects: []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gen.DefaultNamespace}}}, spec: namespace, want: policy.Allowed},
 		"Unwatched":   {reason: "the watch can begin later", spec: all, unwatched: errors.New("spec.resources[limits]: forbidden"), want: policy.Waiting, says: "spec.resources[limits]: forbidden"},
@@ -123,67 +115,15 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 	} {
 		t.Run(name, func(t *testing.T) {
 			cached := reducing{Reader: fakeapi.New(tc.objects...).Cache(), err: tc.read}
-			got := evaluateOne(t, cached, gen.Pod("web", tc.pod...), tc.spec, tc.unwatched)
+			got := evaluateOne(t, cached, gen.Pod("web"), tc.spec, tc.unwatched)
 			assert.Equal(t, tc.want, got.Verdict, "%s: %s", tc.reason, got.Message)
 			assert.Contains(t, got.Message, tc.says)
 			if tc.want == policy.Waiting {
 				assert.Contains(t, got.Message, "waiting for the policy to become ready: ")
 				assert.NotZero(t, got.Until, "no object can wake the bind")
 			}
-			ignored := evaluateOne(t, cached, gen.Pod("web", tc.pod...), tc.spec+"\nfailurePolicy: Ignore", tc.unwatched)
+			ignored := evaluateOne(t, cached, gen.Pod("web"), tc.spec+"\nfailurePolicy: Ignore", tc.unwatched)
 			assert.Equal(t, tc.want != policy.Allowed, ignored.Verdict == policy.Ignored, "%s: %s", ignored.Verdict, ignored.Message)
 		})
 	}
-}
-
-func TestReduce(t *testing.T) {
-	text := strings.Repeat("x", policy.MaxObject)
-	labelled, owned, managed := configMap("a", 1), configMap("a", 1), configMap("a", 1)
-	labelled.Labels = map[string]string{"a": text}
-	owned.OwnerReferences = []metav1.OwnerReference{{Name: text}}
-	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: text}}
-	pod := gen.Pod("a", gen.BoundTo("n"), gen.Annotation("a", text))
-	custom := func(content map[string]any) *unstructured.Unstructured {
-		u := &unstructured.Unstructured{Object: content}
-		u.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Rack"})
-		u.SetName("a")
-		u.SetUID("u")
-		return u
-	}
-	for name, tc := range map[string]struct {
-		reason string
-		object client.Object
-		large  bool
-		node   string
-	}{
-		"Small":        {reason: "the size is below the limit", object: configMap("a", policy.MaxObject/2)},
-		"ManagedField": {reason: "the cache does not have managed fields", object: managed},
-		"Data":         {reason: "a value is large", object: configMap("a", policy.MaxObject), large: true},
-		"Labels":       {reason: "labels count", object: labelled, large: true},
-		"Owners":       {reason: "owners count", object: owned, large: true},
-		"Pod":          {reason: "the index needs the node", object: pod, large: true, node: "n"},
-		"Custom":       {reason: "custom resources can be small", object: custom(map[string]any{"spec": map[string]any{"nodeName": "n", "a": "b"}}), node: "n"},
-		"CustomLarge":  {reason: "custom resources count too", object: custom(map[string]any{"spec": map[string]any{"nodeName": "n", "a": []any{text}}}), large: true, node: "n"},
-		"CustomNode":   {reason: "a text of this size is not a node", object: custom(map[string]any{"spec": map[string]any{"nodeName": text}}), large: true},
-		"CustomType":   {reason: "a list is not a node", object: custom(map[string]any{"spec": map[string]any{"nodeName": []any{text}}}), large: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			reduced, err := reduce(tc.object.DeepCopyObject())
-			require.NoError(t, err)
-			got, ok := reduced.(client.Object)
-			require.True(t, ok)
-			assert.IsType(t, tc.object, got)
-			assert.Equal(t, tc.large, isLarge(got), tc.reason)
-			assert.Equal(t, tc.object.GetName(), got.GetName())
-			assert.Equal(t, tc.object.GetUID(), got.GetUID())
-			assert.Equal(t, tc.node, nodeNameOf(got), tc.reason)
-			assert.LessOrEqual(t, policy.SizeOf(got), policy.MaxObject)
-			again, err := reduce(got)
-			require.NoError(t, err)
-			assert.Equal(t, got, again, "an informer can transform an object twice")
-		})
-	}
-	other, err := reduce("other")
-	require.NoError(t, err)
-	assert.Equal(t, "other", other, "another type stays as it is")
 }

@@ -5,13 +5,12 @@
 // bind. If one rejects the bind, the plugin rejects it. Otherwise, the bind waits until no policy delays it, and
 // the pod gets the annotations and labels of all policies.
 //
-// The policies are an immutable snapshot (set.go). A goroutine for each one compiles it and begins its watches, and the controller replaces the
-// snapshot (prepare.go, controller.go). A policy that cannot be evaluated, for any reason, follows its failure policy. The leader writes the status of
-// the policies (status.go). A bind never compiles an expression, and reads only the cache.
+// The policies are an immutable snapshot. A goroutine for each one compiles it, begins its watches, and replaces the snapshot (policies.go). A policy that
+// cannot be evaluated, for any reason, follows its failure policy. The leader writes the status of the policies (status.go). A bind never compiles an
+// expression, and reads only the cache.
 package bindpolicy
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -31,8 +30,11 @@ type Plugin struct {
 	metrics  *metrics
 	// changed receives after a BindPolicy has changed.
 	changed signal
-	// set contains all policies. It is nil before they are known.
-	set atomic.Pointer[set]
+	// latest contains the newest generation of each policy by name, and set their entries in the order of the names. set is nil before the policies are
+	// known.
+	mu     sync.Mutex
+	latest map[string]*generation
+	set    atomic.Pointer[[]*entry]
 	// waiting contains the recent results of calls, by their Binding.
 	waiting sync.Map
 }
@@ -45,51 +47,25 @@ var (
 )
 
 func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Plugin {
-	return &Plugin{h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery, h.Clock), metrics: m, changed: changed}
+	return &Plugin{
+		h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery, h.Clock), metrics: m, changed: changed,
+		latest: map[string]*generation{},
+	}
 }
 
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// evaluated is the result of one policy that applies to a bind.
-type evaluated struct {
-	entry  *entry
-	result policy.Result
-}
-
-// results are the results of the policies that apply to a bind, in the order of the policies.
-type results []evaluated
-
-// wait returns whether the bind waits for a policy, and none rejects it.
-func (r results) wait() bool {
-	waits := false
-	for _, e := range r {
-		if !e.result.Audit {
-			waits = waits || e.result.Verdict == policy.Waiting
-			if e.result.Verdict.Rejects() {
-				return false
-			}
-		}
-	}
-	return waits
-}
-
-// looked is the extension: the results, or the error of a read.
+// looked is the extension: the results and the verdict that follows from them.
 type looked struct {
-	results results
+	results []policy.Result
+	verdict framework.Verdict
 	err     error
-	// again is when the policies are evaluated again, if these are the results of an earlier pass.
-	again time.Time
+	at      time.Time
 }
 
 // evaluatePause is the minimum time between two evaluations for a call that waits.
 const evaluatePause = 50 * time.Millisecond
-
-// recent are results for calls that wait.
-type recent struct {
-	at time.Time
-	looked
-}
 
 // SetupBindContextExtension evaluates the policies. For a call that waits for a policy, it repeats the results of the last evaluatePause.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
@@ -100,16 +76,20 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 	}
 	// Each call has its own Binding.
 	if last, ok := p.waiting.Load(bc.Binding); ok {
-		if r, ok := last.(recent); ok && bc.Now.Before(r.at.Add(evaluatePause)) {
-			r.again = r.at.Add(evaluatePause)
-			framework.Extend(bc, r.looked)
+		if l, ok := last.(looked); ok && bc.Now.Before(l.at.Add(evaluatePause)) {
+			if again, until := l.at.Add(evaluatePause), &l.verdict.Wait.Until; until.IsZero() || again.Before(*until) {
+				*until = again
+			}
+			framework.Extend(bc, l)
 			return nil
 		}
 	}
-	var l looked
-	l.results, l.err = p.evaluate(ctx, policies, cache, subjectOf(bc))
-	if l.results.wait() {
-		p.waiting.Store(bc.Binding, recent{bc.Now, l})
+	l := looked{at: bc.Now}
+	if l.results, l.err = p.evaluate(ctx, policies, cache, subjectOf(bc)); l.err == nil {
+		l.verdict, l.err = judge(l.results)
+	}
+	if l.verdict.Wait != (framework.Wait{}) {
+		p.waiting.Store(bc.Binding, l)
 		p.h.Clock.AfterFunc(evaluatePause, func() { p.waiting.Delete(bc.Binding) })
 	}
 	framework.Extend(bc, l)
@@ -119,14 +99,10 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 // PreFlight rejects the bind, lets it wait, or adds the annotations and labels of the policies.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	l, err := framework.Extension[looked](bc)
-	if err = cmp.Or(err, l.err); err != nil {
+	if err != nil {
 		return framework.Verdict{}, err
 	}
-	v, err := judge(l.results)
-	if !l.again.IsZero() && (v.Wait.Until.IsZero() || l.again.Before(v.Wait.Until)) {
-		v.Wait.Until = l.again
-	}
-	return v, err
+	return l.verdict, l.err
 }
 
 // BindWaits implements framework.Observer.
@@ -138,7 +114,7 @@ func (p *Plugin) BindWaits(_ context.Context, bc *framework.BindContext, _ []fra
 func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) { p.report(bc) }
 
 // policies returns all policies.
-func (p *Plugin) policies() set {
+func (p *Plugin) policies() []*entry {
 	if s := p.set.Load(); s != nil {
 		return *s
 	}
@@ -150,17 +126,17 @@ func subjectOf(bc *framework.BindContext) *policy.Subject {
 }
 
 // evaluate evaluates the policies in order, and returns the results of those that apply. An error means that the context ended.
-func (p *Plugin) evaluate(ctx context.Context, policies set, reader framework.Reader, s *policy.Subject) (results, error) {
-	o := &objects{reader: reader, system: p.h.Namespace, pod: s.Pod, node: s.Node.Name}
-	var applied results
+func (p *Plugin) evaluate(ctx context.Context, policies []*entry, reader framework.Reader, s *policy.Subject) ([]policy.Result, error) {
+	o := &objects{reader: reader, system: p.h.Namespace, node: s.Node.Name, found: map[readKey]policy.List{}}
+	var applied []policy.Result
 	for _, e := range policies {
-		o.evaluates(e)
+		o.entry = e
 		r, err := e.compiled.Evaluate(ctx, s, o)
 		if err != nil {
-			return nil, framework.FromAPI(aboutPolicy(e.name), "evaluating it", err)
+			return nil, framework.FromAPI(aboutPolicy(e.compiled.Name()), "evaluating it", err)
 		}
 		if r.Verdict != policy.NotMatched {
-			applied = append(applied, evaluated{entry: e, result: r})
+			applied = append(applied, r)
 		}
 	}
 	return applied, nil
@@ -176,23 +152,10 @@ func (p *Plugin) report(bc *framework.BindContext) {
 	if err != nil {
 		return
 	}
-	l.results.count()
-	if p.h.Events == nil {
-		return
-	}
-	for _, e := range l.results {
-		if text := auditText(e.result); text != "" {
-			related := &corev1.ObjectReference{
-				APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind, Name: e.result.Policy, UID: e.entry.uid,
-			}
-			p.h.Events.Eventf(bc.Pod, related, corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", clip(text, maxNote))
+	for _, r := range l.results {
+		p.metrics.count(r)
+		if text := auditText(r); text != "" && p.h.Events != nil {
+			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", clip(text, maxNote))
 		}
-	}
-}
-
-// count counts the results in the metrics.
-func (r results) count() {
-	for _, e := range r {
-		e.entry.counters.count(e.result)
 	}
 }

@@ -35,23 +35,23 @@ func TestWatchProblem(t *testing.T) {
 	}{
 		"Forbidden": {
 			reason: "the message contains the missing rule", err: fmt.Errorf("selection: %w", errForbidden), want: v1alpha1.ReasonForbidden,
-			text: "spec.resources[csinode]: selection: csinodes.storage.k8s.io is forbidden: no role; " +
+			text: "selection: csinodes.storage.k8s.io is forbidden: no role; " +
 				`apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`,
 		},
 		"UnknownKind": {
 			reason: "the kind can be installed later", want: v1alpha1.ReasonUnknownKind,
 			err: &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "example.com", Kind: "Rack"}, SearchedVersions: []string{"v1"}},
-			text: "spec.resources[csinode]: the API server does not serve the kind: " +
+			text: "the API server does not serve the kind: " +
 				`no matches for kind "Rack" in version "example.com/v1"; install it, or correct apiVersion and kind`,
 		},
 		"Watch": {
 			reason: "the API server may be slow", err: context.DeadlineExceeded, want: v1alpha1.ReasonWatchFailed,
-			text: "spec.resources[csinode]: the watch of CSINode objects did not begin: context deadline exceeded; Prebind tries again",
+			text: "the watch of CSINode objects did not begin: context deadline exceeded; Prebind tries again",
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := watchProblem("spec.resources[csinode]", "CSINode", tc.err)
+			got, err := watchProblem("CSINode", tc.err)
 			assert.Equal(t, tc.want, got, tc.reason)
 			require.EqualError(t, err, tc.text)
 		})

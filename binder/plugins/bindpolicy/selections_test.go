@@ -21,7 +21,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestReadsOf(t *testing.T) {
+func TestSelectionOf(t *testing.T) {
 	c, err := policy.Compile(policyOf(t, "a", `
 matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}
 resources:
@@ -36,14 +36,15 @@ validations:
 `), policy.Options{})
 	require.NoError(t, err)
 	names := map[string]string{}
-	for field, s := range readsOf(c.Needs()).all() {
+	for _, r := range c.Reads() {
+		field, s := r.Path, selectionOf(r)
 		require.NoError(t, s.Check())
 		if field == "spec.resources[agents]" {
 			trimmed, err := s.Transform(gen.Pod("cni", gen.BoundTo("node-a")))
 			require.NoError(t, err)
 			pod, ok := trimmed.(*corev1.Pod)
 			require.True(t, ok)
-			assert.Equal(t, "node-a", nodeNameOf(pod), "the index needs the field in the cache")
+			assert.Equal(t, "node-a", policy.NodeNameOf(pod), "the index needs the field in the cache")
 		}
 		if field == "spec.resources[again]" {
 			require.NotNil(t, s.Fields)
@@ -95,7 +96,7 @@ func TestSelectionOf_ByNode(t *testing.T) {
 }
 
 func TestNewList(t *testing.T) {
-	assert.IsType(t, &storagev1.CSINodeList{}, newList(&storagev1.CSINode{}))
+	assert.IsType(t, &storagev1.CSINodeList{}, newList(newObject(storagev1.SchemeGroupVersion.WithKind("CSINode"))))
 	custom := newObject(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Rack"})
 	assert.Equal(t, "Rack.example.com", framework.KindOf(custom))
 	list, ok := newList(custom).(*unstructured.UnstructuredList)

@@ -5,10 +5,7 @@ package bindpolicy
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,10 +13,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -43,90 +40,44 @@ const (
 	ReasonAudited = "BindPolicyAudited"
 )
 
-// statuses writes the status of the policies, if the replica leads.
-type statuses struct {
-	h framework.Handle
-	// wanted contains the generations with a verdict, by name. changed is signaled when there are new ones.
-	wanted  atomic.Pointer[map[string]generation]
-	changed chan struct{}
-	// failures contains the last error of each policy whose status could not be written, so that it is logged once.
-	failures map[string]string
-}
-
-func newStatuses(h framework.Handle) *statuses {
-	return &statuses{h: h, changed: make(chan struct{}, 1), failures: map[string]string{}}
-}
-
-// publish sets the wanted statuses. It does not block.
-func (s *statuses) publish(wanted map[string]generation) {
-	s.wanted.Store(&wanted)
-	select {
-	case s.changed <- struct{}{}:
-	default:
+// writeStatus writes the status of a generation, if the replica leads and the status differs. After a conflict, the next check writes it. It returns the
+// error, and logs one that differs from before.
+func (p *Plugin) writeStatus(ctx context.Context, g *generation, v verdict, before string) string {
+	if v.reason == "" || p.h.Leads != nil && !p.h.Leads() {
+		return before
 	}
+	err := p.patchStatus(ctx, g, v)
+	switch {
+	case err == nil:
+		return ""
+	case ctx.Err() == nil && err.Error() != before:
+		klog.FromContext(ctx).Error(err, "Could not write the status of a BindPolicy", "policy", g.Name)
+	}
+	return err.Error()
 }
 
-func (s *statuses) run(ctx context.Context) {
-	for {
-		timer := s.h.Clock.NewTimer(checkInterval)
-		select {
-		case <-s.changed:
-		case <-timer.C():
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
-		timer.Stop()
-		s.write(ctx)
-	}
-}
-
-// write writes the statuses that differ.
-func (s *statuses) write(ctx context.Context) {
-	wanted := s.wanted.Load()
-	if wanted == nil || s.h.Leads != nil && !s.h.Leads() {
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(*wanted)) {
-		if ctx.Err() != nil {
-			return
-		}
-		err := s.writeOne(ctx, name, (*wanted)[name])
-		switch {
-		case err == nil:
-			delete(s.failures, name)
-		case ctx.Err() == nil && s.failures[name] != err.Error():
-			s.failures[name] = err.Error()
-			klog.FromContext(ctx).Error(err, "Could not write the status of a BindPolicy", "policy", name)
-		}
-	}
-}
-
-// writeOne writes the status of one policy, if it is about the generation in the cache. After a conflict, the
-// next check writes it.
-func (s *statuses) writeOne(ctx context.Context, name string, g generation) error {
+// patchStatus writes the status if it is about the generation in the cache.
+func (p *Plugin) patchStatus(ctx context.Context, g *generation, v verdict) error {
 	cached := &v1alpha1.BindPolicy{}
-	err := s.h.Cached.Get(ctx, client.ObjectKey{Name: name}, cached)
+	err := p.h.Cached.Get(ctx, client.ObjectKeyFromObject(g), cached)
 	if err != nil || !g.isFor(cached) {
 		return client.IgnoreNotFound(err)
 	}
-	status := g.verdict.status(g.generation, cached.Status, metav1.NewTime(s.h.Clock.Now()))
-	if equality.Semantic.DeepEqual(cached.Status, status) {
+	changed := cached.DeepCopy()
+	changed.Status = v.status(g.Generation, cached.Status, metav1.NewTime(p.h.Clock.Now()))
+	if equality.Semantic.DeepEqual(cached.Status, changed.Status) {
 		return nil
 	}
-	changed := cached.DeepCopy()
-	changed.Status = status
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	patch := client.MergeFromWithOptions(cached.DeepCopy(), client.MergeFromWithOptimisticLock{})
-	if err := s.h.Status.Status().Patch(ctx, changed, patch); err != nil {
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			return nil
-		}
-		return err
+	err = p.h.Status.Status().Patch(ctx, changed, client.MergeFromWithOptions(cached.DeepCopy(), client.MergeFromWithOptimisticLock{}))
+	switch {
+	case err == nil:
+		p.changedStatus(cached, v)
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return nil
 	}
-	s.event(cached, cached.Status, status)
-	return nil
+	return err
 }
 
 // status returns the status with the verdict.
@@ -148,18 +99,16 @@ func (v verdict) status(generation int64, now v1alpha1.BindPolicyStatus, at meta
 	return status
 }
 
-// event records that the policy is no longer ready, or that it is in force again.
-func (s *statuses) event(b *v1alpha1.BindPolicy, before, after v1alpha1.BindPolicyStatus) {
-	was, is := meta.FindStatusCondition(before.Conditions, v1alpha1.ConditionReady), meta.FindStatusCondition(after.Conditions, v1alpha1.ConditionReady)
-	if s.h.Events == nil || is == nil {
-		return
-	}
+// changedStatus records an event if the policy is no longer ready, or is in force again.
+func (p *Plugin) changedStatus(before *v1alpha1.BindPolicy, v verdict) {
+	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
 	failed := was != nil && was.Status == metav1.ConditionFalse
-	switch {
-	case is.Status == metav1.ConditionFalse && (!failed || was.Reason != is.Reason):
-		s.h.Events.Eventf(reference(b), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", clip(is.Reason+": "+is.Message, maxNote))
-	case is.Status == metav1.ConditionTrue && failed:
-		s.h.Events.Eventf(reference(b), nil, corev1.EventTypeNormal, ReasonInForce, "Compiling", "%s", clip(is.Message, maxNote))
+	switch inForce := v.reason == v1alpha1.ReasonInForce; {
+	case p.h.Events == nil:
+	case !inForce && (!failed || was.Reason != v.reason):
+		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", clip(v.reason+": "+v.message, maxNote))
+	case inForce && failed:
+		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeNormal, ReasonInForce, "Compiling", "%s", clip(v.message, maxNote))
 	}
 }
 
@@ -167,8 +116,8 @@ func (s *statuses) event(b *v1alpha1.BindPolicy, before, after v1alpha1.BindPoli
 const maxNote = 1024
 
 // reference returns the reference to a policy for events.
-func reference(b *v1alpha1.BindPolicy) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind, Name: b.Name, UID: b.UID}
+func reference(name string, uid types.UID) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind, Name: name, UID: uid}
 }
 
 // clip returns at most that many bytes of the text, and marks that it is shortened.

@@ -106,7 +106,7 @@ func (w *world) used() map[string]int64 {
 	all := map[string]int64{}
 	for _, e := range w.policies() {
 		if e.compiled.Err() == nil && len(e.unwatched) == 0 {
-			all[e.name] = e.generation
+			all[e.compiled.Name()] = e.compiled.Generation()
 		}
 	}
 	return all

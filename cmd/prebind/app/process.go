@@ -197,10 +197,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
-	return p.add(p.replicas, everyReplica(func(ctx context.Context) error {
-		p.engine.Sweep(ctx, p.replicas)
-		return nil
-	}))
+	return p.add(p.replicas, always(func(ctx context.Context) { p.engine.Sweep(ctx, p.replicas) }))
 }
 
 // status returns the status for the lease of this replica. It is called only while
@@ -215,6 +212,14 @@ func (p *process) status() (string, error) {
 		s.Problem = err.Error()
 	}
 	return s.Encode(p.engine.InFlight())
+}
+
+// always returns a Runnable that runs in every replica and cannot fail.
+func always(run func(context.Context)) everyReplica {
+	return func(ctx context.Context) error {
+		run(ctx)
+		return nil
+	}
 }
 
 // everyReplica is a Runnable that runs without leader election of the manager.
@@ -250,8 +255,13 @@ func (p *process) buildServers() error {
 		return err
 	}
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
-	server.Register(bindpolicy.AdmissionPath, webhook.OnlyFrom(p.o.certificates.ClientNames, p.policyAdmission()))
-	all := []manager.Runnable{p.certs, server, p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
+	policies, err := webhook.NewPolicyHandler(p.policyCompiler())
+	if err != nil {
+		return err
+	}
+	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
+	trust := &webhook.Trust{Reader: p.mgr.GetAPIReader(), Writer: p.mgr.GetClient(), Leads: p.replicas.Leads, Clock: clock.RealClock{}}
+	all := []manager.Runnable{p.certs, server, always(trust.Run), p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
 	if listener := p.listeners["debug-bind-address"]; listener != nil {
 		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}
 		all = append(all, p.server("debug", listener, telemetry.NewDebugServer(options)))
@@ -259,13 +269,13 @@ func (p *process) buildServers() error {
 	return p.add(all...)
 }
 
-// policyAdmission returns the webhook that validates BindPolicies, with the settings of the plugin.
-func (p *process) policyAdmission() http.Handler {
+// policyCompiler compiles BindPolicies with the settings of the plugin, also if the plugin is off.
+func (p *process) policyCompiler() *bindpolicy.Compiler {
 	o := policy.Options{BindTimeout: p.configuration.Budgets.PreBindTimeout.Duration}
 	if a, ok := p.configuration.Arguments.Of(bindpolicy.Name).(*bindpolicy.Arguments); ok {
 		o.KeyPrefixes = a.KeyPrefixes
 	}
-	return bindpolicy.NewAdmission(bindpolicy.NewCompiler(o, p.client.Discovery(), clock.RealClock{}))
+	return bindpolicy.NewCompiler(o, p.client.Discovery(), clock.RealClock{})
 }
 
 func (p *process) add(runnables ...manager.Runnable) error {

@@ -1,13 +1,16 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package bindpolicy
+package webhook
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,11 +22,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 )
+
+// compiler compiles without a cluster.
+type compiler struct{}
+
+func (compiler) Compile(_ context.Context, b *v1alpha1.BindPolicy) (*policy.Compiled, error) {
+	return policy.Compile(b, policy.Options{BindTimeout: 10 * time.Minute})
+}
+
+// policyOf returns a policy with the spec.
+func policyOf(t *testing.T, spec string) *v1alpha1.BindPolicy {
+	t.Helper()
+	b := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(spec), &b.Spec))
+	return b
+}
 
 // admit returns the answer of the webhook to the change of a policy. A nil old policy means a creation.
 func admit(t *testing.T, b, old *v1alpha1.BindPolicy) *admissionv1.AdmissionResponse {
@@ -42,25 +61,28 @@ func admit(t *testing.T, b, old *v1alpha1.BindPolicy) *admissionv1.AdmissionResp
 	}
 	body, err := json.Marshal(review)
 	require.NoError(t, err)
-	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, AdmissionPath, bytes.NewReader(body))
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, PolicyPath, bytes.NewReader(body))
 	request.Header.Set("Content-Type", "application/json")
 	recorded := httptest.NewRecorder()
-	NewAdmission(NewCompiler(policy.Options{BindTimeout: 10 * time.Minute}, nil, clock.RealClock{})).ServeHTTP(recorded, request)
+	handler, err := NewPolicyHandler(compiler{})
+	require.NoError(t, err)
+	handler.ServeHTTP(recorded, request)
 	answer := &admissionv1.AdmissionReview{}
 	require.NoError(t, json.Unmarshal(recorded.Body.Bytes(), answer))
 	require.NotNil(t, answer.Response)
 	return answer.Response
 }
 
-func TestAdmission(t *testing.T) {
-	good, broken := policyOf(t, "a", allowAll), policyOf(t, "a", "validations: [{expression: 'true'}, {expression: pod.spec.nodename == ''}, {expression: nodes}]")
+func TestPolicyHandler(t *testing.T) {
+	good := policyOf(t, "validations: [{expression: 'true'}]")
+	broken := policyOf(t, "validations: [{expression: 'true'}, {expression: pod.spec.nodename == ''}, {expression: nodes}]")
 	assert.True(t, admit(t, good, nil).Allowed)
 	for name, old := range map[string]*v1alpha1.BindPolicy{"create": nil, "update": good} {
 		t.Run(name, func(t *testing.T) {
 			response := admit(t, broken, old)
 			require.False(t, response.Allowed)
-			assert.Equal(t, "spec.validations[1].expression: line 1, column 9: undefined field 'nodename'; "+
-				"spec.validations[2].expression: line 1, column 1: undeclared reference to 'nodes'", response.Result.Message)
+			assert.Equal(t, `BindPolicy.policy.prebind.dev "a" is invalid: [spec.validations[1].expression: Invalid value: line 1, column 9: undefined field 'nodename', `+
+				`spec.validations[2].expression: Invalid value: line 1, column 1: undeclared reference to 'nodes']`, response.Result.Message)
 			assert.Equal(t, metav1.StatusReasonInvalid, response.Result.Reason)
 			require.Len(t, response.Result.Details.Causes, 2)
 			assert.Equal(t, "spec.validations[2].expression", response.Result.Details.Causes[1].Field)
@@ -69,39 +91,46 @@ func TestAdmission(t *testing.T) {
 	labeled := broken.DeepCopy()
 	labeled.Labels = map[string]string{"a": "b"}
 	assert.True(t, admit(t, labeled, broken).Allowed, "a policy that entered without the webhook can still get labels")
-	long := policyOf(t, "a", "waitFor: [{name: a, expression: 'true', timeout: 1h}]")
+	long := policyOf(t, "waitFor: [{name: a, expression: 'true', timeout: 1h}]")
 	assert.Equal(t, []string{"spec.waitFor[0].timeout: 1h0m0s is longer than the timeout of a bind, 10m0s (--prebind-timeout), which ends the wait"}, admit(t, long, nil).Warnings)
 }
 
 // The leader copies the CA bundle, however it got into the webhook configuration for Bindings.
 func TestTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		bindings := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1Named(bindingWebhooks), Webhooks: []admissionregistrationv1.MutatingWebhook{{
+		bindings := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: bindingWebhooks}, Webhooks: []admissionregistrationv1.MutatingWebhook{{
 			Name: "pods-binding.prebind.dev", ClientConfig: admissionregistrationv1.WebhookClientConfig{CABundle: []byte("ca")},
 		}}}
-		policies := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1Named(policyWebhooks), Webhooks: []admissionregistrationv1.ValidatingWebhook{{Name: "bindpolicies.prebind.dev"}}}
-		w := prepareWorld(t, bindings)
-		w.leads.Store(false)
-		w.begin()
+		policies := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: policyWebhooks}, Webhooks: []admissionregistrationv1.ValidatingWebhook{{Name: "bindpolicies.prebind.dev"}}}
+		server := fakeapi.New(bindings)
+		api, leads := server.Connect(), atomic.Bool{}
+		ctx, cancel := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() { (&Trust{Reader: api, Writer: api, Leads: leads.Load, Clock: clock.RealClock{}}).Run(ctx) })
+		defer func() { cancel(); done.Wait() }()
+		elapse := func(d time.Duration) {
+			time.Sleep(d) //nolint:forbidigo // The time of a bubble of testing/synctest passes at once.
+			synctest.Wait()
+		}
 		bundle := func() string {
-			stored, ok := fakeapi.Get(w.server, policies)
+			stored, ok := fakeapi.Get(server, policies)
 			require.True(t, ok)
 			return string(stored.Webhooks[0].ClientConfig.CABundle)
 		}
-		elapse(bundleInterval)
-		w.server.Put(policies)
-		elapse(bundleInterval)
+		elapse(trustInterval)
+		server.Put(policies)
+		elapse(trustInterval)
 		assert.Empty(t, bundle(), "only the leader writes")
-		w.leads.Store(true)
-		elapse(bundleInterval)
+		leads.Store(true)
+		elapse(trustInterval)
 		assert.Equal(t, "ca", bundle())
-		fakeapi.Change(w.server, bindings, "someone", func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+		fakeapi.Change(server, bindings, "someone", func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
 			c.Webhooks[0].ClientConfig.CABundle = []byte("next")
 		})
-		elapse(bundleInterval)
+		elapse(trustInterval)
 		assert.Equal(t, "next", bundle())
-		writes := len(w.server.Writes())
+		writes := len(server.Writes())
 		elapse(time.Minute)
-		assert.Len(t, w.server.Writes(), writes)
+		assert.Len(t, server.Writes(), writes)
 	})
 }

@@ -1,0 +1,299 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bindpolicy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/sets"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+const (
+	// listAgain is the time after which the policies are listed again without a change.
+	listAgain = 5 * time.Second
+	// watchTimeout is how long the watches of a policy may take to deliver all objects before its status says so.
+	watchTimeout = 30 * time.Second
+	// retryInterval is the time after which failed watches begin again. It doubles with each try, up to recheckInterval, which is the time after
+	// which the watches of a policy in force are checked.
+	retryInterval   = 5 * time.Second
+	recheckInterval = time.Minute
+	// aggregateLabel is the label of ClusterRoles that grant permissions for policies.
+	aggregateLabel = "rbac.prebind.dev/aggregate-to-policy"
+)
+
+var (
+	// errPreparing is the reason why a policy cannot be evaluated before it is compiled, and errBegins before its watches begin.
+	errPreparing = &policy.PendingError{Err: errors.New("it is being compiled")}
+	errBegins    = errors.New("its watch begins")
+)
+
+// generation is the newest generation of a policy. A goroutine compiles it, begins its watches, and writes its status.
+type generation struct {
+	*v1alpha1.BindPolicy
+	cancel context.CancelFunc
+	// entry is guarded by the lock of the plugin.
+	entry *entry
+}
+
+// isFor returns whether the generation is that of the policy.
+func (g *generation) isFor(b *v1alpha1.BindPolicy) bool {
+	return g.UID == b.UID && g.Generation == b.Generation
+}
+
+// entry is a generation as binds use it. It is immutable.
+type entry struct {
+	// compiled cannot be evaluated if the generation does not compile, or is not compiled yet.
+	compiled *policy.Compiled
+	// reads are the selections from which the policy reads. Policies that read the same objects share a selection.
+	reads map[*policy.Resource]*framework.Selection
+	// unwatched contains the reasons why resources cannot be read.
+	unwatched map[*policy.Resource]error
+	verdict   verdict
+}
+
+// verdict is what the status of a policy says.
+type verdict struct {
+	// reason and message are those of the condition Ready. They are empty while the generation is being prepared.
+	reason, message string
+	warnings        []v1alpha1.ExpressionWarning
+}
+
+// signal receives once for one or more changes since the last receive.
+type signal chan struct{}
+
+// handler sends the signal for each event.
+func (s signal) handler() toolscache.ResourceEventHandler {
+	send := func() {
+		select {
+		case s <- struct{}{}:
+		default:
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { send() }, UpdateFunc: func(any, any) { send() }, DeleteFunc: func(any) { send() },
+	}
+}
+
+// Start implements framework.Starter.
+func (p *Plugin) Start(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for again := true; again; again = p.pause(ctx, listAgain, p.changed) {
+		p.list(ctx, &work)
+	}
+	return nil
+}
+
+// HasSynced implements framework.Starter. The plugin can decide when it knows all policies. One that is not prepared yet follows its failure policy.
+func (p *Plugin) HasSynced() bool { return p.set.Load() != nil }
+
+// pause waits for the time or the signal. It returns false if the context has ended.
+func (p *Plugin) pause(ctx context.Context, d time.Duration, changed signal) bool {
+	timer := p.h.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+	case <-changed:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// list begins to prepare new generations, and forgets policies that are gone.
+func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
+	var list v1alpha1.BindPolicyList
+	if err := p.h.Cached.List(ctx, &list); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not list the BindPolicies, will retry")
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	gone := maps.Clone(p.latest)
+	for i := range list.Items {
+		b := &list.Items[i]
+		if g := p.latest[b.Name]; g != nil && g.isFor(b) {
+			delete(gone, b.Name)
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		g := &generation{BindPolicy: b, cancel: cancel, entry: &entry{compiled: policy.Broken(b, errPreparing)}}
+		p.latest[b.Name] = g
+		work.Go(func() { p.prepare(ctx, g) })
+	}
+	for name, g := range gone {
+		g.cancel()
+		if p.latest[name] == g {
+			delete(p.latest, name)
+			p.metrics.forget(name)
+		}
+	}
+	p.apply()
+}
+
+// put replaces the entry of a generation, unless a newer generation has replaced it.
+func (p *Plugin) put(g *generation, e entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.latest[g.Name] != g {
+		return
+	}
+	if e.verdict.message != g.entry.verdict.message {
+		level := klog.Level(0)
+		if e.verdict.reason == v1alpha1.ReasonInForce {
+			level = 2
+		}
+		klog.V(level).InfoS("The state of a BindPolicy has changed", "policy", g.Name, "generation", g.Generation, "reason", e.verdict.reason, "message", e.verdict.message)
+	}
+	g.entry = &e
+	p.apply()
+}
+
+// apply puts the newest generations in force, ends the watches that they do not need, and wakes the binds that wait. The caller holds the lock.
+func (p *Plugin) apply() {
+	all, used, ready := make([]*entry, 0, len(p.latest)), sets.New[string](), 0
+	for _, name := range slices.Sorted(maps.Keys(p.latest)) {
+		e := p.latest[name].entry
+		all = append(all, e)
+		for _, s := range e.reads {
+			used.Insert(s.Name)
+		}
+		if e.verdict.reason == v1alpha1.ReasonInForce {
+			ready++
+		}
+	}
+	if p.h.Selections != nil {
+		p.h.Selections.Keep(used)
+	}
+	p.metrics.show(ready, len(all)-ready)
+	if before := p.set.Swap(&all); before == nil || !slices.Equal(*before, all) {
+		p.h.Wake(nil)
+	}
+}
+
+// prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends.
+func (p *Plugin) prepare(ctx context.Context, g *generation) {
+	e := p.compiled(ctx, g.BindPolicy)
+	p.put(g, e)
+	failed, retry := "", time.Duration(0)
+	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
+		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
+			p.watch(ctx, g.BindPolicy, &e)
+			if retry = min(max(2*retry, retryInterval), recheckInterval); len(e.unwatched) == 0 {
+				retry = 0
+			}
+			next = now.Add(cmp.Or(retry, recheckInterval))
+			p.put(g, e)
+		}
+		failed = p.writeStatus(ctx, g, e.verdict, failed)
+	}
+}
+
+// compiled returns the first entry of a generation. Its watches have not begun.
+func (p *Plugin) compiled(ctx context.Context, b *v1alpha1.BindPolicy) entry {
+	c, err := p.compiler.compile(ctx, b, false)
+	if err != nil {
+		message := strings.ReplaceAll(err.Error(), "\n", "; ")
+		return entry{compiled: policy.Broken(b, errors.New(message)), verdict: notReady(policy.Problems(err)[0].Reason, message, b.Spec.FailurePolicy)}
+	}
+	p.metrics.begin(b.Name, c.Audit())
+	e := entry{compiled: c, reads: map[*policy.Resource]*framework.Selection{}, unwatched: map[*policy.Resource]error{}}
+	for _, r := range c.Reads() {
+		e.reads[r], e.unwatched[r] = selectionOf(r), errBegins
+	}
+	return e
+}
+
+// watch begins the watches of an entry at the same time, or checks them. The verdict is about the first one that fails.
+func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
+	defer cancel()
+	all := e.compiled.Reads()
+	errs := make([]error, len(all))
+	var done sync.WaitGroup
+	for i, r := range all {
+		if p.h.Selections != nil {
+			done.Go(func() { errs[i] = p.h.Selections.Select(ctx, *e.reads[r]) })
+		}
+	}
+	done.Wait()
+	first := verdict{}
+	e.unwatched = map[*policy.Resource]error{}
+	for i, r := range all {
+		if errs[i] == nil {
+			continue
+		}
+		reason, err := watchProblem(r.Kind.Kind, errs[i])
+		e.unwatched[r] = err
+		if first.reason == "" {
+			first = notReady(reason, r.Path+": "+err.Error(), b.Spec.FailurePolicy)
+		}
+	}
+	if first.reason == "" {
+		first = verdict{reason: v1alpha1.ReasonInForce, message: fmt.Sprintf("generation %d is in force", b.Generation), warnings: e.verdict.warnings}
+		if e.verdict.reason != v1alpha1.ReasonInForce {
+			first.warnings = p.warnings(ctx, b, e.compiled)
+		}
+	}
+	e.verdict = first
+}
+
+// notReady returns the verdict on a policy that cannot be evaluated.
+func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
+	effect := "the binds that it selects wait or are rejected (failurePolicy Fail)"
+	if follows == v1alpha1.FailurePolicyIgnore {
+		effect = "binds ignore it (failurePolicy Ignore)"
+	}
+	return verdict{reason: reason, message: message + "; " + effect}
+}
+
+// warnings returns the problems of the policy with the schemas of custom resources.
+func (p *Plugin) warnings(ctx context.Context, b *v1alpha1.BindPolicy, c *policy.Compiled) []v1alpha1.ExpressionWarning {
+	if slices.ContainsFunc(c.Reads(), func(r *policy.Resource) bool { return !policy.IsBuiltIn(r.Kind) }) {
+		if checked, err := p.compiler.Compile(ctx, b); err == nil {
+			return checked.Warnings()
+		}
+	}
+	return c.Warnings()
+}
+
+// watchProblem returns the reason and the error of a watch that did not begin.
+func watchProblem(kind string, err error) (string, error) {
+	switch {
+	case apierrors.IsForbidden(err):
+		return v1alpha1.ReasonForbidden, fmt.Errorf("%w; apply a ClusterRole with the label %s: \"true\"%s", err, aggregateLabel, ruleFor(err))
+	case meta.IsNoMatchError(err):
+		return v1alpha1.ReasonUnknownKind, fmt.Errorf("the API server does not serve the kind: %w; install it, or correct apiVersion and kind", err)
+	default:
+		return v1alpha1.ReasonWatchFailed, fmt.Errorf("the watch of %s objects did not begin: %w; Prebind tries again", kind, err)
+	}
+}
+
+// ruleFor returns the end of a sentence with the rule that grants the resource of an answer Forbidden. It is empty for an
+// answer without a resource.
+func ruleFor(err error) string {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return ""
+	}
+	details := status.Status().Details
+	return fmt.Sprintf(" and the rule {apiGroups: [%q], resources: [%s], verbs: [get, list, watch]}", details.Group, details.Kind)
+}

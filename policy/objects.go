@@ -1,0 +1,162 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// The limits of what a policy reads for a bind. More would need too much time and memory. Sizes are those that the API server stores.
+const (
+	// MaxObject is the size of an object that expressions use.
+	MaxObject = 32 << 10
+	// maxObjects is the number of objects of a resource, and maxClaims that of the pod's claims.
+	maxObjects = 1_000
+	maxClaims  = 100
+	// maxSize is the size of all objects together.
+	maxSize = 4 << 20
+)
+
+// MaxList is the number of objects after which a list is too long in any case.
+const MaxList = maxObjects + 1
+
+// Objects reads objects. Every error is an error of the policy. One that is not a LimitError counts as a PendingError, because the next read can
+// succeed.
+type Objects interface {
+	// Read returns the objects of the resource. If ByName is set, it returns only the one with the namespace and the name.
+	Read(ctx context.Context, r *Resource, namespace, name string) (List, error)
+}
+
+// Claims are the pod's claims, and Namespace is the Namespace of the pod. Policies read them without a declaration.
+var (
+	Claims    = &Resource{Path: varClaims, Kind: corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"), ByName: true}
+	Namespace = &Resource{Path: varNamespace, Kind: corev1.SchemeGroupVersion.WithKind("Namespace"), ByName: true}
+)
+
+// List are objects within the limits, in the order of namespace and name.
+type List struct {
+	Objects []client.Object
+	size    int
+}
+
+// NewList returns the objects, or a LimitError if there are too many or too large ones. It sorts the slice.
+func NewList(objects []client.Object) (List, error) {
+	l := List{Objects: objects}
+	if len(objects) > maxObjects {
+		return List{}, limit("more than %d objects; restrict them with namespace, labelSelector or onNode", maxObjects)
+	}
+	for _, o := range objects {
+		size := sizeOf(o)
+		if isLarge(o) || size > MaxObject {
+			return List{}, limit("%s is larger than %d KiB", client.ObjectKeyFromObject(o), MaxObject>>10)
+		}
+		l.size += size
+	}
+	slices.SortFunc(objects, func(a, b client.Object) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return l, nil
+}
+
+// LimitError is an error of Objects if there are too many or too large objects, or if the kind does not exist: time does not help.
+type LimitError struct {
+	// Message describes the limit, and how to stay below it.
+	Message string
+}
+
+// Error implements error.
+func (e *LimitError) Error() string { return e.Message }
+
+func limit(format string, args ...any) *LimitError {
+	return &LimitError{Message: fmt.Sprintf(format, args...)}
+}
+
+// PendingError is the reason why a policy cannot be evaluated yet.
+type PendingError struct {
+	// Err describes what is missing.
+	Err error
+}
+
+// Error implements error.
+func (e *PendingError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *PendingError) Unwrap() error { return e.Err }
+
+// sizeOf returns the size of an object as the API server stores it, in bytes.
+func sizeOf(o client.Object) int {
+	if typed, ok := o.(interface{ Size() int }); ok {
+		return typed.Size()
+	}
+	content, err := json.Marshal(o)
+	if err != nil {
+		return math.MaxInt
+	}
+	return len(content)
+}
+
+// largeMark begins the selfLink of objects that are too large for policies. The API server does not set this field.
+const largeMark = "prebind.dev/too-large/"
+
+// Reduce returns what a cache keeps of an object for policies: all but managedFields. Of an object that is too large, only the name and the node
+// stay, with a mark. It can change the object.
+func Reduce(o client.Object) client.Object {
+	o.SetManagedFields(nil)
+	if isLarge(o) || sizeOf(o) <= MaxObject {
+		return o
+	}
+	small, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
+	if !ok {
+		return o
+	}
+	small.GetObjectKind().SetGroupVersionKind(o.GetObjectKind().GroupVersionKind())
+	small.SetNamespace(o.GetNamespace())
+	small.SetName(o.GetName())
+	small.SetUID(o.GetUID())
+	small.SetResourceVersion(o.GetResourceVersion())
+	node := NodeNameOf(o)
+	if len(node) > validation.DNS1123SubdomainMaxLength {
+		node = ""
+	}
+	small.SetSelfLink(largeMark + strings.Clone(node))
+	return small
+}
+
+// isLarge returns whether only the name and the node of the object are known, because it is too large.
+func isLarge(o client.Object) bool { return strings.HasPrefix(o.GetSelfLink(), largeMark) }
+
+// NodeNameOf returns spec.nodeName of an object, or an empty string.
+func NodeNameOf(o client.Object) string {
+	if node, large := strings.CutPrefix(o.GetSelfLink(), largeMark); large {
+		return node
+	}
+	switch typed := o.(type) {
+	case *corev1.Pod:
+		return typed.Spec.NodeName
+	case *unstructured.Unstructured:
+		name, _, _ := unstructured.NestedString(typed.Object, "spec", "nodeName")
+		return name
+	}
+	spec := reflect.Indirect(reflect.ValueOf(o)).FieldByName("Spec")
+	if spec.Kind() != reflect.Struct {
+		return ""
+	}
+	name := reflect.Indirect(spec.FieldByName("NodeName"))
+	if name.Kind() != reflect.String {
+		return ""
+	}
+	return name.String()
+}

@@ -1,0 +1,75 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// PolicyPath is the path of the webhook that validates BindPolicies.
+const PolicyPath = "/validate-bindpolicy"
+
+// PolicyCompiler compiles BindPolicies.
+type PolicyCompiler interface {
+	// Compile returns the compiled policy, or an error for policy.Problems.
+	Compile(ctx context.Context, b *v1alpha1.BindPolicy) (*policy.Compiled, error)
+}
+
+// NewPolicyHandler returns the webhook that rejects BindPolicies that do not compile. It needs no cache and no running plugin.
+func NewPolicyHandler(c PolicyCompiler) (http.Handler, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c}), nil
+}
+
+type policyValidator struct{ PolicyCompiler }
+
+// ValidateCreate implements admission.Validator.
+func (v policyValidator) ValidateCreate(ctx context.Context, b *v1alpha1.BindPolicy) (admission.Warnings, error) {
+	compiled, err := v.Compile(ctx, b)
+	if err != nil {
+		return nil, invalidPolicy(b.Name, err)
+	}
+	var warnings admission.Warnings
+	for _, w := range compiled.Warnings() {
+		warnings = append(warnings, w.FieldRef+": "+w.Warning)
+	}
+	return warnings, nil
+}
+
+// ValidateUpdate implements admission.Validator. An update that does not change the spec passes, so that a policy that entered without this webhook
+// can get labels and lose finalizers.
+func (v policyValidator) ValidateUpdate(ctx context.Context, old, b *v1alpha1.BindPolicy) (admission.Warnings, error) {
+	if equality.Semantic.DeepEqual(b.Spec, old.Spec) {
+		return nil, nil
+	}
+	return v.ValidateCreate(ctx, b)
+}
+
+// ValidateDelete implements admission.Validator.
+func (policyValidator) ValidateDelete(context.Context, *v1alpha1.BindPolicy) (admission.Warnings, error) {
+	return nil, nil
+}
+
+// invalidPolicy returns the answer for a policy that does not compile, with a cause for each problem.
+func invalidPolicy(name string, err error) error {
+	var all field.ErrorList
+	for _, p := range policy.Problems(err) {
+		all = append(all, &field.Error{Type: field.ErrorTypeInvalid, Field: cmp.Or(p.Field, "spec"), BadValue: field.OmitValueType{}, Detail: p.Message})
+	}
+	return apierrors.NewInvalid(v1alpha1.Kind.GroupKind(), name, all)
+}

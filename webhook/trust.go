@@ -1,0 +1,87 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// bindingWebhooks and policyWebhooks are the names of the webhook configurations for Bindings and for BindPolicies.
+	bindingWebhooks = "prebind"
+	policyWebhooks  = "prebind-policy"
+	// trustInterval is the time after which the leader compares their CA bundles, and trustTimeout limits a comparison.
+	trustInterval = 5 * time.Second
+	trustTimeout  = 10 * time.Second
+)
+
+// Trust copies the CA bundle of the webhook configuration for Bindings to that for BindPolicies, if the replica leads. So every source of certificates
+// writes the bundle to one object only. It does not need the plugin policy: as long as the configuration exists, the API server calls it.
+type Trust struct {
+	// Reader reads from the API server.
+	Reader client.Reader
+	Writer client.Writer
+	Leads  func() bool
+	Clock  clock.Clock
+}
+
+// Run copies the bundle until the context ends.
+func (t *Trust) Run(ctx context.Context) {
+	failed := ""
+	for ctx.Err() == nil {
+		if t.Leads() {
+			err := t.copyBundle(ctx)
+			switch {
+			case err == nil:
+				failed = ""
+			case ctx.Err() == nil && err.Error() != failed:
+				failed = err.Error()
+				klog.FromContext(ctx).Error(err, "Could not copy the CA bundle, so the API server can reject changes of BindPolicies", "validatingWebhookConfiguration", policyWebhooks)
+			}
+		}
+		timer := t.Clock.NewTimer(trustInterval)
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// copyBundle copies the CA bundle once, if it differs. If the configuration or the role does not exist, the component of the plugin policy is not
+// installed.
+func (t *Trust) copyBundle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, trustTimeout)
+	defer cancel()
+	to := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	if err := t.Reader.Get(ctx, client.ObjectKey{Name: policyWebhooks}, to); err != nil {
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			return nil
+		}
+		return err
+	}
+	from := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	if err := t.Reader.Get(ctx, client.ObjectKey{Name: bindingWebhooks}, from); err != nil || len(from.Webhooks) == 0 {
+		return client.IgnoreNotFound(err)
+	}
+	bundle, changed := from.Webhooks[0].ClientConfig.CABundle, to.DeepCopy()
+	differs := false
+	for i := range changed.Webhooks {
+		c := &changed.Webhooks[i].ClientConfig
+		differs = differs || !bytes.Equal(c.CABundle, bundle)
+		c.CABundle = bundle
+	}
+	if !differs {
+		return nil
+	}
+	return client.IgnoreNotFound(t.Writer.Patch(ctx, changed, client.MergeFromWithOptions(to, client.MergeFromWithOptimisticLock{})))
+}
