@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -57,7 +56,6 @@ type Compiled struct {
 	generation int64
 	audit      bool
 	ignore     bool
-	timeLimit  time.Duration
 
 	// broken is the reason why the policy cannot be evaluated, or nil.
 	broken error
@@ -148,7 +146,6 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	c := &compiler{env: env, provider: provider, options: o, policy: p, out: &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		timeLimit:     cmp.Or(o.TimeLimit, DefaultTimeLimit),
 		resourceIndex: map[string]int{}, variableIndex: map[string]int{},
 	}}
 	c.compile()
@@ -172,7 +169,6 @@ func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 	return &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation, broken: reason, match: match,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		timeLimit: DefaultTimeLimit,
 	}
 }
 

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Evaluate evaluates the policy for a bind. An error means that the context ended. If an evaluation exceeds Options.TimeLimit, that is a
-// runtime error of the policy.
+// Evaluate evaluates the policy for a bind. An error means that the context ended. Costs limit an evaluation, not time, so that a
+// busy processor does not change the result.
 //
 // The order is: matchConstraints, matchConditions, validations, waitFor, mutations. The first validation that is
 // false ends the evaluation, even if another one fails. All waits are evaluated; the first that is false gives the message. The
@@ -33,10 +33,7 @@ func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result,
 	if !c.match.matches(s) {
 		return result, nil // Most policies end here, so this comes before the state of the evaluation.
 	}
-	e := &evaluation{policy: c, subject: s, objects: o, result: result}
-	limited, cancel := context.WithTimeoutCause(ctx, c.timeLimit, fmt.Errorf("the expressions of the policy took longer than %s", c.timeLimit))
-	defer cancel()
-	e.ctx = limited
+	e := &evaluation{ctx: ctx, policy: c, subject: s, objects: o, result: result}
 	err := e.decide()
 	switch {
 	case ctx.Err() != nil:

@@ -588,39 +588,6 @@ func TestEvaluate_ContextEnds(t *testing.T) {
 	assert.Zero(t, r)
 }
 
-// late are Objects that need more than the time limit.
-type late struct{ *objects }
-
-func (s late) Read(ctx context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
-	<-ctx.Done()
-	return s.objects.Read(ctx, r, namespace, name)
-}
-
-// The time of an evaluation is limited. It is an error of the policy, unlike the end of the caller's context.
-func TestEvaluate_TimeLimit(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		spec   string
-		want   policy.Verdict
-		rule   string
-	}{
-		"Fail":     {reason: "the failure policy rejects", spec: declared + validation("resources.csinode != null"), want: policy.Failed, rule: "spec.validations[0]"},
-		"Ignore":   {reason: "the failure policy ignores it", spec: "failurePolicy: Ignore\n" + declared + validation("resources.csinode != null"), want: policy.Ignored, rule: "spec.validations[0]"},
-		"Later":    {reason: "nothing is evaluated after it", spec: declared + "matchConditions: [{name: a, expression: resources.csinode != null}, {name: b, expression: 'false'}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[a]"},
-		"Absorbed": {reason: "an operator cannot absorb it", spec: declared + validation("resources.csinode != null || true"), want: policy.Failed, rule: "spec.validations[0]"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			c, err := policy.Compile(parseSpec(t, tc.spec), policy.Options{TimeLimit: 10 * time.Millisecond})
-			require.NoError(t, err)
-			r, err := c.Evaluate(t.Context(), subject(), late{world()})
-			require.NoError(t, err)
-			assert.Equal(t, tc.want, r.Verdict, tc.reason)
-			assert.Equal(t, tc.rule+": the expressions of the policy took longer than 10ms", r.Message, tc.reason)
-		})
-	}
-}
-
 // panicking are Objects with a defect.
 type panicking struct{ *objects }
 

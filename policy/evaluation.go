@@ -115,17 +115,17 @@ func (e *evaluation) eval(x *expression) (ref.Val, error) {
 	if cost := details.ActualCost(); cost != nil {
 		e.cost += *cost
 	}
-	// An expression can hide that the time is over.
-	if over := e.over(); over != nil && (err == nil || e.ctx.Err() != nil) {
-		return nil, over
+	if err != nil {
+		return nil, err
 	}
-	return v, err
+	// An expression can hide that it was interrupted.
+	return v, e.over()
 }
 
 // over returns an error if nothing can be evaluated any more.
 func (e *evaluation) over() error {
-	if e.ctx.Err() != nil {
-		return context.Cause(e.ctx)
+	if err := e.ctx.Err(); err != nil {
+		return err
 	}
 	if e.cost > policyCostLimit {
 		return errBudget

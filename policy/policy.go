@@ -37,13 +37,7 @@ type Options struct {
 	BindTimeout time.Duration
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.
 	Schemas Schemas
-	// TimeLimit of an evaluation. Zero means DefaultTimeLimit.
-	TimeLimit time.Duration
 }
-
-// DefaultTimeLimit is far above the time that the cost limits allow for most expressions, also on a machine with a high
-// load. It is for expressions whose cost is much too low.
-const DefaultTimeLimit = time.Second
 
 // Resource are objects that a policy reads. It is immutable.
 type Resource struct {
