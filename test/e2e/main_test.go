@@ -74,7 +74,7 @@ func waitTogether() {
 var turns = struct {
 	free    chan struct{}
 	holders sync.Map
-}{free: make(chan struct{}, 6*processors)}
+}{free: make(chan struct{}, 4*processors)}
 
 // takeTurn waits until the test may use the shared control plane. A subtest of a test that has its turn does not wait.
 func takeTurn(t *testing.T) {
@@ -135,7 +135,7 @@ func ownWorld(t *testing.T, replicas int, args ...string) *world {
 var (
 	// ownClusters limits the number of control planes in addition to the shared one. Each control plane needs 0.5 GB of memory. Most
 	// of their tests mostly wait.
-	ownClusters = make(chan struct{}, processors)
+	ownClusters = make(chan struct{}, processors+1)
 	// ownStarts limits the number of starts and installations of these control planes at the same time. Each of them needs a processor,
 	// and the tests need the others.
 	ownStarts = make(chan struct{}, max(processors/2, 1))
