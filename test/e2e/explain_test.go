@@ -36,7 +36,7 @@ type explained struct {
 // command runs the program and returns its standard output, its standard error and its exit code.
 func (b *bench) command(args ...string) (stdout, stderr string, code int) {
 	b.t.Helper()
-	return b.ran(exec.CommandContext(b.t.Context(), b.prebind.Client(), args...))
+	return b.ran(exec.CommandContext(b.t.Context(), shared.prebind.Client(), args...))
 }
 
 // ran runs the command against the cluster as an administrator.
