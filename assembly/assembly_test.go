@@ -9,12 +9,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/telemetry"
 )
 
@@ -57,4 +61,15 @@ func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	return New(Options{Manager: mgr, Registry: r, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
+}
+
+// A plugin whose kind the API server does not serve is skipped. The others run.
+func TestPlugins_KindNotServed(t *testing.T) {
+	claims := keeping("resource-claims")
+	claims.Requires = []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")}
+	a := newAssembly(t, claims, keeping("other"))
+	plugins, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
+	require.NoError(t, err)
+	require.Len(t, plugins, 1)
+	assert.Equal(t, "other", plugins[0].Name())
 }

@@ -67,9 +67,7 @@ func (b *bench) assertImmutable(bound *corev1.Pod) {
 }
 
 // With the optional policies, the API server permits only Prebind to write its annotations.
-func TestAnnotationPolicy(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 2, "--mutators=*,bind-info")
+func testAnnotationPolicy(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "annotation-policy"))
 	untilPolicy(t, w)
 

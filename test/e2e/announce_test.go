@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -127,47 +126,17 @@ func (b *bench) nominate(node string) {
 	require.NoError(b.t, err)
 }
 
-// Tests of the plugin announce have their own installation, because the plugin is off by default.
-func TestAnnounce(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 0, "--prebind-plugins=*,announce")
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/announce"))
-	for range 2 {
-		_, err := w.start(t.Context())
-		require.NoError(t, err)
+// testAnnounce checks the field status.nominatedNodeName with a real kube-scheduler.
+func testAnnounce(t *testing.T, w *world) {
+	for name, test := range map[string]func(t *testing.T, w *world){
+		"rejected": testAnnounceRejected, "taken": testAnnounceTaken, "kube-scheduler": testAnnounceKubeScheduler,
+		"another node": testAnnounceAnotherNode, "preemption": testAnnouncePreemption,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, w)
+		})
 	}
-	t.Run("with", func(t *testing.T) {
-		for name, test := range map[string]func(t *testing.T, w *world){
-			"a client": testAnnounceByHand, "rejected": testAnnounceRejected, "fast": testAnnounceFast, "taken": testAnnounceTaken,
-			"kube-scheduler": testAnnounceKubeScheduler, "another node": testAnnounceAnotherNode, "preemption": testAnnouncePreemption,
-			"pinned": testAnnouncePinned,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				test(t, w)
-			})
-		}
-	})
-	t.Run("killed", func(t *testing.T) { testAnnounceKilled(t, w) })
-}
-
-// The node of a bind that waits is announced, and the field is empty after the bind.
-func testAnnounceByHand(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("late")
-	h := b.watchNominations()
-	created := b.podWith(byHand, toleration, expects(driver+"=550"), waits("60s"))
-	began := time.Now()
-	bound := b.beginBind(node)
-	pod := b.untilAnnounced(node)
-	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second, "the plugin waits for a moment")
-	assert.Equal(t, created.Spec, pod.Spec)
-	b.installDriver(node, "550")
-	require.NoError(t, b.end(bound))
-	pod = b.untilBound()
-	b.assertTopology(pod)
-	assert.Equal(t, corev1.PodPending, pod.Status.Phase)
-	b.assertNominations(h, "", node+"*", "")
 }
 
 // The field is cleared when the bind is rejected.
@@ -179,25 +148,6 @@ func testAnnounceRejected(t *testing.T, w *world) {
 	b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
 	b.assertNominations(h, "", node+"*", "")
 	assert.Equal(t, corev1.PodPending, b.until("unbound", notBound).Status.Phase, "the rest of the status stays")
-}
-
-// A bind that does not wait is not announced.
-func testAnnounceFast(t *testing.T, w *world) {
-	for _, scheduler := range []string{byHand, cluster.DefaultScheduler} {
-		t.Run(scheduler, func(t *testing.T) {
-			b := newBench(t, w, nil)
-			h := b.watchNominations()
-			class, _ := b.static("node-1", "1Gi")
-			b.claim("data", class)
-			b.pod(scheduler, "data")
-			if scheduler == byHand {
-				require.NoError(t, b.bindByHand(b.binding("node-1")))
-			}
-			pod := b.untilBound()
-			assert.False(t, slices.ContainsFunc(pod.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return strings.HasPrefix(e.Manager, announcer) }))
-			assert.False(t, slices.ContainsFunc(h.nodes(), func(node string) bool { return strings.HasSuffix(node, "*") }), "%q", h.nodes())
-		})
-	}
 }
 
 // A value that another component has set is kept.
@@ -222,16 +172,6 @@ func testAnnounceTaken(t *testing.T, w *world) {
 		b.assertRefused(b.end(bound), "still waiting for the label")
 		b.assertNominations(h, "", node+"*", "node-6")
 	})
-}
-
-// A Binding with a resourceVersion fails after any write to the pod, so there is none.
-func testAnnouncePinned(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("late")
-	h := b.watchNominations()
-	pod := b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
-	b.assertRefused(b.bindByHand(b.binding(node, gen.AtVersion(pod.ResourceVersion))), "still waiting for the label")
-	b.assertNominations(h, "")
 }
 
 // kube-scheduler binds a pod that waits, without a failure.
@@ -311,48 +251,4 @@ func testAnnouncePreemption(t *testing.T, w *world) {
 		want = append(want, "")
 	}
 	b.assertNominations(h, want...)
-}
-
-// A replica is killed. If another replica continues the bind, the field stays; otherwise the other replica clears it.
-func testAnnounceKilled(t *testing.T, w *world) {
-	doomed, other := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
-	// The API server keeps its connections, so only one replica may run.
-	require.NoError(t, other.Process.Stop())
-	continued, abandoned := newBench(t, w, nil), newBench(t, w, nil)
-	histories := map[*bench]*nominations{}
-	nodes := map[*bench]string{}
-	for _, b := range []*bench{continued, abandoned} {
-		node, toleration := b.ownNode("late")
-		nodes[b], histories[b] = node, b.watchNominations()
-		b.podWith(byHand, toleration, expects(driver+"=550"), waits("5m"))
-	}
-	ctx, bound := t.Context(), make(chan []error, 1)
-	go func() { bound <- continued.insist(ctx, continued.binding(nodes[continued])) }()
-	post := abandoned.client.CoreV1().RESTClient().Post().Namespace(abandoned.ns).Resource("pods").Name("pod").SubResource("binding").
-		Body(abandoned.binding(nodes[abandoned])).MaxRetries(0)
-	go func() { _ = post.Do(ctx).Error() }()
-	first := map[*bench]string{}
-	for _, b := range []*bench{continued, abandoned} {
-		by := nominationOf(b.untilAnnounced(nodes[b])).by
-		require.Len(t, by, 1)
-		require.Equal(t, doomed, b.replicaOfAttempt(strings.TrimPrefix(by[0], announcer)))
-		first[b] = by[0]
-	}
-	require.NoError(t, other.Process.Start())
-	require.NoError(t, other.WaitReady(t.Context()))
-	require.NoError(t, doomed.Kill())
-
-	abandoned.assertNominations(histories[abandoned], "", nodes[abandoned]+"*", "")
-	abandoned.untilEvent("PreBindRolledBack", "announce: Node "+nodes[abandoned]+": the pod was not bound")
-	pod := continued.until("announced by the other replica only", func(pod *corev1.Pod) bool {
-		n := nominationOf(pod)
-		return n.ours() && !slices.Contains(n.by, first[continued])
-	})
-	assert.Equal(t, nodes[continued], pod.Status.NominatedNodeName)
-	continued.installDriver(nodes[continued], "550")
-	errs := <-bound
-	require.NoError(t, errs[len(errs)-1])
-	continued.untilBound()
-	continued.assertNominations(histories[continued], "", nodes[continued]+"*", "")
-	require.NoError(t, doomed.Restart(t.Context()))
 }

@@ -14,8 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -24,7 +22,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/test/install"
 )
 
 // policyComponent is the component of the plugin policy.
@@ -154,46 +151,18 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 	}{
 		"every field":        {reason: "the documented policy", spec: wish},
 		"only validations":   {reason: "a policy can only reject", spec: with("mode: Enforce")},
-		"only waits":         {reason: "a policy can only delay", spec: wait("onTimeout: Refuse")},
-		"only annotations":   {reason: "a policy can only annotate", spec: key("a")},
-		"only labels":        {reason: "a policy can only label", spec: "spec: {mutations: {labels: [{key: a, valueExpression: 'null'}]}}"},
 		"no spec":            {reason: "an empty policy is a mistake", spec: "{}", want: "spec: Required value"},
 		"empty spec":         {reason: "a policy without effect is a mistake", spec: "spec: {}", want: needsPart},
 		"only conditions":    {reason: "conditions alone have no effect", spec: "spec: {matchConditions: [{name: a, expression: 'true'}]}", want: needsPart},
-		"no validations":     {reason: "an empty list has no effect", spec: "spec: {validations: []}", want: "spec.validations in body should have at least 1 items"},
-		"no waits":           {reason: "an empty list has no effect", spec: "spec: {waitFor: []}", want: "spec.waitFor in body should have at least 1 items"},
 		"empty mutations":    {reason: "mutations without keys have no effect", spec: "spec: {mutations: {}}", want: needsKeys},
-		"no annotations":     {reason: "an empty list has no effect", spec: "spec: {mutations: {annotations: []}}", want: "spec.mutations.annotations in body should have at least 1 items"},
-		"unknown field":      {reason: "a misspelled field has no effect", spec: with("validation: []"), want: `unknown field "spec.validation"`},
 		"name":               {reason: "63 characters fit into a label", name: strings.Repeat("a", 63), spec: with("mode: Audit")},
 		"name with dots":     {reason: "the domain of its keys would have more parts", name: "a.b", spec: with("mode: Audit"), want: dnsLabel},
 		"long name":          {reason: "the domain of its keys would not be valid", name: long, spec: with("mode: Audit"), want: dnsLabel},
-		"failure policy":     {reason: "an unknown value", spec: with("failurePolicy: Maybe"), want: `spec.failurePolicy: Unsupported value: "Maybe": supported values: "Fail", "Ignore"`},
-		"mode":               {reason: "an unknown value", spec: with("mode: 'Off'"), want: `spec.mode: Unsupported value: "Off": supported values: "Enforce", "Audit"`},
-		"on timeout":         {reason: "an unknown value", spec: wait("onTimeout: Fail"), want: `spec.waitFor[0].onTimeout: Unsupported value: "Fail": supported values: "Refuse", "Allow"`},
-		"scheduler twice":    {reason: "a set", spec: with("matchConstraints: {schedulerNames: [a, a]}"), want: "spec.matchConstraints.schedulerNames[1]: Duplicate value"},
-		"selector":           {reason: "a selector without a key is not valid", spec: with("matchConstraints: {podSelector: {matchExpressions: [{operator: Exists}]}}"), want: "podSelector.matchExpressions[0].key: Required value"},
-		"condition name":     {reason: "it is part of messages", spec: with("matchConditions: [{name: 'a b', expression: 'true'}]"), want: "spec.matchConditions[0].name in body should match"},
-		"long condition":     {reason: "it is part of messages", spec: with("matchConditions: [{name: " + long + ", expression: 'true'}]"), want: "spec.matchConditions[0].name: Too long: may not be more than 63"},
-		"condition twice":    {reason: "a map by name", spec: with("matchConditions: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.matchConditions[1]: Duplicate value"},
-		"empty condition":    {reason: "an expression is required", spec: with("matchConditions: [{name: a, expression: ''}]"), want: "spec.matchConditions[0].expression in body should be at least 1 chars long"},
-		"variable twice":     {reason: "a map by name", spec: with("variables: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]"), want: "spec.variables[1]: Duplicate value"},
-		"variable name":      {reason: "it is not an identifier", spec: with("variables: [{name: a-b, expression: 'true'}]"), want: "spec.variables[0].name in body should match"},
 		"variable keyword":   {reason: "no expression could use it", spec: with("variables: [{name: in, expression: 'true'}]"), want: keyword},
-		"no expression":      {reason: "an expression is required", spec: "spec: {validations: [{message: a}]}", want: "spec.validations[0].expression: Required value"},
-		"long expression":    {reason: "the length is limited", spec: "spec: {validations: [{expression: '" + strings.Repeat("a", 8193) + "'}]}", want: "may not be more than 8192"},
-		"message":            {reason: "a message is one line", spec: `spec: {validations: [{expression: 'true', message: "a\nb"}]}`, want: "spec.validations[0].message in body should match"},
-		"waiting message":    {reason: "a message is one line", spec: wait(`message: "a\nb"`), want: "spec.waitFor[0].message in body should match"},
-		"many waits":         {reason: "each costs CPU", spec: "spec: {waitFor: [" + strings.Repeat("{name: a, expression: 'true'}, ", 17) + "]}", want: "spec.waitFor: Too many: 17: must have at most 16 items"},
-		"wait name":          {reason: "it is part of messages", spec: "spec: {waitFor: [{name: a/b, expression: 'true'}]}", want: "spec.waitFor[0].name in body should match"},
-		"wait twice":         {reason: "a map by name", spec: "spec: {waitFor: [{name: a, expression: 'true'}, {name: a, expression: 'true'}]}", want: "spec.waitFor[1]: Duplicate value"},
 		"shortest timeout":   {reason: "the lower bound", spec: wait("timeout: 1s")},
 		"longest timeout":    {reason: "the upper bound", spec: wait("timeout: 23h59m60s")},
 		"short timeout":      {reason: "under the lower bound", spec: wait("timeout: 999ms"), want: bounds},
 		"long timeout":       {reason: "over the upper bound", spec: wait("timeout: 24h1s"), want: bounds},
-		"negative timeout":   {reason: "a time cannot be negative", spec: wait("timeout: -5s"), want: "spec.waitFor[0].timeout in body should match"},
-		"days":               {reason: "the format accepts days, Go does not", spec: wait("timeout: 1d"), want: "spec.waitFor[0].timeout in body should match"},
-		"word":               {reason: "not a duration", spec: wait("timeout: soon"), want: "spec.waitFor[0].timeout in body must be of type duration"},
 		"by name":            {reason: "one object", spec: resource("nameExpression: node.metadata.name")},
 		"by labels":          {reason: "several objects", spec: resource("labelSelector: {}")},
 		"on node":            {reason: "the objects on the node", spec: resource("onNode: true")},
@@ -204,12 +173,7 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 		"name, not on node":  {reason: "false has no effect", spec: resource("nameExpression: a, onNode: false")},
 		"namespace by name":  {reason: "only an object by name has one namespace", spec: resource("labelSelector: {}, namespaceExpression: a"), want: namespace},
 		"namespace twice":    {reason: "they would contradict each other", spec: resource("nameExpression: a, namespace: a, namespaceExpression: a"), want: namespace},
-		"resource namespace": {reason: "not a DNS label", spec: resource("onNode: true, namespace: A"), want: "spec.resources[0].namespace in body should match"},
-		"API version":        {reason: "a version is required", spec: with("resources: [{name: a, apiVersion: apps/, kind: Pod, onNode: true}]"), want: "spec.resources[0].apiVersion in body should match"},
-		"resource kind":      {reason: "not a kind", spec: with("resources: [{name: a, apiVersion: v1, kind: pods/status, onNode: true}]"), want: "spec.resources[0].kind in body should match"},
 		"resource keyword":   {reason: "no expression could use it", spec: with("resources: [{name: 'null', apiVersion: v1, kind: Pod, onNode: true}]"), want: keyword},
-		"resource name":      {reason: "it is not an identifier", spec: with("resources: [{name: 1a, apiVersion: v1, kind: Pod, onNode: true}]"), want: "spec.resources[0].name in body should match"},
-		"resource twice":     {reason: "a map by name", spec: with("resources: [{name: a, apiVersion: v1, kind: Pod, onNode: true}, {name: a, apiVersion: v1, kind: Pod, onNode: true}]"), want: "spec.resources[1]: Duplicate value"},
 		"key":                {reason: "a key of the policy", spec: key("Clique.of_a-1")},
 		"foreign key":        {reason: "the operator decides about other prefixes", spec: key("ray.io/clique")},
 		"similar key":        {reason: "the prefix belongs to somebody else", spec: key("notkubernetes.io/a")},
@@ -220,12 +184,6 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 		"prebind.dev":        {reason: "plugins give these keys a meaning", spec: key("device.prebind.dev/name"), want: reserved},
 		"own prefix":         {reason: "a key must have one spelling", spec: key("test.policy.prebind.dev/a"), want: reserved},
 		"label key":          {reason: "the rule also covers labels", spec: "spec: {mutations: {labels: [{key: k8s.io/a, valueExpression: 'null'}]}}", want: reserved},
-		"two slashes":        {reason: "not a key", spec: key("a/b/c"), want: "spec.mutations.annotations[0].key in body should match"},
-		"upper-case prefix":  {reason: "not a DNS subdomain", spec: key("A.b/c"), want: "spec.mutations.annotations[0].key in body should match"},
-		"long key":           {reason: "the name of a key has 63 characters", spec: key(long), want: "spec.mutations.annotations[0].key in body should match"},
-		"empty key":          {reason: "not a key", spec: key(""), want: "spec.mutations.annotations[0].key in body should be at least 1 chars long"},
-		"key twice":          {reason: "a map by key", spec: "spec: {mutations: {labels: [{key: a, valueExpression: 'null'}, {key: a, valueExpression: 'null'}]}}", want: "spec.mutations.labels[1]: Duplicate value"},
-		"no value":           {reason: "a value is required", spec: "spec: {mutations: {labels: [{key: a}]}}", want: "spec.mutations.labels[0].valueExpression: Required value"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -339,57 +297,4 @@ func testPolicyExplained(t *testing.T, a *policyAPI) {
 	out, err := a.cluster.Kubectl(t.Context(), "explain", "bindpolicy.spec.waitFor.timeout").Output()
 	require.NoError(t, err)
 	assert.Contains(t, string(out), "Timeout limits the wait")
-}
-
-// A ClusterRole with the label grants Prebind a kind. Repeated applies of the shipped files keep the permission.
-func TestPolicyResourcesRole(t *testing.T) {
-	t.Parallel()
-	w := shared
-	for _, file := range []string{"resources-role.yaml", "resources-rolebinding.yaml"} {
-		w.apply(t, file)
-	}
-	roles := w.client.RbacV1().ClusterRoles()
-	// The kind does not exist, so that the permission does not affect other tests.
-	granted := &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"e2e.prebind.dev"}, Resources: []string{"agents"}, Verbs: []string{"get", "list", "watch"}}},
-	}
-	granted, err := roles.Create(t.Context(), granted, metav1.CreateOptions{})
-	require.NoError(t, err)
-	deleted := false
-	t.Cleanup(func() {
-		if !deleted {
-			_ = roles.Delete(context.WithoutCancel(t.Context()), granted.Name, metav1.DeleteOptions{})
-		}
-	})
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User:               "system:serviceaccount:" + install.Namespace + ":prebind",
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Group: "e2e.prebind.dev", Resource: "agents", Verb: "watch"},
-	}}
-	allowed := func(c assert.TestingT) bool {
-		answer, err := w.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-		assert.NoError(c, err)
-		return err == nil && answer.Status.Allowed
-	}
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.True(c, allowed(c)) }, patience, 100*time.Millisecond)
-
-	before, err := roles.Get(t.Context(), "prebind-policy-resources", metav1.GetOptions{})
-	require.NoError(t, err)
-	for _, args := range [][]string{{"apply"}, {"apply", "--server-side", "--force-conflicts"}} {
-		out, err := w.cluster.Kubectl(t.Context(), append(args, "-f", policyComponent+"resources-role.yaml")...).CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		var managers []string
-		after, err := roles.Get(t.Context(), before.Name, metav1.GetOptions{})
-		require.NoError(t, err)
-		for _, m := range after.ManagedFields {
-			if strings.Contains(string(m.FieldsV1.GetRawBytes()), `"f:rules"`) {
-				managers = append(managers, m.Manager)
-			}
-		}
-		assert.Equal(t, before.Rules, after.Rules)
-		assert.Equal(t, []string{"clusterrole-aggregation-controller"}, managers, "only the controller of the API server writes rules")
-	}
-	require.NoError(t, roles.Delete(t.Context(), granted.Name, metav1.DeleteOptions{}))
-	deleted = true
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.False(c, allowed(c)) }, patience, 100*time.Millisecond)
 }

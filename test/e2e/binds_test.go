@@ -119,18 +119,6 @@ func TestBindByLegacyPath(t *testing.T) {
 	b.assertClaimBound("data", "node-6")
 }
 
-// The pod keeps annotations of the Binding.
-func TestBindKeepsTheBindingsAnnotations(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	b.pod(byHand)
-	withOwn := b.binding("node-1", gen.Annotation("example.com/chosen-by", "hand"), gen.Annotation("topology.prebind.dev/zone", "forged"))
-	require.NoError(t, b.bindByHand(withOwn))
-	pod := b.untilBound()
-	b.assertTopology(pod)
-	assert.Equal(t, "hand", pod.Annotations["example.com/chosen-by"])
-}
-
 func TestDryRunChangesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)

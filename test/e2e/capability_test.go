@@ -4,9 +4,7 @@
 package e2e
 
 import (
-	"os/exec"
 	"regexp"
-	"strings"
 	"sync"
 	"testing"
 
@@ -64,19 +62,6 @@ func (w *world) needs(t *testing.T, feature string) {
 		return
 	}
 	t.Skipf("kube-apiserver does not enable %s: %s", feature, effects[feature])
-}
-
-// needsEmulation skips the test if kube-apiserver cannot emulate the version.
-func needsEmulation(t *testing.T, version string) {
-	t.Helper()
-	assets, err := cluster.Binaries(t.Context(), t.Output(), "")
-	require.NoError(t, err)
-	// The command fails, because it has no other flags.
-	out, err := exec.CommandContext(t.Context(), assets.APIServer, "--emulated-version="+version, "--cert-dir="+t.TempDir()).CombinedOutput()
-	require.Error(t, err)
-	if strings.Contains(string(out), "emulation version "+version+" is not between") {
-		t.Skip("kube-apiserver cannot emulate " + version)
-	}
 }
 
 // assertCopied checks that the pod has the label of its Binding if the API server copies labels, and otherwise not.

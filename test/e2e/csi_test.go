@@ -205,55 +205,6 @@ func TestCSIProvisioning(t *testing.T) {
 	}
 }
 
-// A claim of a class with immediate binding has a volume in an allowed zone before the pod has a node.
-func TestCSIImmediateBinding(t *testing.T) {
-	t.Parallel()
-	for name, by := range binders {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newCSIBench(t)
-			b.claim("data", b.class(csiName, gen.Immediate(), gen.AllowedTopology(cluster.CSITopologyKey, csiZoneB), gen.Parameter("delay", provisioningDuration)))
-			b.newPod("pod", by.scheduler, "data")
-			if by.scheduler == byHand {
-				b.assertForbidden(b.bindPod("pod", csiB), "data", "its volumeBindingMode is not WaitForFirstConsumer")
-				b.untilClaimBound()
-				err := b.bindPod("pod", csiA)
-				require.True(t, apierrors.IsForbidden(err), "%v", err)
-				assert.ErrorContains(t, err, "its node affinity excludes node "+csiA)
-				require.NoError(t, b.bindPod("pod", csiB))
-			}
-			pod := b.untilBound()
-			assert.Equal(t, csiB, pod.Spec.NodeName)
-			b.assertTopology(pod)
-			b.assertStored("data", csiB, csiZoneB)
-		})
-	}
-}
-
-// The allowedTopologies of a class exclude nodes, also with a topology label of the driver.
-func TestCSIAllowedTopologies(t *testing.T) {
-	t.Parallel()
-	for name, by := range binders {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newCSIBench(t)
-			class := b.lateClass(csiUnlimited, csiUnlimited, gen.AllowedTopology(cluster.CSITopologyKey, csiZoneB))
-			b.claim("data", class)
-			b.newPod("pod", by.scheduler, "data")
-			if by.scheduler == byHand {
-				for _, node := range []string{csiA, csiNone} {
-					b.assertForbidden(b.bindPod("pod", node), "data", "the allowedTopologies of StorageClass "+class+" exclude node "+node)
-				}
-				require.NoError(t, b.bindPod("pod", csiB))
-			}
-			pod := b.untilBound()
-			assert.Equal(t, csiB, pod.Spec.NodeName)
-			b.assertTopology(pod)
-			b.assertStored("data", csiB, csiZoneB)
-		})
-	}
-}
-
 func last(list []string) string {
 	if len(list) == 0 {
 		return ""

@@ -84,14 +84,6 @@ func (p *parker) holds(device string) string {
 	return fmt.Sprintf("device %s (gpu) is held by pod %s/pod", device, p.ns)
 }
 
-// finish completes the pod like its kubelet.
-func (p *parker) finish(phase corev1.PodPhase) {
-	p.t.Helper()
-	_, err := p.client.CoreV1().Pods(p.ns).Patch(p.t.Context(), "pod", types.MergePatchType,
-		[]byte(`{"status":{"phase":"`+string(phase)+`"}}`), metav1.PatchOptions{}, "status")
-	require.NoError(p.t, err)
-}
-
 // records returns the records of devices.
 func (b *bench) records() typedcorev1.ConfigMapInterface {
 	return b.client.CoreV1().ConfigMaps(install.Namespace)
@@ -176,14 +168,6 @@ func (p *parker) untilSettled(devices map[string]string) {
 	}
 }
 
-// untilFree waits until the record has no entry of the pod.
-func (p *parker) untilFree() {
-	p.t.Helper()
-	p.untilRecord(p.garage.node, "without the pod", func(data map[string]string) bool {
-		return data[string(p.uid)] == ""
-	})
-}
-
 // A device belongs to one pod at a time, and a rejection names that pod.
 func TestDeviceIsExclusive(t *testing.T) {
 	t.Parallel()
@@ -202,18 +186,6 @@ func TestDeviceIsExclusive(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-3": "1"})
 }
 
-// Annotations of the pod select devices. Annotations of the Binding take precedence.
-func TestDeviceByPodAndBinding(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	first, second := g.parker(gpu("GPU-1")), g.parker(gpu("GPU-1"))
-	require.NoError(t, first.park(gpu("GPU-2")))
-	first.untilSettled(map[string]string{"GPU-2": "1"})
-	assert.Equal(t, "GPU-2", first.untilBound().Annotations["device.prebind.dev/gpu"], "the pod should have the granted devices in its annotations")
-	require.NoError(t, second.park())
-	second.untilSettled(map[string]string{"GPU-1": "1"})
-}
-
 // Annotations of the pod select devices, and kube-scheduler ignores them.
 func TestDeviceWithKubeScheduler(t *testing.T) {
 	t.Parallel()
@@ -227,44 +199,6 @@ func TestDeviceWithKubeScheduler(t *testing.T) {
 	first.deletePod()
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 	assert.Nil(t, grantedTo(second.record(g.node), first.uid))
-}
-
-// A device is free as soon as its pod no longer needs it.
-func TestDeviceOfPodThatIsGone(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		reason string
-		end    func(p *parker)
-		// held is set if the pod still holds the device.
-		held bool
-	}{
-		"succeeded": {reason: "its containers never run again", end: func(p *parker) { p.finish(corev1.PodSucceeded) }},
-		"recreated": {reason: "another pod has the same name", end: func(p *parker) {
-			p.deletePod()
-			p.create(byHand)
-		}},
-		"terminating": {reason: "its containers may still run", held: true, end: func(p *parker) {
-			require.NoError(p.t, p.client.CoreV1().Pods(p.ns).Delete(p.t.Context(), "pod", metav1.DeleteOptions{GracePeriodSeconds: new(int64(600))}))
-		}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := newGarage(t, shared)
-			first, second := g.parker(), g.parker()
-			require.NoError(t, first.park(gpu("GPU-1")))
-			first.untilSettled(map[string]string{"GPU-1": "1"})
-			before := first.uid
-			tc.end(first)
-			if tc.held {
-				second.assertRefused(second.park(gpu("GPU-1")), first.holds("GPU-1"))
-				return
-			}
-			require.NoError(t, second.park(gpu("GPU-1")), tc.reason)
-			second.untilSettled(map[string]string{"GPU-1": "1"})
-			assert.NotContains(t, second.record(g.node), string(before))
-		})
-	}
 }
 
 // If a bind fails after Prebind has allowed it, Prebind releases its devices: when the bind can no longer succeed, or when its pod is deleted.
@@ -289,69 +223,4 @@ func TestDeviceIsRolledBack(t *testing.T) {
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 	require.NoError(t, first.park(gpu("GPU-3")))
 	first.untilSettled(map[string]string{"GPU-3": "1"})
-}
-
-// The record is deleted: running pods keep their devices.
-func TestDeviceRecordIsLost(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	first, half, second := g.parker(), g.parker(), g.parker()
-	require.NoError(t, first.park(gpu("GPU-1")))
-	require.NoError(t, half.park(gpu("GPU-2:0.5")))
-	first.untilSettled(map[string]string{"GPU-1": "1"})
-	half.untilSettled(map[string]string{"GPU-2": "0.5"})
-	for _, lost := range []func(){
-		func() {
-			require.NoError(t, g.records().Delete(t.Context(), recordOf(g.node), metav1.DeleteOptions{}))
-		},
-		func() {}, // The second rejection shows that the first one does not depend on memory of the replica.
-	} {
-		lost()
-		err := second.park(gpu("GPU-1"))
-		assert.True(t, apierrors.IsForbidden(err), "%v", err)
-		assert.ErrorContains(t, err, first.holds("GPU-1"))
-		err = second.park(gpu("GPU-2"))
-		assert.True(t, apierrors.IsForbidden(err), "%v", err)
-		assert.ErrorContains(t, err, "pod "+half.ns+"/pod (0.5)")
-	}
-	require.NoError(t, second.park(gpu("GPU-2:0.5")))
-	second.untilSettled(map[string]string{"GPU-2": "0.5"})
-	first.untilSettled(map[string]string{"GPU-1": "1"})
-	half.untilSettled(map[string]string{"GPU-2": "0.5"})
-}
-
-// The record is deleted during a bind with a grant: the device is granted again. With one replica, the replica must notice the
-// missing grant; with more, the repeated call may reach another one.
-func testDeviceRecordIsLostWhileBinding(t *testing.T, w *world) {
-	g := newGarage(t, w)
-	first, second := g.parker(gpu("GPU-1"), gen.UsesClaim("scratch")), g.parker(gpu("GPU-1"))
-	first.claim("scratch", first.dynamic("12s"))
-	bound := first.beginBind(g.node)
-	first.untilSelected("scratch")
-	require.NotNil(t, grantedTo(first.record(g.node), first.uid), "devices come before volumes")
-	require.NoError(t, g.records().Delete(t.Context(), recordOf(g.node), metav1.DeleteOptions{}))
-	require.NoError(t, first.end(bound))
-	first.untilSettled(map[string]string{"GPU-1": "1"})
-	second.assertRefused(second.park(), first.holds("GPU-1"))
-}
-
-// With a node lock, only one pod at a time is bound to the node.
-func TestDeviceNodeLock(t *testing.T) {
-	t.Parallel()
-	t.Run("the second bind waits for the lock of the first", func(t *testing.T) {
-		t.Parallel()
-		g := newGarage(t, shared)
-		first, second, third := g.parker(gpu("GPU-1"), nodeLock(), gen.UsesClaim("scratch")), g.parker(gpu("GPU-2"), nodeLock()), g.parker()
-		first.claim("scratch", first.dynamic("12s"))
-		bound := first.beginBind(g.node)
-		first.untilSelected("scratch")
-		next := second.beginBind(g.node)
-		second.untilEvent("WaitingForPreBind", "device: Node "+g.node, "waiting for the lock that pod "+first.ns+"/pod holds on the node")
-		require.NoError(t, third.park(gpu("GPU-3")), "a bind without a lock should not wait")
-		require.NoError(t, second.end(next))
-		assert.NotEmpty(t, first.until("there", func(*corev1.Pod) bool { return true }).Spec.NodeName, "the first should be bound before the second")
-		require.NoError(t, first.end(bound))
-		first.untilSettled(map[string]string{"GPU-1": "1"})
-		second.untilSettled(map[string]string{"GPU-2": "1"})
-	})
 }

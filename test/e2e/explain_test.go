@@ -11,12 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -138,26 +136,6 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, err.Error(), x.Reason, "the denial should have the reported message")
 	})
 
-	t.Run("a node that there is not", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		b.pod(byHand)
-		x, code := b.explain("nowhere")
-		assert.Equal(t, 2, code)
-		assert.Contains(t, x.Reason, "Node nowhere: not found")
-		assert.Equal(t, x.Reason, b.bindByHand(b.binding("nowhere")).Error())
-	})
-
-	t.Run("an exempt namespace", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, map[string]string{"prebind.dev/exempt": ""})
-		b.pod(byHand)
-		out, _, code := b.command("explain", "pod", "--node=node-1", "-n="+b.ns)
-		assert.Equal(t, 0, code)
-		assert.Contains(t, out, "would be bound")
-		assert.Contains(t, out, "Prebind does not take part in this bind")
-	})
-
 	t.Run("as a plugin of kubectl", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
@@ -175,28 +153,6 @@ func TestExplain(t *testing.T) {
 		t.Logf("text output:\n%s", out)
 	})
 
-	t.Run("unknown result", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		b.pod(byHand)
-		_, err := b.client.RbacV1().RoleBindings(b.ns).Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "viewer"},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "viewer"}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
-		}, metav1.CreateOptions{})
-		require.NoError(t, err)
-		for says, args := range map[string][]string{
-			"not found":    {"explain", "none", "--node=node-1", "-n=" + b.ns},
-			"no such file": {"explain", "none", "--node=node-1", "--kubeconfig=" + filepath.Join(t.TempDir(), "none")},
-			"pods/binding": {"explain", "pod", "--node=node-1", "-n=" + b.ns, "--as=viewer"},
-		} {
-			out, errs, code := b.command(args...)
-			assert.Equal(t, 3, code, "%v", args)
-			assert.Empty(t, out)
-			assert.Contains(t, errs, says)
-			assert.Equal(t, 1, strings.Count(errs, "\n"), errs)
-		}
-	})
 }
 
 // status shows the waits of all replicas.

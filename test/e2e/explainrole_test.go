@@ -18,10 +18,8 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 )
 
-// TestExplainRole checks that the optional ClusterRole permits kubectl prebind explain in one namespace, but not a bind.
-func TestExplainRole(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 1)
+// testExplainRole checks that the optional ClusterRole permits kubectl prebind explain in one namespace, but not a bind.
+func testExplainRole(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "explain"))
 	b, other := newBench(t, w, nil), newBench(t, w, nil)
 	const user = "ana"

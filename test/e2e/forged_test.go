@@ -32,29 +32,18 @@ import (
 // apiServer is the name in the API server's client certificate.
 const apiServer = "kube-apiserver"
 
-// Every client that can reach the port can post a review. With --client-ca-file, Prebind accepts only reviews of the API server.
-// Without it, Prebind writes only one event for a review that the API server cannot have sent.
-func TestForgedReview(t *testing.T) {
+// TestProtections uses the optional protections of docs/security.md together: client certificates, and the policies for explanations and
+// annotations.
+func TestProtections(t *testing.T) {
 	t.Parallel()
-	t.Run("client certificates", func(t *testing.T) {
-		t.Parallel()
-		c := ownCluster(t, cluster.Options{Audit: true, WebhookClient: apiServer})
-		w, err := newWorldWith(t.Context(), install.Options{Cluster: c, Binary: shared.prebind.Binary()}, 1,
-			"--client-ca-file="+c.CAFile(), "--client-allowed-names="+apiServer)
-		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, w.prebind.Replicas()[0].Kill()) })
-		testOnlyAPIServerCalls(t, w)
-	})
-	t.Run("no client certificates", func(t *testing.T) {
-		t.Parallel()
-		testForgedReviewWritesNothing(t, shared)
-	})
-	t.Run("exempt namespace", func(t *testing.T) {
-		t.Parallel()
-		testForgedReviewOfExemptNamespace(t, shared)
-	})
+	c := ownCluster(t, cluster.Options{Audit: true, WebhookClient: apiServer})
+	w := ownWorldWith(t, install.Options{Cluster: c}, 1, "--mutators=*,bind-info", "--client-ca-file="+c.CAFile(), "--client-allowed-names="+apiServer)
+	t.Run("client certificates", func(t *testing.T) { testOnlyAPIServerCalls(t, w) })
+	t.Run("explain role", func(t *testing.T) { testExplainRole(t, w) })
+	t.Run("annotation policy", func(t *testing.T) { testAnnotationPolicy(t, w) })
 }
 
+// With --client-ca-file, Prebind accepts only reviews of the API server.
 func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	bound := newBench(t, w, nil)
 	bound.claim("data", bound.dynamic("0s"))
@@ -88,25 +77,10 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	assert.Equal(t, "node-1", b.untilSelected("data"))
 }
 
-// The API server posts no reviews for pods in exempt namespaces. Prebind handles such a review like any other. See
-// docs/security.md.
-func testForgedReviewOfExemptNamespace(t *testing.T, w *world) {
-	b := newBench(t, w, exempt)
-	pod := b.podWith(byHand)
-	answer, err := b.post(nil, b.forge(pod, "node-1"))
-	require.NoError(t, err)
-	assert.True(t, answer.Allowed)
-	assert.Contains(t, string(answer.Patch), "topology.prebind.dev", "Prebind should decide on the review")
-	answer, err = b.post(nil, b.forge(pod, "node-none"))
-	require.NoError(t, err)
-	assert.False(t, answer.Allowed)
-
-	require.NoError(t, b.bindByHand(b.binding("node-1")))
-	assert.Empty(t, b.decisions(), "the API server should not call Prebind for an exempt namespace")
-	assert.NotContains(t, b.untilBound().Annotations, "topology.prebind.dev/zone")
-}
-
-func testForgedReviewWritesNothing(t *testing.T, w *world) {
+// Every client that can reach the port can post a review. Without --client-ca-file, Prebind writes only one event for a review that the API
+// server cannot have sent.
+func TestForgedReviewWritesNothing(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		options []gen.PodOption
 		change  func(pod *corev1.Pod)
@@ -121,7 +95,7 @@ func testForgedReviewWritesNothing(t *testing.T, w *world) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t, w, nil)
+			b := newBench(t, shared, nil)
 			b.claim("data", b.dynamic("0s"))
 			pod := b.podWith(byHand, append(tc.options, gen.UsesClaim("data"))...)
 			before := b.state()

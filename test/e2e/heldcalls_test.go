@@ -6,6 +6,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"strings"
 	"syscall"
 	"testing"
@@ -126,4 +127,19 @@ func (b *bench) failures() []string {
 		}
 	}
 	return out
+}
+
+// taken returns the number of volumes of the test's claim.
+func (b *bench) taken(ctx context.Context) (int, error) {
+	list, err := b.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, pv := range list.Items {
+		if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == b.ns {
+			n++
+		}
+	}
+	return n, nil
 }

@@ -25,55 +25,46 @@ import (
 
 // Labels and annotations of nodes that Kubernetes does not define.
 const (
-	leafLabel       = "example.com/net-leaf"
-	spineLabel      = "example.com/net-spine"
-	serialNote      = "example.com/serial"
-	ownerNote       = "example.com/owner"
-	rackPodLabel    = "topology.prebind.dev/rack"
-	pathNote        = "topology.prebind.dev/path"
-	bindInfo        = "bind-info.prebind.dev/"
-	deviceInfo      = "device-info.prebind.dev/"
-	nodeInfo        = "node-info.prebind.dev/"
-	capacityLabel   = "karpenter.sh/capacity-type"
-	variantLabel    = "e2e.prebind.dev/variant"
-	kubeScheduler   = "system:kube-scheduler"
-	secondNodesRack = "rack-2-1"
+	leafLabel     = "example.com/net-leaf"
+	spineLabel    = "example.com/net-spine"
+	serialNote    = "example.com/serial"
+	ownerNote     = "example.com/owner"
+	rackPodLabel  = "topology.prebind.dev/rack"
+	pathNote      = "topology.prebind.dev/path"
+	bindInfo      = "bind-info.prebind.dev/"
+	nodeInfo      = "node-info.prebind.dev/"
+	capacityLabel = "karpenter.sh/capacity-type"
+	variantLabel  = "e2e.prebind.dev/variant"
+	kubeScheduler = "system:kube-scheduler"
 )
 
-// Tests of mutators have their own installation with all mutators enabled, and replicas with other flags for binds in separate namespaces.
+// Tests of mutators and of the plugin announce have their own installation, because they are off by default. Replicas with other flags handle
+// the binds of separate namespaces.
 func TestMutators(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0,
 		"--mutators=*,node-info,bind-info,device-info",
 		// Claims are reported even if no plugin handles them.
-		"--prebind-plugins=*,-resource-claims",
+		"--prebind-plugins=*,announce,-resource-claims",
 		"--topology-labels=example.com/net-*=n-*",
 		"--topology-path="+strings.Join([]string{corev1.LabelTopologyRegion, corev1.LabelTopologyZone, cluster.RackLabel, corev1.LabelHostname}, ","),
 		"--topology-pod-labels=rack,n-leaf",
 		"--node-info-annotations="+serialNote+","+ownerNote+"=team",
 	)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "mutators/device-info"))
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "mutators/device-info", "plugins/announce"))
 	for range 2 {
 		_, err := w.start(t.Context())
 		require.NoError(t, err)
 	}
 	off := &variant{name: "off", args: []string{"--mutators=", "--prebind-plugins="}}
-	required := &variant{name: "required", args: []string{"--topology-labels=" + cluster.RackLabel, "--required-mutators=topology"}}
-	// Use one replica, which gets every call of a bind.
-	replacing := &variant{name: "replacing", args: []string{
-		"--mutators=*,bind-info", "--topology-labels=" + cluster.RackLabel, "--topology-pod-labels=*", "--topology-replace-pod-labels",
-	}}
-	w.beside(t, off, required, replacing)
-
+	o := newObserved(t)
+	w.beside(t, off, o.variant)
 	t.Run("facts", func(t *testing.T) { testFacts(t, w) })
-	t.Run("bind-info of a wait", func(t *testing.T) { testBindInfoOfAWait(t, replacing) })
 	t.Run("pod labels", func(t *testing.T) { testPodLabels(t, w) })
-	t.Run("pod labels and the user's", func(t *testing.T) { testUsersLabels(t, w, replacing) })
-	t.Run("required", func(t *testing.T) { testRequiredMutator(t, required) })
-	t.Run("no room for annotations", func(t *testing.T) { testNoRoomForAnnotations(t, w) })
 	t.Run("passes through", func(t *testing.T) { testPassesThrough(t, w, off) })
-	t.Run("claimed devices", func(t *testing.T) { testClaimedDevices(t, w) })
 	t.Run("manifests", func(t *testing.T) { testManifests(t, w) })
+	t.Run("observability", o.test)
+	t.Run("announce", func(t *testing.T) { testAnnounce(t, w) })
 }
 
 // variant is a replica with other flags in the same cluster. It handles the binds of separate namespaces.
@@ -301,42 +292,6 @@ func parse(t *testing.T, duration string) time.Duration {
 	return d
 }
 
-// A pod that waited for its volume has annotations with the duration, the number of calls, and the attempt.
-func testBindInfoOfAWait(t *testing.T, v *variant) {
-	for name, by := range binders {
-		if !by.volumesByPrebind {
-			continue // kube-scheduler never waits in Prebind.
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := v.bench(t)
-			b.claim("data", b.dynamic("8s"))
-			created := b.podWith(by.scheduler, gen.UsesClaim("data"))
-			began, user := time.Now(), kubeScheduler
-			if by.scheduler == byHand {
-				user = b.whoami()
-				require.NoError(t, b.bindByHand(b.binding("node-1")))
-			}
-			pod := b.untilBound()
-			took := time.Since(began)
-			b.assertClaimBound("data", pod.Spec.NodeName)
-
-			said, told := b.decisions(), pod.Annotations
-			assert.Equal(t, strconv.Itoa(len(said)), told[bindInfo+"calls"])
-			waited := parse(t, told[bindInfo+"waited"])
-			assert.GreaterOrEqual(t, waited, 8*time.Second, "the wait should include the provisioning time")
-			if by.scheduler == byHand {
-				assert.LessOrEqual(t, waited, took)
-			}
-			assert.Equal(t, user, told[bindInfo+"user"])
-			assert.Equal(t, by.scheduler, told[bindInfo+"scheduler"])
-			b.assertRecent(told[bindInfo+"time"], created.CreationTimestamp.Add(waited))
-			require.NotEmpty(t, told[attemptKey])
-			assert.Equal(t, told[attemptKey], told[bindInfo+"attempt"])
-		})
-	}
-}
-
 // changed creates the pod "pod" with a changed spec.
 func (b *bench) changed(scheduler string, change func(*corev1.Pod)) *corev1.Pod {
 	b.t.Helper()
@@ -358,177 +313,14 @@ func (b *bench) placed(name, node string) {
 // The rack label of bound pods affects the scheduling of later pods.
 func testPodLabels(t *testing.T, w *world) {
 	w.needs(t, copiesLabels)
-	inRack := func(rack string) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchLabels: map[string]string{rackPodLabel: rack}}
-	}
-
-	t.Run("affinity", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		b.placed("one", "node-1")
-		b.placed("other", "node-5")
-		rack := b.node("node-5").Labels[cluster.RackLabel]
-		b.changed(cluster.DefaultScheduler, func(pod *corev1.Pod) {
-			pod.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
-				RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: inRack(rack), TopologyKey: corev1.LabelHostname}},
-			}}
-		})
-		assert.Equal(t, "node-5", b.untilBound().Spec.NodeName, "where the pod is that is labelled with the rack")
+	b := newBench(t, w, nil)
+	b.placed("one", "node-1")
+	b.placed("other", "node-5")
+	inRack := &metav1.LabelSelector{MatchLabels: map[string]string{rackPodLabel: b.node("node-5").Labels[cluster.RackLabel]}}
+	b.createWith(cluster.DefaultScheduler, nil, func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: inRack, TopologyKey: corev1.LabelHostname}},
+		}}
 	})
-
-	for name, tc := range map[string]struct {
-		reason, rack, want string
-	}{
-		"spread":                 {reason: "its constraint counts the two pods of the rack", rack: secondNodesRack, want: "node-3"},
-		"spread by another rack": {reason: "its constraint counts no pod, so it gets its preferred node", rack: "rack-9-9", want: "node-2"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, w, nil)
-			b.allow("node-2")
-			b.allow("node-3")
-			require.Equal(t, secondNodesRack, b.node("node-2").Labels[cluster.RackLabel])
-			b.placed("one", "node-2")
-			b.placed("two", "node-2")
-			b.changed(cluster.DefaultScheduler, func(pod *corev1.Pod) {
-				pod.Spec.NodeSelector = map[string]string{b.label(): "yes"}
-				pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-					PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: corev1.NodeSelectorTerm{
-						MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-2"}}},
-					}}},
-				}}
-				pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
-					TopologyKey: corev1.LabelHostname, MaxSkew: 1, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: inRack(tc.rack),
-				}}
-			})
-			assert.Equal(t, tc.want, b.untilBound().Spec.NodeName, tc.reason)
-		})
-	}
-}
-
-// Prebind keeps a label that the user set, unless the operator configured otherwise; the annotation always has the node's value.
-func testUsersLabels(t *testing.T, w *world, replacing *variant) {
-	w.needs(t, copiesLabels)
-	keeping := func(t *testing.T) *bench { return newBench(t, w, nil) }
-	tests := map[string]struct {
-		reason         string
-		bench          func(t *testing.T) *bench
-		pod, binding   string
-		want, warnings string
-	}{
-		"of the Binding": {
-			reason: "the scheduler has set the label", bench: keeping, binding: "theirs",
-			want: "theirs", warnings: "topology: kept the Binding's value of label " + rackPodLabel,
-		},
-		"of the pod, replacing": {
-			reason: "the operator wants it so", bench: replacing.bench, pod: "mine",
-			want: "rack-1-2", warnings: "topology: replaced the pod's value of label " + rackPodLabel,
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := tc.bench(t)
-			var pod []gen.PodOption
-			var binding []gen.BindingOption
-			if tc.pod != "" {
-				pod = append(pod, gen.Label(rackPodLabel, tc.pod))
-			}
-			if tc.binding != "" {
-				binding = append(binding, gen.Label(rackPodLabel, tc.binding))
-			}
-			b.podWith(byHand, pod...)
-			client, warned := b.listeningClient()
-			require.NoError(t, client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-4", binding...), metav1.CreateOptions{}))
-			bound := b.untilBound()
-			assert.Equal(t, tc.want, bound.Labels[rackPodLabel], tc.reason)
-			assert.Equal(t, "rack-1-2", bound.Annotations[rackPodLabel])
-			if tc.warnings == "" {
-				assert.Empty(t, warned.all())
-			} else {
-				assert.Equal(t, []string{"prebind: " + tc.warnings}, warned.all())
-			}
-		})
-	}
-}
-
-// A pod that requires its rack is not bound to a node without one.
-func testRequiredMutator(t *testing.T, v *variant) {
-	words := []string{"topology", "no label " + cluster.RackLabel}
-	rackless := func(b *bench) (string, []gen.PodOption) {
-		name := "rackless-" + b.ns
-		require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(name,
-			cluster.WithLabels(map[string]string{cluster.RackLabel: "", b.label(): "yes"}),
-			cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule}))))
-		return name, []gen.PodOption{b.steered(), gen.Tolerates(b.label())}
-	}
-
-	t.Run("by hand", func(t *testing.T) {
-		t.Parallel()
-		b := v.bench(t)
-		node, options := rackless(b)
-		b.podWith(byHand, options...)
-		b.assertRefused(b.bindByHand(b.binding(node)), append(words, "Node "+node)...)
-		assert.Equal(t, []string{"refused"}, b.decisions())
-
-		b.allow("node-6")
-		require.NoError(t, b.bindByHand(b.binding("node-6")))
-		assert.Equal(t, "rack-3-2", b.untilBound().Annotations[rackPodLabel])
-	})
-
-	t.Run("kube-scheduler", func(t *testing.T) {
-		t.Parallel()
-		b := v.bench(t)
-		node, options := rackless(b)
-		b.podWith(cluster.DefaultScheduler, options...)
-		b.untilEvent(append(words, "BindRefused", node)...)
-		b.untilEvent(append(words, "FailedScheduling")...)
-		b.forbid(node)
-		b.allow("node-6")
-		bound := b.untilBound()
-		assert.Equal(t, "node-6", bound.Spec.NodeName)
-		assert.Equal(t, "rack-3-2", bound.Annotations[rackPodLabel])
-	})
-
-	t.Run("a pod that does not require the rack is bound", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, v.world, nil)
-		node, options := rackless(b)
-		b.podWith(byHand, options...)
-		require.NoError(t, b.bindByHand(b.binding(node)))
-		told := b.untilBound().Annotations
-		assert.NotContains(t, told, rackPodLabel)
-		assert.NotContains(t, told, pathNote, "an incomplete path should be omitted")
-		assert.Equal(t, node, told["topology.prebind.dev/hostname"])
-	})
-}
-
-// A pod whose annotations have reached the size limit is not bound, because the API server would refuse all updates after one more
-// annotation.
-func testNoRoomForAnnotations(t *testing.T, w *world) {
-	const key, limit = "example.com/blob", 256 << 10
-	for name, tc := range map[string]struct {
-		reason string
-		// free is the remaining size of annotations in bytes.
-		free  int
-		bound bool
-	}{
-		"none left":  {reason: "the annotations of the mutators do not fit", free: 10},
-		"some space": {reason: "the annotation fits", free: 4 << 10, bound: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, w, nil)
-			b.podWith(byHand, gen.Annotation(key, strings.Repeat("x", limit-tc.free-len(key))))
-			err := b.bindByHand(b.binding("node-1"))
-			if tc.bound {
-				require.NoError(t, err, tc.reason)
-				b.untilBound()
-				assert.NoError(t, b.patchLabels(), "the pod can be updated")
-				return
-			}
-			b.assertInvalid(err, "metadata.annotations", "Too long", "the annotations that Prebind adds do not fit")
-			assert.Empty(t, ours(b.until("still unbound", notBound).Annotations), tc.reason)
-		})
-	}
+	assert.Equal(t, "node-5", b.untilBound().Spec.NodeName, "where the pod is that is labelled with the rack")
 }

@@ -4,8 +4,6 @@
 package e2e
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -32,22 +30,12 @@ const (
 	aMoment = time.Minute
 )
 
-// TestNodeReady has its own installation, because the plugin is off by default.
-func TestNodeReady(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 0)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/node-ready"))
-	require.NoError(t, w.prebind.SetConfig(t.Context(), nodeReadyOn))
-	for range 2 {
-		_, err := w.start(t.Context())
-		require.NoError(t, err)
-	}
+// testNodeReady checks the plugin node-ready, which is off by default.
+func testNodeReady(t *testing.T, w *world) {
+	w.configure(t, nodeReadyOn)
 	w.createAgents(t)
-
 	t.Run("the node becomes ready", func(t *testing.T) { testNodeBecomesReady(t, w) })
-	t.Run("the node stays unready", func(t *testing.T) { testNodeStaysUnready(t, w) })
-	t.Run("all nodes are new", func(t *testing.T) { testNewNodes(t, w) })
-	t.Run("a replica is killed", func(t *testing.T) { testNodeReadyKill(t, w) })
+	t.Run("kube-scheduler chooses another node", func(t *testing.T) { testNodeStaysUnready(t, w) })
 }
 
 // createAgents creates the CSIDriver, and the DaemonSet of the agent.
@@ -165,73 +153,70 @@ func withCard(pod *corev1.Pod) {
 
 // A bind waits for each part of a node, and continues within a moment.
 func testNodeBecomesReady(t *testing.T, w *world) {
-	both := []string{cluster.DefaultScheduler, byHand}
 	cases := map[string]struct {
-		except     string
-		schedulers []string
-		claim      bool
-		pod        []podOption
-		ready      func(b *bench, node string)
-		says       func(node string) []string
+		except    string
+		scheduler string
+		claim     bool
+		pod       []podOption
+		ready     func(b *bench, node string)
+		says      func(node string) []string
 	}{
 		"driver of a claim": {
-			except: "driver", schedulers: both, claim: true, ready: func(b *bench, node string) { b.registerDriver(node) },
+			except: "driver", scheduler: cluster.DefaultScheduler, claim: true, ready: func(b *bench, node string) { b.registerDriver(node) },
 			says: func(node string) []string {
 				return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
 			},
 		},
 		"agent": {
-			except: "agent", schedulers: both, ready: func(b *bench, node string) { b.startAgent(node) },
+			except: "agent", scheduler: byHand, ready: func(b *bench, node string) { b.startAgent(node) },
 			says: func(node string) []string {
 				return []string{"node-ready: DaemonSet agents/cni", "waiting for the pod of DaemonSet agents/cni on " + node + " to be Ready"}
 			},
 		},
 		"condition": {
-			except: "condition", schedulers: both, ready: func(b *bench, node string) { b.report(node, "NetworkReady", "True", "Test") },
+			except: "condition", scheduler: cluster.DefaultScheduler, ready: func(b *bench, node string) { b.report(node, "NetworkReady", "True", "Test") },
 			says: func(node string) []string {
 				return []string{"node-ready: Node " + node, "waiting for the node condition NetworkReady to be True (it is not set)"}
 			},
 		},
 		// kube-scheduler does not choose a node without the resource.
 		"extended resource": {
-			except: "resource", schedulers: []string{byHand}, pod: []podOption{withCard}, ready: func(b *bench, node string) { b.addCards(node) },
+			except: "resource", scheduler: byHand, pod: []podOption{withCard}, ready: func(b *bench, node string) { b.addCards(node) },
 			says: func(node string) []string {
 				return []string{"node-ready: Node " + node, "waiting for extended resource " + card + " on the node (1 requested, 0 allocatable)"}
 			},
 		},
 	}
 	for name, tc := range cases {
-		for _, scheduler := range tc.schedulers {
-			t.Run(name+" "+scheduler, func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, w, nil)
-				node, toleration := b.ownNode("late")
-				b.prepare(node, tc.except)
-				options := []gen.PodOption{toleration, b.steered()}
-				if tc.claim {
-					b.csiClaim()
-					options = append(options, gen.UsesClaim("data"))
-				}
-				b.createWith(scheduler, options, tc.pod...)
-				var bound <-chan error
-				if scheduler == byHand {
-					bound = b.beginBind(node)
-				}
-				b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
-				assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-				tc.ready(b, node)
-				began := time.Now()
-				pod := b.untilBound()
-				assert.Less(t, time.Since(began), aMoment)
-				t.Logf("bound %s after the node became ready", time.Since(began).Round(time.Millisecond))
-				assert.Equal(t, node, pod.Spec.NodeName)
-				b.assertTopology(pod)
-				b.assertNeverFailed()
-				if bound != nil {
-					require.NoError(t, b.end(bound))
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			node, toleration := b.ownNode("late")
+			b.prepare(node, tc.except)
+			options := []gen.PodOption{toleration, b.steered()}
+			if tc.claim {
+				b.csiClaim()
+				options = append(options, gen.UsesClaim("data"))
+			}
+			b.createWith(tc.scheduler, options, tc.pod...)
+			var bound <-chan error
+			if tc.scheduler == byHand {
+				bound = b.beginBind(node)
+			}
+			b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
+			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+			tc.ready(b, node)
+			began := time.Now()
+			pod := b.untilBound()
+			assert.Less(t, time.Since(began), aMoment)
+			t.Logf("bound %s after the node became ready", time.Since(began).Round(time.Millisecond))
+			assert.Equal(t, node, pod.Spec.NodeName)
+			b.assertTopology(pod)
+			b.assertNeverFailed()
+			if bound != nil {
+				require.NoError(t, b.end(bound))
+			}
+		})
 	}
 	t.Run("the node has everything", func(t *testing.T) {
 		t.Parallel()
@@ -262,86 +247,24 @@ func (b *bench) untilAllowed(node string) {
 
 // After the limit, the bind is rejected with one clear line, and kube-scheduler chooses another node.
 func testNodeStaysUnready(t *testing.T, w *world) {
-	t.Run("kube-scheduler chooses another node", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		unready, toleration := b.ownNode("unready")
-		b.prepare(unready, "driver")
-		b.csiClaim()
-		b.createWith(cluster.DefaultScheduler, []gen.PodOption{toleration, b.steered(), gen.UsesClaim("data"), readyTimeout("10s")}, func(pod *corev1.Pod) {
-			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{unready}},
-				}},
-			}}}}
-		})
-		b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+unready)
-		other := "other-" + b.ns
-		require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(other)))
-		b.prepare(other, "")
-		b.allow(other)
-		assert.Equal(t, other, b.untilBound().Spec.NodeName)
-		b.untilEvent("FailedScheduling", "node-ready: CSINode "+unready, "still waiting for CSI driver "+csiDriver+" to register on the node after 10s; choose another node")
-	})
-}
-
-// A cluster starts from zero: all nodes are new, and no agent runs. The pod of the DaemonSet cni is the agent, and the pod of csi-node
-// registers the CSI driver. kube-controller-manager creates the pods, and the test is the kubelet.
-func testNewNodes(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
-	var nodes []*corev1.Node
-	for i := range 3 {
-		nodes = append(nodes, cluster.Node(fmt.Sprintf("new-%d-%s", i, b.ns), cluster.WithLabels(map[string]string{b.label(): "yes"}),
-			cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule})))
-	}
-	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, nodes...))
+	unready, toleration := b.ownNode("unready")
+	b.prepare(unready, "driver")
 	b.csiClaim()
-	w.createDaemonSet(t, b.ns, "csi-node", map[string]string{b.label(): "yes"})
-	// Pods that agents can depend on also start.
-	early := map[string]*corev1.Pod{
-		"dns":      gen.Pod("dns", gen.InNamespace("kube-system"), gen.Tolerates(b.label()), b.steered(), gen.EndsAtOnce()),
-		"operator": gen.Pod("operator", gen.InNamespace(agents), gen.Tolerates(b.label()), b.steered(), gen.EndsAtOnce()),
-	}
-	for _, pod := range early {
-		_, err := w.client.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
-		require.NoError(t, err)
-	}
-	b.podWith(cluster.DefaultScheduler, gen.Tolerates(b.label()), b.steered(), gen.UsesClaim("data"))
-	const replicas = 6
-	labels := map[string]string{"app": "web"}
-	web := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
-		Replicas: new(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: gen.Pod("web", gen.Tolerates(b.label()), b.steered()).Spec},
-	}}
-	_, err := w.client.AppsV1().Deployments(b.ns).Create(t.Context(), web, metav1.CreateOptions{})
-	require.NoError(t, err)
-
-	b.untilEvent("WaitingForPreBind", "node-ready: ")
-	for name, pod := range early {
-		require.EventuallyWithT(t, func(c *assert.CollectT) {
-			now, err := w.client.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
-			require.NoError(c, err)
-			assert.NotEmpty(c, now.Spec.NodeName)
-		}, patience, again, "%s should be bound to a new node", name)
-	}
-	for _, node := range nodes {
-		b.untilDaemonBound("csi-node", node.Name)
-	}
-	left, err := b.unbound(t.Context())
-	require.NoError(t, err)
-	assert.Len(t, left, replicas+1, "no other pod should be bound before the agents are ready")
-
-	for _, node := range nodes {
-		b.startAgent(node.Name)
-		b.registerDriver(node.Name)
-		b.report(node.Name, "NetworkReady", "True", "Test")
-	}
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		left, err := b.unbound(t.Context())
-		require.NoError(c, err)
-		assert.Empty(c, left)
-	}, patience, again, "the cluster should start")
-	assert.Empty(t, b.failures())
+	b.createWith(cluster.DefaultScheduler, []gen.PodOption{toleration, b.steered(), gen.UsesClaim("data"), readyTimeout("10s")}, func(pod *corev1.Pod) {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+			Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{unready}},
+			}},
+		}}}}
+	})
+	b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+unready)
+	other := "other-" + b.ns
+	require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(other)))
+	b.prepare(other, "")
+	b.allow(other)
+	assert.Equal(t, other, b.untilBound().Spec.NodeName)
+	b.untilEvent("FailedScheduling", "node-ready: CSINode "+unready, "still waiting for CSI driver "+csiDriver+" to register on the node after 10s; choose another node")
 }
 
 // untilDaemonBound waits until the DaemonSet has a pod on the node.
@@ -352,67 +275,4 @@ func (b *bench) untilDaemonBound(name, node string) {
 		require.NoError(c, err)
 		assert.NotEmpty(c, list.Items)
 	}, patience, again, "%s should be bound to the new node %s", name, node)
-}
-
-// waiter is a pod of kube-scheduler or of a plain client that waits for the driver of its node.
-type waiter struct {
-	*bench
-	node string
-	// bound receives the errors of the client until the pod is bound. It is nil for kube-scheduler.
-	bound chan []error
-}
-
-// waiters creates waiting pods.
-func waiters(t *testing.T, w *world) []*waiter {
-	t.Helper()
-	var all []*waiter
-	for _, scheduler := range []string{cluster.DefaultScheduler, byHand} {
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("late")
-		b.prepare(node, "driver")
-		b.csiClaim()
-		b.createWith(scheduler, []gen.PodOption{toleration, b.steered(), gen.UsesClaim("data")})
-		one := &waiter{bench: b, node: node}
-		if scheduler == byHand {
-			one.bound = make(chan []error, 1)
-			ctx, binding := t.Context(), b.binding(node)
-			go func() { one.bound <- b.insist(ctx, binding) }()
-		}
-		b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+node)
-		all = append(all, one)
-	}
-	return all
-}
-
-// end waits until the pod is bound, and returns the errors of the client.
-func (o *waiter) end() []error {
-	o.t.Helper()
-	began := time.Now()
-	o.assertTopology(o.untilBound())
-	o.t.Logf("%s: bound after %s", o.node, time.Since(began).Round(time.Millisecond))
-	if o.bound == nil {
-		return nil
-	}
-	return <-o.bound
-}
-
-// The replica of all waits is killed. The other one waits, and continues when the driver is registered.
-func testNodeReadyKill(t *testing.T, w *world) {
-	first, second := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
-	w.prebind.RouteTo(first)
-	all := waiters(t, w)
-	require.NoError(t, first.Kill())
-	w.prebind.RouteTo(first, second)
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		metrics, err := second.Metrics(t.Context())
-		require.NoError(c, err)
-		assert.Contains(c, strings.Split(metrics, "\n"), fmt.Sprintf("prebind_holds %d", len(all)))
-	}, patience, again, "the other replica should hold the calls")
-	for _, one := range all {
-		one.until("still unbound", notBound)
-		one.registerDriver(one.node)
-		one.end()
-	}
-	require.NoError(t, first.Start())
-	require.NoError(t, first.WaitReady(t.Context()))
 }

@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -171,21 +170,10 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 			change: func(b *bench, node string) { b.kubectl("drain", node, "--ignore-daemonsets") },
 			says:   []string{"expected the node to be schedulable, but it is cordoned"},
 		},
-		"tainted NoExecute": {
-			reason: "the pod would be evicted at once",
-			change: func(b *bench, node string) { b.taint(node, "example.com/broken", corev1.TaintEffectNoExecute) },
-			says:   []string{"expected the taint example.com/broken:NoExecute to be removed", "does not tolerate it"},
-		},
 		"not ready": {
 			reason: "its kubelet would not start the pod",
 			change: func(b *bench, node string) { b.report(node, "Ready", "False", "KubeletNotReady") },
 			says:   []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"},
-		},
-		"not what the scheduler went by": {
-			reason:  "the scheduler says what it believed",
-			change:  func(b *bench, node string) { b.installDriver(node, "535") },
-			binding: []gen.BindingOption{expects(driver + "=550,!maintenance")},
-			says:    []string{`expected the label ` + driver + ` to be "550", but it is "535"`},
 		},
 		"never what is waited for": {
 			reason:  "the bind waits for the requested time",
@@ -209,71 +197,6 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 	}
 }
 
-// The node does not match yet: with a wait, the bind continues when it does.
-func TestNodeBecomesAsExpected(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		before, after func(b *bench, node string)
-		expects       gen.Meta
-		waitsFor      string
-	}{
-		"a label": {
-			before:   func(*bench, string) {},
-			after:    func(b *bench, node string) { b.installDriver(node, "550") },
-			expects:  expects(driver + "=550"),
-			waitsFor: `waiting for the label ` + driver + ` to be "550" (it is not set)`,
-		},
-		"the end of maintenance": {
-			before:   func(b *bench, node string) { b.kubectl("cordon", node) },
-			after:    func(b *bench, node string) { b.kubectl("uncordon", node) },
-			expects:  expects(""),
-			waitsFor: "waiting for the node to be schedulable (it is cordoned)",
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			node, toleration := b.ownNode("late")
-			tc.before(b, node)
-			b.podWith(byHand, toleration, tc.expects, waits("60s"))
-			b.untilHeard(b.binding(node))
-			bound := b.beginBind(node)
-			b.untilEvent("WaitingForPreBind", "node-state: Node "+node, tc.waitsFor)
-			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-			tc.after(b, node)
-			require.NoError(t, b.end(bound))
-			b.assertTopology(b.untilBound())
-			said := b.decisions()
-			assert.Equal(t, "allowed", said[len(said)-1])
-			assert.NotContains(t, said, "refused")
-		})
-	}
-}
-
-// The node is drained during provisioning: the bind is rejected at once, and the claim does not change, because volumes are never reverted.
-func testNodeDrained(t *testing.T, w *world) {
-	t.Run("the node is drained", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("drained")
-		b.claim("data", b.dynamic("10s"))
-		b.podWith(byHand, toleration, gen.UsesClaim("data"))
-		bound := b.beginBind(node)
-		require.Equal(t, node, b.untilSelected("data"))
-		b.kubectl("drain", node, "--ignore-daemonsets")
-		b.assertRefused(b.end(bound), "node-state: Node "+node, "expected the node to be schedulable, but it is cordoned")
-		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})
-		require.NoError(t, err)
-		assert.Equal(t, node, claim.Annotations[volume.AnnSelectedNode])
-
-		b.uncordon(node)
-		require.NoError(t, b.bindByHand(b.binding(node)))
-		b.assertTopology(b.untilBound())
-		assert.Equal(t, "pvc-"+string(claim.UID), b.assertClaimBound("data", node).Spec.VolumeName, "the same volume")
-	})
-}
-
 // A node is drained while the volume of a pod is provisioned on it, and the pod may wait. No other node is possible, so the client
 // repeats the call until the node is back.
 func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
@@ -290,20 +213,6 @@ func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
 	b.kubectl("uncordon", node)
 	require.NoError(t, b.end(bound))
 	b.assertTopology(b.untilBound())
-}
-
-// A pod that tolerates everything, such as a network DaemonSet's, is bound to a node that rejects other pods.
-func TestNodeStateIsTolerated(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	node, _ := b.ownNode("closed")
-	b.kubectl("cordon", node)
-	b.report(node, "Ready", "False", "KubeletNotReady")
-	b.taint(node, "example.com/broken", corev1.TaintEffectNoExecute)
-	b.podWith(byHand, gen.Tolerates(""))
-	require.NoError(t, b.bindByHand(b.binding(node)))
-	b.assertTopology(b.untilBound())
-	assert.Equal(t, []string{"allowed"}, b.decisions())
 }
 
 // The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.

@@ -28,6 +28,9 @@ import (
 // patience is the timeout of waits.
 const patience = cluster.Patience
 
+// attemptKey is the annotation with the attempt that bound the pod.
+const attemptKey = "binder.prebind.dev/attempt"
+
 // until watches the pod until the condition holds, and returns it.
 func (b *bench) until(what string, condition func(*corev1.Pod) bool) *corev1.Pod {
 	b.t.Helper()
@@ -186,16 +189,4 @@ func says(events []string, words ...string) bool {
 	return slices.ContainsFunc(events, func(e string) bool {
 		return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(e, w) })
 	})
-}
-
-// assertFewEvents checks that repeated messages are combined into at most one event per replica. Each replica counts separately.
-func (b *bench) assertFewEvents(reason string) {
-	b.t.Helper()
-	n := 0
-	for _, e := range b.events() {
-		if strings.HasPrefix(e, reason+": ") {
-			n++
-		}
-	}
-	assert.LessOrEqual(b.t, n, len(b.prebind.Replicas()), "%q", b.events())
 }

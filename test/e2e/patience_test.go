@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -52,95 +51,26 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	b.assertClaimBound("data", "node-1")
 }
 
-// Events of a pod contain the object that its bind waits for and the reason of a rejection, because a scheduler may log neither.
-func TestEvents(t *testing.T) {
-	t.Parallel()
-	for name, by := range binders {
-		if !by.volumesByPrebind {
-			continue // kube-scheduler never waits in Prebind, and reports problems of volumes itself.
-		}
-		t.Run(name+", waiting", func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.claim("data", b.dynamic("12s"))
-			pod := b.bind(by.scheduler, "node-6", "data")
-			b.untilEvent("WaitingForPreBind", "PersistentVolumeClaim "+b.ns+"/data", "provisioning", pod.Spec.NodeName)
-			b.assertFewEvents("WaitingForPreBind")
-			assert.False(t, says(b.events(), "BindRefused"), "no Binding should be refused: %q", b.events())
-		})
-		t.Run(name+", refused", func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.claim("data", b.class(cluster.ProvisionerName, gen.Parameter("fail", "reschedule"), gen.Parameter("failNodes", "node-6")))
-			b.allow("node-6")
-			b.podWith(by.scheduler, gen.UsesClaim("data"), b.steered())
-			if by.scheduler == byHand {
-				assert.True(t, apierrors.IsForbidden(b.bindByHand(b.binding("node-6"))))
-			}
-			b.untilEvent("BindRefused", "PersistentVolumeClaim "+b.ns+"/data", "node-6", "requests another node")
-		})
-	}
-}
-
 // A pod can request another budget.
 func TestTimeoutAnnotation(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
-		reason string
-		value  string
-		// always is set if the case also applies to pods that do not wait, such as pods whose volumes kube-scheduler has bound.
-		always bool
-		is     func(error) bool
-		says   []string
-	}{
-		"a short time": {
-			reason: "the volume is never provisioned, and the pod requests a short budget",
-			value:  "2s",
-			is:     apierrors.IsForbidden,
-			says:   []string{"timed out after 2s", "/data", "waiting for provisioning"},
-		},
-		"no time": {
-			reason: "the denial reports an invalid value instead of a wait of ten minutes",
-			value:  "soon",
-			always: true,
-			is:     apierrors.IsInvalid,
-			says:   []string{timeoutKey, "invalid duration"},
-		},
-		"a negative time": {
-			reason: "a negative duration is invalid",
-			value:  "-5s",
-			always: true,
-			is:     apierrors.IsInvalid,
-			says:   []string{timeoutKey, "invalid duration"},
-		},
-	}
-	for name, tc := range tests {
-		for how, by := range binders {
-			if !by.volumesByPrebind && !tc.always {
-				continue // kube-scheduler waits itself and ignores the annotation.
+	says := []string{"timed out after 2s", "/data", "waiting for provisioning"}
+	for _, scheduler := range []string{byHand, cluster.NoPreBindScheduler} {
+		t.Run(scheduler, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, shared, nil)
+			b.claim("data", b.dynamic("10m"))
+			b.podWith(scheduler, gen.Annotation(timeoutKey, "2s"), gen.UsesClaim("data"))
+			if scheduler == byHand {
+				err := b.bindByHand(b.binding("node-1"))
+				assert.True(t, apierrors.IsForbidden(err), "%v", err)
+				for _, words := range says {
+					assert.ErrorContains(t, err, words)
+				}
+			} else {
+				b.untilEvent(append(says, "FailedScheduling")...)
 			}
-			t.Run(name+", "+how, func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, shared, nil)
-				options := []gen.PodOption{gen.Annotation(timeoutKey, tc.value)}
-				if by.volumesByPrebind {
-					b.claim("data", b.dynamic("10m"))
-					options = append(options, gen.UsesClaim("data"))
-				}
-				b.podWith(by.scheduler, options...)
-				if by.scheduler == byHand {
-					began := time.Now()
-					err := b.bindByHand(b.binding("node-1"))
-					assert.True(t, tc.is(err), "%s: %v", tc.reason, err)
-					assert.Less(t, time.Since(began), patience, "the wait should be shorter than the operator's ten minutes")
-					for _, words := range tc.says {
-						assert.ErrorContains(t, err, words)
-					}
-				} else {
-					b.untilEvent(append(tc.says, "FailedScheduling")...)
-				}
-				b.untilEvent(append(tc.says, "BindRefused")...)
-			})
-		}
+			b.untilEvent(append(says, "BindRefused")...)
+		})
 	}
 }

@@ -16,70 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/install"
 )
-
-// A replica is killed while binds wait in it. The other replica continues.
-func testPolicyKill(p *policies) {
-	p.grant(storagev1.GroupName, "csinodes")
-	spec := waitForDriver + `mutations: {annotations: [{key: drivers, valueExpression: "string(resources.csinode.spec.drivers.size())"}]}`
-	first, second := p.prebind.Replicas()[0], p.prebind.Replicas()[1]
-	type one struct {
-		*policies
-		node, key string
-		bound     chan []error
-	}
-	var all []one
-	var begin []func()
-	for _, scheduler := range []string{cluster.DefaultScheduler, byHand} {
-		o := one{policies: &policies{bench: newBench(p.t, p.world, nil), client: p.client}}
-		o.key = key(o.add("driver", spec), "drivers")
-		node, toleration := o.ownNode("late")
-		o.node = node
-		if scheduler == byHand {
-			o.bound = make(chan []error, 1)
-		}
-		all = append(all, o)
-		begin = append(begin, func() {
-			o.podWith(scheduler, toleration, o.steered())
-			if o.bound != nil {
-				ctx, binding := p.t.Context(), o.binding(node)
-				go func() { o.bound <- o.insist(ctx, binding) }()
-			}
-		})
-	}
-	p.prebind.RouteTo(first)
-	for _, f := range begin {
-		f()
-	}
-	for _, o := range all {
-		o.untilEvent("WaitingForPreBind", "CSI driver not registered on "+o.node)
-	}
-	// The API server may use an open connection to the second replica.
-	victim, most := first, 0
-	for _, r := range []*install.Replica{first, second} {
-		held, err := r.Holds(p.t.Context())
-		require.NoError(p.t, err)
-		if held > most {
-			victim, most = r, held
-		}
-	}
-	assert.Positive(p.t, most, "a replica should hold binds")
-	p.t.Logf("%s is killed while it holds %d calls", victim.Name(), most)
-	require.NoError(p.t, victim.Kill())
-	p.prebind.RouteTo(first, second)
-	for _, o := range all {
-		assert.Empty(p.t, o.until("still unbound", notBound).Spec.NodeName)
-		o.registerDriver(o.node)
-		assert.Equal(p.t, "1", o.untilBound().Annotations[o.key], "the other replica should apply the policy")
-		if o.bound != nil {
-			<-o.bound
-		}
-	}
-	require.NoError(p.t, victim.Start())
-	require.NoError(p.t, victim.WaitReady(p.t.Context()))
-}
 
 const (
 	// otherPolicies is the number of policies that match no pod of the stream.

@@ -40,17 +40,14 @@ func TestPolicies(t *testing.T) {
 		require.NoError(t, err)
 	}
 	t.Run("in parallel", func(t *testing.T) {
-		both := map[string]func(p *policies, scheduler string){
-			"keys": testPolicyKeys, "timeout refuses": testPolicyTimeoutRefuses, "audit": testPolicyAudit,
-		}
-		for event, test := range policyWaits() {
-			both["wait for "+event] = test.run
-		}
+		both := map[string]func(p *policies, scheduler string){"keys": testPolicyKeys, "timeout refuses": testPolicyTimeoutRefuses, "audit": testPolicyAudit}
 		one := map[string]func(p *policies){
 			"key not allowed": testPolicyKeyNotAllowed, "reject by hand": testPolicyRejectsByHand, "reject by kube-scheduler": testPolicyRejectsNode,
 			"changed while pods wait": testPolicyChangedWhileWaiting, "deleted while pods wait": testPolicyDeletedWhilePodsWait,
-			"kind is installed later":    testPolicyKindLater,
-			"waits for what it prevents": testPolicyWaitsForItself,
+			"kind is installed later": testPolicyKindLater,
+		}
+		for event, wait := range policyWaits() {
+			one["wait for "+event] = wait.run
 		}
 		for name, test := range both {
 			for _, scheduler := range []string{cluster.DefaultScheduler, byHand} {
@@ -70,7 +67,6 @@ func TestPolicies(t *testing.T) {
 	t.Run("broken generation is reported soon", func(t *testing.T) { testPolicyReportedSoon(newPolicies(t, w)) })
 	t.Run("exempt namespaces", func(t *testing.T) { testPolicyExempt(newPolicies(t, w)) })
 	t.Run("rolling restart with 205 policies", func(t *testing.T) { testPolicyRollingRestart(t, w) })
-	t.Run("a replica is killed", func(t *testing.T) { testPolicyKill(newPolicies(t, w)) })
 }
 
 // parsePolicy returns a policy with the spec in YAML.

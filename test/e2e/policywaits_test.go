@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -28,7 +27,7 @@ import (
 
 // policyWait is a policy that delays binds until an event.
 type policyWait struct {
-	spec string
+	spec, scheduler string
 	// prepare runs before the policy is created.
 	prepare func(p *policies)
 	// says returns the message of the wait.
@@ -41,12 +40,14 @@ type policyWait struct {
 func policyWaits() map[string]policyWait {
 	return map[string]policyWait{
 		"CSI driver": {
-			spec:    waitForDriver,
-			prepare: func(p *policies) { p.grant(storagev1.GroupName, "csinodes") },
-			says:    func(node string) string { return "driver: CSI driver not registered on " + node },
-			event:   func(p *policies, node string) { p.registerDriver(node) },
+			spec:      waitForDriver,
+			scheduler: cluster.DefaultScheduler,
+			prepare:   func(p *policies) { p.grant(storagev1.GroupName, "csinodes") },
+			says:      func(node string) string { return "driver: CSI driver not registered on " + node },
+			event:     func(p *policies, node string) { p.registerDriver(node) },
 		},
 		"pod of a DaemonSet on the node": {
+			scheduler: byHand,
 			spec: `
 resources: [{name: agents, apiVersion: v1, kind: Pod, labelSelector: {matchLabels: {app: agent}}, onNode: true}]
 waitFor:
@@ -62,6 +63,7 @@ waitFor:
 			event: func(p *policies, node string) { p.setReady("agent", node) },
 		},
 		"custom resource by name": {
+			scheduler: byHand,
 			spec: `
 resources: [{name: agent, apiVersion: GROUP/v1, kind: Agent, nameExpression: node.metadata.name}]
 waitFor:
@@ -71,20 +73,11 @@ waitFor:
 			says:    func(string) string { return "agent: agent gpu is not ready" },
 			event:   func(p *policies, node string) { p.setAgentReady(node) },
 		},
-		"node condition": {
-			spec: `
-waitFor:
-- {name: network, expression: "node.status.conditions.exists(c, c.type == 'NetworkReady' && c.status == 'True')", message: the network is not ready}
-`,
-			prepare: func(*policies) {},
-			says:    func(string) string { return "network: the network is not ready" },
-			event:   func(p *policies, node string) { p.report(node, "NetworkReady", "True", "Test") },
-		},
 	}
 }
 
 // run checks that a bind waits for the event, and continues within a moment.
-func (c policyWait) run(p *policies, scheduler string) {
+func (c policyWait) run(p *policies) {
 	c.prepare(p)
 	policy := p.add("waits", strings.ReplaceAll(c.spec, "GROUP", p.group()))
 	node, toleration := p.ownNode("late")
@@ -94,7 +87,7 @@ func (c policyWait) run(p *policies, scheduler string) {
 	if strings.Contains(c.spec, "app: agent") {
 		p.untilDaemonBound("agent", node)
 	}
-	bound := p.begin(scheduler, node, toleration)
+	bound := p.begin(c.scheduler, node, toleration)
 	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for "+c.says(node))
 	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
 	c.event(p, node)
@@ -330,33 +323,4 @@ func (p *policies) untilReason(policy *v1alpha1.BindPolicy, reason string, words
 			assert.Contains(c, ready.Message, w)
 		}
 	}, patience, again)
-}
-
-// A policy waits for a pod of a Deployment whose bind it delays itself. When it is deleted, all binds continue.
-func testPolicyWaitsForItself(p *policies) {
-	p.grant("", "pods")
-	policy := p.add("itself", `
-resources: [{name: operators, apiVersion: v1, kind: Pod, labelSelector: {matchLabels: {app: operator}}}]
-waitFor:
-- name: operator
-  expression: "resources.operators.exists(o, o.metadata.namespace == pod.metadata.namespace && o.status.?conditions.orValue([]).exists(c, c.type == 'Ready' && c.status == 'True'))"
-  message: the operator is not Ready
-`)
-	node, toleration := p.ownNode("locked")
-	labels := map[string]string{"app": "operator"}
-	_, err := p.bench.client.AppsV1().Deployments(p.ns).Create(p.t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "operator"}, Spec: appsv1.DeploymentSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: gen.Pod("operator", toleration, p.steered()).Spec},
-	}}, metav1.CreateOptions{})
-	require.NoError(p.t, err)
-	bound := p.begin(byHand, node, toleration)
-	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for operator: the operator is not Ready")
-	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
-		assert.True(c, says(p.allEvents(), "WaitingForPreBind", "the operator is not Ready"))
-	}, patience, again)
-	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
-	require.NoError(p.t, p.client.Delete(p.t.Context(), policy))
-	p.endSoon(bound)
-	p.untilDaemonBound("operator", node)
-	assert.Empty(p.t, p.failures())
 }

@@ -161,7 +161,10 @@ func (b *bench) refusedAfterUs(node string) {
 	const message = "not in this namespace"
 	name, ctx := "refuse-"+b.ns, context.WithoutCancel(b.t.Context())
 	policies, bindings := b.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(), b.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	rule := on([]admissionregistrationv1.OperationType{admissionregistrationv1.Create}, "pods/binding")[0]
+	rule := admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/binding"}},
+	}
 	_, err := policies.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{

@@ -4,13 +4,11 @@
 package e2e
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -44,30 +42,6 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	b.assertReserved(claims[0].Name, pod)
 	for _, claim := range seen.upTo(b, claims[0]) {
 		assert.Empty(t, marksOn(claim), "the claim should have no marks")
-		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
-	}
-}
-
-// Prebind starts no attempt and no call is repeated, even if Prebind's cache is outdated.
-func TestResourceClaimsOfManyTemplates(t *testing.T) {
-	t.Parallel()
-	const pods = 60
-	b := newBench(t, shared, nil)
-	d := b.newDeviceDriver(b.ns + ".example.com")
-	d.publish("", gen.Devices("net", pods)...)
-	b.resourceClaimTemplate("net", gen.RequestsDevices(d.name, 1))
-	for i := range pods {
-		_, err := b.createPod(fmt.Sprintf("pod-%d", i), cluster.DefaultScheduler, gen.UsesResourceClaimTemplate("net"))
-		require.NoError(t, err)
-	}
-	for _, pod := range b.untilPodsBound(pods) {
-		assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
-	}
-	for _, said := range b.decisions() {
-		assert.Equal(t, "allowed", said)
-	}
-	for _, claim := range b.resourceClaims() {
-		assert.Empty(t, marksOn(claim))
 		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 	}
 }
@@ -123,29 +97,6 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 		}
 	})
 
-	// Both wait for the same claim.
-	t.Run("kube-scheduler and by hand", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		d := b.newDeviceDriver(b.ns + ".example.com")
-		d.publish("node-5", slow)
-		b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1))
-		scheduled, err := b.createPod("scheduled", cluster.DefaultScheduler, gen.UsesResourceClaim(slowClaim))
-		require.NoError(t, err)
-		b.untilResourceClaim(slowClaim, "allocated", allocated)
-		pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
-		bound := b.beginBind("node-5")
-		b.untilResourceClaim(slowClaim, "reserved for both", reservedOnceFor(scheduled, pod))
-		d.readyAfter(attaching)
-		require.NoError(t, b.end(bound))
-		for _, pod := range b.untilPodsBound(2) {
-			assert.Equal(t, "node-5", pod.Spec.NodeName)
-			d.assertReadyBefore(pod)
-		}
-		b.untilUnmarked(slowClaim)
-		b.assertReserved(slowClaim, scheduled, pod)
-		b.assertNeverFailed()
-	})
 }
 
 // The driver reports that the device cannot become ready.
@@ -182,44 +133,6 @@ func TestBindingConditionsFail(t *testing.T) {
 		b.untilResourceClaim(slowClaim, "released", released)
 	})
 
-	// As in kube-scheduler, the pod needs another device. The driver must withdraw the broken one.
-	t.Run("kube-scheduler", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		d := b.newDeviceDriver(b.ns + ".example.com")
-		d.publish("node-3", doomed)
-		b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1))
-		b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim(slowClaim))
-		b.untilResourceClaim(slowClaim, "allocated", allocated)
-		d.publish("node-4", gen.BoundBy(gen.Device("nic-1"), attached, broken))
-		d.withdraw("node-3")
-		d.report(broken, "CableLoose", "no link at port 7")
-		b.untilResourceClaim(slowClaim, "allocated again", func(claim *resourcev1.ResourceClaim) bool {
-			return allocated(claim) && claim.Status.Allocation.Devices.Results[0].Device == "nic-1"
-		})
-		d.report(attached, "Attached", "")
-		pod := b.untilBound()
-		assert.Equal(t, "node-4", pod.Spec.NodeName)
-		b.assertReserved(slowClaim, pod)
-		assert.Equal(t, []string{"allowed"}, b.decisions(), "it is bound once, to the node that works")
-		b.assertUnmarked(slowClaim)
-	})
-}
-
-// The wait for a claim ends when the claim is deleted.
-func TestResourceClaimDeletedWhileWaiting(t *testing.T) {
-	t.Parallel()
-	shared.needs(t, bindingConditions)
-	b := newBench(t, shared, nil)
-	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
-	b.resourceClaim(slowClaim, gen.RequestsDevices("none.example.com", 1), gen.AllocatedFor("node-3", "none.example.com", slow))
-	pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
-	bound := b.beginBind("node-3")
-	b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
-	require.NoError(t, b.client.ResourceV1().ResourceClaims(b.ns).Delete(t.Context(), slowClaim, metav1.DeleteOptions{}))
-	err := b.end(bound)
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/nic")
 }
 
 // A scheduler without support for ResourceClaims binds a pod whose claim another scheduler has allocated. Prebind reserves the claim.
@@ -249,24 +162,6 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.True(t, writtenByPrebind(after), "Prebind should have written the reservation")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
-}
-
-// kube-controller-manager creates the claim of a template after the pod. The bind of a faster scheduler waits.
-func TestResourceClaimNotMadeYet(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	// The template does not exist yet, so kube-controller-manager cannot create the claim.
-	b.podWith(byHand, gen.UsesResourceClaimTemplate("gpus"))
-	bound := b.beginBind("node-1")
-	b.untilEvent("WaitingForPreBind", "kube-controller-manager to create the claim", `"gpus"`)
-	b.resourceClaimTemplate("gpus", gen.RequestsDevices("none.example.com", 1))
-	err := b.end(bound)
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	claims := b.resourceClaims()
-	require.Len(t, claims, 1)
-	assert.ErrorContains(t, err, "ResourceClaim "+b.ns+"/"+claims[0].Name)
-	assert.ErrorContains(t, err, "not allocated by the scheduler")
-	b.assertWaited()
 }
 
 // assertWaited checks that the client got 429 until the last call, which is allowed or rejected.

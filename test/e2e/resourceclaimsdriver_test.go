@@ -46,12 +46,6 @@ func (d *deviceDriver) publish(node string, devices ...resourcev1.Device) {
 	require.NoError(d.t, err)
 }
 
-// withdraw deletes the node's pool.
-func (d *deviceDriver) withdraw(node string) {
-	d.t.Helper()
-	require.NoError(d.t, d.client.ResourceV1().ResourceSlices().Delete(d.t.Context(), gen.ResourceSlice(d.name, node).Name, metav1.DeleteOptions{}))
-}
-
 // slowClaim is a claim whose devices need time. A condition reports success or failure.
 const (
 	slowClaim = "nic"
@@ -259,11 +253,6 @@ func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.Re
 func (b *bench) untilUnmarked(claim string) {
 	b.t.Helper()
 	b.untilResourceClaim(claim, "unmarked", unmarked)
-}
-
-func (b *bench) assertUnmarked(claim string) {
-	b.t.Helper()
-	assert.Empty(b.t, marksOn(b.getResourceClaim(claim)))
 }
 
 // untilPodsBound waits until the given number of the test's pods are bound, and returns them.

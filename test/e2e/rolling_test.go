@@ -193,5 +193,7 @@ func TestRestarts(t *testing.T) {
 	})
 	testHeldCalls(t, w)
 	t.Run("API server", func(t *testing.T) { testAPIServerRestart(t, w) })
+	t.Run("a scheduler that retries", func(t *testing.T) { testSchedulerRepeatsAfterKill(t, w) })
 	t.Run("all replicas died", func(t *testing.T) { testAllReplicasDied(t, w) })
+	t.Run("uninstallation", func(t *testing.T) { testUninstall(t, w) })
 }

@@ -4,13 +4,10 @@
 package e2e
 
 import (
-	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -24,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/cert"
 
-	"github.com/prebind/prebind/test/gencert"
 	"github.com/prebind/prebind/test/install"
 	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
@@ -35,50 +31,12 @@ const (
 	serverName = "prebind-webhook.prebind-system.svc"
 )
 
-// No bind of a steady stream fails while certificates are renewed and CAs are changed, for each source of certificates.
-// TestCertManager contains the third source.
-func TestCertificateRotationUnderLoad(t *testing.T) {
+// Prebind issues the certificates itself, renews them, and changes its CA. No bind of a steady stream fails. TestCertManager shows this for
+// certificates from files.
+func TestSelfManagedCertificates(t *testing.T) {
 	t.Parallel()
-	t.Run("from files", func(t *testing.T) {
-		t.Parallel()
-		testFilesByHand(t, ownWorld(t, 2))
-	})
-	t.Run("self-managed", func(t *testing.T) {
-		t.Parallel()
-		testSelfManaged(t, ownWorldWith(t, install.Options{Kustomization: "config/webhook/overlays/self-managed", WithoutCertManager: true}, 2,
-			"--self-managed-cert-validity=12s", "--self-managed-ca-overlap=2s", "--self-managed-ca-validity=10m"))
-	})
-}
-
-// An administrator adds a new CA and then replaces the files one after another, as described in docs/certificates.md.
-func testFilesByHand(t *testing.T, w *world) {
-	s := beginLoad(t, w)
-	before := s.bundle()
-	ca := gencert.NewCA(t, "by hand")
-	leaf := ca.Sign(t, "by hand", gencert.DNS(serverName))
-	s.setBundle(append(bytes.Clone(before), ca.CertPEM...))
-	s.untilBinds(40)
-
-	s.writeFiles(leaf.CertPEM, leaf.KeyPEM)
-	s.untilServed(func(_, issuer string) bool { return issuer == "by hand" }, "the new CA's certificate")
-	s.setBundle(ca.CertPEM)
-	s.untilBinds(40)
-
-	// Prebind rejects certificates that it cannot serve.
-	expired := ca.Sign(t, "by hand", gencert.DNS(serverName), gencert.Valid(-time.Hour, -time.Minute))
-	for i, bad := range [][2][]byte{{leaf.CertPEM, expired.KeyPEM}, {expired.CertPEM, expired.KeyPEM}} {
-		s.writeFiles(bad[0], bad[1])
-		s.untilMetric(fmt.Sprintf(`prebind_certificate_reloads_total{certificate="serving",result="failed"} %d`, i+1))
-		s.writeFiles(leaf.CertPEM, leaf.KeyPEM)
-		s.untilBinds(60) // Three seconds, in which the replica reads the valid files again.
-	}
-	assert.Equal(t, map[string]bool{leaf.Cert.SerialNumber.String(): true}, s.served())
-	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="serving"} %s`, number(leaf.Cert.NotAfter)))
-	s.end()
-}
-
-// Prebind issues the certificates itself, renews them, and changes its CA.
-func testSelfManaged(t *testing.T, w *world) {
+	w := ownWorldWith(t, install.Options{Kustomization: "config/webhook/overlays/self-managed", WithoutCertManager: true}, 2,
+		"--self-managed-cert-validity=12s", "--self-managed-ca-overlap=2s", "--self-managed-ca-validity=10m")
 	s := beginLoad(t, w)
 	ca := func() string {
 		secret, err := w.client.CoreV1().Secrets(install.Namespace).Get(t.Context(), selfmanaged.SecretName, metav1.GetOptions{})
@@ -254,14 +212,6 @@ func (s *load) setBundle(bundle []byte) {
 	require.NoError(s.t, err)
 	_, err = s.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(s.t.Context(), webhookConfiguration, types.JSONPatchType, patch, metav1.PatchOptions{})
 	require.NoError(s.t, err)
-}
-
-// writeFiles overwrites the files that the replicas read, like the script of an administrator.
-func (s *load) writeFiles(cert, key []byte) {
-	s.t.Helper()
-	for name, content := range map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key} {
-		require.NoError(s.t, os.WriteFile(filepath.Join(s.prebind.CertDir(), name), content, 0o600))
-	}
 }
 
 // certificatesOf returns the certificates of a bundle, or none if it cannot be parsed.

@@ -125,13 +125,12 @@ func TestSchedulerRepeatsTransientErrors(t *testing.T) {
 }
 
 // A scheduler that repeats transient errors continues a bind whose replica is killed, and gets its devices and volumes once.
-func TestSchedulerRepeatsAfterKill(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 1, "--prebind-plugins=*,-node-state")
-	doomed := w.prebind.Replicas()[0]
-	other, err := w.start(t.Context())
-	require.NoError(t, err)
+func testSchedulerRepeatsAfterKill(t *testing.T, w *world) {
+	doomed, other := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
 	w.prebind.RouteTo(doomed)
+	// The API server keeps its connections to the other replica.
+	w.cluster.Services().Cut(other.WebhookAddress())
+	w.cluster.Services().Heal(other.WebhookAddress())
 	g := newGarage(t, w)
 	waiting := func(device string) (*parker, <-chan error) {
 		p := g.parker(gpu(device), gen.UsesClaim("data"))
@@ -160,7 +159,7 @@ func TestSchedulerRepeatsAfterKill(t *testing.T) {
 	// No replica answers. The scheduler gives up, and schedules the pod again later.
 	p, done = waiting("GPU-2")
 	require.NoError(t, other.Kill())
-	err = p.end(done)
+	err := p.end(done)
 	require.True(t, apierrors.IsInternalError(err), "%v", err)
 	assert.ErrorContains(t, err, "failed calling webhook")
 	assert.Equal(t, times(transientCalls, http.StatusInternalServerError), p.codes())

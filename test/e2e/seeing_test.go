@@ -23,14 +23,26 @@ import (
 	"github.com/prebind/prebind/test/otlp"
 )
 
-// TestSeeing binds a pod that waits and posts a Binding that is refused. It then checks metrics, /debug, and the trace of the bind.
-func TestSeeing(t *testing.T) {
-	t.Parallel()
+// observed is a replica with /debug and traces.
+type observed struct {
+	*variant
+	debug     string
+	collector *otlp.Receiver
+}
+
+func newObserved(t *testing.T) *observed {
+	t.Helper()
 	collector := otlp.Receive(t)
 	debug, err := shared.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
-	w := ownWorld(t, 1, "--debug-bind-address="+debug, "--tracing-endpoint="+collector.Address(), "--tracing-sampling-rate-per-million=1000000")
-	b := newBench(t, w, nil)
+	return &observed{debug: debug, collector: collector, variant: &variant{name: "observed", args: []string{
+		"--debug-bind-address=" + debug, "--tracing-endpoint=" + collector.Address(), "--tracing-sampling-rate-per-million=1000000",
+	}}}
+}
+
+// test binds a pod that waits and posts a Binding that is refused. It then checks metrics, /debug, and the trace of the bind.
+func (o *observed) test(t *testing.T) {
+	b := o.bench(t)
 	b.claim("data", b.dynamic("3s"))
 	b.podWith(byHand, usesClaims([]string{"data"})...)
 	bound := make(chan error, 1)
@@ -39,7 +51,7 @@ func TestSeeing(t *testing.T) {
 	t.Run("an attempt in flight", func(t *testing.T) {
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
 			var attempts []work.InFlight
-			_, body := visit(t, "http://"+debug+"/debug/attempts")
+			_, body := visit(t, "http://"+o.debug+"/debug/attempts")
 			require.NoError(c, json.Unmarshal([]byte(body), &attempts))
 			require.Len(c, attempts, 1)
 			assert.Equal(c, []string{b.ns, "pod", "node-1", "volumebinding"}, []string{attempts[0].Namespace, attempts[0].Pod, attempts[0].Node, attempts[0].Plugin})
@@ -54,7 +66,7 @@ func TestSeeing(t *testing.T) {
 
 	t.Run("debug", func(t *testing.T) {
 		for path, words := range map[string]string{"plugins": `"volumebinding"`, "config": "kind: PrebindConfiguration", "pprof/": "goroutine", "pprof/heap": ""} {
-			code, body := visit(t, "http://"+debug+"/debug/"+path)
+			code, body := visit(t, "http://"+o.debug+"/debug/"+path)
 			assert.Equal(t, http.StatusOK, code, path)
 			assert.Contains(t, body, words, path)
 		}
@@ -66,8 +78,8 @@ func TestSeeing(t *testing.T) {
 			assert.Equal(t, http.StatusNotFound, code)
 		}
 	})
-	t.Run("metrics", func(t *testing.T) { b.checkMetrics(t, w.prebind.Replicas()[0], pod) })
-	t.Run("trace", func(t *testing.T) { b.checkTrace(t, collector, pod) })
+	t.Run("metrics", func(t *testing.T) { b.checkMetrics(t, o.replica, pod) })
+	t.Run("trace", func(t *testing.T) { b.checkTrace(t, o.collector, pod) })
 }
 
 // Lines of the text format of Prebind's metrics.

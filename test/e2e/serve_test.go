@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,8 +30,6 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	p := shared.prebind
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.crt"), []byte("no certificate"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tls.key"), []byte("no key"), 0o600))
 	badConfig := filepath.Join(dir, "config.yaml")
 	require.NoError(t, os.WriteFile(badConfig, []byte(configHead+"budgets:\n  hodl: 5s\n"), 0o600))
 	expired := filepath.Join(dir, "expired")
@@ -57,30 +54,10 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 		says []string
 		code int
 	}{
-		"unknown flag":        {args: []string{"--bogus"}, says: []string{"unknown flag: --bogus"}, code: usage},
-		"bad hold":            {args: []string{"--hold=-1s"}, says: []string{"--hold", `Invalid value: "-1s": must be positive`}, code: usage},
-		"unknown plugin":      {args: []string{"--prebind-plugins=*,volumes"}, says: []string{`"volumes"`, "volumebinding"}, code: usage},
-		"agent's selector":    {args: []string{"--node-ready-agents=kube-system/a=b,,=c"}, says: []string{`--node-ready-agents: Invalid value: "a=b,,=c": must be a label selector`}, code: usage},
-		"agent's namespace":   {args: []string{"--node-ready-agents=app=cni"}, says: []string{"--node-ready-agents", `must be NAMESPACE/SELECTOR or NAMESPACE/SELECTOR@NODE-SELECTOR, got "app=cni"`}, code: usage},
-		"unknown check":       {args: []string{"--node-ready-checks=csi"}, says: []string{"--node-ready-checks", `Unsupported value: "csi"`, "csi-drivers"}, code: usage},
-		"unknown mutator":     {args: []string{"--mutators=-topologie"}, says: []string{`"topologie"`, "topology"}, code: usage},
 		"several":             {args: []string{"--hold=0s", "--max-holds=0"}, says: []string{"--hold", "--max-holds"}, code: usage},
-		"no certificate":      {args: []string{"--cert-dir=" + filepath.Join(dir, "none")}, says: []string{"--cert-dir", "tls.crt", "no such file"}},
-		"bad certificate":     {args: []string{"--cert-dir=" + dir}, says: []string{"--cert-dir"}},
 		"expired certificate": {args: []string{"--cert-dir=" + expired}, says: []string{"--cert-dir", `"prebind" expired at`, "renew it"}},
-		"no client CA":        {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "none")}, says: []string{"--client-ca-file", "no such file"}},
-		"empty client CA":     {args: []string{"--cert-dir=" + p.CertDir(), "--client-ca-file=" + filepath.Join(dir, "tls.key")}, says: []string{"--client-ca-file", "no certificate"}},
-		"names without a CA":  {args: []string{"--client-allowed-names=kube-apiserver"}, says: []string{"--client-allowed-names", "--client-ca-file"}, code: usage},
-		"certificates twice":  {args: []string{"--self-managed-certs", "--cert-dir=" + p.CertDir()}, says: []string{"--self-managed-certs and --cert-dir", "mutually exclusive"}, code: usage},
-		"no kubeconfig":       {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + filepath.Join(dir, "none")}, says: []string{"--kubeconfig", "no such file"}},
 		"no API server":       {args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + nowhere}, says: []string{"the API server at", "does not answer", "connection refused"}},
-		"contradiction":       {args: []string{"--prebind-plugins=device,-device"}, says: []string{"--prebind-plugins", `"device" is switched both on and off`}, code: usage},
 		"unknown field":       {args: []string{"--config=" + badConfig}, says: []string{badConfig + ": line 4: budgets.hodl: unknown field", "hold, maxHolds"}, code: usage},
-		"no config":           {args: []string{"--config=" + filepath.Join(dir, "none")}, says: []string{"--config", "no such file"}, code: usage},
-		"port in use": {
-			args: []string{"--cert-dir=" + p.CertDir(), "--kubeconfig=" + p.Kubeconfig(), "--webhook-bind-address=" + p.Replicas()[0].WebhookAddress()},
-			says: []string{"--webhook-bind-address", "address already in use"},
-		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -100,39 +77,6 @@ func TestServeSaysWhatIsWrong(t *testing.T) {
 				assert.Contains(t, stderr.String(), words)
 			}
 		})
-	}
-}
-
-// After SIGTERM, a ready replica exits quickly without errors.
-func TestCleanShutdown(t *testing.T) {
-	t.Parallel()
-	c := shared.cluster
-	address, err := c.ReserveAddress(t.Context())
-	require.NoError(t, err)
-	health, err := c.ReserveAddress(t.Context())
-	require.NoError(t, err)
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
-		Name: "brief",
-		Path: shared.prebind.Binary(),
-		Args: []string{
-			"serve", "--kubeconfig=" + shared.prebind.Kubeconfig(), "--cert-dir=" + shared.prebind.CertDir(), "--webhook-bind-address=" + address,
-			"--health-probe-bind-address=" + health, "--metrics-bind-address=0",
-		},
-		LogFile: filepath.Join(t.TempDir(), "log"),
-		Health: func(ctx context.Context) error {
-			return get(ctx, "http://"+health+"/readyz", http.StatusOK)
-		},
-	})
-	require.NoError(t, err)
-	require.NoError(t, process.Start())
-	t.Cleanup(func() { assert.NoError(t, process.Kill()) })
-	require.NoError(t, process.WaitReady(t.Context()))
-	require.NoError(t, process.Signal(syscall.SIGTERM))
-	select {
-	case <-process.Exited():
-		assert.ErrorContains(t, process.Err(), "exit code 0")
-	case <-time.After(patience):
-		t.Fatalf("it should have ended:\n%s", process.Tail(20))
 	}
 }
 

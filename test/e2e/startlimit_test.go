@@ -149,23 +149,19 @@ func (w *world) untilReplicasKnown(t *testing.T) {
 // mostStarting returns the documented maximum of pods that start on a node at the same time.
 func mostStarting(limit, replicas int) int { return limit + (replicas-1)*max(1, limit/replicas) }
 
-// Tests that change the configuration have their own installation. They run one after another.
-func TestStartLimit(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 1)
-
+// testStartLimit stops one of two replicas, because one replica enforces the limit exactly.
+func testStartLimit(t *testing.T, w *world) {
+	removed := w.prebind.Replicas()[1]
+	require.NoError(t, w.prebind.Remove(removed))
 	t.Run("one replica", func(t *testing.T) {
 		limited(t, w, "limit: 2, wait: 3m, startTimeout: 1h")
+		w.untilReplicasKnown(t)
 		for name, by := range binders {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				testStartsInTurn(t, w, by.scheduler)
 			})
 		}
-		t.Run("exempt", func(t *testing.T) {
-			t.Parallel()
-			testStartsWithoutSlot(t, w)
-		})
 	})
 	t.Run("two replicas", func(t *testing.T) {
 		limited(t, w, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
@@ -174,7 +170,6 @@ func TestStartLimit(t *testing.T) {
 		w.untilReplicasKnown(t)
 		t.Run("a crowd", func(t *testing.T) { testStartsOfCrowd(t, w) })
 		t.Run("refusals", func(t *testing.T) { testNodeRefusesPods(t, w) })
-		t.Run("killed", func(t *testing.T) { testKilledWhileStarting(t, w) })
 	})
 }
 
@@ -195,27 +190,6 @@ func testStartsInTurn(t *testing.T, w *world, scheduler string) {
 	_, _, most := s.counts()
 	assert.Equal(t, limit, most, "pods that started at the same time")
 	assert.False(t, says(b.allEvents(), "FailedScheduling"), "no bind should fail: %q", b.allEvents())
-}
-
-// testStartsWithoutSlot fills the node, and binds a pod of a DaemonSet and a critical one.
-func testStartsWithoutSlot(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("exempt")
-	s := b.observe(node, 0)
-	s.bindAll(byHand, 2, toleration)()
-	s.untilSeen(2)
-	for name, option := range map[string]gen.PodOption{
-		// The garbage collector ignores the owner, because the API server does not serve its kind in this group.
-		"agent":    gen.OwnedBy("DaemonSet", "agents", "1"),
-		"critical": gen.PriorityClass("system-node-critical"),
-	} {
-		pod, err := b.createPod(name, byHand, toleration, option)
-		require.NoError(t, err)
-		began := time.Now()
-		require.NoError(t, b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(pod, node), metav1.CreateOptions{}))
-		assert.Less(t, time.Since(began), aMoment, "%s should not wait", name)
-	}
-	assert.Zero(t, b.waitingForStart())
 }
 
 // testStartsOfCrowd binds 200 pods to a node at the same time through two replicas.
@@ -275,44 +249,4 @@ func testNodeRefusesPods(t *testing.T, w *world) {
 		assert.True(c, says(all, "NodeRefusesPods", b.ns, "UnexpectedAdmissionError"), "%q", all)
 	}, patience, again, "the node should have an event")
 
-}
-
-// testKilledWhileStarting kills a replica while binds wait at it. The other one continues with them.
-func testKilledWhileStarting(t *testing.T, w *world) {
-	const limit, all = 5, 12
-	killed := w.prebind.Replicas()[0]
-	w.untilReplicasKnown(t)
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("killed")
-	s := b.observe(node, 0)
-	w.prebind.RouteTo(killed)
-	wait := s.bindAll(byHand, all, toleration)
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		seen, _, _ := s.counts()
-		assert.GreaterOrEqual(c, seen, limit)
-		assert.Equal(c, all-seen, b.waitingForStart())
-	}, patience, again, "the other pods should wait")
-	require.NoError(t, killed.Kill())
-	w.prebind.RouteTo(w.prebind.Replicas()[1])
-	for {
-		seen, starting, most := s.counts()
-		assert.LessOrEqual(t, most, mostStarting(limit, len(w.prebind.Replicas())))
-		if seen == all {
-			break
-		}
-		if starting > 0 {
-			s.runOne()
-		}
-		s.untilSeenMore(seen)
-	}
-	wait()
-}
-
-// untilSeenMore waits until more pods have been bound.
-func (s *starts) untilSeenMore(than int) {
-	s.t.Helper()
-	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
-		seen, starting, _ := s.counts()
-		assert.True(c, seen > than || starting > 0)
-	}, patience, again/10)
 }

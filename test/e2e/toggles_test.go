@@ -38,11 +38,13 @@ func (w *world) bound(t *testing.T) *corev1.Pod {
 }
 
 // Tests that change the configuration have their own installation. They run one after another.
-func TestToggles(t *testing.T) {
+func TestConfiguration(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 2)
-	t.Run("by file", func(t *testing.T) { testToggleByFile(t, w) })
-	t.Run("by flag", func(t *testing.T) { testToggleByFlag(t, w) })
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/node-ready"))
+	t.Run("plugins and mutators", func(t *testing.T) { testToggleByFile(t, w) })
+	t.Run("start-limit", func(t *testing.T) { testStartLimit(t, w) })
+	t.Run("node-ready", func(t *testing.T) { testNodeReady(t, w) })
 }
 
 // configure changes the configuration file, and replaces the replicas one after another.
@@ -100,38 +102,4 @@ func testToggleByFile(t *testing.T, w *world) {
 		assert.Empty(t, b.untilBound().Annotations)
 		assert.Equal(t, []string{"passed-through"}, b.decisions())
 	})
-}
-
-// newPending creates a pod with claims that no controller binds.
-func newPending(t *testing.T, w *world, claims ...string) *bench {
-	t.Helper()
-	b := newBench(t, w, nil)
-	b.pod(byHand, claims...)
-	return b
-}
-
-// Flags enable and disable mutators and plugins, and take precedence over the file.
-func testToggleByFlag(t *testing.T, w *world) {
-	w.configure(t, configHead+"mutators: [bind-info]\n")
-	pod := w.bound(t)
-	assert.NotContains(t, pod.Annotations, "topology.prebind.dev/zone", "the configuration of the file should apply")
-	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
-
-	restarted := func(args ...string) {
-		require.NoError(t, w.prebind.Stop())
-		_, err := w.prebind.Start(t.Context(), args...)
-		require.NoError(t, err)
-	}
-	restarted("--mutators=topology", "--prebind-plugins=-volumebinding,*")
-	pod = w.bound(t)
-	assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
-	assert.NotContains(t, pod.Annotations, "bind-info.prebind.dev/calls", "the flag should take precedence over the file")
-	b := newPending(t, w, "missing")
-	require.NoError(t, b.bindByHand(b.binding("node-1")), "no plugin checks the claim")
-
-	restarted("--prebind-plugins=volumebinding")
-	pod = w.bound(t)
-	assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls", "without the flag, the file should apply")
-	b = newPending(t, w, "missing")
-	require.ErrorContains(t, b.bindByHand(b.binding("node-1")), b.ns+"/missing")
 }

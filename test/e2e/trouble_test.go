@@ -21,7 +21,6 @@ import (
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
-	"github.com/prebind/prebind/webhook"
 )
 
 // loner is a replica that is not part of the Service, with a separate kubeconfig.
@@ -97,28 +96,6 @@ func (b *bench) proxied() *cluster.APIProxy {
 	require.NoError(b.t, err)
 	b.t.Cleanup(proxy.Close)
 	return proxy
-}
-
-// A replica is not ready until its caches have synced. In this test they cannot sync, because the API server does not list volumes.
-func TestNotReady(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	proxy := b.proxied()
-	proxy.Hold(func(r *http.Request) bool { return r.URL.Path == "/api/v1/persistentvolumes" })
-	l := b.loner(proxy.Kubeconfig)
-	b.untilReadyz(l, http.StatusServiceUnavailable, "has not read all objects of these kinds: PersistentVolume\n")
-
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+l.webhook+webhook.Path, strings.NewReader("{}"))
-	require.NoError(t, err)
-	response, err := insecure.Do(request)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	require.NoError(t, err)
-	assert.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
-	assert.Equal(t, "1", response.Header.Get("Retry-After"))
-	assert.True(t, response.Close, "the connection should be closed, so that the next one uses another replica")
-	assert.Contains(t, string(body), "has not read all objects of these kinds: PersistentVolume")
 }
 
 // A replica is not ready while it cannot reach the API server.

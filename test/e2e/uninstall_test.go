@@ -4,10 +4,7 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"fmt"
-	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -20,12 +17,6 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
-
-// No bind of a steady stream fails while Prebind is removed as documented.
-func TestUninstall(t *testing.T) {
-	t.Parallel()
-	testUninstall(t, ownWorld(t, 2))
-}
 
 // With the Helm chart, pods of the real kube-scheduler get topology annotations, and the uninstallation is complete. It keeps only
 // BindPolicies.
@@ -47,6 +38,7 @@ func TestInstallFromHelm(t *testing.T) {
 	assert.NoError(t, policies.client.Get(t.Context(), client.ObjectKeyFromObject(kept), kept), "BindPolicies belong to the operator")
 }
 
+// No bind of a steady stream fails while Prebind is removed as documented.
 func testUninstall(t *testing.T, w *world) {
 	t.Helper()
 	s := newStream(t, w, "1s")
@@ -99,46 +91,4 @@ func assertRemoved(t *testing.T, w *world) {
 	bindings, err := w.client.RbacV1().ClusterRoleBindings().List(ctx, ours)
 	require.NoError(t, err)
 	assert.Empty(t, bindings.Items)
-}
-
-// The command reports its result, and a repetition is not an error.
-func TestUnregister(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	configurations := b.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	copied, err := configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
-	require.NoError(t, err)
-	name := "prebind-" + b.ns
-	copied.ObjectMeta = metav1.ObjectMeta{Name: name}
-	copied.Webhooks[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"e2e.prebind.dev/nowhere": ""}}
-	_, err = configurations.Create(t.Context(), copied, metav1.CreateOptions{})
-	require.NoError(t, err)
-	unregister := func() string {
-		out, err := b.program("unregister", "--kubeconfig="+b.cluster.Kubeconfig(), "--name="+name)
-		require.NoError(t, err)
-		return out
-	}
-	assert.Equal(t, "MutatingWebhookConfiguration "+name+" deleted: the API server no longer calls Prebind\n", unregister())
-	_, err = configurations.Get(t.Context(), name, metav1.GetOptions{})
-	assert.True(t, apierrors.IsNotFound(err))
-	assert.Equal(t, "MutatingWebhookConfiguration "+name+" does not exist: the API server does not call Prebind\n", unregister())
-	_, err = configurations.Get(t.Context(), "prebind", metav1.GetOptions{})
-	assert.NoError(t, err, "another webhook configuration should not change")
-	_, err = b.program("unregister", "--kubeconfig="+b.prebind.Kubeconfig())
-	require.ErrorContains(t, err, "forbidden", "a replica should not have the permission to unregister")
-	b.pod(cluster.DefaultScheduler)
-	b.assertTopology(b.untilBound())
-}
-
-// program runs prebind until it exits, and returns its standard output. The error contains its standard error.
-func (b *bench) program(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, b.prebind.Binary(), args...)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%w: %s", err, &stderr)
-	}
-	return stdout.String(), nil
 }
