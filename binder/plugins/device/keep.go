@@ -15,22 +15,22 @@ import (
 	"github.com/prebind/prebind/binder/ledger"
 )
 
-// PostBind gives the grant to the pod and releases the node lock.
+// PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended
+// since then and another one was granted its devices, the write fails, and an ended pod gets no grant back.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-	if err != nil {
-		return err
-	}
-	at := whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
-	if at == framework.Pending {
-		// The engine has seen the pod bound, so this response is outdated. The mark remains.
-		return errors.New("the API server returned an outdated pod: pending, but already seen bound")
-	}
 	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+		if err != nil {
+			return false, err
+		}
 		changed := rec.unlock(bc.Pod.UID, "")
-		if at == framework.BoundHere {
+		switch whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name) {
+		case framework.Pending:
+			// The engine has seen the pod bound, so this response is outdated. The mark remains.
+			return false, errors.New("the API server returned an outdated pod: pending, but already seen bound")
+		case framework.BoundHere:
 			changed = rec.bind(pod, grantOf(pod)) || changed
-		} else {
+		default:
 			changed = rec.drop(bc.Pod.UID) || changed
 		}
 		if !changed && !live {

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -77,6 +78,28 @@ func TestLostRecord_DuringABind(t *testing.T) {
 	s.bind(bc)
 	require.NoError(t, p.PostBind(t.Context(), bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
+}
+
+// PostBind has read that the pod runs. Then the pod finishes, and another one is granted its device. PostBind must
+// not restore the grant.
+func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
+	web, next := podNamed("web"), podNamed("next")
+	s := newServer(t, web, next)
+	l := &line{server: s}
+	p, other := pluginOn(s, s, l, notify.NewHub()), replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	s.bind(bc)
+	l.after = func(_ string, o any) error {
+		if _, ok := o.(*corev1.Pod); ok {
+			l.after = nil
+			s.finish(web)
+			require.NoError(t, prepare(t.Context(), other, bindOf(next, "b", gen.Annotation(gpu, "GPU-1"))))
+		}
+		return nil
+	}
+	require.NoError(t, p.PostBind(t.Context(), bc))
+	assert.Equal(t, map[string]string{"next": "[b: GPU-1 (gpu)]"}, held(s))
 }
 
 // Nothing is granted, written or forgotten. Other nodes are not affected.
