@@ -49,7 +49,7 @@ type server struct {
 func newServer(t *testing.T, objects ...client.Object) *server {
 	t.Helper()
 	s := &server{t: t, api: fakeapi.New(objects...)}
-	require.NoError(t, SetupIndexes(t.Context(), s.api))
+	require.NoError(t, SetupIndexes(t.Context(), s.api, nil))
 	s.api.OnChange(s.changed)
 	s.Connection = s.api.Connect()
 	return s

@@ -4,14 +4,12 @@
 package device
 
 import (
-	"context"
 	"time"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
@@ -36,10 +34,8 @@ func Registration() framework.Registration {
 		},
 		Watches: framework.Always(&corev1.ConfigMap{}),
 		Caches:  ledger.Caches,
-		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
-			return SetupIndexes(ctx, indexer)
-		},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
+		Index:   SetupIndexes,
+		New:     framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
 	}
 }
 

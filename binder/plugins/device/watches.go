@@ -5,11 +5,12 @@ package device
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -19,11 +20,8 @@ const (
 )
 
 // SetupIndexes adds the index of the plugin to the cache. Call it before the cache starts.
-func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	if err := indexer.IndexField(ctx, &corev1.ConfigMap{}, unconfirmedIndex, unconfirmed); err != nil {
-		return fmt.Errorf("index %s: %w", unconfirmedIndex, err)
-	}
-	return nil
+func SetupIndexes(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
+	return indexer.IndexField(ctx, &corev1.ConfigMap{}, unconfirmedIndex, unconfirmed)
 }
 
 // confirmedText occurs in every bound entry, and in no other entry that decode accepts:

@@ -60,7 +60,7 @@ type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
 	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: notify.NewHub(), free: NewFreeVolumes()}
-	_ = SetupIndexes(context.Background(), w.cache)
+	_ = SetupIndexes(context.Background(), w.cache, nil)
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
 	w.Connection, w.cached = w.server.Connect(), w.cache.Connect()

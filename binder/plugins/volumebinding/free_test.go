@@ -136,7 +136,7 @@ func TestFreeVolumes_OmitsVolumesOfOtherNodes(t *testing.T) {
 	free.OnAdd(volumeNamed("net"), true)
 	count := func(host string) (n int) {
 		for _, on := range free.of("local", host) {
-			n += on.volumes.Len()
+			n += on.Len()
 		}
 		return n
 	}
@@ -149,7 +149,7 @@ func TestFreeVolumes_OmitsVolumesOfOtherNodes(t *testing.T) {
 	assert.Equal(t, 10, count("node-3"))
 	n := 0
 	for _, on := range before {
-		n += on.volumes.Len()
+		n += on.Len()
 	}
 	assert.Equal(t, 11, n, "the result is a snapshot")
 }

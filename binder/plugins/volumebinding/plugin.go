@@ -45,7 +45,7 @@ var (
 // New returns the plugin. The cache of the handle has the indexes of SetupIndexes. free
 // follows its PersistentVolumes, and New makes it call Handle.Wake. It starts nothing.
 func New(h framework.Handle, free *FreeVolumes) *Plugin {
-	free.wake(h.Wake)
+	free.changed = h.Wake
 	return &Plugin{h: h, free: free, records: openRecords(h)}
 }
 

@@ -119,9 +119,7 @@ func (r *reading) readCapacity(ctx context.Context, class *storagev1.StorageClas
 		return framework.FromAPI(framework.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
 	}
 	for i := range list.Items {
-		if c := &list.Items[i]; reachableFrom(c, r.node.Labels) {
-			r.capacities[class.Name] = append(r.capacities[class.Name], c)
-		}
+		r.capacities[class.Name] = append(r.capacities[class.Name], &list.Items[i])
 	}
 	return nil
 }

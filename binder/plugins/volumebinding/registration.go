@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"context"
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,10 +26,8 @@ func Registration() framework.Registration {
 		Description: "binds and waits for the pod's PersistentVolumeClaims",
 		Watches: framework.Always(&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &storagev1.StorageClass{},
 			&storagev1.CSIDriver{}, &storagev1.CSIStorageCapacity{}, &storagev1.CSINode{}, &corev1.ConfigMap{}),
-		Caches: caches,
-		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
-			return SetupIndexes(ctx, indexer)
-		},
+		Caches:   caches,
+		Index:    SetupIndexes,
 		Handlers: map[string]toolscache.ResourceEventHandler{"PersistentVolume": free},
 		New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 			return New(h, free), nil

@@ -5,13 +5,15 @@ package volumebinding
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"hash/maphash"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 const (
@@ -35,26 +37,19 @@ func claimBucket(namespace, name string) string {
 
 // SetupIndexes adds the indexes that the plugin needs to the cache. Call it before the cache
 // starts.
-func SetupIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	err := indexer.IndexField(ctx, &corev1.PersistentVolume{}, claimRefIndex, func(o client.Object) []string {
-		pv, ok := o.(*corev1.PersistentVolume)
-		if !ok || pv.Spec.ClaimRef == nil {
+func SetupIndexes(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
+	return errors.Join(
+		indexer.IndexField(ctx, &corev1.PersistentVolume{}, claimRefIndex, func(o client.Object) []string {
+			if pv, ok := o.(*corev1.PersistentVolume); ok && pv.Spec.ClaimRef != nil {
+				return []string{claimBucket(pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)}
+			}
 			return nil
-		}
-		return []string{claimBucket(pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)}
-	})
-	if err != nil {
-		return fmt.Errorf("index %s: %w", claimRefIndex, err)
-	}
-	err = indexer.IndexField(ctx, &storagev1.CSIStorageCapacity{}, capacityIndex, func(o client.Object) []string {
-		c, ok := o.(*storagev1.CSIStorageCapacity)
-		if !ok {
+		}),
+		indexer.IndexField(ctx, &storagev1.CSIStorageCapacity{}, capacityIndex, func(o client.Object) []string {
+			if c, ok := o.(*storagev1.CSIStorageCapacity); ok {
+				return []string{c.StorageClassName}
+			}
 			return nil
-		}
-		return []string{c.StorageClassName}
-	})
-	if err != nil {
-		return fmt.Errorf("index %s: %w", capacityIndex, err)
-	}
-	return nil
+		}),
+	)
 }

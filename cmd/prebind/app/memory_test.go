@@ -178,7 +178,7 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(volumebinding.SetupIndexes(ctx, onlyVolumes{c}), device.SetupIndexes(ctx, c)); err != nil {
+	if err := errors.Join(volumebinding.SetupIndexes(ctx, onlyVolumes{c}, nil), device.SetupIndexes(ctx, c, nil)); err != nil {
 		return nil, err
 	}
 	for _, o := range []client.Object{&corev1.Pod{}, &corev1.Node{}, &corev1.ConfigMap{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}} {
