@@ -94,22 +94,22 @@ func (s *server) delete(pod *corev1.Pod) {
 	require.NoError(s.t, s.Delete(s.t.Context(), pod))
 }
 
-// record returns the record of the node from the API server, or nil.
-func (s *server) record(node string) *record {
+// record returns the record of node-a from the API server, or nil.
+func (s *server) record() *record {
 	s.t.Helper()
-	object := s.object(node)
+	object := s.object()
 	if object == nil {
 		return nil
 	}
-	rec, err := decodeObject(node, object)
+	rec, err := decodeObject("node-a", object)
 	require.NoError(s.t, err)
 	return rec
 }
 
-func (s *server) object(node string) *corev1.ConfigMap {
+func (s *server) object() *corev1.ConfigMap {
 	s.t.Helper()
 	object := &corev1.ConfigMap{}
-	err := s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: recordName(node)}, object)
+	err := s.Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: recordName("node-a")}, object)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -364,7 +364,7 @@ func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 func held(s *server) map[string]string {
 	s.t.Helper()
 	all := map[string]string{}
-	rec := s.record("node-a")
+	rec := s.record()
 	if rec == nil {
 		return all
 	}

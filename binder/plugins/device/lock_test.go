@@ -55,7 +55,7 @@ func (c *lockCase) waits() {
 	c.Helper()
 	synctest.Wait()
 	require.Empty(c, c.result, "pod two waits")
-	assert.Equal(c, "one", string(c.s.record("node-a").Lock.UID))
+	assert.Equal(c, "one", string(c.s.record().Lock.UID))
 	assert.NotContains(c, held(c.s), "two", "a waiting pod holds no devices")
 }
 
@@ -66,7 +66,7 @@ func (c *lockCase) goesOn() {
 	require.Len(c, c.result, 1, "pod two must get the lock")
 	require.NoError(c, <-c.result)
 	require.NoError(c, confirm(c.Context(), c.two, c.b))
-	assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
+	assert.Equal(c, "two", string(c.s.record().Lock.UID))
 }
 
 // pass advances the clock of the bubble.
@@ -105,12 +105,12 @@ func TestLock_Expires(t *testing.T) {
 		began := time.Now()
 		require.NoError(c, <-c.result)
 		assert.InDelta(c, timeout, time.Since(began), float64(time.Second))
-		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID))
+		assert.Equal(c, "two", string(c.s.record().Lock.UID))
 		assert.Contains(c, held(c.s), "one", "the devices do not expire")
 
 		require.Error(c, confirm(c.Context(), c.one, c.a), "the first bind has lost the lock")
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		assert.Equal(c, "two", string(c.s.record("node-a").Lock.UID), "only a holder can release the lock")
+		assert.Equal(c, "two", string(c.s.record().Lock.UID), "only a holder can release the lock")
 	})
 }
 
@@ -139,12 +139,12 @@ func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 				pass(timeout - time.Second)
 				synctest.Wait()
 				require.Empty(t, result, "pod two waits")
-				assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
+				assert.Equal(t, "one", string(s.record().Lock.UID))
 				pass(3 * time.Second)
 				synctest.Wait()
 				require.Len(t, result, 1, "pod two must get the lock")
 				require.NoError(t, <-result)
-				assert.Equal(t, "two", string(s.record("node-a").Lock.UID))
+				assert.Equal(t, "two", string(s.record().Lock.UID))
 			})
 		})
 	}
@@ -198,7 +198,7 @@ func TestLock_ByArgument(t *testing.T) {
 	s := newServer(t, podNamed("one"), podNamed("two"))
 	p := replicaOf(s, withLocks)
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
-	assert.Equal(t, "one", string(s.record("node-a").Lock.UID))
+	assert.Equal(t, "one", string(s.record().Lock.UID))
 	require.NoError(t, confirm(t.Context(), p, bindOf(podNamed("two"), "b")), "the pod requests no devices")
 }
 
@@ -217,7 +217,7 @@ func TestLock_ManyBindsInTurn(t *testing.T) {
 					results <- err
 					return
 				}
-				if rec := s.record("node-a"); rec.Lock == nil || rec.Lock.UID != pod.UID {
+				if rec := s.record(); rec.Lock == nil || rec.Lock.UID != pod.UID {
 					results <- errors.New("another bind has the lock")
 					return
 				}
@@ -232,6 +232,6 @@ func TestLock_ManyBindsInTurn(t *testing.T) {
 		}
 		assert.Equal(t, pods*time.Second, time.Since(began), "each bind takes one second, one after the other")
 		assert.Len(t, held(s), pods)
-		assert.Nil(t, s.record("node-a").Lock)
+		assert.Nil(t, s.record().Lock)
 	})
 }

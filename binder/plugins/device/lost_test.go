@@ -39,7 +39,7 @@ func TestLostRecord_IsRestoredFromPods(t *testing.T) {
 	assert.Equal(t, map[string]string{
 		"running": "[x: 0.7 of GPU-1 (gpu)] bound", "long": "[: F (fpga)] bound", "me": "[b: 0.3 of GPU-1 (gpu), GPU-2 (gpu)]",
 	}, held(s))
-	assert.Less(t, len(s.object("node-a").Data["long"]), 1000, "a value that is too long for an attempt is dropped")
+	assert.Less(t, len(s.object().Data["long"]), 1000, "a value that is too long for an attempt is dropped")
 }
 
 // A tenant can add annotations to a running pod. If the record is then lost, the pod blocks
@@ -66,13 +66,13 @@ func TestLostRecord_DuringABind(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
-	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
+	require.NoError(t, s.Delete(t.Context(), s.object()))
 	verdict, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
 	assert.NotEmpty(t, verdict.Writes, "the bind is granted the devices again")
 	require.NoError(t, p.PreBind(t.Context(), bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s))
-	require.NoError(t, s.Delete(t.Context(), s.object("node-a")))
+	require.NoError(t, s.Delete(t.Context(), s.object()))
 
 	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)

@@ -47,7 +47,7 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	require.NoError(t, confirm(t.Context(), p, bc))
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
-	object := s.object("node-a")
+	object := s.object()
 	assert.Equal(t, map[string]string{ledger.Label: ledger.Devices, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
 	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	require.NoError(t, p.Tidy(t.Context()))
 	assert.Empty(t, held(s))
 	require.NoError(t, p.Tidy(t.Context()))
-	assert.Nil(t, s.record("node-a"), "Tidy deletes an empty record")
+	assert.Nil(t, s.record(), "Tidy deletes an empty record")
 }
 
 func TestGrant_MergesPodAndBinding(t *testing.T) {
@@ -373,7 +373,7 @@ func TestAPIServerFails_AtEachRequest(t *testing.T) {
 				}
 			}
 			assert.NotContains(t, held(s), "web", "call %d, %+v", failing, tc)
-			if rec := s.record("node-a"); rec != nil {
+			if rec := s.record(); rec != nil {
 				assert.Nil(t, rec.Lock)
 			}
 		}
@@ -388,7 +388,7 @@ func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.Error(t, p.PostBind(t.Context(), bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark remains")
-	assert.NotNil(t, s.record("node-a").Lock)
+	assert.NotNil(t, s.record().Lock)
 }
 
 // The sweep, not Tidy, ends grants of attempts.

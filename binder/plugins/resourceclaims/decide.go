@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
@@ -103,12 +103,15 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 	if claim.Status.Allocation == nil {
 		return a, unallocated(b.Pod, ref, claim)
 	}
-	if fits, err := admits(claim.Status.Allocation.NodeSelector, b.Node); err != nil {
-		return a, framework.Refuse(about, "its allocation has an invalid node selector: %v", err).Because(err).
-			Advise("allocate the claim again")
-	} else if !fits {
-		return a, framework.Refuse(about, "its devices are not available on node %s", b.Node.Name).
-			Advise("bind the pod to a node that its allocation selects")
+	// An allocation without a selector is available on every node.
+	if selector := claim.Status.Allocation.NodeSelector; selector != nil {
+		if fits, err := schedulinghelpers.MatchNodeSelectorTerms(b.Node, selector); err != nil {
+			return a, framework.Refuse(about, "its allocation has an invalid node selector: %v", err).Because(err).
+				Advise("allocate the claim again")
+		} else if !fits {
+			return a, framework.Refuse(about, "its devices are not available on node %s", b.Node.Name).
+				Advise("bind the pod to a node that its allocation selects")
+		}
 	}
 	if !resourceclaim.IsReservedForPod(b.Pod, claim, true) {
 		a.state = unreserved
@@ -125,48 +128,37 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 
 // unallocated returns the error for a claim without an allocation.
 func unallocated(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
-	about := claimObject(claim.Namespace, claim.Name)
-	switch {
-	case ref.extended:
-		return framework.Refuse(about, "represents extended resources and is not allocated: only the scheduler that created it can allocate it").
-			Advise("check why the scheduler did not allocate it")
-	case ref.ofPodGroup(pod, claim):
-		return framework.Refuse(about, "belongs to a PodGroup and is not allocated: only a scheduler that supports PodGroups can allocate it").
-			Advise("check why the scheduler did not allocate it")
-	default:
-		return framework.Refuse(about, "not allocated by the scheduler").Advise("use a scheduler that supports ResourceClaims")
+	if err := schedulersOwn(pod, ref, claim, "allocated"); err != nil {
+		return err
 	}
-}
-
-// admits reports whether the devices of an allocation are available on the node. An
-// allocation without a selector is available on every node.
-func admits(selector *corev1.NodeSelector, node *corev1.Node) (bool, error) {
-	if selector == nil {
-		return true, nil
-	}
-	parsed, err := nodeaffinity.NewNodeSelector(selector)
-	if err != nil {
-		return false, err
-	}
-	return parsed.Match(node), nil
+	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "not allocated by the scheduler").Advise("use a scheduler that supports ResourceClaims")
 }
 
 // reservable returns an error if an allocated claim cannot be reserved for the pod.
 func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
-	about := claimObject(claim.Namespace, claim.Name)
+	if err := schedulersOwn(pod, ref, claim, "reserved"); err != nil {
+		return err
+	}
+	if len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize {
+		return framework.Refuse(claimObject(claim.Namespace, claim.Name), "already reserved for %d pods, which is the maximum", len(claim.Status.ReservedFor)).
+			Advise("use another claim")
+	}
+	return nil
+}
+
+// schedulersOwn returns an error for a claim that only a scheduler can allocate and reserve.
+func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim, done string) error {
+	var does string
 	switch {
 	case ref.extended:
-		return framework.Refuse(about, "represents extended resources and is not reserved for the pod: only the scheduler that created it can reserve it").
-			Advise("check why the scheduler did not reserve it")
+		does = "represents extended resources"
 	case ref.ofPodGroup(pod, claim):
-		return framework.Refuse(about, "belongs to a PodGroup and is not reserved for it: only a scheduler that supports PodGroups can reserve it").
-			Advise("check why the scheduler did not reserve it")
-	case len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
-		return framework.Refuse(about, "already reserved for %d pods, which is the maximum", len(claim.Status.ReservedFor)).
-			Advise("use another claim")
+		does = "belongs to a PodGroup"
 	default:
 		return nil
 	}
+	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "%s and is not %s: only a scheduler that supports this can do it", does, done).
+		Advise("check why the scheduler did not do it")
 }
 
 // conditions decides whether the binding conditions of a reserved claim are true (KEP-5007).

@@ -61,11 +61,11 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			s.Put(bound(pod, "node-a"))
 			require.NoError(t, r.PostBind(t.Context(), bc))
-			s.change("c", "kubectl", tc.forge)
+			s.change("kubectl", tc.forge)
 			sweepAll(t, r)
-			assert.Equal(t, []string{"web"}, users(s.claim("c")), tc.reason)
-			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c")), tc.reason)
-			assert.Empty(t, unsettled(s.claim("c")), "the sweep removes the mark")
+			assert.Equal(t, []string{"web"}, users(s.claim()), tc.reason)
+			assert.Equal(t, []string{"gpu-0"}, devices(s.claim()), tc.reason)
+			assert.Empty(t, unsettled(s.claim()), "the sweep removes the mark")
 		})
 	}
 }
@@ -91,14 +91,12 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
 			r := newReplica(t, s)
-			for _, m := range markings(s.claim("c")) {
-				content, ok := decodeMark(m.value)
-				require.True(t, ok)
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: content.Pod, UID: m.pod}}
-				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.attempt)))
+			for _, m := range marksOf(s.claim()) {
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}
+				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.Attempt)))
 			}
-			assert.Equal(t, tc.want, users(s.claim("c")), tc.reason)
-			assert.NotNil(t, s.claim("c").Status.Allocation, tc.reason)
+			assert.Equal(t, tc.want, users(s.claim()), tc.reason)
+			assert.NotNil(t, s.claim().Status.Allocation, tc.reason)
 		})
 	}
 }
@@ -111,7 +109,7 @@ func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
 	r.conn.Before = func(w fakeapi.Call) error {
 		if w.Verb != "get" {
 			n++
-			s.change("c", "kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
+			s.change("kubectl", meta1(gen.Label("n", fmt.Sprint(n))))
 		}
 		return nil
 	}
@@ -119,96 +117,36 @@ func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
 	assert.LessOrEqual(t, n, releaseConflicts+1)
 	r.conn.Before = nil
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	assert.Empty(t, users(s.claim("c")))
+	assert.Empty(t, users(s.claim()))
 }
 
-// Thousands of marks on a claim are listed as a few, and removed together.
-func TestCrowd(t *testing.T) {
-	flood := func(uid func(i int) types.UID) claimOption {
-		return func(c *resourcev1.ResourceClaim) {
-			for i := range 2000 {
-				forged(uid(i), fmt.Sprintf("forged-%d", i), "no-such-pod", "x")(c)
-			}
+// Of the marks on a claim, each sweep settles a few. Those of pods with a reservation come first.
+func TestSweep_SettlesAFewMarksOfAClaim(t *testing.T) {
+	s, pod, r, _ := setup(t, reservedTo("db"), forged("pod-db", "nosuchid-1", "no-such-pod", "x"), func(c *resourcev1.ResourceClaim) {
+		for i := range maxMarks {
+			forged(types.UID(fmt.Sprintf("a-%d", i)), "nosuchid-1", "no-such-pod", "x")(c)
 		}
-	}
-	t.Run("WithoutReservation", func(t *testing.T) {
-		s, pod, r, _ := setup(t, flood(func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }))
-		err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-		require.True(t, framework.IsKind(err, framework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
-		assert.ErrorContains(t, err, "512 annotations")
-		marks, err := r.Marks(t.Context())
-		require.NoError(t, err)
-		assert.Len(t, marks, 1, "Marks lists one mark for all of them")
-		s.Forget()
-		sweepAll(t, r)
-		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written(), "one patch removes all of them")
-		assert.Empty(t, markings(s.claim("c")))
-		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 	})
-	t.Run("OfABoundPod", func(t *testing.T) {
-		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.Put(bound(pod, "node-a"))
-		marks, err := r.Marks(t.Context())
-		require.NoError(t, err)
-		assert.Len(t, marks, crowd)
-		assert.Equal(t, "web", marks[0].Pod.Name, "the name is from the reservation")
-		s.Forget()
-		sweepAll(t, r)
-		assert.Equal(t, []string{"patch ResourceClaim c"}, s.written())
-		assert.Empty(t, markings(s.claim("c")))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")))
-	})
-	t.Run("OfAPodThatIsGone", func(t *testing.T) {
-		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.Remove(pod)
-		s.Forget()
-		sweepAll(t, r)
-		assert.Equal(t, []string{"patch status ResourceClaim c", "patch ResourceClaim c"}, s.written())
-		assert.Empty(t, users(s.claim("c")))
-	})
-	t.Run("Committed", func(t *testing.T) {
-		s, pod, r, _ := setup(t, reservedTo("web"), flood(func(int) types.UID { return "pod-web" }))
-		s.Put(bound(pod, "node-a"))
-		require.NoError(t, r.PostBind(t.Context(), recovered(pod, "x", "forged-0")))
-		assert.Empty(t, markings(s.claim("c")))
-	})
+	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+	require.True(t, framework.IsKind(err, framework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
+	assert.ErrorContains(t, err, "512 annotations")
+	marks, err := r.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, marks, maxListed)
+	assert.Equal(t, "db", marks[0].Pod.Name, "the name is from the reservation")
+	sweepAll(t, r)
+	assert.Len(t, marksOf(s.claim()), maxMarks+1-maxListed)
+	assert.Empty(t, users(s.claim()), "the pod does not exist")
+	require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 }
 
 func TestUnsettled(t *testing.T) {
-	few := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-x", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
+	claim := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-a", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
 	want := []framework.Mark{
 		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
-		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-x", Node: "node-a", Attempt: "a-2"},
+		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-a", Node: "node-a", Attempt: "a-2"},
 	}
-	assert.Equal(t, want, unsettled(few), "the name is from the reservation if there is one; a mark with an invalid name is ignored")
-	many := theClaim("c", reservedTo("web", "db"))
-	for i := range 3 * crowd {
-		forged("pod-web", fmt.Sprintf("a-%d", i), "x", "x")(many)
-		forged("pod-db", fmt.Sprintf("a-%d", i), "x", "x")(many)
-		forged(types.UID(fmt.Sprintf("pod-%d", i)), "a", "x", "x")(many)
-	}
-	assert.Len(t, unsettled(many), 2*crowd+1, "a crowd for each pod, and one mark without a reservation")
-}
-
-func TestPointless(t *testing.T) {
-	claim := theClaim("c", reservedTo("web", "db"), marked("web", "here-1"), marked("web", "there-1"), marked("db", "there-1"), marked("new", "there-1"))
-	key := func(pod, attempt string) string { return markKey(types.UID("pod-"+pod), attempt) }
-	cases := map[string]struct {
-		reason string
-		pod    types.UID
-		at     framework.Whereabouts
-		want   []string
-	}{
-		"Pending": {reason: "another attempt can be in progress", pod: "pod-web", at: framework.Pending, want: []string{key("web", "here-1")}},
-		"Bound":   {reason: "the marks of a bound pod protect nothing", pod: "pod-web", at: framework.BoundElsewhere, want: []string{key("web", "here-1"), key("web", "there-1")}},
-		"Gone":    {reason: "the marks of a deleted pod protect nothing", pod: "pod-web", at: framework.Gone, want: []string{key("web", "here-1"), key("web", "there-1")}},
-		"None":    {reason: "another attempt can be about to reserve the claim", pod: "pod-x", want: []string{key("x", "here-1")}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, pointless(claim, tc.pod, "here-1", tc.at), tc.reason)
-		})
-	}
+	assert.Equal(t, want, unsettled(claim), "the name is from the reservation if there is one; a mark with an invalid name is ignored")
 }
 
 func TestRoomForAMark(t *testing.T) {
@@ -225,7 +163,7 @@ func TestMark_RemovedByATenant(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
-	s.change("c", "kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
+	s.change("kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	assert.Equal(t, []string{"web"}, users(s.claim("c")))
+	assert.Equal(t, []string{"web"}, users(s.claim()))
 }

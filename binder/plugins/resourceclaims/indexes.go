@@ -5,11 +5,12 @@ package resourceclaims
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // markedIndex is an index of the cache. It contains the claims with marks, under "true". The
@@ -26,9 +27,6 @@ func indexMarked(o client.Object) []string {
 	return nil
 }
 
-func addIndex(ctx context.Context, indexer client.FieldIndexer) error {
-	if err := indexer.IndexField(ctx, &resourcev1.ResourceClaim{}, markedIndex, indexMarked); err != nil {
-		return fmt.Errorf("index %s: %w", markedIndex, err)
-	}
-	return nil
+func addIndex(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
+	return indexer.IndexField(ctx, &resourcev1.ResourceClaim{}, markedIndex, indexMarked)
 }

@@ -5,6 +5,7 @@ package resourceclaims
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 
@@ -27,10 +28,8 @@ const (
 	maxMarkValue = 1024
 	// maxMarks is the maximum number of marks on a claim: two for each possible reservation.
 	maxMarks = 2 * resourcev1.ResourceClaimReservedForMaxSize
-	// crowd is the number of marks of one group that the sweep settles individually. A group
-	// contains the marks of one pod, or all marks without a reservation. Prebind itself
-	// writes fewer.
-	crowd = 32
+	// maxListed is the maximum number of marks of a claim that one sweep settles. Tenants can write more.
+	maxListed = 32
 )
 
 // mark is the value of an annotation of a claim. It names the pod for which the attempt reserves
@@ -74,75 +73,45 @@ func decodeMark(value string) (mark, bool) {
 	return m, len(validation.IsDNS1123Subdomain(m.Pod)) == 0 && len(validation.IsDNS1123Subdomain(m.Node)) == 0
 }
 
-// marking is an annotation of a claim that has the key of a mark. Its value can be
-// anything.
-type marking struct {
-	key     string
-	pod     types.UID
-	attempt string
-	value   string
-}
-
-// markings returns the markings of the claim, ordered by key.
-func markings(claim *resourcev1.ResourceClaim) []marking {
-	var all []marking
-	for key, value := range claim.Annotations {
-		if pod, attempt, ok := splitKey(key); ok {
-			all = append(all, marking{key: key, pod: pod, attempt: attempt, value: value})
-		}
-	}
-	slices.SortFunc(all, func(a, b marking) int { return strings.Compare(a.key, b.key) })
-	return all
-}
-
-// unsettled returns the marks of the claim that the sweep has to settle, in order. If the
-// claim is reserved for the pod of a mark, the pod's name is the one in the reservation,
-// which only a writer of the status can set. Of a crowd it returns the first marks, and of
-// a crowd without reservations the first one: settling that one removes all of them.
-func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
-	all, users := markings(claim), reservations(claim)
-	idle := 0
-	for _, m := range all {
-		if _, reserved := users[m.pod]; !reserved {
-			idle++
-		}
-	}
+// marksOf returns the valid marks of the claim, ordered by key.
+func marksOf(claim *resourcev1.ResourceClaim) []framework.Mark {
 	var marks []framework.Mark
-	listed := map[types.UID]int{}
-	for _, m := range all {
-		group, most := m.pod, crowd
-		name, reserved := users[m.pod]
-		if !reserved {
-			group = ""
-			if idle > crowd {
-				most = 1
-			}
-		}
-		if listed[group] == most {
-			continue
-		}
-		content, ok := decodeMark(m.value)
+	for _, key := range slices.Sorted(maps.Keys(claim.Annotations)) {
+		pod, attempt, ok := splitKey(key)
 		if !ok {
 			continue
 		}
-		if !reserved {
-			name = content.Pod
+		if m, ok := decodeMark(claim.Annotations[key]); ok {
+			marks = append(marks, framework.Mark{
+				Pod: types.NamespacedName{Namespace: claim.Namespace, Name: m.Pod}, PodUID: pod, Node: m.Node, Attempt: attempt,
+			})
 		}
-		listed[group]++
-		marks = append(marks, framework.Mark{
-			Pod: types.NamespacedName{Namespace: claim.Namespace, Name: name}, PodUID: m.pod, Node: content.Node, Attempt: m.attempt,
-		})
 	}
 	return marks
+}
+
+// unsettled returns the marks of the claim that the sweep has to settle, those of pods with a reservation first. If the
+// claim is reserved for the pod of a mark, the pod's name is the one in the reservation,
+// which only a writer of the status can set.
+func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
+	users := reservations(claim)
+	var reserved, idle []framework.Mark
+	for _, m := range marksOf(claim) {
+		if name, ok := users[m.PodUID]; ok {
+			m.Pod.Name = name
+			reserved = append(reserved, m)
+		} else {
+			idle = append(idle, m)
+		}
+	}
+	all := slices.Concat(reserved, idle)
+	return all[:min(len(all), maxListed)]
 }
 
 // markedByOthers reports whether another attempt at the bind of the same pod has marked the
 // claim. It ignores marks that cannot be decoded, because the sweep never settles them.
 func markedByOthers(claim *resourcev1.ResourceClaim, pod types.UID, attempt string) bool {
-	return slices.ContainsFunc(markings(claim), func(m marking) bool {
-		_, ok := decodeMark(m.value)
-		return ok && m.pod == pod && m.attempt != attempt
-	})
+	return slices.ContainsFunc(marksOf(claim), func(m framework.Mark) bool { return m.PodUID == pod && m.Attempt != attempt })
 }
 
 // reservations returns the names of the pods that the claim is reserved for, by UID.
@@ -160,41 +129,6 @@ func reservations(claim *resourcev1.ResourceClaim) map[types.UID]string {
 func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
 	_, ok := reservations(claim)[pod]
 	return ok
-}
-
-// isGone reports whether the pod is not bound and can never be bound.
-func isGone(at framework.Whereabouts) bool {
-	return at == framework.Gone || at == framework.Replaced
-}
-
-// isBound reports whether the pod is bound to any node and therefore uses the claim.
-func isBound(at framework.Whereabouts) bool {
-	return at == framework.BoundHere || at == framework.BoundElsewhere
-}
-
-// pointless returns the keys of the marks to remove together with the mark of the pod's
-// attempt, which comes first. at is the whereabouts of the pod, or empty if the claim is
-// not reserved for the pod. Marks for a pod that is bound or gone protect nothing. A crowd
-// of marks without a reservation protects nothing either: an attempt that has not yet
-// reserved the claim marks it again.
-func pointless(claim *resourcev1.ResourceClaim, pod types.UID, attempt string, at framework.Whereabouts) []string {
-	keys := []string{markKey(pod, attempt)}
-	var idle []string
-	users := reservations(claim)
-	for _, m := range markings(claim) {
-		_, reserved := users[m.pod]
-		switch {
-		case m.key == keys[0]:
-		case m.pod == pod && (isBound(at) || isGone(at)):
-			keys = append(keys, m.key)
-		case !reserved:
-			idle = append(idle, m.key)
-		}
-	}
-	if at == "" && len(idle) >= crowd {
-		keys = append(keys, idle...)
-	}
-	return keys
 }
 
 // reservedByOthers reports whether managedFields name another manager of the reservation of

@@ -113,21 +113,22 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 
 // PreBindRollBack removes the reservations that this attempt made.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	names, err := p.touched(ctx, bc)
+	names, err := p.marked(ctx, bc)
+	read, _ := framework.Extension[claims](bc) // The cache can lack the marks of the last PreBind.
 	errs := []error{err}
-	for _, name := range names {
+	for name := range sets.KeySet(read).Insert(names...) {
 		errs = append(errs, p.release(ctx, bc, name))
 	}
 	return errors.Join(errs...)
 }
 
 // PostBind removes the marks of this attempt, because the reservations now belong to the
-// pod.
+// pod. The cache has shown the marks before the bind was allowed.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	names, err := p.touched(ctx, bc)
+	names, err := p.marked(ctx, bc)
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, p.unmark(ctx, bc, name))
+		errs = append(errs, client.IgnoreNotFound(p.unmark(ctx, bc, name, nil)))
 	}
 	return errors.Join(errs...)
 }

@@ -77,8 +77,8 @@ func TestPreBind_APIServerFails(t *testing.T) {
 			assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, "%s: %v", tc.reason, err)
 			r.conn.Before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-			assert.Empty(t, users(s.claim("c")))
-			assert.Empty(t, unsettled(s.claim("c")))
+			assert.Empty(t, users(s.claim()))
+			assert.Empty(t, unsettled(s.claim()))
 		})
 	}
 }
@@ -94,8 +94,8 @@ func TestPreBind_LostResponse(t *testing.T) {
 			again := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), again), "the next call continues")
 			require.NoError(t, r.PreBindRollBack(t.Context(), again))
-			assert.Empty(t, users(s.claim("c")), "the roll-back removes the reservation of this attempt")
-			assert.Empty(t, unsettled(s.claim("c")))
+			assert.Empty(t, users(s.claim()), "the roll-back removes the reservation of this attempt")
+			assert.Empty(t, unsettled(s.claim()))
 		})
 	}
 }
@@ -108,12 +108,12 @@ func TestReserve_AfterTheRollBackFails(t *testing.T) {
 	r.conn.Before = firstWrite("patch status", apierrors.NewTimeoutError("slow", 1))
 	require.Error(t, r.PreBind(t.Context(), bc))
 	r.conn.Before = nil
-	late = s.claim("c")
+	late = s.claim()
 	require.NotEmpty(t, markOn(bc, late))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 	_, err := r.reserve(t.Context(), bc, late, false)
 	require.Error(t, err, "the write requires the mark")
-	assert.Empty(t, users(s.claim("c")))
+	assert.Empty(t, users(s.claim()))
 }
 
 // kube-scheduler reserves the claim between two requests. Its reservation stays.
@@ -121,30 +121,30 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 	for name, at := range map[string]string{"BeforeTheMark": "patch", "AfterTheMark": "patch status"} {
 		t.Run(name, func(t *testing.T) {
 			s, pod, r, _ := setup(t)
-			between(r, at, func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+			between(r, at, func() { s.change("kube-scheduler", reservedTo("web")) })
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
-			assert.Equal(t, []string{"web"}, users(s.claim("c")), "the claim has one reservation for the pod")
+			assert.Equal(t, []string{"web"}, users(s.claim()), "the claim has one reservation for the pod")
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-			assert.Equal(t, []string{"web"}, users(s.claim("c")))
-			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
+			assert.Equal(t, []string{"web"}, users(s.claim()))
+			assert.Empty(t, unsettled(s.claim()), "the roll-back removes the mark")
 		})
 	}
 	t.Run("Crash", func(t *testing.T) {
 		s, pod, r, two := setup(t)
-		between(r, "patch status", func() { s.change("c", "kube-scheduler", reservedTo("web")) })
+		between(r, "patch status", func() { s.change("kube-scheduler", reservedTo("web")) })
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, "node-a", "here-1")))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "a mark without a reservation of this attempt removes nothing else")
+		assert.Equal(t, []string{"web"}, users(s.claim()), "a mark without a reservation of this attempt removes nothing else")
 	})
 	t.Run("SchedulerGivesUp", func(t *testing.T) {
 		s, pod, r, _ := setup(t)
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
-		s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
+		s.change("kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
 		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "the next pass notices the change")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the next call reserves the claim again")
+		assert.Equal(t, []string{"web"}, users(s.claim()), "the next call reserves the claim again")
 	})
 }
 
@@ -156,16 +156,16 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
 		require.NoError(t, one.PreBind(t.Context(), a))
 		require.NoError(t, two.PreBind(t.Context(), b), "another attempt can remove the reservation")
-		require.Len(t, unsettled(s.claim("c")), 2, "the second attempt marks the claim too")
+		require.Len(t, unsettled(s.claim()), 2, "the second attempt marks the claim too")
 		return s, pod, one, two, a, b
 	}
 	t.Run("FirstFails", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt relies on the reservation")
+		assert.Equal(t, []string{"web"}, users(s.claim()), "the second attempt relies on the reservation")
 		require.NoError(t, two.confirm(t.Context(), b))
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
-		assert.Empty(t, users(s.claim("c")), "no attempt relies on the reservation")
+		assert.Empty(t, users(s.claim()), "no attempt relies on the reservation")
 	})
 	t.Run("SecondBinds", func(t *testing.T) {
 		s, pod, one, two, a, b := begin(t)
@@ -174,15 +174,15 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		s.Put(pod)
 		require.NoError(t, two.PostBind(t.Context(), b))
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the pod is bound to another node and uses the claim")
-		assert.Empty(t, unsettled(s.claim("c")))
+		assert.Equal(t, []string{"web"}, users(s.claim()), "the pod is bound to another node and uses the claim")
+		assert.Empty(t, unsettled(s.claim()))
 	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		between(one, "patch", func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Empty(t, users(s.claim("c")), "the last attempt removes the reservation")
-		assert.Empty(t, unsettled(s.claim("c")))
+		assert.Empty(t, users(s.claim()), "the last attempt removes the reservation")
+		assert.Empty(t, unsettled(s.claim()))
 	})
 	t.Run("SecondComesWhileFirstGoes", func(t *testing.T) {
 		s, pod, one, two := setup(t)
@@ -190,7 +190,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		require.NoError(t, one.PreBind(t.Context(), a))
 		between(one, "patch status", func() { require.NoError(t, two.PreBind(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the roll-back reads the claim again")
+		assert.Equal(t, []string{"web"}, users(s.claim()), "the roll-back reads the claim again")
 	})
 	t.Run("FirstGoesWhileSecondMarks", func(t *testing.T) {
 		s, pod, one, two := setup(t)
@@ -198,7 +198,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		require.NoError(t, one.PreBind(t.Context(), a))
 		between(two, "patch", func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
 		require.NoError(t, two.PreBind(t.Context(), b))
-		assert.Equal(t, []string{"web"}, users(s.claim("c")), "the second attempt reserves the claim itself")
+		assert.Equal(t, []string{"web"}, users(s.claim()), "the second attempt reserves the claim itself")
 	})
 	t.Run("Rounds", func(t *testing.T) {
 		s, pod, one, _ := setup(t)
@@ -216,7 +216,7 @@ func TestRollBack_WithoutTheMarkInTheCache(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	assert.Empty(t, users(s.claim("c")))
+	assert.Empty(t, users(s.claim()))
 }
 
 func TestPreFlight_ClaimIsGone(t *testing.T) {
@@ -229,7 +229,7 @@ func TestPreFlight_ClaimIsGone(t *testing.T) {
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc), "there is nothing to roll back")
 	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	assert.Equal(t, []string{"web"}, users(s.claim("c")), "a claim with another UID keeps its reservations")
+	assert.Equal(t, []string{"web"}, users(s.claim()), "a claim with another UID keeps its reservations")
 }
 
 func TestMarks(t *testing.T) {
@@ -246,7 +246,7 @@ func TestMarks(t *testing.T) {
 	marks, err = two.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, marks, "PostBind removes the mark")
-	assert.Equal(t, []string{"web"}, users(s.claim("c")))
+	assert.Equal(t, []string{"web"}, users(s.claim()))
 }
 
 // The replica crashes after each of its writes, and another one rolls back.
@@ -271,9 +271,9 @@ func TestCrash_AfterEachWrite(t *testing.T) {
 			for _, m := range marks {
 				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
 			}
-			assert.Empty(t, users(s.claim("c")))
-			assert.Equal(t, []string{"gpu-0"}, devices(s.claim("c")), "the roll-back keeps the allocation")
-			assert.Empty(t, unsettled(s.claim("c")))
+			assert.Empty(t, users(s.claim()))
+			assert.Equal(t, []string{"gpu-0"}, devices(s.claim()), "the roll-back keeps the allocation")
+			assert.Empty(t, unsettled(s.claim()))
 		})
 	}
 }
@@ -293,8 +293,8 @@ func TestReserve_ManyPods(t *testing.T) {
 	for _, err := range errs {
 		require.NoError(t, err)
 	}
-	assert.Len(t, s.claim("c").Status.ReservedFor, 60)
-	s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
+	assert.Len(t, s.claim().Status.ReservedFor, 60)
+	s.change("kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
 	err := r.PreBind(t.Context(), bind(thePod("web-0", uses("c")), "node-a", "here-x"))
 	require.ErrorContains(t, err, "256 pods")
 	assert.Equal(t, framework.KindRefuse, framework.AsError(Name, err).Kind)
@@ -303,10 +303,10 @@ func TestReserve_ManyPods(t *testing.T) {
 // Two pods reserve a claim that has room for one.
 func TestReserve_LastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
-	between(r, "patch status", func() { s.change("c", "kube-scheduler", reservedTo("db")) })
+	between(r, "patch status", func() { s.change("kube-scheduler", reservedTo("db")) })
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
-	assert.Len(t, s.claim("c").Status.ReservedFor, 256)
+	assert.Len(t, s.claim().Status.ReservedFor, 256)
 }
 
 // BenchmarkPreFlight measures a bind whose claim the scheduler has already reserved.

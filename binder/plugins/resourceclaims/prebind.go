@@ -80,13 +80,16 @@ func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *res
 // annotations too, and the API server limits their size.
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := claimObject(claim.Namespace, claim.Name)
-	if _, had := claim.Annotations[key]; !had && len(markings(claim)) >= maxMarks {
-		return framework.NotYet(about, "has %d annotations %s*, which is the maximum", maxMarks, markPrefix).
-			Advise("retry the Binding after Prebind has removed unused ones")
-	}
-	size := len(key) + len(value)
+	size, marks := len(key)+len(value), 0
 	for k, v := range claim.Annotations {
 		size += len(k) + len(v)
+		if strings.HasPrefix(k, markPrefix) {
+			marks++
+		}
+	}
+	if marks >= maxMarks {
+		return framework.NotYet(about, "has %d annotations %s*, which is the maximum", maxMarks, markPrefix).
+			Advise("retry the Binding after Prebind has removed unused ones")
 	}
 	if size > validation.TotalAnnotationSizeLimitB {
 		return framework.Refuse(about, "no room for the annotation of this bind: all annotations together can have %d bytes", validation.TotalAnnotationSizeLimitB).

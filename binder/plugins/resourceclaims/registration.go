@@ -4,7 +4,6 @@
 package resourceclaims
 
 import (
-	"context"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -12,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -35,10 +33,8 @@ func Registration() framework.Registration {
 		},
 		Requires: []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")},
 		Watches:  framework.Always(&resourcev1.ResourceClaim{}),
-		Index: func(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
-			return addIndex(ctx, indexer)
-		},
-		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
+		Index:    addIndex,
+		New:      framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
 	}
 }
 

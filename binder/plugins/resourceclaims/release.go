@@ -5,23 +5,20 @@ package resourceclaims
 
 import (
 	"context"
-	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// touched returns the names of the claims that may have the mark of the attempt: the claims
-// of the last PreBind, and the marked claims of the namespace.
-func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]string, error) {
-	read, _ := framework.Extension[claims](bc) // A recovered context has none.
-	names := slices.Collect(maps.Keys(read))
+// marked returns the names of the claims in the cache that have the mark of the attempt.
+func (p *Plugin) marked(ctx context.Context, bc *framework.BindContext) ([]string, error) {
+	var names []string
 	var list resourcev1.ResourceClaimList
 	err := p.h.Cached.List(ctx, &list, client.InNamespace(bc.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
 	for i := range list.Items {
@@ -29,8 +26,7 @@ func (p *Plugin) touched(ctx context.Context, bc *framework.BindContext) ([]stri
 			names = append(names, list.Items[i].Name)
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names), err
+	return names, err
 }
 
 // releaseConflicts is the maximum number of conflicts in one roll-back of a claim. The
@@ -79,12 +75,12 @@ func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, nam
 		}
 		at = framework.WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
 	}
-	unused := isGone(at) || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
+	unused := at == framework.Gone || at == framework.Replaced || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
 	// Another manager removes the reservation or uses it.
 	if unused && !reservedByOthers(claim, bc.Pod.UID) {
 		return false, p.unreserve(ctx, bc, claim)
 	}
-	err = p.removeMarks(ctx, claim, pointless(claim, bc.Pod.UID, bc.Attempt, at))
+	err = p.unmark(ctx, bc, name, claim)
 	return err == nil, err
 }
 
@@ -97,38 +93,13 @@ func (p *Plugin) unreserve(ctx context.Context, bc *framework.BindContext, claim
 	}), fieldOwner)
 }
 
-// removeMarks removes the marks, on the condition that the claim has not changed: the marks
-// of other attempts decide about the reservation.
-func (p *Plugin) removeMarks(ctx context.Context, claim *resourcev1.ResourceClaim, keys []string) error {
-	return p.h.Writer.Patch(ctx, claim.DeepCopy(), patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
-		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": nulls(keys),
-	}}), fieldOwner)
-}
-
-// unmark removes all marks for the bound pod and keeps its reservation. The marks of other
-// attempts at the bind protect nothing any more.
-func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name string) error {
-	claim := &resourcev1.ResourceClaim{}
-	// pointless returns the attempt's own mark in any case.
-	if err := p.h.Cached.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); client.IgnoreNotFound(err) != nil {
-		return err
+// unmark removes the mark of the attempt. With a claim, it does so on the condition that the claim has not changed: the
+// marks of other attempts decide about the reservation.
+func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name string, unchanged *resourcev1.ResourceClaim) error {
+	metadata := map[string]any{"annotations": map[string]any{markKey(bc.Pod.UID, bc.Attempt): nil}}
+	if unchanged != nil {
+		metadata["uid"], metadata["resourceVersion"] = unchanged.UID, unchanged.ResourceVersion
 	}
-	if !bc.Recovered && markOn(bc, claim) == "" {
-		return nil // The cache has shown the mark before the bind was allowed.
-	}
-	keys := pointless(claim, bc.Pod.UID, bc.Attempt, framework.BoundHere)
-	marked := &resourcev1.ResourceClaim{}
-	marked.Namespace, marked.Name = bc.Pod.Namespace, name
-	return client.IgnoreNotFound(p.h.Writer.Patch(ctx, marked, patch(types.MergePatchType, map[string]any{"metadata": map[string]any{
-		"annotations": nulls(keys),
-	}}), fieldOwner))
-}
-
-// nulls returns a merge patch that removes the annotations.
-func nulls(keys []string) map[string]any {
-	removed := map[string]any{}
-	for _, key := range keys {
-		removed[key] = nil
-	}
-	return removed
+	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: bc.Pod.Namespace, Name: name}}
+	return p.h.Writer.Patch(ctx, claim, patch(types.MergePatchType, map[string]any{"metadata": metadata}), fieldOwner)
 }

@@ -83,7 +83,7 @@ func TestUpstream(t *testing.T) {
 		"add-allocation-timestamp-failure": {
 			reason: "the claim was deallocated after PreFlight", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))},
 			prepare: func(s *apiServer) {
-				s.change("c", "kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
+				s.change("kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
 			want: framework.KindRefuse, text: "not allocated", users: []string{},
 		},
@@ -155,13 +155,13 @@ func TestUpstream(t *testing.T) {
 			if tc.want != "" && writes {
 				require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			}
-			if claim := s.claim("c"); tc.users != nil {
+			if claim := s.claim(); tc.users != nil {
 				assert.ElementsMatch(t, tc.users, users(claim), tc.reason)
 				assert.Equal(t, tc.devices, devices(claim), tc.reason)
 				if tc.want == "" && !tc.skip && tc.devices != nil {
 					require.NoError(t, r.PostBind(t.Context(), bc))
-					assert.Empty(t, unsettled(s.claim("c")), "PostBind removes the mark")
-					assert.ElementsMatch(t, tc.users, users(s.claim("c")), "PostBind keeps the reservations")
+					assert.Empty(t, unsettled(s.claim()), "PostBind removes the mark")
+					assert.ElementsMatch(t, tc.users, users(s.claim()), "PostBind keeps the reservations")
 				}
 			}
 		})
@@ -193,9 +193,9 @@ func TestUpstreamBindFailure(t *testing.T) {
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-			assert.Equal(t, tc.users, users(s.claim("c")), tc.reason)
-			assert.Equal(t, tc.devices, devices(s.claim("c")), tc.reason)
-			assert.Empty(t, unsettled(s.claim("c")), "the roll-back removes the mark")
+			assert.Equal(t, tc.users, users(s.claim()), tc.reason)
+			assert.Equal(t, tc.devices, devices(s.claim()), tc.reason)
+			assert.Empty(t, unsettled(s.claim()), "the roll-back removes the mark")
 			s.Forget()
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, s.written(), "a second roll-back writes nothing")
