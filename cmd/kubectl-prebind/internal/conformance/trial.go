@@ -283,9 +283,9 @@ func (t *trial) why(ctx context.Context, pod *corev1.Pod) string {
 }
 
 const (
-	// paceTime is the time in which Bindings of a rejected pod are counted, and mostPosts their limit. Backoff that doubles from 1 s posts 5,
-	// backoff that grows by half posts 6, and a scheduler that tries again once a second posts 20.
-	paceTime  = 20 * time.Second
+	// paceTime is the time in which Bindings of a rejected pod are counted, and mostPosts their limit. A rejection takes 1 s, so backoff that
+	// doubles from 1 s posts 5, backoff that grows by half posts 7, and a scheduler that tries again after each second posts 15.
+	paceTime  = 30 * time.Second
 	mostPosts = 7
 )
 
