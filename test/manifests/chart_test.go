@@ -65,6 +65,7 @@ func renderChart(t *testing.T, args ...string) (objects, hooks []object) {
 const (
 	configName = "prebind-config"
 	checksum   = "checksum/config"
+	caBundle   = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
 )
 
 // byName are the objects without the labels that are Helm's own, and without the checksums that make a changed configuration a rollout.
@@ -115,13 +116,12 @@ func sortVolumes(spec *corev1.PodSpec) {
 
 // Both ways of installation have the same result.
 func TestChartIsTheKustomization(t *testing.T) {
-	const ca = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
 	files := map[string]string{"secret.yaml": fmt.Sprintf(`
 apiVersion: v1
 kind: Secret
 metadata: {name: prebind-webhook-tls, namespace: prebind-system}
 data: {ca.crt: %s}
-`, ca)}
+`, caBundle)}
 	cases := map[string]struct {
 		values     []string
 		base       string
@@ -135,7 +135,7 @@ data: {ca.crt: %s}
 		"annotations":  {base: everything, components: []string{"annotation-policy"}, values: []string{"annotationPolicy.enabled=true"}},
 		"explain":      {base: everything, components: []string{"explain"}, values: []string{"explainRole.enabled=true"}},
 		"several":      {base: selfManaged, components: []string{"client-ca", "annotation-policy"}, values: []string{"certificates.mode=selfManaged", "clientCA.enabled=true", "annotationPolicy.enabled=true"}},
-		"certificate":  {base: base, components: []string{"certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding"}, files: files, values: []string{"certificates.mode=files", "certificates.files.caBundle=" + ca}},
+		"certificate":  {base: base, components: []string{"certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding"}, files: files, values: []string{"certificates.mode=files", "certificates.files.caBundle=" + caBundle}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -358,98 +358,6 @@ func compiledIn(t *testing.T) map[string]map[string]bool {
 	return found
 }
 
-func TestChartValues(t *testing.T) {
-	webhook := func(objects []object) admissionregistrationv1.MutatingWebhook {
-		return get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind").Webhooks[0]
-	}
-	sum := func(values ...string) string {
-		objects, _ := renderChart(t, values...)
-		return get[*appsv1.Deployment](t, objects, "prebind").Spec.Template.Annotations[checksum]
-	}
-	assert.Len(t, sum(), 64)
-	assert.NotEqual(t, sum(), sum("--set=mutators.bind-info.enabled=true"), "a changed configuration is a rollout")
-	cases := map[string]struct {
-		values string
-		got    func(objects []object) any
-		want   any
-	}{
-		"configuration": {
-			values: "config.budgets.prebindTimeout=5m,config.arguments.topology.labels={example.com/rack},mutators.bind-info.enabled=true,prebindPlugins.device.enabled=false",
-			got: func(objects []object) any {
-				config := get[*corev1.ConfigMap](t, objects, "prebind-config").Data["config.yaml"]
-				assert.Contains(t, config, "prebindTimeout: 5m")
-				assert.Contains(t, config, "- example.com/rack")
-				return checkedConfig(t, config)
-			},
-			want: "mode Enforce, mutators topology, bind-info, PreBind plugins node-state, resource-claims, volumebinding",
-		},
-		"schedulers": {
-			values: "annotationPolicy.enabled=true,annotationPolicy.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}",
-			got: func(objects []object) any {
-				return get[*admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "bindings.prebind.dev").Spec.Variables[0].Expression
-			},
-			want: "['system:kube-scheduler','system:serviceaccount:volcano:scheduler']",
-		},
-		"schedulers without seats": {
-			values: "flowSchema.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}",
-			got: func(objects []object) any {
-				return get[*flowcontrolv1.FlowSchema](t, objects, "prebind").Spec.Rules[0].Subjects
-			},
-			want: []flowcontrolv1.Subject{
-				{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "system:kube-scheduler"}},
-				{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "system:serviceaccount:volcano:scheduler"}},
-			},
-		},
-		"API server's networks": {
-			values: "networkPolicy.apiServerCIDRs={192.0.2.0/24}",
-			got: func(objects []object) any {
-				return get[*networkingv1.NetworkPolicy](t, objects, "prebind").Spec.Ingress[0].From
-			},
-			want: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}},
-		},
-		"metrics from anywhere": {
-			values: "networkPolicy.apiServerCIDRs={192.0.2.0/24}",
-			got: func(objects []object) any {
-				return get[*networkingv1.NetworkPolicy](t, objects, "prebind").Spec.Ingress[1].From
-			},
-			want: []networkingv1.NetworkPolicyPeer(nil),
-		},
-		"no network policy":    {values: "networkPolicy.enabled=false", got: func(objects []object) any { return len(all[*networkingv1.NetworkPolicy](objects)) }, want: 0},
-		"no budget":            {values: "podDisruptionBudget.enabled=false", got: func(objects []object) any { return len(all[*policyv1.PodDisruptionBudget](objects)) }, want: 0},
-		"no quota":             {values: "resourceQuota.enabled=false", got: func(objects []object) any { return len(all[*corev1.ResourceQuota](objects)) }, want: 0},
-		"replicas":             {values: "replicas=3", got: func(objects []object) any { return *get[*appsv1.Deployment](t, objects, "prebind").Spec.Replicas }, want: int32(3)},
-		"exemptions":           {values: "exemptNamespaces={kube-system,gpu-operator}", got: func(objects []object) any { return webhook(objects).NamespaceSelector.MatchExpressions[0].Values }, want: []string{"prebind-system", "kube-system", "gpu-operator"}},
-		"the own exempt twice": {values: "exemptNamespaces={prebind-system}", got: func(objects []object) any { return webhook(objects).NamespaceSelector.MatchExpressions[0].Values }, want: []string{"prebind-system"}},
-		"time-out":             {values: "timeoutSeconds=15", got: func(objects []object) any { return *webhook(objects).TimeoutSeconds }, want: int32(15)},
-		"tag": {values: "image.tag=v1.2.3", got: func(objects []object) any {
-			_, c := containerOf(t, objects)
-			return c.Image
-		}, want: "ghcr.io/prebind/prebind:v1.2.3"},
-		"digest": {values: "image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64), got: func(objects []object) any {
-			_, c := containerOf(t, objects)
-			return c.Image
-		}, want: "ghcr.io/prebind/prebind@sha256:" + strings.Repeat("0", 64)},
-		"flags last": {values: "extraArgs={--hold=3s},certificates.mode=selfManaged,clientCA.enabled=true", got: func(objects []object) any {
-			_, c := containerOf(t, objects)
-			return c.Args[len(c.Args)-1]
-		}, want: "--hold=3s"},
-		"pull secrets": {values: "image.pullSecrets[0].name=registry", got: func(objects []object) any {
-			spec, _ := containerOf(t, objects)
-			return spec.ImagePullSecrets
-		}, want: []corev1.LocalObjectReference{{Name: "registry"}}},
-		"tolerations": {values: "tolerations[0].operator=Exists", got: func(objects []object) any {
-			spec, _ := containerOf(t, objects)
-			return spec.Tolerations
-		}, want: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			objects, _ := renderChart(t, "--set="+tc.values)
-			assert.Equal(t, tc.want, tc.got(objects))
-		})
-	}
-}
-
 func TestChartRefuses(t *testing.T) {
 	cases := map[string]struct {
 		reason, values string
@@ -520,37 +428,6 @@ func TestChartMonitoring(t *testing.T) {
 		require.NoError(t, err)
 		return written(without)
 	}(), "a cluster without the operator would refuse them")
-}
-
-// Before anything is removed, the webhook configuration goes.
-func TestChartPreDelete(t *testing.T) {
-	objects, hooks := renderChart(t)
-	for _, obj := range hooks {
-		assert.Equal(t, "pre-delete", obj.GetAnnotations()[hook], "%s %s", kind(obj), obj.GetName())
-		assert.Contains(t, obj.GetAnnotations()["helm.sh/hook-delete-policy"], "before-hook-creation", "a step that failed must not be in the way of the next try")
-	}
-	job := get[*batchv1.Job](t, hooks, "prebind-unregister")
-	role := get[*rbacv1.ClusterRole](t, hooks, "prebind-unregister")
-	binding := get[*rbacv1.ClusterRoleBinding](t, hooks, "prebind-unregister")
-	account := get[*corev1.ServiceAccount](t, hooks, "prebind-unregister")
-	require.Len(t, hooks, 4)
-	spec := job.Spec.Template.Spec
-	replica, container := containerOf(t, objects)
-	require.Len(t, spec.Containers, 1)
-	configuration := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "prebind")
-
-	assert.Equal(t, map[string][]string{"admissionregistration.k8s.io/mutatingwebhookconfigurations": {"delete", "get"}}, permissions(t, role.Rules))
-	assert.Equal(t, []string{configuration.Name}, role.Rules[0].ResourceNames, "no other webhook's")
-	assert.Equal(t, role.Name, binding.RoleRef.Name)
-	assert.Equal(t, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: namespace}}, binding.Subjects)
-	assert.Equal(t, account.Name, spec.ServiceAccountName)
-	assert.Equal(t, []string{"unregister"}, spec.Containers[0].Args)
-	assert.Equal(t, container.Image, spec.Containers[0].Image)
-	assert.Equal(t, container.SecurityContext, spec.Containers[0].SecurityContext, "the namespace is restricted")
-	assert.Equal(t, replica.SecurityContext, spec.SecurityContext, "the namespace is restricted")
-	assert.Contains(t, configuration.Webhooks[0].NamespaceSelector.MatchExpressions[0].Values, job.Namespace, "it must be bound without Prebind")
-	selector := get[*corev1.Service](t, objects, "prebind-webhook").Spec.Selector
-	assert.NotEqual(t, selector["app.kubernetes.io/name"], job.Spec.Template.Labels["app.kubernetes.io/name"], "no call may come to it")
 }
 
 func TestChartLint(t *testing.T) {

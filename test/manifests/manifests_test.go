@@ -41,6 +41,8 @@ const (
 	everything = "config/webhook"
 	base       = "config/webhook/base"
 	namespace  = "prebind-system"
+
+	policyComponent = "config/webhook/plugins/policy"
 )
 
 // object is what every decoded manifest is.
@@ -167,4 +169,8 @@ func names[T object](objects []T) []string {
 		found = append(found, obj.GetName())
 	}
 	return found
+}
+
+func kind(obj object) string {
+	return obj.GetObjectKind().GroupVersionKind().Kind
 }
