@@ -72,10 +72,9 @@ E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).j
 # One package at a time, because each starts a control plane. The end-to-end tests build Prebind with the race detector.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
-	$(call E2E,cluster,-race -timeout 30m)
 	$(call E2E,e2e,-timeout 60m)
 	$(call E2E,faults,-race -timeout 30m)
-	$(call E2E,bench,-parallel 4 -timeout 30m)
+	$(call E2E,bench,-timeout 30m)
 	$(call E2E,release,-timeout 30m)
 
 # Versions of Kubernetes in addition to that of make test.
@@ -91,7 +90,6 @@ test-versions: ## Run the end-to-end tests on the other supported versions of Ku
 
 .PHONY: test-version
 test-version:
-	$(call E2E,cluster,-race -timeout 30m)
 	$(call E2E,e2e,-timeout 60m)
 
 # Results of this run, and the results that are committed.
