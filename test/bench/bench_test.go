@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -50,38 +49,6 @@ func BenchmarkClaimBoundToPodBound(b *testing.B) {
 		}
 	}
 	require.NoError(b, out.save())
-}
-
-// TestMeasure runs the benchmark once with a few claims. It does not check times.
-func TestMeasure(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
-	for _, way := range ways {
-		took, err := w.measure(t.Context(), way.scheduler, 2)
-		require.NoError(t, err)
-		assert.Len(t, took, 2)
-		t.Logf("%s: %v", way.name, took)
-	}
-}
-
-func TestQuantile(t *testing.T) {
-	tests := map[string]struct {
-		reason string
-		values []time.Duration
-		q      float64
-		want   time.Duration
-	}{
-		"none":           {reason: "without values, the quantile is 0", q: 0.5},
-		"one":            {reason: "a single value is every quantile", values: []time.Duration{7}, q: 0.9, want: 7},
-		"median, odd":    {reason: "the median is the middle value, in any order", values: []time.Duration{9, 1, 5}, q: 0.5, want: 5},
-		"median, even":   {reason: "the median is the mean of the two middle values", values: []time.Duration{1, 3, 5, 9}, q: 0.5, want: 4},
-		"nine of ten":    {reason: "the value is interpolated", values: []time.Duration{0, 100}, q: 0.9, want: 90},
-		"the very worst": {reason: "the quantile 1 is the maximum", values: []time.Duration{1, 2, 3}, q: 1, want: 3},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, quantile(tc.values, tc.q), tc.reason)
-		})
-	}
 }
 
 // quantile interpolates linearly. Without values it returns 0.

@@ -9,12 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -73,25 +71,6 @@ func benchmarkBinds(b *testing.B, name string, s size, variants ...string) *resu
 	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 	require.NoError(b, out.save())
 	return out
-}
-
-// TestBinds runs a short round. It does not check times.
-func TestBinds(t *testing.T) {
-	t.Parallel()
-	variants := []string{none, constant, following, prebind}
-	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 3), variants...)
-	out := &results{name: "binds"}
-	for _, variant := range variants {
-		require.NoError(t, r.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))
-	}
-	for _, metric := range []string{"p50", "p99", "binds/s", cpuOfWebhook, cpuOfAPIServer} {
-		ratios := stat.Ratios(out.samples, metric, prebind, constant)
-		require.Len(t, ratios, 1, metric)
-		assert.Positive(t, ratios[0], metric)
-	}
-	pods, err := r.client.CoreV1().Pods(prebind).List(t.Context(), metav1.ListOptions{})
-	require.NoError(t, err)
-	assert.Empty(t, pods.Items, "the next round starts without pods")
 }
 
 // round measures one variant once.

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -187,17 +186,4 @@ func BenchmarkDelay(b *testing.B) {
 	}
 	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
-}
-
-// TestDelay runs a short round. It does not check delays.
-func TestDelay(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, cluster.Options{})
-	for _, way := range ways {
-		ns, err := w.namespace(t.Context())
-		require.NoError(t, err)
-		d, err := w.delays(t.Context(), way.scheduler, ns, 0, alike(4, 2*time.Second))
-		require.NoError(t, err)
-		assert.Len(t, d.seconds, 4, way.who)
-	}
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/test/bench/stat"
@@ -48,17 +47,6 @@ func BenchmarkLostReplica(b *testing.B) {
 	}
 	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
-}
-
-// TestLostReplica runs a short round. It does not check delays.
-func TestLostReplica(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, cluster.Options{})
-	for _, l := range losses {
-		d, err := w.delaysWithLoss(t.Context(), 4, 100*time.Millisecond, l.lose)
-		require.NoError(t, err)
-		assert.Len(t, d.seconds, 4, l.name)
-	}
 }
 
 // delaysWithLoss returns the delays of n pods whose calls the first replica holds when it is lost. The

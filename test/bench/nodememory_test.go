@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/test/bench/stat"
@@ -35,21 +34,6 @@ func BenchmarkNodeMemory(b *testing.B) {
 		require.NoError(b, out.save())
 	}
 	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
-}
-
-// TestNodeMemory runs the benchmark with a few objects. It does not check figures.
-func TestNodeMemory(t *testing.T) {
-	t.Parallel()
-	m := newNodeMemory(t)
-	out := &results{name: "node-memory"}
-	require.NoError(t, m.weighBoth(t, out, scale{nodes: 5, running: []int{50}, settle: time.Millisecond}))
-	for _, variant := range []string{prebind, nodePlugins} {
-		for _, metric := range memoryMetrics() {
-			values := stat.Values(out.samples, metric, variant)
-			require.Len(t, values, 1, "%s of %s", metric, variant)
-			assert.Positive(t, values[0], "%s of %s", metric, variant)
-		}
-	}
 }
 
 func memoryMetrics() []string { return []string{"live heap MiB", "resident MiB"} }

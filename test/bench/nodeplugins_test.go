@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -74,33 +72,6 @@ func BenchmarkNodePlugins(b *testing.B) {
 		out.ratio(b, metric, nodePlugins, prebind)
 	}
 	require.NoError(b, out.save())
-}
-
-// TestNodePlugins checks that the plugins run in one variant only, and runs a short round. It does not check times.
-func TestNodePlugins(t *testing.T) {
-	t.Parallel()
-	r := newNodePlugins(t, 3)
-	for i, variant := range []string{prebind, nodePlugins} {
-		require.NoError(t, r.turn(t.Context(), variant, func(ctx context.Context) error {
-			pods, err := r.create(ctx, variant, "first", 1)
-			require.NoError(t, err)
-			_, err = r.bindAll(ctx, 1, pods)
-			require.NoError(t, err)
-			metrics, err := r.prebind.Replicas()[i].Metrics(ctx)
-			for _, plugin := range []string{"node-ready", "start-limit", "announce"} {
-				calls := sum(metrics, "prebind_plugin_duration_seconds_count", fmt.Sprintf("plugin=%q", plugin))
-				assert.Equal(t, variant == nodePlugins, calls > 0, "calls of %s in the variant %s", plugin, variant)
-			}
-			return err
-		}))
-	}
-	out := &results{name: "node-plugins"}
-	for _, variant := range []string{prebind, nodePlugins} {
-		require.NoError(t, r.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))
-	}
-	ratios := stat.Ratios(out.samples, "p50", nodePlugins, prebind)
-	require.Len(t, ratios, 1)
-	assert.Positive(t, ratios[0])
 }
 
 // newNodePlugins starts a control plane whose nodes have their agents, and prepares both variants.

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -286,30 +285,6 @@ func BenchmarkPolicies(b *testing.B) {
 		}
 	}
 	require.NoError(b, out.save())
-}
-
-// TestPolicies runs each part of the benchmark with few objects. It does not check times.
-func TestPolicies(t *testing.T) {
-	t.Parallel()
-	p := newPolicyBench(t, 3)
-	out := &results{name: "policies"}
-	for _, variant := range []string{policies, policiesUnmatched, policiesMatching} {
-		require.NoError(t, p.checkOne(t.Context(), variant))
-	}
-	for _, variant := range []string{prebind, policiesMatching} {
-		require.NoError(t, p.round(t.Context(), out, variant, 0, size{warmUp: 2, alone: 10, together: 20, clients: 4}))
-	}
-	ratios := stat.Ratios(out.samples, "p50", policiesMatching, prebind)
-	require.Len(t, ratios, 1)
-	assert.Positive(t, ratios[0])
-	require.NoError(t, p.delay(t.Context(), out, 0, 3))
-	assert.Positive(t, stat.Values(out.samples, "wake worst", policies)[0])
-	require.NoError(t, p.weigh(t.Context(), out, 20, time.Millisecond))
-	for _, variant := range []string{prebind, policiesUnmatched, memoryOfPolicies} {
-		for _, metric := range memoryMetrics() {
-			assert.Positive(t, stat.Values(out.samples, metric, variant)[0])
-		}
-	}
 }
 
 // delay measures the time from the end of the request that changes an awaited CSINode to the end of the Binding, for n pods that

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,23 +67,6 @@ func BenchmarkScale(b *testing.B) {
 		require.NoError(b, out.save())
 	}
 	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
-}
-
-// TestScale runs the benchmark with a few objects. It does not check figures.
-func TestScale(t *testing.T) {
-	t.Parallel()
-	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 1), prebind)
-	out := &results{name: "scale"}
-	require.NoError(t, r.grow(t, out, scale{nodes: 5, claims: 5, pending: 5, running: []int{0, 50}, settle: time.Millisecond}))
-	assert.Len(t, stat.Values(out.samples, "live heap MiB", prebind), 2)
-	assert.Positive(t, stat.Values(out.samples, "live heap MiB", prebind)[0])
-	for _, who := range []string{prebind, informer} {
-		for _, metric := range []string{"resident MiB", "most resident MiB", "seconds to ready"} {
-			values := stat.Values(out.samples, metric, who)
-			require.Len(t, values, 2, "%s of %s", metric, who)
-			assert.Positive(t, values[0], "%s of %s", metric, who)
-		}
-	}
 }
 
 // grow fills the cluster step by step, and measures both programs at each step. The number of running pods is

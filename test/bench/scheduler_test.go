@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -66,23 +64,6 @@ func benchmarkScheduler(b *testing.B, out *results, config []byte, variants ...s
 	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 	out.ratio(b, "pods/s", prebind, none)
 	require.NoError(b, out.save())
-}
-
-// TestScheduler runs a short round. It does not check times.
-func TestScheduler(t *testing.T) {
-	t.Parallel()
-	variants := []string{none, prebind}
-	r := newRivals(t, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(unlimited)}, cluster.Nodes("node", 3), variants...)
-	out := &results{name: "scheduler"}
-	for _, variant := range variants {
-		require.NoError(t, r.schedule(t.Context(), out, variant, 0, 20))
-	}
-	require.Len(t, out.samples, 2*len(variants))
-	for _, variant := range variants {
-		assert.Positive(t, stat.Median(stat.Values(out.samples, "pods/s", variant)), variant)
-	}
-	assert.Zero(t, stat.Median(stat.Values(out.samples, "connections/bind", none)))
-	assert.Positive(t, stat.Median(stat.Values(out.samples, "connections/bind", prebind)))
 }
 
 // schedule measures one variant once. The pods exist before kube-scheduler starts. The result is the time from

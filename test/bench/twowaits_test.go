@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -49,16 +48,6 @@ func BenchmarkTwoWaits(b *testing.B) {
 	out.ratio(b, "seconds", "prebind", "one wait")
 	out.ratio(b, "seconds", "kube-scheduler", "one wait")
 	require.NoError(b, out.save())
-}
-
-// TestTwoWaits runs a short round. It does not check times.
-func TestTwoWaits(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, cluster.Options{})
-	require.NoError(t, w.publishDevices(t.Context(), 10))
-	took, err := w.twoWaits(t.Context(), 0, time.Second)
-	require.NoError(t, err)
-	assert.Len(t, took, 3)
 }
 
 // publishDevices publishes devices that need time until the node can use them.

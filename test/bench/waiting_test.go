@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,20 +55,6 @@ func BenchmarkWaiting(b *testing.B) {
 			stat.Quantile(stat.Values(out.samples, metric, prebind), 1), stat.Quantile(stat.Values(out.samples, metric, none), 1))
 	}
 	require.NoError(b, out.save())
-}
-
-// TestWaiting checks that held calls do not occupy the seats that kube-controller-manager needs.
-func TestWaiting(t *testing.T) {
-	t.Parallel()
-	c := crowd{pods: 52, delay: 2 * time.Second}
-	r, out := newWaiting(t, c), &results{name: "waiting"}
-	require.NoError(t, r.wait(t.Context(), out, prebind, 0, c))
-	value := func(metric string) float64 { return stat.Median(stat.Values(out.samples, metric, prebind)) }
-	assert.InDelta(t, 0, value("FailedScheduling"), 0)
-	assert.LessOrEqual(t, value("holds"), float64(c.pods))
-	assert.Positive(t, value("holds"), "some are held")
-	assert.Less(t, value("seats"), 32.0, "the held calls are exempt")
-	assert.Positive(t, value("other p99"))
 }
 
 // newWaiting starts a control plane with a class of slow claims.
@@ -299,18 +284,4 @@ func sum(metrics, name, label string) float64 {
 		}
 	}
 	return total
-}
-
-func TestSum(t *testing.T) {
-	const metrics = `# HELP seats Seats.
-# TYPE seats gauge
-seats{flow_schema="kube-scheduler",priority_level="workload-high"} 3
-seats{flow_schema="kube-scheduler",priority_level="other"} 4
-seats{flow_schema="probes"} 10
-seats_total{flow_schema="kube-scheduler"} 100
-holds 7
-`
-	assert.InDelta(t, 7, sum(metrics, "seats", `flow_schema="kube-scheduler"`), 0, "the sum includes all series of the metric with the label")
-	assert.InDelta(t, 7, sum(metrics, "holds", ""), 0, "one without labels")
-	assert.InDelta(t, 0, sum(metrics, "others", ""), 0, "the sum of a missing metric is 0")
 }

@@ -191,11 +191,6 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 		return nil, err
 	}
 	noteNominated(call, was, now, manager)
-	if s.admit != nil {
-		if err := s.admit(was, now, manager); err != nil {
-			return nil, err
-		}
-	}
 	if equality.Semantic.DeepEqual(was, now) {
 		return was, assign(was, into) // Nothing changes, not even the version.
 	}

@@ -56,13 +56,12 @@ import (
 const firstVersion = 100
 
 // Server holds the objects. Its methods are safe for concurrent use, but for those that
-// set it up: OnChange, IndexField, Admit and PageSize come before everything else.
+// set it up: OnChange, IndexField and PageSize come before everything else.
 type Server struct {
 	mu      sync.Mutex
 	version int
 	objects map[string]map[client.ObjectKey]client.Object
 	indexes []index
-	admit   func(was, now client.Object, manager string) error
 	changed []func(o client.Object, deleted bool)
 	page    int
 	writes  []Call
@@ -93,10 +92,6 @@ func (s *Server) IndexField(_ context.Context, of client.Object, field string, k
 	s.indexes = append(s.indexes, index{kind: Kind(of), field: field, keys: keys})
 	return nil
 }
-
-// Admit has f called before each Update and Patch takes effect. An error is the answer to
-// the client. The manager is the field manager of the write.
-func (s *Server) Admit(f func(was, now client.Object, manager string) error) { s.admit = f }
 
 // PageSize limits the pages of lists, also where the client asks for longer ones.
 func (s *Server) PageSize(n int) { s.page = n }

@@ -9,10 +9,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"testing"
-
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
 // sample is a stack of a profile: of goroutines, or of memory in use.
@@ -75,22 +71,4 @@ func whole(count, bytes, rate float64) float64 {
 		return 0
 	}
 	return bytes / (1 - math.Exp(-bytes/count/rate))
-}
-
-func TestParseProfile(t *testing.T) {
-	goroutines, err := parseProfile("goroutine profile: total 4\n" +
-		"3 @ 0x47c0ed 0x47c0ee\n# labels: {\"a\":\"b\"}\n#\t0x47c0ed\tinternal/poll.(*pollDesc).wait+0x84\t/go/src/poll.go:84\n#\t0x47c0ee\t\tnet.(*conn).Read+0x1\t\t\t/go/src/net.go:1\n\n" +
-		"1 @ 0x1\n\n")
-	require.NoError(t, err)
-	assert.Equal(t, []sample{{count: 3, stack: []string{"internal/poll.(*pollDesc).wait", "net.(*conn).Read"}}, {count: 1, stack: []string{justBegun}}}, goroutines)
-
-	heap, err := parseProfile("heap profile: 2: 1024 [9: 99999] @ heap/1024\n2: 1024 [3: 1536] @ 0x1 0x2\n#\t0x1\tmain.f[...]+0x2\t/main.go:1\n\n0: 0 [6: 9] @ 0x1\n# runtime.MemStats\n# Alloc = 1\n")
-	require.NoError(t, err)
-	require.Len(t, heap, 2)
-	assert.Equal(t, []string{"main.f[...]"}, heap[0].stack)
-	assert.InDelta(t, 1024/(1-1/math.E), heap[0].bytes, 1, "an object of the size of the rate is sampled in 63 of 100 cases")
-	assert.Zero(t, heap[1].bytes, "nothing is in use")
-
-	_, err = parseProfile("Not Found")
-	assert.Error(t, err)
 }
