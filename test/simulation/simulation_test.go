@@ -21,8 +21,9 @@ var (
 
 // TestSimulation runs the seeds. A failure prints the events of its seed; see the package for how to repeat it.
 func TestSimulation(t *testing.T) {
-	// Most objects live for a moment.
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
+	// Most objects live for a moment. The seeds run after this function has returned.
+	percent := debug.SetGCPercent(1600)
+	t.Cleanup(func() { debug.SetGCPercent(percent) })
 	for seed := *first; seed < *first+uint64(*seeds); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
