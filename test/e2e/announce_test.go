@@ -113,9 +113,9 @@ func (b *bench) assertNominations(h *nominations, want ...string) {
 }
 
 // untilAnnounced waits until Prebind has announced the node.
-func (b *bench) untilAnnounced(node string) *corev1.Pod {
+func (b *bench) untilAnnounced(node string) {
 	b.t.Helper()
-	return b.until("announced", func(pod *corev1.Pod) bool { n := nominationOf(pod); return n.node == node && n.ours() })
+	b.until("announced", func(pod *corev1.Pod) bool { n := nominationOf(pod); return n.node == node && n.ours() })
 }
 
 // nominate sets the nominatedNodeName like another component.
@@ -144,7 +144,7 @@ func testAnnounceRejected(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	node, toleration := b.ownNode("never")
 	h := b.watchNominations()
-	b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
+	b.podWith(byHand, toleration, expectsDriver(), waits("5s"))
 	b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
 	b.assertNominations(h, "", node+"*", "")
 	assert.Equal(t, corev1.PodPending, b.until("unbound", notBound).Status.Phase, "the rest of the status stays")
@@ -156,7 +156,7 @@ func testAnnounceTaken(t *testing.T, w *world) {
 		b := newBench(t, w, nil)
 		node, toleration := b.ownNode("never")
 		h := b.watchNominations()
-		b.podWith(byHand, toleration, expects(driver+"=550"), waits("5s"))
+		b.podWith(byHand, toleration, expectsDriver(), waits("5s"))
 		b.nominate("node-6")
 		b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
 		b.assertNominations(h, "", "node-6")
@@ -165,7 +165,7 @@ func testAnnounceTaken(t *testing.T, w *world) {
 		b := newBench(t, w, nil)
 		node, toleration := b.ownNode("never")
 		h := b.watchNominations()
-		b.podWith(byHand, toleration, expects(driver+"=550"), waits("8s"))
+		b.podWith(byHand, toleration, expectsDriver(), waits("8s"))
 		bound := b.beginBind(node)
 		b.untilAnnounced(node)
 		b.nominate("node-6")
@@ -179,9 +179,9 @@ func testAnnounceKubeScheduler(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	node, toleration := b.ownNode("late")
 	h := b.watchNominations()
-	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"), waits("2m"))
+	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver(), waits("2m"))
 	b.untilAnnounced(node)
-	b.installDriver(node, "550")
+	b.installDriver(node)
 	assert.Equal(t, node, b.untilBound().Spec.NodeName)
 	b.assertNominations(h, "", node+"*", "")
 	b.assertNeverFailed()
@@ -193,9 +193,9 @@ func testAnnounceAnotherNode(t *testing.T, w *world) {
 	first, toleration := b.ownNode("first")
 	second, _ := b.ownNode("second")
 	b.forbid(second)
-	b.installDriver(second, "550")
+	b.installDriver(second)
 	h := b.watchNominations()
-	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"), waits("10s"))
+	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver(), waits("10s"))
 	b.untilAnnounced(first)
 	// The first node is still possible, and only a nomination would make kube-scheduler choose it.
 	b.taint(first, "example.com/busy", corev1.TaintEffectPreferNoSchedule)
@@ -231,7 +231,7 @@ func testAnnouncePreemption(t *testing.T, w *world) {
 	}, patience, again)
 
 	h := b.watchNominations()
-	preemptor := small("pod", expects(driver+"=550"), waits("2m"))
+	preemptor := small("pod", expectsDriver(), waits("2m"))
 	preemptor.Spec.PriorityClassName = b.ns
 	_, err = pods.Create(t.Context(), preemptor, metav1.CreateOptions{})
 	require.NoError(t, err)
@@ -244,7 +244,7 @@ func testAnnouncePreemption(t *testing.T, w *world) {
 	require.NoError(t, pods.Delete(t.Context(), victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 
 	b.untilEvent("WaitingForPreBind", "node-state: Node "+node)
-	b.installDriver(node, "550")
+	b.installDriver(node)
 	assert.Equal(t, node, b.untilBound().Spec.NodeName)
 	want := []string{"", node}
 	if w.enabled(t, clearsNomination) {

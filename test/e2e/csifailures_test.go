@@ -117,7 +117,7 @@ func TestCSIPodDeletedWhileProvisioning(t *testing.T) {
 			if by.scheduler == byHand {
 				first = b.beginBind(csiA)
 			}
-			require.Equal(t, csiA, b.untilSelected("data"))
+			require.Equal(t, csiA, b.untilSelected())
 			b.deletePod()
 			if by.scheduler == byHand {
 				err := b.end(first)

@@ -74,7 +74,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	// The same review from the API server provisions the volume of the claim.
 	_, err := b.post(b.certificateOf(apiServer), review)
 	require.NoError(t, err)
-	assert.Equal(t, "node-1", b.untilSelected("data"))
+	assert.Equal(t, "node-1", b.untilSelected())
 }
 
 // Every client that can reach the port can post a review. Without --client-ca-file, Prebind writes only one event for a review that the API

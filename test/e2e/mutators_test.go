@@ -292,16 +292,6 @@ func parse(t *testing.T, duration string) time.Duration {
 	return d
 }
 
-// changed creates the pod "pod" with a changed spec.
-func (b *bench) changed(scheduler string, change func(*corev1.Pod)) *corev1.Pod {
-	b.t.Helper()
-	pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())
-	change(pod)
-	pod, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
-	require.NoError(b.t, err)
-	return pod
-}
-
 // placed creates the pod and binds it to the node by hand.
 func (b *bench) placed(name, node string) {
 	b.t.Helper()

@@ -31,8 +31,9 @@ import (
 // driver is a label that a node gets later, for example when an operator installs a driver.
 const driver = "gpu.example.com/driver"
 
-func expects(selector string) gen.Meta {
-	return gen.Annotation("node-state.prebind.dev/expect", selector)
+// expectsDriver requires the version of installDriver.
+func expectsDriver() gen.Meta {
+	return gen.Annotation("node-state.prebind.dev/expect", driver+"=550")
 }
 
 func waits(long string) gen.Meta { return gen.Annotation("node-state.prebind.dev/wait", long) }
@@ -45,9 +46,9 @@ func (b *bench) patchNode(node, patch string, subresources ...string) {
 }
 
 // installDriver gives the node the label driver.
-func (b *bench) installDriver(node, version string) {
+func (b *bench) installDriver(node string) {
 	b.t.Helper()
-	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"`+version+`"}}}`)
+	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"550"}}}`)
 }
 
 // report sets a condition of the node, like its kubelet.
@@ -178,7 +179,7 @@ func TestNodeChangesBeforeBind(t *testing.T) {
 		"never what is waited for": {
 			reason:  "the bind waits for the requested time",
 			change:  func(*bench, string) {},
-			binding: []gen.BindingOption{expects(driver + "=550"), waits("3s")},
+			binding: []gen.BindingOption{expectsDriver(), waits("3s")},
 			says:    []string{`still waiting for the label ` + driver + ` to be "550" (it is not set) after 3s`},
 		},
 	}
@@ -206,7 +207,7 @@ func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
 	b.claim("data", b.dynamic("10s"))
 	b.podWith(byHand, toleration, gen.UsesClaim("data"), waits("2m"))
 	bound := b.beginBind(node)
-	require.Equal(t, node, b.untilSelected("data"))
+	require.Equal(t, node, b.untilSelected())
 	b.kubectl("cordon", node)
 	b.untilClaimBound()
 	b.untilEvent("WaitingForPreBind", "Node "+node, "cordoned")
@@ -222,18 +223,18 @@ func TestNodeStateWithKubeScheduler(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")
-		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"))
+		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver())
 		b.untilEvent("FailedScheduling", "node-state: Node "+node, `expected the label `+driver+` to be "550", but it is not set`)
-		b.installDriver(node, "550")
+		b.installDriver(node)
 		b.assertTopology(b.untilBound())
 	})
 	t.Run("waits until the expectation matches", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t, shared, nil)
 		node, toleration := b.ownNode("late")
-		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expects(driver+"=550"), waits("2m"))
+		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver(), waits("2m"))
 		b.untilEvent("WaitingForPreBind", "node-state: Node "+node, `waiting for the label `+driver)
-		b.installDriver(node, "550")
+		b.installDriver(node)
 		b.assertTopology(b.untilBound())
 		b.assertNeverFailed()
 	})

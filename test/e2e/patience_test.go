@@ -34,7 +34,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 		post := b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("pods").Name("pod").SubResource("binding")
 		first <- post.Body(b.binding("node-1")).MaxRetries(0).Do(ctx).Error()
 	}()
-	require.Equal(t, "node-1", b.untilSelected("data"))
+	require.Equal(t, "node-1", b.untilSelected())
 	giveUp()
 	require.Error(t, b.end(first), "the pod should not be bound before its volume exists")
 

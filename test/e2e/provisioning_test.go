@@ -50,7 +50,7 @@ func TestNodeDeletedWhileWaiting(t *testing.T) {
 			if by.scheduler == byHand {
 				first = b.beginBind(doomed)
 			}
-			require.Equal(t, doomed, b.untilSelected("data"))
+			require.Equal(t, doomed, b.untilSelected())
 			require.NoError(t, b.client.CoreV1().Nodes().Delete(t.Context(), doomed, metav1.DeleteOptions{}))
 			switch {
 			case by.scheduler == byHand:

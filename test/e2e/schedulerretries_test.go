@@ -137,7 +137,7 @@ func testSchedulerRepeatsAfterKill(t *testing.T, w *world) {
 		p.claim("data", p.dynamic("10s"))
 		done := make(chan error, 1)
 		go func() { done <- p.bindWithRetries(t.Context(), p.binding(g.node)) }()
-		p.untilSelected("data")
+		p.untilSelected()
 		return p, done
 	}
 	settled := func(p *parker, device string) {
@@ -169,4 +169,5 @@ func testSchedulerRepeatsAfterKill(t *testing.T, w *world) {
 	require.NoError(t, p.bindWithRetries(t.Context(), p.binding(g.node)))
 	settled(p, "GPU-2")
 	require.NoError(t, other.Restart(t.Context()))
+	w.prebind.RouteTo(doomed, other)
 }

@@ -87,17 +87,17 @@ func (s *starts) runOne() {
 	require.NoError(s.t, s.patch(name, `{"status":{"phase":"Running"}}`))
 }
 
-func (s *starts) counts() (seen, starting, most int) {
+func (s *starts) counts() (seen, most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.seen), len(s.starting), s.most
+	return len(s.seen), s.most
 }
 
 // untilSeen waits until this number of pods has been bound.
 func (s *starts) untilSeen(want int) {
 	s.t.Helper()
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
-		seen, _, _ := s.counts()
+		seen, _ := s.counts()
 		assert.Equal(c, want, seen)
 	}, patience, again/10, "%d pods should be bound to the node", want)
 }
@@ -187,7 +187,7 @@ func testStartsInTurn(t *testing.T, w *world, scheduler string) {
 	}
 	s.untilSeen(all)
 	wait()
-	_, _, most := s.counts()
+	_, most := s.counts()
 	assert.Equal(t, limit, most, "pods that started at the same time")
 	assert.False(t, says(b.allEvents(), "FailedScheduling"), "no bind should fail: %q", b.allEvents())
 }
@@ -201,7 +201,7 @@ func testStartsOfCrowd(t *testing.T, w *world) {
 	began := time.Now()
 	s.bindAll(byHand, all, toleration)()
 	s.untilSeen(all)
-	_, _, most := s.counts()
+	_, most := s.counts()
 	t.Logf("%d binds to one node in %s: at most %d pods started at the same time, with the limit %d", all, time.Since(began).Round(100*time.Millisecond), most, limit)
 	assert.GreaterOrEqual(t, most, limit, "all slots should be used")
 	assert.LessOrEqual(t, most, mostStarting(limit, len(w.prebind.Replicas())), "the documented bound")

@@ -94,16 +94,16 @@ func (b *bench) insist(ctx context.Context, binding *corev1.Binding) []error {
 	}
 }
 
-// untilSelected waits for the selected-node of the claim, and returns it.
-func (b *bench) untilSelected(name string) string {
+// untilSelected waits for the selected-node of the claim "data", and returns it.
+func (b *bench) untilSelected() string {
 	b.t.Helper()
 	var node string
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
 		require.NoError(c, err)
 		node = claim.Annotations[volume.AnnSelectedNode]
 		assert.NotEmpty(c, node)
-	}, patience, 50*time.Millisecond, "the claim %s should have a selected node", name)
+	}, patience, 50*time.Millisecond, "the claim should have a selected node")
 	return node
 }
 

@@ -58,7 +58,7 @@ func (w *world) configure(t *testing.T, config string) {
 // invalid file does not start.
 func testToggleByFile(t *testing.T, w *world) {
 	audited, ignored, waiting := newBench(t, w, nil), newBench(t, w, nil), newBench(t, w, nil)
-	waiting.podWith(byHand, expects(driver+"=550"), waits("5m"))
+	waiting.podWith(byHand, expectsDriver(), waits("5m"))
 	bound := waiting.beginBind("node-1")
 	waiting.untilEvent("WaitingForPreBind", "node-state: Node node-1")
 	newStream(t, w, "1s").during(func() {

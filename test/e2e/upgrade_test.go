@@ -171,7 +171,7 @@ func (u *upgrade) testKill(t *testing.T, killed, other *install.Replica) {
 	p.claim("data", p.dynamic("5s"))
 	bound := make(chan []error, 1)
 	go func() { bound <- p.insist(t.Context(), p.binding(p.garage.node)) }()
-	p.untilSelected("data")
+	p.untilSelected()
 	entry := grantedTo(p.record(p.garage.node), p.uid)
 	require.NotNil(t, entry)
 	require.Equal(t, killed, p.replicaOfAttempt(entry.Grants[0].Attempt))

@@ -163,14 +163,6 @@ func all[T object](objects []object) []T {
 	return found
 }
 
-func names[T object](objects []T) []string {
-	var found []string
-	for _, obj := range objects {
-		found = append(found, obj.GetName())
-	}
-	return found
-}
-
 func kind(obj object) string {
 	return obj.GetObjectKind().GroupVersionKind().Kind
 }
