@@ -6,7 +6,6 @@ package resourceclaims
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -23,8 +22,8 @@ import (
 var errDown = errors.New("the API server is down")
 
 // TestUpstream contains the cases of upstream's TestPlugin (Kubernetes v1.36.3,
-// dynamicresources_test.go) for PreBind and Unreserve, and the cases of PreFilter and Filter that
-// apply to a Binding. The cases have upstream's names.
+// dynamicresources_test.go) for PreBind and Unreserve, with upstream's names. TestAssess and TestConditions contain
+// those that reject the bind.
 func TestUpstream(t *testing.T) {
 	cases := map[string]struct {
 		reason  string
@@ -43,39 +42,10 @@ func TestUpstream(t *testing.T) {
 	}{
 		"empty":           {reason: "the pod has no claims", pod: thePod("web"), skip: true},
 		"claim-reference": {reason: "PreBind reserves the claim", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
-		"claim-template": {
-			reason: "PreBind reserves the claim of the template", pod: thePod("web", template("c")),
-			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"podgroup-claim-template": {
-			reason: "differs: upstream reserves the claim for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
-			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
-		},
-		"podgroup-with-resources": {
-			reason: "differs: upstream allocates the claim for the PodGroup", pod: thePod("web", grouped, template("c")), want: framework.KindRefuse, text: "belongs to a PodGroup",
-			objects: []client.Object{theClaim("c", ofGroup("team"))}, users: []string{},
-		},
 		"reserved-okay-podgroup": {
 			reason: "the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped, template("c")), skip: true,
 			objects: []client.Object{theClaim("c", ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team"))}, users: []string{"team"}, devices: []string{"gpu-0"},
 		},
-		"deleted-claim": {
-			reason: "the claim is being deleted", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "being deleted",
-			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), meta1(gen.Terminating()))}, users: []string{}, devices: []string{"gpu-0"},
-		},
-		"wrong-claim": {
-			reason: "the claim belongs to another pod", pod: thePod("web", template("c")), want: framework.KindRefuse, text: "not created for this pod",
-			objects: []client.Object{theClaim("c", made("db"), allocated("node-a", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
-		},
-		"no-resources": {
-			reason: "the scheduler has not allocated the claim", want: framework.KindRefuse, text: "not allocated by the scheduler",
-			objects: []client.Object{theClaim("c")}, users: []string{},
-		},
-		"wrong-topology": {
-			reason: "the devices are on another node", want: framework.KindRefuse, text: "are not available on node",
-			objects: []client.Object{theClaim("c", allocated("node-b", "gpu-0"))}, users: []string{}, devices: []string{"gpu-0"},
-		},
-		"good-topology": {reason: "the devices are available on the node", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"))}, users: []string{"web"}, devices: []string{"gpu-0"}},
 		"reserved-okay": {
 			reason: "kube-scheduler has allocated and reserved the claim", objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"))}, skip: true,
 			users: []string{"web"}, devices: []string{"gpu-0"},
@@ -86,14 +56,6 @@ func TestUpstream(t *testing.T) {
 				s.change("kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status = resourcev1.ResourceClaimStatus{} })
 			},
 			want: framework.KindRefuse, text: "not allocated", users: []string{},
-		},
-		"bound-claim-with-failed-binding": {
-			reason: "a failure condition is final", want: framework.KindRefuse, text: "broken (Why) because", users: []string{"web"}, devices: []string{"gpu-0"},
-			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"}))},
-		},
-		"bound-claim-with-timed-out-binding": {
-			reason: "the timeout has passed", want: framework.KindRefuse, text: "still waiting for", users: []string{"web"}, devices: []string{"gpu-0"},
-			objects: []client.Object{theClaim("c", allocated("node-a", "gpu-0"), allocatedAt(time.Now().Add(-time.Hour)), reservedTo("web"), needs(both, nil))},
 		},
 		"multi-claims-binding-conditions-all-success": {
 			reason: "PreBind reserves both claims", pod: thePod("web", uses("c", "d")), users: []string{"web"}, devices: []string{"gpu-0"},
@@ -108,15 +70,6 @@ func TestUpstream(t *testing.T) {
 				theClaim("d", allocated("node-a", "gpu-1"), reservedTo("web"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})),
 			},
 		},
-		"extended-resource-name-with-resources-has-claim": {
-			reason: "kube-scheduler has created, allocated and reserved the claim", pod: thePod("web", extended("c")), skip: true,
-			objects: []client.Object{theClaim("c", made("web"), allocated("node-a", "gpu-0"), reservedTo("web"))}, users: []string{"web"}, devices: []string{"gpu-0"},
-		},
-		"extended-resource-name-bind-failure": {
-			reason: "differs: upstream creates the claim again, Prebind rejects the bind", pod: thePod("web", extended("c")), want: framework.KindRefuse, text: "extended resources",
-			objects: []client.Object{theClaim("c", made("web"))}, users: []string{},
-		},
-		"claim-not-found": {reason: "the claim does not exist", want: framework.KindRefuse, text: "does not exist"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

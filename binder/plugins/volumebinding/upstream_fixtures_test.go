@@ -96,28 +96,21 @@ func upVolume(name, node, size, class string, options ...gen.VolumeOption) *core
 // ownedBy sets the claimRef of a volume to the claim.
 func ownedBy(claim *corev1.PersistentVolumeClaim) gen.VolumeOption { return gen.ClaimRef(claim) }
 
-func at(version string) gen.Meta { return gen.Version(version) }
-
 var (
 	node1  = gen.Node("node1", gen.Label(nodeKey, "node1"))
-	node2  = gen.Node("node2", gen.Label(nodeKey, "node2"))
 	chosen = gen.SelectedNode("node1")
 
-	unboundPVC        = upClaim("unbound-pvc", "1G", waitClass)
-	unboundPVC2       = upClaim("unbound-pvc2", "5G", waitClass)
-	preboundPVC       = upClaim("prebound-pvc", "1G", waitClass, gen.NamesVolume("pv-node1a"))
-	preboundPVCNode1a = upClaim("unbound-pvc", "1G", waitClass, gen.NamesVolume("pv-node1a"))
-	boundPVC          = upClaim("bound-pvc", "1G", waitClass, gen.BoundToVolume("pv-bound"))
-	boundPVCNode1a    = upClaim("unbound-pvc", "1G", waitClass, gen.BoundToVolume("pv-node1a"))
-	immediateUnbound  = upClaim("immediate-unbound-pvc", "1G", immediateClass)
-	immediateBound    = upClaim("immediate-bound-pvc", "1G", immediateClass, gen.BoundToVolume("pv-bound-immediate"))
+	unboundPVC       = upClaim("unbound-pvc", "1G", waitClass)
+	unboundPVC2      = upClaim("unbound-pvc2", "5G", waitClass)
+	preboundPVC      = upClaim("prebound-pvc", "1G", waitClass, gen.NamesVolume("pv-node1a"))
+	boundPVC         = upClaim("bound-pvc", "1G", waitClass, gen.BoundToVolume("pv-bound"))
+	immediateUnbound = upClaim("immediate-unbound-pvc", "1G", immediateClass)
+	immediateBound   = upClaim("immediate-bound-pvc", "1G", immediateClass, gen.BoundToVolume("pv-bound-immediate"))
 
-	provisionedPVC      = upClaim("provisioned-pvc", "1Gi", provisionerClass)
-	provisionedPVC2     = upClaim("provisioned-pvc2", "1Gi", provisionerClass)
-	selectedNodePVC     = upClaim("provisioned-pvc", "1Gi", provisionerClass, chosen)
-	provisionedPVCBound = upClaim("provisioned-pvc", "1Gi", provisionerClass, chosen, gen.BoundToVolume("pv-bound"))
-	noProvisionerPVC    = upClaim("no-provisioner-pvc", "1Gi", waitClass)
-	topoMismatchPVC     = upClaim("topo-mismatch-pvc", "1Gi", topoClass)
+	provisionedPVC   = upClaim("provisioned-pvc", "1Gi", provisionerClass)
+	selectedNodePVC  = upClaim("provisioned-pvc", "1Gi", provisionerClass, chosen)
+	noProvisionerPVC = upClaim("no-provisioner-pvc", "1Gi", waitClass)
+	topoMismatchPVC  = upClaim("topo-mismatch-pvc", "1Gi", topoClass)
 
 	pvNode1a         = upVolume("pv-node1a", "node1", "5G", waitClass)
 	pvNode1b         = upVolume("pv-node1b", "node1", "10G", waitClass)
@@ -125,7 +118,6 @@ var (
 	pvNode2          = upVolume("pv-node2", "node2", "1G", waitClass)
 	pvBound          = upVolume("pv-bound", "node1", "1G", waitClass, ownedBy(boundPVC))
 	pvNode1aBound    = upVolume("pv-node1a", "node1", "5G", waitClass, ownedBy(unboundPVC))
-	pvNode1bBound    = upVolume("pv-node1b", "node1", "10G", waitClass, ownedBy(unboundPVC2))
 	pvBoundImmediate = upVolume("pv-bound-immediate", "node1", "1G", immediateClass, ownedBy(immediateBound))
 	pvImmediateNode2 = upVolume("pv-bound-immediate", "node2", "1G", immediateClass, ownedBy(immediateBound))
 )
@@ -133,13 +125,11 @@ var (
 // Objects for CSI migration.
 var (
 	boundMigrationPVC = upClaim("pvc-migration-bound", "1G", waitClass, gen.BoundToVolume("pv-migration-bound"))
-	provMigrationPVC  = upClaim("pvc-migration-provisioned", "1Gi", provisionerClass, chosen, gen.BoundToVolume("pv-migration-bound"))
 	node1Zone1        = gen.Node("node1", gen.Label(gceZone, "us-east-1"))
 	node1Zone2        = gen.Node("node1", gen.Label(gceZone, "us-east-2"))
 	csiNode1Migrated  = gen.CSINode("node1", gcePlugin)
 	csiNode1Not       = gen.CSINode("node1", "")
 	gceSource         = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "test-disk", FSType: "ext4"}}
-	rbdSource         = corev1.PersistentVolumeSource{RBD: &corev1.RBDPersistentVolumeSource{RBDImage: "test-disk"}}
 )
 
 func migrationPV(source corev1.PersistentVolumeSource, claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolume {
