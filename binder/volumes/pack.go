@@ -51,7 +51,7 @@ func Caches(string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&corev1.PersistentVolumeClaim{}: {Transform: PackClaim},
 		&corev1.PersistentVolume{}:      {Transform: PackVolume},
-		&storagev1.CSINode{}:            {Transform: PackNode},
+		&storagev1.CSINode{}:            {Transform: TrimNode},
 	}
 }
 
@@ -221,37 +221,25 @@ func (v *boundVolume) Unpack() client.Object {
 	return pv
 }
 
-// PackNode is the transform for CSINodes. It returns a compact.Object with the names and limits of the drivers, which nodes of
-// the same kind share, the in-tree plugins that were migrated to CSI, and the node that owns it.
-func PackNode(o any) (any, error) {
-	from, ok := o.(*storagev1.CSINode)
+// TrimNode is the transform for CSINodes. It keeps the names and limits of the drivers, the in-tree
+// plugins that were migrated to CSI, and the node that owns the object.
+func TrimNode(o any) (any, error) {
+	node, ok := o.(*storagev1.CSINode)
 	if !ok {
 		return o, nil
 	}
-	var spec storagev1.CSINodeSpec
-	for _, d := range from.Spec.Drivers {
-		spec.Drivers = append(spec.Drivers, storagev1.CSINodeDriver{Name: d.Name, Allocatable: d.Allocatable})
+	trimmed := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion}}
+	if migrated := node.Annotations[corev1.MigratedPluginsAnnotationKey]; migrated != "" {
+		// Nodes of the same kind share the texts.
+		trimmed.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: unique.Make(migrated).Value()}
 	}
-	encoded, err := spec.Marshal()
-	if err != nil {
-		return o, nil //nolint:nilerr // The unpacked form is correct, too.
-	}
-	var owner types.UID
-	for _, o := range from.OwnerReferences {
-		if o.Kind == "Node" {
-			owner = o.UID
+	for _, owner := range node.OwnerReferences {
+		if owner.Kind == "Node" {
+			trimmed.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", UID: owner.UID}}
 		}
 	}
-	drivers, migrated := unique.Make(string(encoded)), unique.Make(from.Annotations[corev1.MigratedPluginsAnnotationKey])
-	return compact.Pack(from, func(m metav1.ObjectMeta) client.Object {
-		m.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: migrated.Value()}
-		if owner != "" {
-			m.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", UID: owner}}
-		}
-		node := &storagev1.CSINode{ObjectMeta: m}
-		if node.Spec.Unmarshal([]byte(drivers.Value())) != nil {
-			return nil // It was encoded above.
-		}
-		return node
-	}), nil
+	for _, d := range node.Spec.Drivers {
+		trimmed.Spec.Drivers = append(trimmed.Spec.Drivers, storagev1.CSINodeDriver{Name: unique.Make(d.Name).Value(), Allocatable: d.Allocatable})
+	}
+	return trimmed, nil
 }

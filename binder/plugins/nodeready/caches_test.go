@@ -29,7 +29,7 @@ func TestTransforms(t *testing.T) {
 		transform func(any) (any, error)
 		same      func(t *testing.T, got client.Object)
 	}{
-		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: volumes.PackNode, same: func(t *testing.T, got client.Object) {
+		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: volumes.TrimNode, same: func(t *testing.T, got client.Object) {
 			node, ok := got.(*storagev1.CSINode)
 			require.True(t, ok)
 			assert.Equal(t, int32(25), *limitOf(node, driverName))
@@ -64,7 +64,7 @@ func TestTransforms(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, packed, again, "an informer can transform an object twice")
 			assert.IsType(t, tc.object, compact.Unpack(packed))
-			accessor, ok := packed.(compact.Object)
+			accessor, ok := packed.(metav1.ObjectMetaAccessor)
 			require.True(t, ok)
 			meta := accessor.GetObjectMeta()
 			assert.Equal(t, []string{tc.object.GetNamespace(), tc.object.GetName()}, []string{meta.GetNamespace(), meta.GetName()})
