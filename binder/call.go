@@ -46,6 +46,9 @@ type call struct {
 	budget   time.Duration
 	required map[string]bool
 	results  []result
+	// podRead and nodeRead are when the API server last returned the pod and the node. rereads is when the first of those that
+	// the last pass used again has to be read again, or zero.
+	podRead, nodeRead, rereads time.Time
 	// first is the time of the first call for the bind, and calls is the number of earlier ones.
 	first time.Time
 	calls int
@@ -158,7 +161,7 @@ func (c *call) loop(ctx context.Context) Decision {
 // pass reads the bind, calls Setup and PreFlight of every plugin that takes part, in order, and decides. A rejection of the
 // engine counts like that of a plugin.
 func (c *call) pass(ctx context.Context) step {
-	c.results = c.results[:0]
+	c.results, c.rereads = c.results[:0], time.Time{}
 	if s := c.look(ctx); s.do != allow {
 		return s
 	}
@@ -236,7 +239,7 @@ func (c *call) look(ctx context.Context) step {
 			return ends(err)
 		}
 	}
-	node, err := c.readNode(ctx, c.key.Node)
+	node, err := c.readNode(ctx)
 	switch {
 	case err != nil:
 		return ends(err)
@@ -361,6 +364,9 @@ func (c *call) wait(ctx context.Context, s step) step {
 		if until = s.until; until.IsZero() || end.Before(until) {
 			until = end
 		}
+	}
+	if !c.rereads.IsZero() && c.rereads.Before(until) {
+		until = c.rereads
 	}
 	timer := c.clock.NewTimer(max(until.Sub(now), pace))
 	defer timer.Stop()

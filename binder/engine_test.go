@@ -14,7 +14,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -257,6 +259,46 @@ func TestBind_PodChanges(t *testing.T) {
 			}, labelled())
 		})
 	}
+}
+
+// uncached is a cache that has neither pods nor nodes.
+type uncached struct{ client.Reader }
+
+// Get implements client.Reader.
+func (uncached) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	return apierrors.NewNotFound(schema.GroupResource{Resource: fakeapi.Kind(into)}, key.Name)
+}
+
+// counted counts the reads of each kind.
+type counted struct {
+	client.Reader
+	reads map[string]int
+}
+
+// Get implements client.Reader.
+func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	c.reads[fakeapi.Kind(into)]++
+	return c.Reader.Get(ctx, key, into, opts...)
+}
+
+func TestBind_NotInTheCache(t *testing.T) {
+	live := counted{reads: map[string]int{}}
+	without := func(o *Options) {
+		live.Reader = o.Live
+		o.Cached, o.Live = uncached{o.Cached}, live
+	}
+	in(t, without, func(t *testing.T, s *scene) {
+		for at := 40 * time.Millisecond; at < 4500*time.Millisecond; at += 40 * time.Millisecond {
+			time.AfterFunc(at, func() { s.server.Put(gen.Pod("web", gen.UID("pod-1"))) })
+		}
+		time.AfterFunc(4500*time.Millisecond, func() { s.server.Put(gen.Pod("web", gen.UID("pod-1"), gen.BoundTo("node-b"))) })
+		began := time.Now()
+		d := s.post(t.Context())
+		assert.True(t, d.PassThrough, "another client has bound the pod")
+		assert.LessOrEqual(t, time.Since(began), 6*time.Second, "the last change is seen within a second, without another change")
+		assert.LessOrEqual(t, live.reads["Pod"], 7, "one read per second")
+		assert.LessOrEqual(t, live.reads["Node"], 7, "one read per second")
+	}, labelled())
 }
 
 func TestBind_NodeIsRecreated(t *testing.T) {

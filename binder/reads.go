@@ -6,6 +6,7 @@ package binder
 import (
 	"context"
 	"errors"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,6 +33,9 @@ func (c *call) readPod(ctx context.Context) step {
 		}
 		reason = work.ReadDoubted
 	}
+	if c.isRecent(c.podRead) {
+		return step{do: allow}
+	}
 	pod, err := c.work.LivePod(ctx, c.Request.Pod, reason)
 	switch {
 	case err != nil:
@@ -49,25 +53,43 @@ func (c *call) readPod(ctx context.Context) step {
 		}
 		return step{do: finish, answer: d}
 	}
-	c.pod = pod
+	c.pod, c.podRead = pod, c.clock.Now()
 	return step{do: allow}
 }
 
+// isRecent returns whether an object from the API server, read at that time, is used again instead of another read. A call that
+// waits makes a pass for every change, and the cache never has an object that is too large. If the call waits, its next pass is
+// due when the object has to be read again.
+func (c *call) isRecent(read time.Time) bool {
+	again := read.Add(Settle)
+	if !c.clock.Now().Before(again) {
+		return false
+	}
+	if c.rereads.IsZero() || again.Before(c.rereads) {
+		c.rereads = again
+	}
+	return true
+}
+
 // readNode returns the target. The cache may be behind, so only the API server's answer rejects a node.
-func (e *Engine) readNode(ctx context.Context, name string) (*corev1.Node, *framework.Error) {
-	node, key := &corev1.Node{}, types.NamespacedName{Name: name}
-	if err := e.cached.Get(ctx, key, node); err == nil {
+func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
+	node, key := &corev1.Node{}, types.NamespacedName{Name: c.key.Node}
+	if err := c.cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	object := framework.Object{Kind: "Node", Name: name}
-	e.recorder.ReadLive("Node", work.ReadMissing)
-	if err := e.live.Get(ctx, key, node); apierrors.IsNotFound(err) {
+	if c.isRecent(c.nodeRead) {
+		return c.node, nil
+	}
+	object := framework.Object{Kind: "Node", Name: key.Name}
+	c.recorder.ReadLive("Node", work.ReadMissing)
+	if err := c.live.Get(ctx, key, node); apierrors.IsNotFound(err) {
 		return nil, ours(framework.Refuse(object, "not found").Advise("choose another node"))
 	} else if err != nil {
 		return nil, unreadable(object, err)
 	}
 	// The cache does not have them either.
 	node.ManagedFields, node.Status.Images = nil, nil
+	c.nodeRead = c.clock.Now()
 	return node, nil
 }
 
