@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"runtime/debug"
 	"time"
@@ -42,25 +41,17 @@ type Options struct {
 	Clock clock.PassiveClock
 }
 
-// Handler answers AdmissionReviews of Bindings. It checks requests before an admission.Webhook decodes them.
-// Handler is an http.Handler for Path, safe for concurrent use.
-type Handler struct {
-	o       Options
-	webhook *admission.Webhook
-}
+// Handler answers AdmissionReviews of Bindings. It is an http.Handler for Path, safe for concurrent use. It decodes the review
+// itself, and passes the decision through an admission.Webhook. The library's own decoder answers other bodies with code 200,
+// and keeps the bytes of a review while the call is held.
+type Handler struct{ o Options }
 
 // NewHandler returns an error if an option is missing.
 func NewHandler(o Options) (*Handler, error) {
 	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
 		return nil, errors.New("webhook: Engine, Ready and Clock are required")
 	}
-	h := &Handler{o: o}
-	h.webhook = &admission.Webhook{
-		Handler: admission.HandlerFunc(h.handle),
-		// The library logs text of the caller without a limit. This package writes its own log lines.
-		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
-	}
-	return h, nil
+	return &Handler{o: o}, nil
 }
 
 // ServeHTTP answers an AdmissionReview with an AdmissionReview, and every other request with an HTTP error that has a
@@ -70,26 +61,25 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.elsewhere(w, err)
 		return
 	}
-	body, object, bad := readReview(w, r)
+	request, bad := readReview(w, r)
 	if bad != nil {
 		h.refuse(w, r, bad)
 		return
 	}
-	x := &exchange{ResponseWriter: w, object: object, counted: r.Body}
-	x.body.Reset(body)
-	defer x.release()
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), budget(r))
+	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
 	defer cancel()
-	review := r.WithContext(ctx)
-	review.Body = io.NopCloser(&x.body)
-	review.Header.Set("Content-Type", mediaType) // Without parameters.
-	w.Header().Set("Content-Type", mediaType)
-	h.webhook.ServeHTTP(x, review)
-	if bad := x.failed(); bad != nil {
-		h.refuse(w, r, bad)
-	} else if x.err != nil {
-		h.unreached(x.err)
+	// The library keeps its request until the handler returns, so it gets only the UID. parse releases the object of the other.
+	webhook := admission.Webhook{
+		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response {
+			return admission.Response{AdmissionResponse: *h.review(ctx, request)}
+		}),
+		// The library logs text of the caller without a limit. This package writes its own log lines.
+		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
 	}
+	response := webhook.Handle(ctx, admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{UID: request.UID}})
+	review := &admissionv1.AdmissionReview{Response: &response.AdmissionResponse}
+	review.SetGroupVersionKind(reviewKind)
+	h.write(w, http.StatusOK, review)
 }
 
 // refuse answers with an HTTP error.
@@ -101,20 +91,6 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest
 	}
 	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
 	h.fail(w, bad.code, bad.reason, bad.err)
-}
-
-// handle implements admission.Handler.
-func (h *Handler) handle(ctx context.Context, r admission.Request) admission.Response {
-	x := exchangeOf(ctx)
-	x.accept()
-	if x.bad = checkUID(r.UID); x.bad != nil {
-		return admission.Response{}
-	}
-	if x.object != nil {
-		// parse releases the object.
-		r.Object.Raw, x.object = x.object, nil
-	}
-	return admission.Response{AdmissionResponse: *h.review(ctx, &r.AdmissionRequest)}
 }
 
 // review answers a request. If the engine panics, it denies the request.
@@ -195,12 +171,8 @@ func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 
 func (h *Handler) write(w http.ResponseWriter, code int, body any) {
 	if err := writeJSON(w, code, body); err != nil {
-		h.unreached(err)
+		h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 	}
-}
-
-func (h *Handler) unreached(err error) {
-	h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) error {

@@ -174,7 +174,7 @@ func readable(t testing.TB, body []byte) []byte {
 	require.NoError(t, json.Unmarshal(body, &review))
 	response, ok := review["response"].(map[string]any)
 	if ok && response["allowed"] == true {
-		// The library adds a status, which the API server ignores.
+		// The API server ignores this status.
 		assert.Equal(t, map[string]any{"code": 200.0, "metadata": map[string]any{}}, response["status"])
 		delete(response, "status")
 	}

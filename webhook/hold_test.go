@@ -57,23 +57,3 @@ func liveHeap() int64 {
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
-
-func TestSplit(t *testing.T) {
-	small := reviewPrefix + `"uid":"1","object":{"a":1},"options":{}}}`
-	cases := map[string]struct {
-		reason, body, review, object string
-	}{
-		"Small":     {reason: "a small review is not scanned twice", body: small, review: small},
-		"Formatted": {reason: "only the API server's own format is recognized", body: " " + small, review: reviewPrefix + `"uid":"1"}}`, object: `{"a":1}`},
-		"Null":      {reason: "null is not an object", body: " " + reviewPrefix + `"uid":"1","object":null}}`, review: reviewPrefix + `"uid":"1"}}`},
-		"None":      {reason: "the review has no object", body: " " + reviewPrefix + `"uid":"1"}}`, review: reviewPrefix + `"uid":"1"}}`},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			review, object, bad := split([]byte(tc.body))
-			require.Nil(t, bad)
-			assert.Equal(t, tc.review, string(review), tc.reason)
-			assert.Equal(t, tc.object, string(object), tc.reason)
-		})
-	}
-}

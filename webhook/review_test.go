@@ -44,10 +44,7 @@ func TestHandler_BadInput(t *testing.T) {
 		require.Contains(t, string(good), old)
 		return bytes.Replace(good, []byte(old), []byte(with), 1)
 	}
-	// compact has the prefix of the API server, so that only the library decodes it.
-	compact := func(request string) []byte {
-		return []byte(reviewPrefix + request + "}}")
-	}
+	compact := func(request string) []byte { return []byte(reviewPrefix + request + "}}") }
 	header := func(contentType string) func(r *http.Request) {
 		return func(r *http.Request) { r.Header.Set("Content-Type", contentType) }
 	}
@@ -78,11 +75,9 @@ func TestHandler_BadInput(t *testing.T) {
 		"TooDeep":        {reason: "the depth of JSON is limited", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
 		"DeepInObject":   {reason: "the depth of the object is limited", body: replace(`"object": {`, `"object": {"x":`+string(nested(10_001))+`,`), code: http.StatusBadRequest, says: "max depth"},
 		"NeverClosed":    {reason: "the depth of incomplete JSON is limited", body: bytes.Repeat([]byte(`{"a":[`), maxBody/6), code: http.StatusBadRequest, says: "max depth"},
-		"CompactNoUID":   {reason: "a review that is not scanned also needs a UID", body: compact(`"operation":"CREATE"`), code: http.StatusBadRequest, says: "no uid"},
-		"CompactLongUID": {reason: "the answer repeats the UID", body: compact(`"uid":"` + strings.Repeat("7", maxUID+1) + `"`), code: http.StatusBadRequest, says: "longer than 128 bytes"},
-		"CompactBroken":  {reason: "the library returns the error", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
-		"CompactType":    {reason: "the library returns the error", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
-		"SecondKind":     {reason: "the library uses the last kind", change: secondKind, code: http.StatusBadRequest, says: "…"},
+		"CompactBroken":  {reason: "a value is missing", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
+		"CompactType":    {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
+		"SecondKind":     {reason: "the last kind counts", change: secondKind, code: http.StatusBadRequest, says: "…"},
 		"Get":            {reason: "only POST is allowed", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
 		"NoContentType":  {reason: "the content type is required", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
 		"OtherType":      {reason: "only JSON is supported", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
@@ -106,6 +101,9 @@ func TestHandler_BadInput(t *testing.T) {
 		})
 	}
 }
+
+// reviewPrefix is the beginning of every review that the API server sends.
+const reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{`
 
 // secondKind replaces the body by a review with a second, large kind.
 func secondKind(r *http.Request) {
