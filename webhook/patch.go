@@ -12,93 +12,52 @@ import (
 	"github.com/prebind/prebind/binder"
 )
 
-var escape = strings.NewReplacer("~", "~0", "/", "~1")
+// operation is an operation of a JSON patch. Prebind only uses "add", which also replaces values in objects.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+func add(path string, value any) operation { return operation{Op: "add", Path: path, Value: value} }
 
 // patchFor returns the smallest patch that adds the annotations, labels, UID and resourceVersion of the decision. It omits keys that already
 // have the same value. It is nil if there is nothing to add.
 func patchFor(b *bind, d binder.Decision) []byte {
-	var p patch
-	if !b.has.metadata && (d.UID != "" || d.ResourceVersion != "" || len(d.Annotations) > 0 || len(d.Labels) > 0) {
-		p.add("/metadata")
-		p = append(p, "{}"...)
-	}
+	var all []operation
 	if d.UID != "" {
-		p.add("/metadata/uid")
-		p.text(string(d.UID))
+		all = append(all, add("/metadata/uid", d.UID))
 	}
 	if d.ResourceVersion != "" {
-		p.add("/metadata/resourceVersion")
-		p.text(d.ResourceVersion)
+		all = append(all, add("/metadata/resourceVersion", d.ResourceVersion))
 	}
-	p.addMap("/metadata/annotations", b.has.annotations, b.request.Binding.Annotations, d.Annotations)
-	p.addMap("/metadata/labels", b.has.labels, b.request.Binding.Labels, d.Labels)
-	return p.close()
-}
-
-// patch builds a JSON patch of "add" operations, which also replace values in objects. It writes text, because that needs
-// less CPU time than encoding.
-type patch []byte
-
-// add begins an operation. The caller appends the value. The optional key is escaped and appended to the path.
-func (p *patch) add(path string, key ...string) {
-	if len(*p) == 0 {
-		*p = append(*p, '[')
-	} else {
-		*p = append(*p, "},"...)
-	}
-	for _, k := range key {
-		path += "/" + escape.Replace(k)
-	}
-	*p = append(*p, `{"op":"add","path":`...)
-	p.text(path)
-	*p = append(*p, `,"value":`...)
-}
-
-// addMap adds the entries of want that differ from had. If the map does not exist, addMap adds the whole map.
-func (p *patch) addMap(path string, exists bool, had, want map[string]string) {
-	if len(want) == 0 {
-		return
-	}
-	keys := slices.AppendSeq(make([]string, 0, len(want)), maps.Keys(want))
-	slices.Sort(keys)
-	if exists {
-		for _, key := range keys {
-			if value, ok := had[key]; !ok || value != want[key] {
-				p.add(path, key)
-				p.text(want[key])
-			}
-		}
-		return
-	}
-	p.add(path)
-	*p = append(*p, '{')
-	for i, key := range keys {
-		if i > 0 {
-			*p = append(*p, ',')
-		}
-		p.text(key)
-		*p = append(*p, ':')
-		p.text(want[key])
-	}
-	*p = append(*p, '}')
-}
-
-// close returns the patch, or nil if it has no operations.
-func (p patch) close() []byte {
-	if len(p) == 0 {
+	all = append(all, addMap("/metadata/annotations", b.has.annotations, b.request.Binding.Annotations, d.Annotations)...)
+	all = append(all, addMap("/metadata/labels", b.has.labels, b.request.Binding.Labels, d.Labels)...)
+	if len(all) == 0 {
 		return nil
 	}
-	return append(p, "}]"...)
+	if !b.has.metadata {
+		all = slices.Insert(all, 0, add("/metadata", struct{}{}))
+	}
+	encoded, _ := json.Marshal(all) // Encoding strings cannot fail.
+	return encoded
 }
 
-// text appends a JSON string.
-func (p *patch) text(s string) {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			encoded, _ := json.Marshal(s) // Encoding a string cannot fail.
-			*p = append(*p, encoded...)
-			return
+var escape = strings.NewReplacer("~", "~0", "/", "~1")
+
+// addMap adds the entries of want that differ from had. If the map does not exist, addMap adds the whole map.
+func addMap(path string, exists bool, had, want map[string]string) []operation {
+	if len(want) == 0 {
+		return nil
+	}
+	if !exists {
+		return []operation{add(path, want)}
+	}
+	var all []operation
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if value, ok := had[key]; !ok || value != want[key] {
+			all = append(all, add(path+"/"+escape.Replace(key), want[key]))
 		}
 	}
-	*p = append(append(append(*p, '"'), s...), '"')
+	return all
 }
