@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -276,29 +277,11 @@ func (u *selector) Keep(names sets.Set[string]) { u.assembly.o.Manager.selection
 // multiply the requests.
 const checkLasts = 10 * time.Second
 
-// checks are the last successful checks of kinds. The zero value is ready to use.
+// checks shares the checks of kinds in progress, and their last successes. The zero value is ready to use.
 type checks struct {
-	mu   sync.Mutex
-	last map[schema.GroupVersionKind]lastCheck
-}
-
-// lastCheck contains the time of the last successful check, or the zero time. A check takes it and puts the new time back.
-type lastCheck chan time.Time
-
-// of returns the last check.
-func (c *checks) of(kind schema.GroupVersionKind) lastCheck {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	last := c.last[kind]
-	if last == nil {
-		last = make(lastCheck, 1)
-		last <- time.Time{}
-		if c.last == nil {
-			c.last = map[schema.GroupVersionKind]lastCheck{}
-		}
-		c.last[kind] = last
-	}
-	return last
+	running singleflight.Group
+	// last contains the time of the last success by kind.
+	last sync.Map
 }
 
 // serves returns an error if the API server does not serve the kind of the example any more.
@@ -307,23 +290,24 @@ func (c *checks) serves(ctx context.Context, a *Assembly, example client.Object)
 	if err != nil {
 		return err
 	}
-	last, now := c.of(kind), a.o.Manager.selections.clock
-	var at time.Time
+	now := a.o.Manager.selections.clock
+	last, _ := c.last.Load(kind)
+	if at, ok := last.(time.Time); ok && now.Since(at) < checkLasts {
+		return nil
+	}
+	result := c.running.DoChan(kind.String(), func() (any, error) {
+		err := a.serves(kind)
+		if err == nil {
+			c.last.Store(kind, now.Now())
+		}
+		return nil, err
+	})
 	select {
-	case at = <-last:
+	case r := <-result:
+		return r.Err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer func() { last <- at }()
-	if !at.IsZero() && now.Since(at) < checkLasts {
-		return nil
-	}
-	at = time.Time{}
-	if err := a.serves(kind); err != nil {
-		return err
-	}
-	at = now.Now()
-	return nil
 }
 
 // serves returns an error if the API server does not serve the kind. The mapper keeps kinds that are gone, so discovery is

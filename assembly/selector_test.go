@@ -247,7 +247,13 @@ func TestSelector_Revoked(t *testing.T) {
 	require.True(t, meta.IsNoMatchError(err), "%v", err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	turn := a.o.Manager.selections.checks.of(gadgetKind)
-	<-turn
+	begun, done := make(chan struct{}), make(chan struct{})
+	defer close(done)
+	a.o.Manager.selections.checks.running.DoChan(gadgetKind.String(), func() (any, error) {
+		close(begun)
+		<-done
+		return nil, nil
+	})
+	<-begun
 	require.ErrorIs(t, h.Selections.Select(ctx, gadgets), context.Canceled, "another check is in progress")
 }
