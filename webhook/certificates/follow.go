@@ -76,7 +76,7 @@ func (f *follower[T]) begin() error {
 // get returns the latest valid content.
 func (f *follower[T]) get() T { return f.current.Load().value }
 
-// Start follows the files until the context ends. It implements manager.Runnable.
+// Start follows the files until the context ends.
 func (f *follower[T]) Start(ctx context.Context) error {
 	tick := f.o.Clock.NewTicker(Interval)
 	defer tick.Stop()
@@ -89,9 +89,6 @@ func (f *follower[T]) Start(ctx context.Context) error {
 		}
 	}
 }
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (*follower[T]) NeedLeaderElection() bool { return false }
 
 // look loads the files if they are changed and valid. It reports invalid files once.
 func (f *follower[T]) look() {

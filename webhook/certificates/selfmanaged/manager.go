@@ -134,10 +134,7 @@ func (m *Manager) Ready() error {
 	return fmt.Errorf("no certificate that the API server trusts: %s", *m.waits.Load())
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica has its own certificate.
-func (*Manager) NeedLeaderElection() bool { return false }
-
-// Start keeps everything up to date until the context ends. It implements manager.Runnable.
+// Start keeps everything up to date until the context ends.
 func (m *Manager) Start(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
 	secrets, err := watched(coreinformers.NewFilteredSecretInformer(m.o.Client, m.o.Namespace, 0, nil, only(SecretName)), changed)
