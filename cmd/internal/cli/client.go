@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -75,4 +76,17 @@ func (c *Client) Config() (*rest.Config, string, error) {
 	}
 	config.UserAgent = UserAgent()
 	return config, namespace, nil
+}
+
+// Connect returns a client for the configuration.
+func (c *Client) Connect() (kubernetes.Interface, error) {
+	config, _, err := c.Config()
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("setting up a client: %w", err)
+	}
+	return client, nil
 }

@@ -46,13 +46,9 @@ does not exist.`,
 			if err := o.validate(); err != nil {
 				return err
 			}
-			config, _, err := o.client.Config()
+			client, err := o.client.Connect()
 			if err != nil {
 				return err
-			}
-			client, err := kubernetes.NewForConfig(config)
-			if err != nil {
-				return fmt.Errorf("setting up a client: %w", err)
 			}
 			return unregister(cmd.Context(), client, o, cmd.OutOrStdout())
 		},

@@ -80,13 +80,9 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 	if err := o.output.validate(); err != nil {
 		return err
 	}
-	config, _, err := o.client.Config()
+	client, err := o.client.Connect()
 	if err != nil {
 		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("setting up a client: %w", err)
 	}
 	for _, warning := range []string{registrationWarning(ctx, client), annotationsWarning(ctx, client)} {
 		if warning != "" {
