@@ -256,7 +256,7 @@ func (l *living) testBinds(t *testing.T) {
 			}
 			cut := strings.Contains(e.Message, "failed calling webhook") && at.Sub(l.killed).Abs() < aMoment
 			// During an update, the controller of StatefulSets may delete a pod right after its creation, before or during its bind.
-			deleted := strings.Contains(e.Message, "gone; discard the Binding") || strings.Contains(e.Message, "canceled: the pod is deleted")
+			deleted := strings.Contains(e.Message, "discard the Binding") || strings.Contains(e.Message, "canceled: the pod is deleted")
 			stale := deleted && !l.seen[e.InvolvedObject.UID]
 			byPrebind := e.Reason == "BindRefused" || e.Reason == "PreBindRolledBack" || e.Reason == "FailedScheduling" && strings.Contains(e.Message, "webhook")
 			assert.False(t, byPrebind && !cut && !stale, "%s of %s at %s: %s", e.Reason, e.InvolvedObject.Name, at, e.Message)
