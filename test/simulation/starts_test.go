@@ -88,7 +88,7 @@ func (w *world) starts(p *process, pod *corev1.Pod, node string, reserved time.T
 			}
 		})
 	})
-	if time.Since(reserved) > framework.BindSettles-latest || len(p.times) > 0 {
+	if time.Since(reserved) > framework.BindSettles-latest || p.wasSuspended() {
 		return
 	}
 	starting := 0

@@ -86,6 +86,13 @@ func (p *process) suspendedLately() bool {
 	return len(p.times) > 0 && time.Since(p.times[len(p.times)-1].ended) < latest
 }
 
+// wasSuspended returns whether the process has been suspended at least once.
+func (p *process) wasSuspended() bool {
+	p.suspension.mu.Lock()
+	defer p.suspension.mu.Unlock()
+	return len(p.times) > 0
+}
+
 // suspendedClock is the clock of the process.
 type suspendedClock struct {
 	clock.RealClock
