@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// compileTimeout limits the time that a policy takes to compile.
+	// compileTimeout is the time after which a policy that is being compiled does not keep others from it.
 	compileTimeout = 2 * time.Second
 	// maxCompiles is the number of policies that a Compiler compiles at the same time, so that binds keep most of the CPU.
 	maxCompiles = 2
@@ -52,11 +52,20 @@ func build(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err er
 
 // Compile compiles the policy with the schemas of custom resources.
 func (c *Compiler) Compile(ctx context.Context, b *v1alpha1.BindPolicy) (*policy.Compiled, error) {
-	return c.compile(ctx, b, true)
+	r, _ := c.compile(ctx, b, true)
+	return r.compiled, r.err
 }
 
-// compile compiles the policy. With schemas, it also checks the fields of custom resources, whose schemas come from the API server.
-func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas bool) (*policy.Compiled, error) {
+// compilation is the result of a compilation.
+type compilation struct {
+	compiled *policy.Compiled
+	err      error
+}
+
+// compile compiles the policy. With schemas, it also checks the fields of custom resources, whose schemas come from the API server. If that
+// takes longer than compileTimeout, the result is an error, and late receives the result: the policy is too large, or the replica has no
+// processor.
+func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas bool) (r compilation, late <-chan compilation) {
 	o := c.options
 	if c.discovery != nil {
 		o.Namespaced = c.scopes(b)
@@ -67,31 +76,28 @@ func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas 
 	return c.inTime(ctx, b, o)
 }
 
-// inTime waits until fewer than maxCompiles policies are being compiled. CEL cannot be interrupted, so a compilation that takes too long goes on
-// without effect.
-func (c *Compiler) inTime(ctx context.Context, b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+// inTime waits until fewer than maxCompiles policies are being compiled. CEL cannot be interrupted, so a compilation that takes too long goes on.
+func (c *Compiler) inTime(ctx context.Context, b *v1alpha1.BindPolicy, o policy.Options) (r compilation, late <-chan compilation) {
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return compilation{err: context.Cause(ctx)}, nil
 	}
-	var compiled *policy.Compiled
-	var err error
-	done := make(chan struct{})
+	done := make(chan compilation, 1)
 	go func() {
-		defer close(done)
-		compiled, err = c.build(b, o)
+		compiled, err := c.build(b, o)
+		done <- compilation{compiled, err}
 	}()
 	timer := c.clock.NewTimer(compileTimeout)
 	defer timer.Stop()
 	select {
-	case <-done:
-		return compiled, err
+	case r := <-done:
+		return r, nil
 	case <-timer.C():
-		return nil, fmt.Errorf("the policy takes longer than %s to compile; make it smaller", compileTimeout)
+		return compilation{err: fmt.Errorf("the policy takes longer than %s to compile; make it smaller", compileTimeout)}, done
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return compilation{err: context.Cause(ctx)}, nil
 	}
 }
 

@@ -155,7 +155,7 @@ func (p *Plugin) report(bc *framework.BindContext) {
 	for _, r := range l.results {
 		p.metrics.count(r)
 		if text := auditText(r); text != "" && p.h.Events != nil {
-			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", clip(text, maxNote))
+			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", framework.Clip(text, maxNote))
 		}
 	}
 }

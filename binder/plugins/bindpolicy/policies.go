@@ -191,10 +191,17 @@ func (p *Plugin) apply() {
 
 // prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends.
 func (p *Plugin) prepare(ctx context.Context, g *generation) {
-	e := p.compiled(ctx, g.BindPolicy)
+	compiled, late := p.compiler.compile(ctx, g.BindPolicy, false)
+	e := p.entryOf(g.BindPolicy, compiled)
 	p.put(g, e)
 	failed, retry := "", time.Duration(0)
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
+		select {
+		case compiled := <-late:
+			e = p.entryOf(g.BindPolicy, compiled)
+			p.put(g, e)
+		default:
+		}
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
 			p.watch(ctx, g.BindPolicy, &e)
 			if retry = min(max(2*retry, retryInterval), recheckInterval); len(e.unwatched) == 0 {
@@ -207,9 +214,9 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 	}
 }
 
-// compiled returns the first entry of a generation. Its watches have not begun.
-func (p *Plugin) compiled(ctx context.Context, b *v1alpha1.BindPolicy) entry {
-	c, err := p.compiler.compile(ctx, b, false)
+// entryOf returns the first entry of a generation. Its watches have not begun.
+func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, r compilation) entry {
+	c, err := r.compiled, r.err
 	if err != nil {
 		message := strings.ReplaceAll(err.Error(), "\n", "; ")
 		return entry{compiled: policy.Broken(b, errors.New(message)), verdict: notReady(policy.Problems(err)[0].Reason, message, b.Spec.FailurePolicy)}

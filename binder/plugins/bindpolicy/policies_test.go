@@ -205,17 +205,28 @@ func TestController_KeepsUsedWatches(t *testing.T) {
 	})
 }
 
-// A policy that compiles for too long, or that makes the compiler panic, delays neither the start nor other policies.
+// A policy that compiles for too long, or that makes the compiler panic, delays neither the start nor other policies. The first one is in force when it
+// is compiled, because the replica may have had no processor.
 func TestController_Compiler(t *testing.T) {
 	for name, tc := range map[string]struct {
-		compile func() (*policy.Compiled, error)
+		compile func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
 		want    string
+		// used are the policies in force in the end.
+		used map[string]int64
 	}{
-		"Panic": {compile: func() (*policy.Compiled, error) { return build(nil, policy.Options{}) }, want: "CompileError: the compiler panicked"},
-		"Slow": {want: "CompileError: the policy takes longer than 2s to compile", compile: func() (*policy.Compiled, error) {
-			elapseAlone(time.Hour)
-			return nil, nil
-		}},
+		"Panic": {
+			compile: func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error) {
+				return build(nil, policy.Options{})
+			},
+			want: "CompileError: the compiler panicked", used: map[string]int64{"d": 1},
+		},
+		"Slow": {
+			compile: func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+				elapseAlone(time.Hour)
+				return build(b, o)
+			},
+			want: "CompileError: the policy takes longer than 2s to compile", used: map[string]int64{"a": 1, "b": 1, "c": 1, "d": 1},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -224,7 +235,7 @@ func TestController_Compiler(t *testing.T) {
 					if b.Name == "d" {
 						return build(b, o)
 					}
-					return tc.compile()
+					return tc.compile(b, o)
 				}
 				w.begin()
 				assert.True(t, w.HasSynced())
@@ -239,6 +250,7 @@ func TestController_Compiler(t *testing.T) {
 				_, err = w.preFlight(w.bind())
 				require.Error(t, err, "time does not help")
 				elapse(2 * time.Hour)
+				assert.Equal(t, tc.used, w.used())
 			})
 		})
 	}

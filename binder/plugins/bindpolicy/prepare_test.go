@@ -77,12 +77,12 @@ func TestCompiler_Scopes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := NewCompiler(policy.Options{}, &discoveryfake.FakeDiscovery{Fake: kinds}, clock.RealClock{})
-			_, err := c.compile(t.Context(), policyOf(t, "a", "resources: [{name: x, "+tc.resource+"}]\nvalidations: [{expression: 'dyn(resources.x) != null'}]"), false)
+			r, _ := c.compile(t.Context(), policyOf(t, "a", "resources: [{name: x, "+tc.resource+"}]\nvalidations: [{expression: 'dyn(resources.x) != null'}]"), false)
 			if tc.want == "" {
-				assert.NoError(t, err, tc.reason)
+				assert.NoError(t, r.err, tc.reason)
 				return
 			}
-			assert.EqualError(t, err, tc.want, tc.reason)
+			assert.EqualError(t, r.err, tc.want, tc.reason)
 		})
 	}
 }

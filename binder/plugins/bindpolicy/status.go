@@ -5,7 +5,6 @@ package bindpolicy
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -26,8 +26,8 @@ const (
 	checkInterval = 5 * time.Second
 	// writeTimeout limits the write of one status.
 	writeTimeout = 10 * time.Second
-	// maxConditionMessage is the maximum length of the message of a condition, in bytes.
-	maxConditionMessage = 32 << 10
+	// maxConditionMessage is the maximum length of the message of a condition, in bytes, without an ellipsis.
+	maxConditionMessage = 32<<10 - len("…")
 )
 
 // Reasons of the events on BindPolicies and, for ReasonAudited, on pods. They are stable.
@@ -90,7 +90,7 @@ func (v verdict) status(generation int64, now v1alpha1.BindPolicyStatus, at meta
 	}
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: ready, ObservedGeneration: generation, LastTransitionTime: at,
-		Reason: v.reason, Message: clip(v.message, maxConditionMessage),
+		Reason: v.reason, Message: framework.Clip(v.message, maxConditionMessage),
 	})
 	status.TypeChecking = nil
 	if len(v.warnings) > 0 {
@@ -99,32 +99,23 @@ func (v verdict) status(generation int64, now v1alpha1.BindPolicyStatus, at meta
 	return status
 }
 
-// changedStatus records an event if the policy is no longer ready, or is in force again.
+// changedStatus records an event when the policy stops being ready, and when it is in force after that.
 func (p *Plugin) changedStatus(before *v1alpha1.BindPolicy, v verdict) {
 	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
 	failed := was != nil && was.Status == metav1.ConditionFalse
 	switch inForce := v.reason == v1alpha1.ReasonInForce; {
 	case p.h.Events == nil:
 	case !inForce && (!failed || was.Reason != v.reason):
-		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", clip(v.reason+": "+v.message, maxNote))
+		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", framework.Clip(v.reason+": "+v.message, maxNote))
 	case inForce && failed:
-		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeNormal, ReasonInForce, "Compiling", "%s", clip(v.message, maxNote))
+		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeNormal, ReasonInForce, "Compiling", "%s", framework.Clip(v.message, maxNote))
 	}
 }
 
-// maxNote is the maximum length of the note of an event, in bytes.
-const maxNote = 1024
+// maxNote is the maximum length of the note of an event, in bytes, without an ellipsis.
+const maxNote = 1024 - len("…")
 
 // reference returns the reference to a policy for events.
 func reference(name string, uid types.UID) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind.Kind, Name: name, UID: uid}
-}
-
-// clip returns at most that many bytes of the text, and marks that it is shortened.
-func clip(text string, most int) string {
-	const mark = "…"
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most-len(mark)], "") + mark
 }

