@@ -33,7 +33,7 @@ func (c *call) readPod(ctx context.Context) step {
 		}
 		reason = work.ReadDoubted
 	}
-	if c.isRecent(c.podRead) {
+	if c.uses(c.podRead) {
 		return step{do: allow}
 	}
 	pod, err := c.work.LivePod(ctx, c.Request.Pod, reason)
@@ -57,10 +57,10 @@ func (c *call) readPod(ctx context.Context) step {
 	return step{do: allow}
 }
 
-// isRecent returns whether an object from the API server, read at that time, is used again instead of another read. A call that
-// waits makes a pass for every change, and the cache never has an object that is too large. If the call waits, its next pass is
-// due when the object has to be read again.
-func (c *call) isRecent(read time.Time) bool {
+// uses returns whether the pass uses an object again that was read from the API server at that time, which it does for Settle. Then its
+// next pass is due when the object has to be read again. A call that waits makes a pass for every change, and the cache never has an
+// object that is too large.
+func (c *call) uses(read time.Time) bool {
 	again := read.Add(Settle)
 	if !c.clock.Now().Before(again) {
 		return false
@@ -77,7 +77,7 @@ func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
 	if err := c.cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
-	if c.isRecent(c.nodeRead) {
+	if c.uses(c.nodeRead) {
 		return c.node, nil
 	}
 	object := framework.Object{Kind: "Node", Name: key.Name}

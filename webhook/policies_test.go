@@ -21,7 +21,6 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/policy"
@@ -106,10 +105,10 @@ func TestTrust(t *testing.T) {
 		api, leads := server.Connect(), atomic.Bool{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var done sync.WaitGroup
-		done.Go(func() { (&Trust{Reader: api, Writer: api, Leads: leads.Load, Clock: clock.RealClock{}}).Run(ctx) })
+		done.Go(func() { (&Trust{Reader: api, Writer: api, Leads: leads.Load}).Run(ctx) })
 		defer func() { cancel(); done.Wait() }()
 		elapse := func(d time.Duration) {
-			time.Sleep(d) //nolint:forbidigo // The time of a bubble of testing/synctest passes at once.
+			<-time.After(d)
 			synctest.Wait()
 		}
 		bundle := func() string {

@@ -10,8 +10,8 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -31,30 +31,24 @@ type Trust struct {
 	Reader client.Reader
 	Writer client.Writer
 	Leads  func() bool
-	Clock  clock.Clock
 }
 
 // Run copies the bundle until the context ends.
 func (t *Trust) Run(ctx context.Context) {
 	failed := ""
-	for ctx.Err() == nil {
-		if t.Leads() {
-			err := t.copyBundle(ctx)
-			switch {
-			case err == nil:
-				failed = ""
-			case ctx.Err() == nil && err.Error() != failed:
-				failed = err.Error()
-				klog.FromContext(ctx).Error(err, "Could not copy the CA bundle, so the API server can reject changes of BindPolicies", "validatingWebhookConfiguration", policyWebhooks)
-			}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if !t.Leads() {
+			return
 		}
-		timer := t.Clock.NewTimer(trustInterval)
-		select {
-		case <-timer.C():
-		case <-ctx.Done():
-			timer.Stop()
+		err := t.copyBundle(ctx)
+		switch {
+		case err == nil:
+			failed = ""
+		case ctx.Err() == nil && err.Error() != failed:
+			failed = err.Error()
+			klog.FromContext(ctx).Error(err, "Could not copy the CA bundle, so the API server can reject changes of BindPolicies", "validatingWebhookConfiguration", policyWebhooks)
 		}
-	}
+	}, trustInterval)
 }
 
 // copyBundle copies the CA bundle once, if it differs. If the configuration or the role does not exist, the component of the plugin policy is not

@@ -32,7 +32,9 @@ func newAPI(objects ...client.Object) *apiServer {
 // withIndex returns a server or a cache that has the index of the plugin.
 func withIndex() *fakeapi.Server {
 	s := fakeapi.New()
-	_ = addIndex(context.Background(), s, nil)
+	if err := addIndex(context.Background(), s, nil); err != nil {
+		panic(err)
+	}
 	return s
 }
 

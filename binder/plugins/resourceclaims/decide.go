@@ -128,7 +128,7 @@ func (b basis) assess(ref reference, claim *resourcev1.ResourceClaim) (assessmen
 
 // unallocated returns the error for a claim without an allocation.
 func unallocated(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
-	if err := schedulersOwn(pod, ref, claim, "allocated"); err != nil {
+	if err := schedulersOwn(pod, ref, claim, "allocate"); err != nil {
 		return err
 	}
 	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "not allocated by the scheduler").Advise("use a scheduler that supports ResourceClaims")
@@ -136,7 +136,7 @@ func unallocated(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim
 
 // reservable returns an error if an allocated claim cannot be reserved for the pod.
 func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim) error {
-	if err := schedulersOwn(pod, ref, claim, "reserved"); err != nil {
+	if err := schedulersOwn(pod, ref, claim, "reserve"); err != nil {
 		return err
 	}
 	if len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize {
@@ -147,18 +147,18 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 }
 
 // schedulersOwn returns an error for a claim that only a scheduler can allocate and reserve.
-func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim, done string) error {
-	var does string
+func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim, verb string) error {
+	var does, who string
 	switch {
 	case ref.extended:
-		does = "represents extended resources"
+		does, who = "represents extended resources", "the scheduler that created it"
 	case ref.ofPodGroup(pod, claim):
-		does = "belongs to a PodGroup"
+		does, who = "belongs to a PodGroup", "a scheduler that supports PodGroups"
 	default:
 		return nil
 	}
-	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "%s and is not %s: only a scheduler that supports this can do it", does, done).
-		Advise("check why the scheduler did not do it")
+	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "%s and is not %sd: only %s can %s it", does, verb, who, verb).
+		Advise("check why the scheduler did not %s it", verb)
 }
 
 // conditions decides whether the binding conditions of a reserved claim are true (KEP-5007).

@@ -88,7 +88,7 @@ func TestAssess(t *testing.T) {
 		},
 		"GroupUnreserved": {
 			reason: "only a scheduler reserves claims for PodGroups", pod: thePod("web", grouped), ref: reference{generated: true},
-			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup",
+			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup and is not reserved: only a scheduler that supports PodGroups can reserve it",
 		},
 		"Extended":           {reason: "kube-scheduler has created and reserved the claim", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
 		"ExtendedUnreserved": {reason: "only kube-scheduler reserves claims for extended resources", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},

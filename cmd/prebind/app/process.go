@@ -260,7 +260,7 @@ func (p *process) buildServers() error {
 		return err
 	}
 	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
-	trust := &webhook.Trust{Reader: p.mgr.GetAPIReader(), Writer: p.mgr.GetClient(), Leads: p.replicas.Leads, Clock: clock.RealClock{}}
+	trust := &webhook.Trust{Reader: p.mgr.GetAPIReader(), Writer: p.mgr.GetClient(), Leads: p.replicas.Leads}
 	all := []manager.Runnable{p.certs, server, always(trust.Run), p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
 	if listener := p.listeners["debug-bind-address"]; listener != nil {
 		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}

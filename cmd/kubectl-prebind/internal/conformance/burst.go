@@ -1,0 +1,130 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/webhook"
+)
+
+// checkWorkers checks that pods that wait do not delay the bind of another pod.
+func checkWorkers(ctx context.Context, t *trial) string {
+	var waiting []*corev1.Pod
+	for i := range waiters {
+		waiting = append(waiting, t.creates(ctx, fmt.Sprintf("waiter-%d", i), waits))
+	}
+	t.answered(ctx, waiting[0], work.ReasonWaiting)
+	began := time.Now()
+	t.bound(ctx, t.creates(ctx, "workers"), fmt.Sprintf("While %d pods wait, other pods must be bound. Bind each pod in its own goroutine, use more bind workers, or repeat waiting Bindings from a delayed queue. "+
+		"If your scheduler already uses goroutines, look for a limit of binds in progress, for a lock that it holds while it binds, and for the rate limit of its client (QPS).", waiters))
+	detail := fmt.Sprintf("while %d pods waited, another pod was bound in %s", waiters, seconds(time.Since(began)))
+	for _, pod := range waiting {
+		t.deletes(ctx, pod)
+	}
+	return detail
+}
+
+// checkBurst checks that the scheduler binds many pods, each once.
+func checkBurst(ctx context.Context, t *trial) string {
+	before, counted := t.calls(ctx)
+	pods, detail := t.bindsMany(ctx)
+	missing := slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return len(ofNode(pod.Annotations)) > 0 })
+	if len(missing) > 0 && len(t.announced(ctx, t.nodes[0].Name)) > 0 {
+		t.violates("Bind each pod with a Binding.", "%d of %d pods lack the annotations of Prebind, such as %s", len(missing), t.Burst, missing[0].Name)
+	}
+	if after, ok := t.calls(ctx); ok && counted {
+		return detail + fmt.Sprintf("; %.2f calls of Prebind per pod in the whole cluster", float64(after-before)/float64(t.Burst))
+	}
+	return detail + "; calls per pod unknown without permission to get /metrics of the API server"
+}
+
+// bindsMany creates the pods of the burst, and waits until they are bound.
+func (t *trial) bindsMany(ctx context.Context) (pods []corev1.Pod, detail string) {
+	began := time.Now()
+	nodes := map[types.UID]string{}
+	for i := range t.Burst {
+		nodes[t.creates(ctx, fmt.Sprintf("burst-%d", i), label(burstLabel, "yes")).UID] = ""
+	}
+	var seen []boundPod
+	if t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+		list, err := t.client.CoreV1().Pods(t.ns.Name).List(ctx, metav1.ListOptions{LabelSelector: burstLabel + "=yes"})
+		if err != nil {
+			return false, err
+		}
+		pods = list.Items
+		for _, pod := range pods {
+			node, ours := nodes[pod.UID]
+			switch {
+			case !ours:
+				t.violates("Bind with a Binding. Do not create pods again with spec.nodeName.", "pod %s was replaced by another pod", pod.Name)
+			case node == "" && pod.Spec.NodeName != "":
+				seen = append(seen, boundPod{pod.Name, time.Since(began)})
+				nodes[pod.UID] = pod.Spec.NodeName
+			case node != pod.Spec.NodeName:
+				t.violates("Bind each pod once.", "pod %s was bound to %s and to %s", pod.Name, node, pod.Spec.NodeName)
+			}
+		}
+		return len(seen) == t.Burst, nil
+	}) {
+		return pods, fmt.Sprintf("%d pods bound%s", t.Burst, rateOf(seen, t.Burst))
+	}
+	late := ""
+	if i := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return pod.Spec.NodeName == "" }); i >= 0 {
+		late = fmt.Sprintf("; pod %s was not bound%s", pods[i].Name, t.why(ctx, &pods[i]))
+	}
+	t.violates("Check the rate limit of the client (QPS) and the number of bind workers, and that the nodes have room for the pods.",
+		"%d of %d pods were bound within %s%s%s", len(seen), t.Burst, t.Timeout, rateOf(seen, t.Burst), late)
+	return nil, ""
+}
+
+// boundPod is a pod of the burst, with the time until it was bound.
+type boundPod struct {
+	name  string
+	after time.Duration
+}
+
+// rateOf returns when 90 % of the pods of the burst were bound, and when the last one, as the end of a sentence. The pods
+// are in the order in which they were bound. It is empty if fewer were bound.
+func rateOf(seen []boundPod, burst int) string {
+	most := (9*burst + 9) / 10
+	if len(seen) < most {
+		return ""
+	}
+	after := seen[most-1].after
+	text := fmt.Sprintf(", 90 %% in %s (%.0f per second)", seconds(after), float64(most)/after.Seconds())
+	if len(seen) == burst {
+		last := seen[len(seen)-1]
+		text += fmt.Sprintf(", the last (%s) after %s", last.name, seconds(last.after))
+	}
+	return text
+}
+
+// calls returns the number of calls of Prebind that the API server has made. It is false if that is unknown.
+func (t *trial) calls(ctx context.Context) (int, bool) {
+	metrics, err := t.client.CoreV1().RESTClient().Get().AbsPath("/metrics").Do(ctx).Raw()
+	return countCalls(string(metrics)), err == nil
+}
+
+// countCalls adds up the calls of Prebind in the metrics of the API server.
+func countCalls(metrics string) int {
+	sum := 0.0
+	for line := range strings.Lines(metrics) {
+		if strings.HasPrefix(line, "apiserver_admission_webhook_admission_duration_seconds_count{") && strings.Contains(line, `name="`+webhook.Name+`"`) {
+			value, _ := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndex(line, " ")+1:]), 64)
+			sum += value
+		}
+	}
+	return int(sum)
+}
