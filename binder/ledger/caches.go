@@ -28,14 +28,6 @@ func Caches(namespace string) map[client.Object]cache.ByObject {
 	}
 	return map[client.Object]cache.ByObject{&corev1.ConfigMap{}: {
 		Namespaces: map[string]cache.Config{namespace: {LabelSelector: labels.NewSelector().Add(*records)}},
-		Transform:  trim,
+		Transform:  cache.TransformStripManagedFields(),
 	}}
-}
-
-// trim removes what no plugin reads.
-func trim(o any) (any, error) {
-	if object, ok := o.(*corev1.ConfigMap); ok {
-		object.ManagedFields = nil
-	}
-	return o, nil
 }

@@ -15,7 +15,8 @@ package ledger
 import (
 	"context"
 	"errors"
-	"sync"
+	"fmt"
+	"hash/maphash"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -56,24 +57,24 @@ type Kind[K comparable, R Record[K]] struct {
 	Missing func(ctx context.Context, key K) (R, error)
 }
 
-// Store reads and writes the records of one kind. It is safe for concurrent use, except for
-// Visit.
+// Store reads and writes the records of one kind. It is safe for concurrent use.
 type Store[K comparable, R Record[K]] struct {
-	h     framework.Handle
-	kind  Kind[K, R]
-	turns turns[K]
-	// visited is the name of the ConfigMap that Visit visited last.
-	visited string
-
-	mu sync.Mutex
-	// written contains the last writes of this replica that the cache does not contain yet.
-	written map[K]*corev1.ConfigMap
+	h    framework.Handle
+	kind Kind[K, R]
+	seed maphash.Seed
+	// turns contains a token for each key that an Update in this replica is changing. Keys with the
+	// same hash share a turn.
+	turns [256]chan struct{}
 }
 
 // Open returns the store of a kind of records. It sends no requests. The cache of the handle
 // must contain the ConfigMaps with the label.
 func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
-	return &Store[K, R]{h: h, kind: kind, turns: turns[K]{of: map[K]*turn{}}, written: map[K]*corev1.ConfigMap{}}
+	s := &Store[K, R]{h: h, kind: kind, seed: maphash.MakeSeed()}
+	for i := range s.turns {
+		s.turns[i] = make(chan struct{}, 1)
+	}
+	return s
 }
 
 // Version is a record as it was last read or written. The caller owns the record. A Version
@@ -83,9 +84,9 @@ type Version[R any] struct {
 	object *corev1.ConfigMap
 }
 
-// Object returns the ConfigMap of the record, for errors and waits.
-func (s *Store[K, R]) Object(key K) framework.Object {
-	return framework.Object{Kind: "ConfigMap", Namespace: s.h.Namespace, Name: s.kind.Name(key)}
+// object returns the ConfigMap of a record, for errors.
+func (s *Store[K, R]) object(name string) framework.Object {
+	return framework.Object{Kind: "ConfigMap", Namespace: s.h.Namespace, Name: name}
 }
 
 // Get reads a record through the reader. It returns nil if the record does not exist, and
@@ -95,21 +96,26 @@ func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (
 	if err != nil || object == nil {
 		return nil, err
 	}
-	return s.decodeAs(key, object)
+	v, err := s.decode(object)
+	if err == nil && v.Record.Key() != key {
+		return nil, s.misplaced(object, v.Record.Key(), fmt.Sprintf("not of %s: both have the same ConfigMap name", quote(key)))
+	}
+	return v, err
 }
 
 // List reads the records that the options select, through the reader. If some records cannot
 // be decoded, List returns the others and an error. The result is nil only if the list
 // request failed.
 func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, options ...client.ListOption) ([]*Version[R], error) {
-	objects, err := s.list(ctx, reader, options...)
-	if err != nil {
-		return nil, err
+	var objects corev1.ConfigMapList
+	options = append(options, client.InNamespace(s.h.Namespace), client.MatchingLabels{Label: s.kind.Component}, client.UnsafeDisableDeepCopy)
+	if err := reader.List(ctx, &objects, options...); err != nil {
+		return nil, framework.FromAPI(s.object(s.kind.Component), "listing the records of this component", err)
 	}
-	versions := make([]*Version[R], 0, len(objects))
+	versions := make([]*Version[R], 0, len(objects.Items))
 	var errs []error
-	for i := range objects {
-		v, err := s.decode(&objects[i])
+	for i := range objects.Items {
+		v, err := s.decode(&objects.Items[i])
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -119,50 +125,54 @@ func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, options
 	return versions, errors.Join(errs...)
 }
 
-func (s *Store[K, R]) list(ctx context.Context, reader framework.Reader, options ...client.ListOption) ([]corev1.ConfigMap, error) {
-	s.forgetCached(ctx)
-	var objects corev1.ConfigMapList
-	options = append(options, client.InNamespace(s.h.Namespace), client.MatchingLabels{Label: s.kind.Component}, client.UnsafeDisableDeepCopy)
-	if err := reader.List(ctx, &objects, options...); err != nil {
-		about := framework.Object{Kind: "ConfigMap", Namespace: s.h.Namespace, Name: s.kind.Component}
-		return nil, framework.FromAPI(about, "listing the records of this component", err)
+func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
+	record, err := s.kind.Decode(object.Data)
+	for key := range object.BinaryData {
+		err = Unreadable(key, errors.New("it is in binaryData"), "move it to data, or delete it")
 	}
-	return objects.Items, nil
+	if err != nil {
+		e := framework.AsError("", err)
+		e.Object = s.object(object.Name)
+		return nil, e
+	}
+	if name := s.kind.Name(record.Key()); name != object.Name {
+		return nil, s.misplaced(object, record.Key(), "which must be in ConfigMap "+name)
+	}
+	return &Version[R]{Record: record, object: object}, nil
 }
 
-// Update changes a record. It calls change with the newest record that this replica knows;
-// live reports whether that record is from the API server. change reports whether it changed
-// the record. If change fails for a record from the cache, or if the write conflicts, Update
-// calls change again with the record from the API server. At most one Update per key runs in
-// a replica at a time.
+// misplaced returns the error for an operator about the record of another key.
+func (s *Store[K, R]) misplaced(object *corev1.ConfigMap, key K, problem string) error {
+	return framework.Internal(s.object(object.Name), fmt.Errorf("it contains the record of %s, %s", quote(key), problem)).
+		Advise("fix it, or delete it if none of its devices is in use")
+}
+
+// Update changes a record. It reads the record from the API server, calls change, and writes the
+// record if change reports that it changed it. If the write conflicts, Update starts again. In a
+// replica, at most one Update per key runs at a time, so that its binds do not conflict with each
+// other.
 //
 // If the context ends, Update returns its cause.
-func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R, live bool) (bool, error)) error {
-	done, err := s.turns.take(ctx, key)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if v := s.known(ctx, key); v != nil && ctx.Err() == nil {
-		changed, err := change(v.Record, false)
-		if err == nil && changed {
-			if err = s.Write(ctx, v); err != nil && !errors.Is(err, ErrChanged) {
-				return err
-			}
-		}
-		if err == nil {
-			return nil
-		}
+func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) (bool, error)) error {
+	turn := s.turns[maphash.Comparable(s.seed, key)%uint64(len(s.turns))]
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
 	}
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		v, err := s.live(ctx, key)
+		v, err := s.Get(ctx, s.h.Live, key)
+		if err == nil && v == nil {
+			v = &Version[R]{}
+			v.Record, err = s.kind.Missing(ctx, key)
+		}
 		if err != nil {
 			return err
 		}
-		changed, err := change(v.Record, true)
+		changed, err := change(v.Record)
 		if err != nil || !changed {
 			return err
 		}
@@ -170,20 +180,6 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R, l
 			return err
 		}
 	}
-}
-
-// live returns the record from the API server.
-func (s *Store[K, R]) live(ctx context.Context, key K) (*Version[R], error) {
-	v, err := s.Get(ctx, s.h.Live, key)
-	if v != nil {
-		return v, nil
-	}
-	s.forget(key)
-	if err != nil {
-		return nil, err
-	}
-	record, err := s.kind.Missing(ctx, key)
-	return &Version[R]{Record: record}, err
 }
 
 // Write writes a version, or returns ErrChanged. Afterwards v is the written version, and
@@ -205,36 +201,26 @@ func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
 		object.Labels = labels.Merge(object.Labels, marked)
 		err = s.h.Writer.Update(ctx, object)
 	}
-	if err != nil {
-		s.forget(key)
-		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && v.object != nil {
-			return ErrChanged
-		}
-		return framework.FromAPI(s.Object(key), "writing it", err)
+	switch {
+	case err == nil:
+		v.object = object
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && v.object != nil:
+		return ErrChanged
+	default:
+		return framework.FromAPI(s.object(object.Name), "writing it", err)
 	}
-	v.object = object
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.written[key] = object
-	return nil
 }
 
 // Delete deletes the record, or returns ErrChanged if it has changed or does not exist.
 func (s *Store[K, R]) Delete(ctx context.Context, v *Version[R]) error {
-	key := v.Record.Key()
-	done, err := s.turns.take(ctx, key)
-	if err != nil {
-		return err
-	}
-	defer done()
-	s.forget(key)
-	err = s.h.Writer.Delete(ctx, v.object.DeepCopy(), client.Preconditions{UID: &v.object.UID, ResourceVersion: &v.object.ResourceVersion})
+	err := s.h.Writer.Delete(ctx, v.object.DeepCopy(), client.Preconditions{UID: &v.object.UID, ResourceVersion: &v.object.ResourceVersion})
 	switch {
 	case err == nil:
 		return nil
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return ErrChanged
 	default:
-		return framework.FromAPI(s.Object(key), "deleting it", err)
+		return framework.FromAPI(s.object(v.object.Name), "deleting it", err)
 	}
 }

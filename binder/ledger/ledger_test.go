@@ -6,7 +6,6 @@ package ledger
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +19,6 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -61,14 +59,14 @@ func newServer(t *testing.T) client.WithWatch {
 }
 
 // open returns the store of a replica.
-func open(server client.Client, cached framework.Reader) *Store[string, *count] {
-	return Open(framework.Handle{Cached: cached, Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
+func open(server client.Client) *Store[string, *count] {
+	return Open(framework.Handle{Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
 		Component: component, Name: nameOf, Decode: decodeCount,
 		Missing: func(_ context.Context, key string) (*count, error) { return &count{key: key, n: 100}, nil },
 	})
 }
 
-func increment(c *count, _ bool) (bool, error) {
+func increment(c *count) (bool, error) {
 	c.n++
 	return true, nil
 }
@@ -76,27 +74,12 @@ func increment(c *count, _ bool) (bool, error) {
 // numberOf returns the number of a record, or -1.
 func numberOf(t *testing.T, server client.Client, key string) int {
 	t.Helper()
-	v, err := open(server, server).Get(t.Context(), server, key)
+	v, err := open(server).Get(t.Context(), server, key)
 	require.NoError(t, err)
 	if v == nil {
 		return -1
 	}
 	return v.Record.n
-}
-
-// old is a cache that contains an outdated version of one object.
-type old struct {
-	framework.Reader
-	object *corev1.ConfigMap
-}
-
-func (o old) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	object, ok := into.(*corev1.ConfigMap)
-	if !ok {
-		return fmt.Errorf("the cache has no %T", into)
-	}
-	*object = *o.object
-	return nil
 }
 
 func objectOf(t *testing.T, server client.Client, key string) *corev1.ConfigMap {
@@ -106,11 +89,11 @@ func objectOf(t *testing.T, server client.Client, key string) *corev1.ConfigMap 
 	return object
 }
 
-// Replicas with a current and with an empty cache write one record.
+// Two replicas write one record.
 func TestUpdate_LosesNoChange(t *testing.T) {
 	const each = 20
 	server := newServer(t)
-	stores := []*Store[string, *count]{open(server, server), open(server, newServer(t))}
+	stores := []*Store[string, *count]{open(server), open(server)}
 	var all sync.WaitGroup
 	errs := make(chan error, 2*each*len(stores))
 	for _, s := range stores {
@@ -128,61 +111,37 @@ func TestUpdate_LosesNoChange(t *testing.T) {
 		require.NoError(t, err)
 	}
 	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server, "a"), "the first record is from Missing")
-	for _, s := range stores {
-		assert.Empty(t, s.turns.of)
-	}
 }
 
-func TestUpdate_NeverFailsBasedOnTheCacheAlone(t *testing.T) {
+// Another replica writes the record between the read and the write of an Update.
+func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
 	server := newServer(t)
-	require.NoError(t, open(server, server).Update(t.Context(), "a", increment))
-	cached := old{object: objectOf(t, server, "a")}
-	before := cached.object.DeepCopy()
-	require.NoError(t, open(server, server).Update(t.Context(), "a", increment))
-
-	errOdd := errors.New("it is odd")
-	var seen []string
-	even := func(c *count, live bool) (bool, error) {
-		seen = append(seen, fmt.Sprintf("%d live=%t", c.n, live))
-		if c.n%2 == 1 {
-			return false, errOdd
+	s := open(server)
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	var seen []int
+	require.NoError(t, s.Update(t.Context(), "a", func(c *count) (bool, error) {
+		if seen = append(seen, c.n); len(seen) == 1 {
+			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 		}
-		return false, nil
-	}
-	s := open(server, cached)
-	require.NoError(t, s.Update(t.Context(), "a", even))
-	assert.Equal(t, []string{"101 live=false", "102 live=true"}, seen)
-	require.NoError(t, s.Update(t.Context(), "a", increment), "Update retries a conflict")
+		return increment(c)
+	}))
+	assert.Equal(t, []int{101, 102}, seen)
 	assert.Equal(t, 103, numberOf(t, server, "a"))
-	assert.ErrorIs(t, s.Update(t.Context(), "a", even), errOdd)
-	assert.Equal(t, before, cached.object, "Update does not change objects of the cache")
 }
 
-func TestStore_KeepsOwnWritesUntilTheCacheHasThem(t *testing.T) {
-	server, cached := newServer(t), newServer(t)
-	reads := 0
-	counting := interceptor.NewClient(server, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
-			reads++
-			return c.Get(ctx, key, o, options...)
-		},
-	})
-	s := open(counting, cached)
-	for range 3 {
-		require.NoError(t, s.Update(t.Context(), "a", increment))
-	}
-	assert.Equal(t, 1, reads, "Update reads from the API server only before the first write")
-	assert.Len(t, s.written, 1)
-	s.h.Cached = server
-	_, err := s.List(t.Context(), server)
-	require.NoError(t, err)
-	assert.Empty(t, s.written, "the cache has the write")
+func TestUpdate_WritesOnlyChanges(t *testing.T) {
+	server := newServer(t)
+	errOdd := errors.New("it is odd")
+	odd := func(c *count) (bool, error) { c.n++; return true, errOdd }
+	assert.ErrorIs(t, open(server).Update(t.Context(), "a", odd), errOdd)
+	require.NoError(t, open(server).Update(t.Context(), "a", func(c *count) (bool, error) { c.n++; return false, nil }))
+	assert.Equal(t, -1, numberOf(t, server, "a"))
 }
 
 // A record without its label is not in the cache.
 func TestWrite_RestoresItsLabels(t *testing.T) {
 	server := newServer(t)
-	s := open(server, server)
+	s := open(server)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 	object := objectOf(t, server, "a")
 	assert.Equal(t, map[string]string{Label: component, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
@@ -194,7 +153,7 @@ func TestWrite_RestoresItsLabels(t *testing.T) {
 
 func TestWriteAndDelete_RequireTheVersionThatWasRead(t *testing.T) {
 	server := newServer(t)
-	s := open(server, server)
+	s := open(server)
 	first, second := &Version[*count]{Record: &count{key: "a"}}, &Version[*count]{Record: &count{key: "a"}}
 	require.NoError(t, s.Write(t.Context(), first))
 	assert.ErrorIs(t, s.Write(t.Context(), second), ErrChanged, "the record already exists")
@@ -213,22 +172,21 @@ func TestWriteAndDelete_RequireTheVersionThatWasRead(t *testing.T) {
 
 // The context also ends an Update that waits for its turn.
 func TestUpdate_EndsWithTheContext(t *testing.T) {
-	s := open(newServer(t), newServer(t))
-	done, err := s.turns.take(t.Context(), "a")
-	require.NoError(t, err)
+	s := open(newServer(t))
 	errEnough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errEnough)
+	require.NoError(t, s.Update(t.Context(), "a", func(*count) (bool, error) {
+		cancel(errEnough)
+		assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough, "another Update of the key is running")
+		return false, nil
+	}))
 	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
-	done()
-	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
-	assert.Empty(t, s.turns.of, "Update releases its turn")
-	require.NoError(t, s.Update(t.Context(), "a", increment))
+	require.NoError(t, s.Update(t.Context(), "a", increment), "Update ends its turn")
 }
 
 func TestUnreadable_AffectsNoOtherRecord(t *testing.T) {
 	server := newServer(t)
-	s := open(server, server)
+	s := open(server)
 	put := func(name string, data map[string]string, binary map[string][]byte) {
 		require.NoError(t, server.Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{Label: component}}, Data: data, BinaryData: binary,
@@ -252,40 +210,6 @@ func TestUnreadable_AffectsNoOtherRecord(t *testing.T) {
 	versions, err := s.List(t.Context(), server)
 	require.ErrorContains(t, err, "cannot be decoded")
 	assert.Len(t, versions, 2, "List returns the records z and d")
-	var visited []string
-	err = s.Visit(t.Context(), 10, func(_ context.Context, v *Version[*count]) error {
-		visited = append(visited, v.Record.key)
-		return nil
-	})
-	require.ErrorContains(t, err, "cannot be decoded")
-	assert.Equal(t, []string{"D", "z"}, visited)
-}
-
-func TestVisit_ContinuesAfterTheLastVisitedRecord(t *testing.T) {
-	server := newServer(t)
-	s := open(server, server)
-	for _, key := range []string{"c", "a", "e", "b", "d"} {
-		require.NoError(t, s.Update(t.Context(), key, increment))
-	}
-	var visited string
-	ctx, cancel := context.WithCancel(t.Context())
-	visit := func(_ context.Context, v *Version[*count]) error {
-		if visited += v.Record.key; v.Record.key == "e" {
-			cancel()
-		}
-		return nil
-	}
-	for _, want := range []string{"ab", "cd"} {
-		visited = ""
-		require.NoError(t, s.Visit(ctx, 2, visit))
-		assert.Equal(t, want, visited)
-	}
-	visited = ""
-	require.ErrorIs(t, s.Visit(ctx, 2, visit), context.Canceled)
-	assert.Equal(t, "e", visited)
-	visited = ""
-	require.NoError(t, s.Visit(t.Context(), 10, visit))
-	assert.Equal(t, "abcde", visited, "Visit visits each record once")
 }
 
 func TestUnmarshal(t *testing.T) {

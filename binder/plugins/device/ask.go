@@ -84,20 +84,23 @@ func (d devices) list() []framework.Device {
 
 // String lists the first devices on one line, in order.
 func (d devices) String() string {
-	const most = 8
-	all := d.list()
 	var parts []string
-	for _, one := range all[:min(most, len(all))] {
+	for _, one := range d.list() {
 		text := one.Name + " (" + one.Request + ")"
 		if one.Share != "" {
 			text = one.Share + " of " + text
 		}
 		parts = append(parts, text)
 	}
-	if more := len(all) - len(parts); more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more", more))
+	return strings.Join(atMost(8, parts, "and %d more"), ", ")
+}
+
+// atMost returns the first parts of a message, and the number of the others in the format of more.
+func atMost(n int, parts []string, more string) []string {
+	if len(parts) <= n {
+		return parts
 	}
-	return strings.Join(parts, ", ")
+	return append(slices.Clone(parts[:n]), fmt.Sprintf(more, len(parts)-n))
 }
 
 func (d devices) equal(other devices) bool {

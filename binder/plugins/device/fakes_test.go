@@ -332,8 +332,7 @@ func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	if !ok {
 		return fmt.Errorf("the plugin reads through a %T", p.h.Live)
 	}
-	record := p.records.Object(bc.Node.Name)
-	changes := l.hub.Subscribe(notify.RefTo(&corev1.ConfigMap{}, record.Namespace, record.Name))
+	changes := l.hub.Subscribe(notify.RefTo(&corev1.ConfigMap{}, namespace, recordName(bc.Node.Name)))
 	defer changes.Close()
 	for {
 		v, err := preFlight(ctx, p, bc)

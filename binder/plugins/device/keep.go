@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,7 +19,7 @@ import (
 // PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended
 // since then and another one was granted its devices, the write fails, and an ended pod gets no grant back.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record) (bool, error) {
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 		if err != nil {
 			return false, err
@@ -32,9 +33,6 @@ func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error 
 			changed = rec.bind(pod, grantOf(pod)) || changed
 		default:
 			changed = rec.drop(bc.Pod.UID) || changed
-		}
-		if !changed && !live {
-			return false, errUnsure
 		}
 		return changed, nil
 	})
@@ -51,6 +49,37 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, err
 }
 
+const (
+	// unconfirmedIndex contains the records that can have marks, under unconfirmedKey.
+	unconfirmedIndex = "device/unconfirmed"
+	unconfirmedKey   = "true"
+)
+
+// SetupIndexes adds the index of the plugin to the cache. Call it before the cache starts.
+func SetupIndexes(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
+	return indexer.IndexField(ctx, &corev1.ConfigMap{}, unconfirmedIndex, unconfirmed)
+}
+
+// confirmedText occurs in every bound entry, and in no other entry that decode accepts:
+// their other values are objects, lists and strings, and quotes in strings are escaped.
+const confirmedText = `"bound":true`
+
+// unconfirmed is the index function of unconfirmedIndex. The cache holds a lock while it
+// calls the function for each change, so the function does not decode the record. It never
+// misses a record with marks, but can return one without.
+func unconfirmed(o client.Object) []string {
+	object, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return nil
+	}
+	for key, text := range object.Data {
+		if key != nodeField && (key == lockField || !strings.Contains(text, confirmedText)) {
+			return []string{unconfirmedKey}
+		}
+	}
+	return nil
+}
+
 // tidyNodes is the number of records that one call of Tidy visits. With 5,000 nodes, Tidy
 // visits every record within twenty minutes. Binds do not wait for it, because a bind
 // releases the devices that it requests from pods that no longer exist.
@@ -60,16 +89,34 @@ const tidyNodes = 500
 // call visits tidyNodes records and continues after the last call. It must not be called
 // concurrently.
 func (p *Plugin) Tidy(ctx context.Context) error {
-	return p.records.Visit(ctx, tidyNodes, func(ctx context.Context, v *ledger.Version[*record]) error {
-		if err := p.tidy(ctx, v); err != nil {
-			return fmt.Errorf("cleaning up the device record of node %s: %w", v.Record.Node, err)
+	var errs []error
+	if len(p.untidied) == 0 {
+		all, err := p.records.List(ctx, p.h.Cached)
+		errs = append(errs, err)
+		for _, v := range all {
+			p.untidied = append(p.untidied, v.Record.Node)
 		}
-		return nil
-	})
+	}
+	for range min(tidyNodes, len(p.untidied)) {
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		node := p.untidied[0]
+		p.untidied = p.untidied[1:]
+		if err := p.tidy(ctx, node); err != nil {
+			errs = append(errs, fmt.Errorf("cleaning up the device record of node %s: %w", node, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// tidy cleans up one record, which can be outdated.
-func (p *Plugin) tidy(ctx context.Context, v *ledger.Version[*record]) error {
+// tidy cleans up the record of a node. The cached record can be outdated.
+func (p *Plugin) tidy(ctx context.Context, node string) error {
+	v, err := p.records.Get(ctx, p.h.Cached, node)
+	if v == nil {
+		return err
+	}
 	if v.Record.empty() {
 		if err := p.records.Delete(ctx, v); !errors.Is(err, ledger.ErrChanged) {
 			return err
@@ -80,16 +127,21 @@ func (p *Plugin) tidy(ctx context.Context, v *ledger.Version[*record]) error {
 	if len(bound) == 0 {
 		return nil
 	}
-	running, err := runningOn(ctx, p.h.Live, v.Record.Node)
-	stale := bound.Difference(running)
-	if err != nil || len(stale) == 0 {
+	running, err := runningOn(ctx, p.h.Live, node)
+	if err != nil {
 		return err
 	}
-	return p.records.Update(ctx, v.Record.Node, func(now *record, _ bool) (bool, error) {
+	for i := range running {
+		bound.Delete(running[i].UID)
+	}
+	if len(bound) == 0 {
+		return nil
+	}
+	return p.records.Update(ctx, node, func(rec *record) (bool, error) {
 		changed := false
-		for uid := range stale {
+		for uid := range bound {
 			// The pod was bound before the pods were listed, and cannot be bound again.
-			changed = now.drop(uid) || changed
+			changed = rec.drop(uid) || changed
 		}
 		return changed, nil
 	})

@@ -150,18 +150,16 @@ func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 	}
 }
 
-func TestSights_ForgetOldNodes(t *testing.T) {
-	s := sights{of: map[string]sight{}}
-	locked := func(node string) *record { return &record{Node: node, Lock: &lock{UID: "p", Expires: noon}} }
-	assert.Equal(t, noon, s.since(locked("a"), noon, time.Hour))
-	assert.Equal(t, noon, s.since(locked("a"), noon.Add(time.Minute), time.Hour), "the lock is unchanged")
-	s.since(locked("b"), noon.Add(time.Hour), time.Hour)
-	assert.Len(t, s.of, 2)
-	s.since(locked("c"), noon.Add(time.Hour+1), time.Hour)
-	assert.Len(t, s.of, 2)
-	assert.NotContains(t, s.of, "a")
-	s.since(&record{Node: "b"}, noon.Add(time.Hour+1), time.Hour)
-	assert.NotContains(t, s.of, "b", "the node is unlocked")
+func TestSights_ForgetOldLocks(t *testing.T) {
+	s := sights{since: map[sight]time.Time{}}
+	a, b, c := sight{node: "a"}, sight{node: "b"}, sight{node: "c"}
+	assert.Equal(t, noon, s.first(a, noon, time.Hour))
+	assert.Equal(t, noon, s.first(a, noon.Add(time.Minute), time.Hour), "the lock is unchanged")
+	s.first(b, noon.Add(time.Hour), time.Hour)
+	assert.Len(t, s.since, 2)
+	s.first(c, noon.Add(time.Hour+1), time.Hour)
+	assert.Len(t, s.since, 2)
+	assert.NotContains(t, s.since, a)
 }
 
 // A lock that ends before the API server must have decided on the bind counts as expired.

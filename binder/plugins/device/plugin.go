@@ -16,8 +16,9 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -33,6 +34,8 @@ type Plugin struct {
 	args    *Arguments
 	records *ledger.Store[string, *record]
 	sights  sights
+	// untidied contains the nodes that Tidy has not visited in this round.
+	untidied []string
 }
 
 var (
@@ -44,7 +47,7 @@ var (
 // New returns the plugin. It starts nothing. The cache of the handle needs the indexes of SetupIndexes.
 func New(h framework.Handle, args *Arguments) *Plugin {
 	p := &Plugin{
-		h: h, args: args, sights: sights{of: map[string]sight{}},
+		h: h, args: args, sights: sights{since: map[sight]time.Time{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
 			Component: ledger.Devices, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
@@ -98,20 +101,14 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 // pinned returns the pod's own requests, for the Binding. The bound pod then lists its grant even
 // if its annotations are edited during the bind.
 func pinned(bc *framework.BindContext) map[string]string {
-	var own map[string]string
+	own := map[string]string{}
 	for key, parameter := range framework.Parameters(Name, bc.Binding, bc.Pod) {
 		if parameter.On.Kind == "Pod" {
-			if own == nil {
-				own = map[string]string{}
-			}
 			own[key] = parameter.Value
 		}
 	}
 	return own
 }
-
-// errUnsure makes the caller repeat the call with data from the API server.
-var errUnsure = errors.New("the cache can be behind the API server")
 
 // PreBind grants the devices and takes the node lock, if requested, in one write.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
@@ -119,13 +116,9 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	if err != nil {
 		return err
 	}
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record) (bool, error) {
 		now := p.h.Clock.Now()
 		if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(now)) {
-			if !live {
-				// The cache is behind the write of this replica, or the record was deleted after it.
-				return false, errUnsure
-			}
 			return false, nil
 		}
 		if rec.isBound(bc.Pod.UID) {
@@ -139,9 +132,6 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		}
 		if a.lock {
 			if p.locked(rec, bc.Pod.UID, now) > 0 {
-				if !live {
-					return false, errUnsure
-				}
 				return false, framework.NotYet(nodeObject(bc), "%s", lockOf(rec.Lock))
 			}
 			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout.Duration))
@@ -154,10 +144,39 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 // locked returns how long another pod can keep the node lock at most, or 0 if it does not have it. A pod loses the lock when its
 // bind ends.
 func (p *Plugin) locked(rec *record, uid types.UID, now time.Time) time.Duration {
-	if !rec.lockedByOther(uid) {
+	if rec.Lock == nil || rec.Lock.UID == uid {
 		return 0
 	}
-	return max(0, p.args.NodeLockTimeout.Duration-now.Sub(p.sights.since(rec, now, 2*p.args.NodeLockTimeout.Duration)))
+	seen := sight{node: rec.Node, uid: rec.Lock.UID, expires: rec.Lock.Expires.Unix()}
+	since := p.sights.first(seen, now, 2*p.args.NodeLockTimeout.Duration)
+	return max(0, p.args.NodeLockTimeout.Duration-now.Sub(since))
+}
+
+// sights contains since when this process has seen the lock of a node unchanged, for locks that a bind waits
+// for. Locks expire by this duration and not by the time in the lock, because that is from the clock
+// of another machine. A fast clock would take every lock from its holder.
+type sights struct {
+	mu    sync.Mutex
+	since map[sight]time.Time
+}
+
+// sight is a lock. A renewal changes its expiry, in Unix seconds.
+type sight struct {
+	node    string
+	uid     types.UID
+	expires int64
+}
+
+// first returns when the lock was seen first. It discards sights that are older than forget, because their locks may
+// be gone.
+func (s *sights) first(seen sight, now time.Time, forget time.Duration) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.since[seen]; !ok {
+		maps.DeleteFunc(s.since, func(_ sight, since time.Time) bool { return now.Sub(since) > forget })
+		s.since[seen] = now
+	}
+	return s.since[seen]
 }
 
 // lasting returns the time until which a lock must last for a bind that is allowed now.
@@ -167,13 +186,8 @@ func (p *Plugin) lasting(now time.Time) time.Time {
 
 // PreBindRollBack removes the grant and the lock of this attempt.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record, live bool) (bool, error) {
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record) (bool, error) {
 		released, unlocked := rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
-		if !released && !unlocked && !live {
-			// The cache can be behind a write of another replica, or behind a write whose
-			// response was lost.
-			return false, errUnsure
-		}
 		return released || unlocked, nil
 	})
 }

@@ -37,8 +37,9 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	verdict, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
 	assert.Equal(t, framework.Verdict{
-		Devices: []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}},
-		Writes:  []string{"grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node node-a to the pod"},
+		Annotations: map[string]string{},
+		Devices:     []framework.Device{{Request: "gpu", Name: "GPU-1"}, {Request: "gpu", Name: "GPU-2", Share: "0.5"}},
+		Writes:      []string{"grant GPU-1 (gpu), 0.5 of GPU-2 (gpu) of Node node-a to the pod"},
 	}, verdict)
 	assert.Zero(t, s.count(), "PreFlight writes nothing")
 

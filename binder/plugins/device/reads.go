@@ -26,62 +26,43 @@ const maxAttempt = 128
 // removed annotation is free (docs/device.md).
 func restore(ctx context.Context, live framework.Reader, node string) (*record, error) {
 	rec := newRecord(node)
-	pods := &corev1.PodList{}
-	if err := listRunning(ctx, live, pods, node); err != nil {
-		return nil, err
+	pods, err := runningOn(ctx, live, node)
+	for i := range pods {
+		pod := &corev1.Pod{ObjectMeta: pods[i].ObjectMeta}
+		rec.bind(pod, grantOf(pod))
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if g := grantOf(pod); whereaboutsOf(pod, pod.UID, node) == framework.BoundHere {
-			rec.bind(pod, g)
-		}
-	}
-	return rec, nil
+	return rec, err
 }
 
 // runningOn returns the pods on the node that are not finished, from the API server.
-func runningOn(ctx context.Context, live framework.Reader, node string) (sets.Set[types.UID], error) {
+func runningOn(ctx context.Context, live framework.Reader, node string) ([]metav1.PartialObjectMetadata, error) {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	if err := listRunning(ctx, live, list, node); err != nil {
-		return nil, err
-	}
-	uids := sets.New[types.UID]()
-	for i := range list.Items {
-		uids.Insert(list.Items[i].UID)
-	}
-	return uids, nil
-}
-
-func listRunning(ctx context.Context, live framework.Reader, into client.ObjectList, node string) error {
-	err := live.List(ctx, into, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+	err := live.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", node),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 	)})
 	if err != nil {
-		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
+		return nil, framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
 	}
-	return nil
+	return list.Items, nil
 }
 
 // dropGone removes holders of requested devices whose pods are gone.
 func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
-	seen := sets.New[types.UID]()
+	holders := sets.New[types.UID]()
 	for _, c := range rec.conflicts(bc.Pod.UID, a.devices) {
-		for _, uid := range c.holders {
-			if seen.Has(uid) {
-				continue
-			}
-			seen.Insert(uid)
-			e := rec.Entries[uid]
-			pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
-			if err != nil {
-				return err
-			}
-			if at := whereaboutsOf(pod, uid, bc.Node.Name); at != framework.Pending && at != framework.BoundHere {
-				rec.drop(uid)
-			}
+		holders.Insert(c.holders...)
+	}
+	for _, uid := range sets.List(holders) {
+		e := rec.Entries[uid]
+		pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
+		if err != nil {
+			return err
+		}
+		if at := whereaboutsOf(pod, uid, bc.Node.Name); at != framework.Pending && at != framework.BoundHere {
+			rec.drop(uid)
 		}
 	}
 	return nil
@@ -89,10 +70,7 @@ func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *frame
 
 // grantOf returns the grant of a bound pod, according to its annotations.
 func grantOf(pod *corev1.Pod) grant {
-	a, err := parse(framework.Parameters(Name, &corev1.Binding{}, pod))
-	if err != nil {
-		a.devices = nil
-	}
+	a, _ := parse(framework.Parameters(Name, &corev1.Binding{}, pod)) // Invalid annotations list no devices.
 	attempt := pod.Annotations[framework.AttemptAnnotation]
 	if len(attempt) > maxAttempt {
 		attempt = ""

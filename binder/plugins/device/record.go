@@ -79,6 +79,11 @@ func (e *entry) held(key, id string) share {
 	return most
 }
 
+// has returns whether the attempt has a grant of exactly these devices.
+func (e *entry) has(attempt string, d devices) bool {
+	return slices.ContainsFunc(e.Grants, func(g grant) bool { return g.Attempt == attempt && g.Devices.equal(d) })
+}
+
 // conflict is a device with less free capacity than the bind requests.
 type conflict struct {
 	key, id     string
@@ -113,9 +118,9 @@ func (r *record) conflicts(uid types.UID, wanted devices) []conflict {
 func (r *record) describe(conflicts []conflict) string {
 	const most = 4
 	var parts []string
-	for _, c := range conflicts[:min(most, len(conflicts))] {
+	for _, c := range conflicts {
 		var who []string
-		for _, uid := range c.holders[:min(most, len(c.holders))] {
+		for _, uid := range c.holders {
 			e := r.Entries[uid]
 			var details []string
 			if s := e.held(c.key, c.id); s != whole {
@@ -130,34 +135,23 @@ func (r *record) describe(conflicts []conflict) string {
 			}
 			who = append(who, text)
 		}
-		if more := len(c.holders) - len(who); more > 0 {
-			who = append(who, fmt.Sprintf("%d more pods", more))
-		}
+		who = atMost(most, who, "%d more pods")
 		text := fmt.Sprintf("device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
 		if c.asked != whole || c.free > 0 {
 			text += fmt.Sprintf(": requested %s, free %s", c.asked, max(c.free, 0))
 		}
 		parts = append(parts, text)
 	}
-	if more := len(conflicts) - len(parts); more > 0 {
-		parts = append(parts, fmt.Sprintf("%d more devices are held", more))
-	}
-	return strings.Join(parts, "; ")
+	return strings.Join(atMost(most, parts, "%d more devices are held"), "; ")
 }
 
 // prepared reports whether the attempt has a grant of exactly the requested devices, and the lock until
 // the given time.
 func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time) bool {
 	e := r.Entries[uid]
-	granted := len(a.devices) == 0 || e != nil && slices.ContainsFunc(e.Grants, func(g grant) bool {
-		return g.Attempt == attempt && g.Devices.equal(a.devices)
-	})
-	return granted &&
+	return (len(a.devices) == 0 || e != nil && e.has(attempt, a.devices)) &&
 		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
 }
-
-// lockedByOther reports whether another pod holds the node lock.
-func (r *record) lockedByOther(uid types.UID) bool { return r.Lock != nil && r.Lock.UID != uid }
 
 // isBound reports whether the pod was seen bound to the node.
 func (r *record) isBound(uid types.UID) bool {
@@ -175,7 +169,7 @@ func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 		e = &entry{Pod: nameOf(pod)}
 		r.Entries[pod.UID] = e
 	}
-	if !slices.ContainsFunc(e.Grants, func(g grant) bool { return g.Attempt == attempt && g.Devices.equal(d) }) {
+	if !e.has(attempt, d) {
 		e.Grants = append(e.Grants, grant{Attempt: attempt, Devices: d})
 	}
 }

@@ -85,17 +85,17 @@ func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
 		}
 		return count
 	}
-	for call, want := range []int{tidyNodes + 10, 10, 0} {
+	for call, want := range []struct{ lists, left int }{{tidyNodes, tidyNodes + 10}, {tidyNodes, 10}, {10, 0}, {tidyNodes, 0}} {
 		before := c.podLists()
 		require.NoError(t, c.plugin.Tidy(t.Context()))
-		assert.Equal(t, want, left(), "records of deleted pods after call %d", call+1)
-		assert.Equal(t, tidyNodes, c.podLists()-before, "list requests for pods in call %d; the third call starts over", call+1)
+		assert.Equal(t, want.left, left(), "records of deleted pods after call %d", call+1)
+		assert.Equal(t, want.lists, c.podLists()-before, "list requests for pods in call %d; the fourth call starts over", call+1)
 	}
 }
 
 // A slow API server delays the later records, but does not exclude them.
 func TestTidy_ContinuesAfterATimeout(t *testing.T) {
-	c := newCrowd(t, 30, 0)
+	c := newCrowd(t, 31, 0)
 	for range 3 {
 		ctx, cancel := context.WithCancel(t.Context())
 		until := c.podLists() + 10
