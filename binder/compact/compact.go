@@ -19,58 +19,38 @@ import (
 
 // Object is what a cache holds instead of an API object. It is immutable. Handlers of the
 // informer's events receive it as it is.
-type Object interface {
-	// ObjectMetaAccessor returns at least namespace, name and resourceVersion.
-	metav1.ObjectMetaAccessor
-	// Unpack returns a new API object with the fields that are left of it, or nil for one that
-	// readers of the cache do not see.
-	Unpack() client.Object
-}
-
-// Hidden is an object that is too large for the cache. Readers of the cache do not find it and
-// must read it from the API server. Events report its changes.
-type Hidden struct{ namespace, name, version string }
-
-// Hide returns what the cache holds instead of the object.
-func Hide(o metav1.Object) *Hidden {
-	return &Hidden{namespace: o.GetNamespace(), name: o.GetName(), version: o.GetResourceVersion()}
-}
-
-// GetObjectMeta implements Object.
-func (h *Hidden) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: h.namespace, Name: h.name, ResourceVersion: h.version}
-}
-
-// Unpack implements Object.
-func (*Hidden) Unpack() client.Object { return nil }
-
-// packed is an Object of Pack.
-type packed struct {
+type Object struct {
 	namespace     unique.Handle[string]
 	name, version string
 	uid           types.UID
-	unpack        func(metav1.ObjectMeta) client.Object
+	// unpack is nil for an object that readers do not see.
+	unpack func(metav1.ObjectMeta) client.Object
+}
+
+// Hide returns what the cache holds instead of an object that is too large or that plugins do not read. Readers of the
+// cache do not find it. Events report its changes.
+func Hide(o metav1.Object) *Object {
+	return &Object{namespace: unique.Make(o.GetNamespace()), name: o.GetName(), version: o.GetResourceVersion()}
 }
 
 // Pack returns what the cache holds instead of the object. unpack returns the API object with the metadata, which has
-// namespace, name, UID and resourceVersion. It must not refer to the object. It keeps strings that many objects share as
-// unique.Handle.
-func Pack(o metav1.Object, unpack func(metav1.ObjectMeta) client.Object) Object {
-	return &packed{namespace: unique.Make(o.GetNamespace()), name: o.GetName(), version: o.GetResourceVersion(), uid: o.GetUID(), unpack: unpack}
+// namespace, name, UID and resourceVersion. If it returns nil, readers do not see the object. It must not refer to the
+// object. It keeps strings that many objects share as unique.Handle.
+func Pack(o metav1.Object, unpack func(metav1.ObjectMeta) client.Object) *Object {
+	packed := Hide(o)
+	packed.uid, packed.unpack = o.GetUID(), unpack
+	return packed
 }
 
-func (p *packed) meta() metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: p.namespace.Value(), Name: p.name, UID: p.uid, ResourceVersion: p.version}
+func (o *Object) meta() metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: o.namespace.Value(), Name: o.name, UID: o.uid, ResourceVersion: o.version}
 }
 
-// GetObjectMeta implements Object.
-func (p *packed) GetObjectMeta() metav1.Object {
-	meta := p.meta()
+// GetObjectMeta returns at least namespace, name and resourceVersion.
+func (o *Object) GetObjectMeta() metav1.Object {
+	meta := o.meta()
 	return &meta
 }
-
-// Unpack implements Object.
-func (p *packed) Unpack() client.Object { return p.unpack(p.meta()) }
 
 // NewInformer is the NewInformer of controller-runtime's cache options. Readers and indexes of the
 // cache see the API objects of what a transform has made an Object.
@@ -144,14 +124,14 @@ func Unpack(o any) client.Object {
 
 // unpack returns the API object, or nil for one that readers do not see.
 func unpack(o any) any {
-	packed, ok := o.(Object)
+	packed, ok := o.(*Object)
 	if !ok {
 		return o
 	}
-	if unpacked := packed.Unpack(); unpacked != nil {
-		return unpacked
+	if packed.unpack == nil {
+		return nil
 	}
-	return nil
+	return packed.unpack(packed.meta())
 }
 
 func unpackFound(o any, found bool, err error) (any, bool, error) {

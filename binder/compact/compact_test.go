@@ -17,15 +17,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// small is the compact form of a claim.
-type small struct{ name, volume string }
-
-func (s small) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: gen.DefaultNamespace, Name: s.name, ResourceVersion: "1"}
-}
-
-func (s small) Unpack() client.Object { return gen.Claim(s.name, gen.NamesVolume(s.volume)) }
-
 // TestNewInformer_ReadersSeeAPIObjects covers all methods that controller-runtime calls.
 func TestNewInformer_ReadersSeeAPIObjects(t *testing.T) {
 	const byVolume = "volume"
@@ -37,8 +28,11 @@ func TestNewInformer_ReadersSeeAPIObjects(t *testing.T) {
 	}}))
 	full, hidden := gen.Claim("full", gen.NamesVolume("v")), Hide(gen.Claim("hidden", gen.NamesVolume("v"), gen.Version("7")))
 	assert.Equal(t, "7", hidden.GetObjectMeta().GetResourceVersion())
+	small := Pack(gen.Claim("small"), func(m metav1.ObjectMeta) client.Object {
+		return gen.Claim(m.Name, gen.NamesVolume("v"))
+	})
 	store := i.GetStore()
-	for _, o := range []any{full, small{name: "small", volume: "v"}, hidden} {
+	for _, o := range []any{full, small, hidden} {
 		require.NoError(t, store.Add(o))
 	}
 	readers := i.GetIndexer()

@@ -55,43 +55,15 @@ func Caches(string) map[client.Object]cache.ByObject {
 	}
 }
 
-// boundClaim is the packed form of a bound claim that is not being deleted.
-type boundClaim struct {
-	namespace, node unique.Handle[string]
-	owner           unique.Handle[types.UID]
-	name, version   string
-	uid             types.UID
-	volume          string
-	// exclusive means ReadWriteOncePod.
-	exclusive bool
-}
-
-// boundVolume is the packed form of a bound volume that is not migratable.
-type boundVolume struct {
-	claimNamespace unique.Handle[string]
-	// affinity is encoded. The volumes of a zone or node share it.
-	affinity unique.Handle[string]
-	// driver is the name of the CSI driver, or empty.
-	driver        unique.Handle[string]
-	name, version string
-	claimName     string
-	claimUID      types.UID
-}
-
-var (
-	_ compact.Object = (*boundClaim)(nil)
-	_ compact.Object = (*boundVolume)(nil)
-)
-
 // PackClaim is the transform for claims. It may change the object. It returns a compact.Object for a
-// bound claim.
+// bound claim that is not being deleted.
 func PackClaim(o any) (any, error) {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
 	if !ok {
 		return o, nil
 	}
 	trimClaim(claim)
-	if packed := newBoundClaim(claim); packed != nil {
+	if packed := packBound(claim); packed != nil {
 		return packed, nil
 	}
 	if claim.Size() > maxClaim {
@@ -100,24 +72,38 @@ func PackClaim(o any) (any, error) {
 	return claim, nil
 }
 
-// newBoundClaim returns nil for a claim that the packed form cannot represent.
-func newBoundClaim(claim *corev1.PersistentVolumeClaim) *boundClaim {
+// packBound returns nil for a claim that the packed form cannot represent.
+func packBound(claim *corev1.PersistentVolumeClaim) *compact.Object {
 	if !IsBound(claim) || claim.Status.Phase != corev1.ClaimBound || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	node := claim.Annotations[volume.AnnSelectedNode]
-	var owner types.UID
+	selected, volumeName := claim.Annotations[volume.AnnSelectedNode], claim.Spec.VolumeName
+	var controller types.UID
 	if len(claim.OwnerReferences) > 0 {
-		owner = claim.OwnerReferences[0].UID
+		controller = claim.OwnerReferences[0].UID
 	}
-	if len(claim.Name)+len(claim.UID)+len(claim.Spec.VolumeName)+len(node)+len(owner) > maxBound {
+	if len(claim.Name)+len(claim.UID)+len(volumeName)+len(selected)+len(controller) > maxBound {
 		return nil
 	}
-	return &boundClaim{
-		namespace: unique.Make(claim.Namespace), node: unique.Make(node), owner: unique.Make(owner),
-		name: claim.Name, version: claim.ResourceVersion, uid: claim.UID, volume: claim.Spec.VolumeName,
-		exclusive: slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod),
-	}
+	node, owner, exclusive := unique.Make(selected), unique.Make(controller), slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
+	return compact.Pack(claim, func(m metav1.ObjectMeta) client.Object {
+		m.Annotations = map[string]string{volume.AnnBindCompleted: "yes"}
+		if node := node.Value(); node != "" {
+			m.Annotations[volume.AnnSelectedNode] = node
+		}
+		if owner := owner.Value(); owner != "" {
+			m.OwnerReferences = []metav1.OwnerReference{{UID: owner, Controller: new(true)}}
+		}
+		claim := &corev1.PersistentVolumeClaim{
+			ObjectMeta: m,
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volumeName},
+			Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+		}
+		if exclusive {
+			claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+		}
+		return claim
+	})
 }
 
 // trimClaim removes the fields that plugins do not read.
@@ -140,7 +126,7 @@ func trimClaim(claim *corev1.PersistentVolumeClaim) {
 }
 
 // PackVolume is the transform for volumes. It may change the object. It returns a compact.Object for a
-// bound volume.
+// bound volume that is not migratable.
 func PackVolume(o any) (any, error) {
 	pv, ok := o.(*corev1.PersistentVolume)
 	if !ok {
@@ -151,10 +137,6 @@ func PackVolume(o any) (any, error) {
 	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || pv.DeletionTimestamp != nil || IsMigratable(pv) {
 		return pv, nil
 	}
-	driver := ""
-	if pv.Spec.CSI != nil {
-		driver = pv.Spec.CSI.Driver
-	}
 	var affinity []byte
 	if pv.Spec.NodeAffinity != nil {
 		var err error
@@ -162,63 +144,31 @@ func PackVolume(o any) (any, error) {
 			return pv, nil //nolint:nilerr // The unpacked form is correct, too.
 		}
 	}
-	return &boundVolume{
-		claimNamespace: unique.Make(ref.Namespace), affinity: unique.Make(string(affinity)), driver: unique.Make(driver),
-		name: pv.Name, version: pv.ResourceVersion, claimName: ref.Name, claimUID: ref.UID,
-	}, nil
-}
-
-// GetObjectMeta implements compact.Object.
-func (c *boundClaim) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: c.namespace.Value(), Name: c.name, UID: c.uid, ResourceVersion: c.version}
-}
-
-// Unpack implements compact.Object.
-func (c *boundClaim) Unpack() client.Object {
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: c.namespace.Value(), Name: c.name, UID: c.uid, ResourceVersion: c.version,
-			Annotations: map[string]string{volume.AnnBindCompleted: "yes"},
-		},
-		Spec:   corev1.PersistentVolumeClaimSpec{VolumeName: c.volume},
-		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	driver := ""
+	if pv.Spec.CSI != nil {
+		driver = pv.Spec.CSI.Driver
 	}
-	if node := c.node.Value(); node != "" {
-		claim.Annotations[volume.AnnSelectedNode] = node
-	}
-	if owner := c.owner.Value(); owner != "" {
-		claim.OwnerReferences = []metav1.OwnerReference{{UID: owner, Controller: new(true)}}
-	}
-	if c.exclusive {
-		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
-	}
-	return claim
-}
-
-// GetObjectMeta implements compact.Object.
-func (v *boundVolume) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Name: v.name, ResourceVersion: v.version}
-}
-
-// Unpack implements compact.Object.
-func (v *boundVolume) Unpack() client.Object {
-	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: v.name, ResourceVersion: v.version},
-		Spec: corev1.PersistentVolumeSpec{
-			ClaimRef: &corev1.ObjectReference{Namespace: v.claimNamespace.Value(), Name: v.claimName, UID: v.claimUID},
-		},
-		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
-	}
-	if driver := v.driver.Value(); driver != "" {
-		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver}
-	}
-	if affinity := v.affinity.Value(); affinity != "" {
-		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{}
-		if pv.Spec.NodeAffinity.Unmarshal([]byte(affinity)) != nil {
-			return nil // Plugins read it from the API server.
+	// The volumes of a zone or node share the encoded affinity.
+	namespace, encoded, csi := unique.Make(ref.Namespace), unique.Make(string(affinity)), unique.Make(driver)
+	name, uid := ref.Name, ref.UID
+	pv.UID = "" // Plugins do not read it.
+	return compact.Pack(pv, func(m metav1.ObjectMeta) client.Object {
+		bound := &corev1.PersistentVolume{
+			ObjectMeta: m,
+			Spec:       corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: namespace.Value(), Name: name, UID: uid}},
+			Status:     corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 		}
-	}
-	return pv
+		if driver := csi.Value(); driver != "" {
+			bound.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver}
+		}
+		if affinity := encoded.Value(); affinity != "" {
+			bound.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{}
+			if bound.Spec.NodeAffinity.Unmarshal([]byte(affinity)) != nil {
+				return nil // Plugins read it from the API server.
+			}
+		}
+		return bound
+	}), nil
 }
 
 // TrimNode is the transform for CSINodes. It keeps the names and limits of the drivers, the in-tree

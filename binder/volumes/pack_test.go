@@ -33,14 +33,14 @@ func TestPackClaim(t *testing.T) {
 		claim  *corev1.PersistentVolumeClaim
 		want   any
 	}{
-		"Bound":       {reason: "a bound claim is packed", claim: bound(), want: &boundClaim{}},
-		"Annotations": {reason: "plugins do not read other annotations", claim: bound(gen.Annotation("example.com/note", long)), want: &boundClaim{}},
+		"Bound":       {reason: "a bound claim is packed", claim: bound(), want: &compact.Object{}},
+		"Annotations": {reason: "plugins do not read other annotations", claim: bound(gen.Annotation("example.com/note", long)), want: &compact.Object{}},
 		"Lost":        {reason: "a lost claim is not packed", claim: bound(gen.ClaimPhase(corev1.ClaimLost)), want: &corev1.PersistentVolumeClaim{}},
 		"Deleting":    {reason: "a claim that is being deleted is not packed", claim: deleting, want: &corev1.PersistentVolumeClaim{}},
 		"Unbound":     {reason: "an unbound claim is matched by its spec", claim: theClaim(), want: &corev1.PersistentVolumeClaim{}},
 		"PreBound":    {reason: "the claim is not bound yet", claim: theClaim(gen.NamesVolume("v")), want: &corev1.PersistentVolumeClaim{}},
 		"Labels":      {reason: "plugins do not read labels", claim: theClaim(gen.Label("example.com/note", long)), want: &corev1.PersistentVolumeClaim{}},
-		"LongNode":    {reason: "a tenant can write selected-node", claim: bound(gen.SelectedNode(long)), want: &boundClaim{}},
+		"LongNode":    {reason: "a tenant can write selected-node", claim: bound(gen.SelectedNode(long)), want: &compact.Object{}},
 		"LongVolume":  {reason: "a tenant can write volumeName", claim: bound(gen.BoundToVolume(long)), want: &corev1.PersistentVolumeClaim{}},
 		"LongClass":   {reason: "a tenant can write the annotation", claim: theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, long)), want: &corev1.PersistentVolumeClaim{}},
 		"Selector":    {reason: "a tenant can write the selector", claim: theClaim(gen.Selects("example.com/rack", long)), want: &corev1.PersistentVolumeClaim{}},
@@ -73,7 +73,7 @@ func TestPackVolume(t *testing.T) {
 		volume *corev1.PersistentVolume
 		want   any
 	}{
-		"InUse":    {reason: "a bound volume is packed", volume: inUse(gen.OnNode("node-a")), want: &boundVolume{}},
+		"InUse":    {reason: "a bound volume is packed", volume: inUse(gen.OnNode("node-a")), want: &compact.Object{}},
 		"Free":     {reason: "a free volume is matched by its spec", volume: gen.Volume("v", gen.VolumePhase(corev1.VolumeAvailable)), want: &corev1.PersistentVolume{}},
 		"Released": {reason: "a released volume has no claim", volume: inUse(gen.VolumePhase(corev1.VolumeReleased)), want: &corev1.PersistentVolume{}},
 		"Reserved": {reason: "the volume is being bound", volume: inUse(gen.VolumePhase(corev1.VolumeAvailable)), want: &corev1.PersistentVolume{}},

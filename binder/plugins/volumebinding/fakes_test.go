@@ -176,11 +176,7 @@ func packed(o client.Object) (client.Object, error) {
 			continue
 		}
 		out, err := by.Transform(o.DeepCopyObject())
-		if small, ok := out.(compact.Object); ok {
-			return small.Unpack(), err
-		}
-		o, _ = out.(client.Object)
-		return o, err
+		return compact.Unpack(out), err
 	}
 	return o, nil
 }
