@@ -32,7 +32,7 @@ import (
 	"github.com/prebind/prebind/binder/work"
 )
 
-// Options of an Engine. All fields are required but CachedFor, Term and Recorder.
+// Options of an Engine. All fields are required but CachedFor and Term.
 type Options struct {
 	// Cached reads pods without a node, nodes, and the kinds that plugins watch, from a
 	// cache. The engine never changes the returned objects.
@@ -55,15 +55,15 @@ type Options struct {
 	Changes *notify.Hub
 	// Events records on the pod what its bind waits for, and why it is rejected.
 	Events events.EventRecorder
-	// Recorder records the work on binds. It may be nil.
+	// Recorder records the work on binds.
 	Recorder Recorder
 	Clock    clock.WithDelayedExecution
 }
 
 func (o Options) validate() error {
 	switch {
-	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Clock == nil:
-		return errors.New("binder: Cached, Live, Changes, Events and Clock are required")
+	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Recorder == nil || o.Clock == nil:
+		return errors.New("binder: Cached, Live, Changes, Events, Recorder and Clock are required")
 	case o.Replica == "" || strings.Contains(o.Replica, work.IDSeparator):
 		return fmt.Errorf("binder: Replica is required, without %q", work.IDSeparator)
 	default:
@@ -95,9 +95,6 @@ type Engine struct {
 func New(o Options) (*Engine, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
-	}
-	if o.Recorder == nil {
-		o.Recorder = unrecorded{}
 	}
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }

@@ -663,3 +663,24 @@ func TestRetryAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, RetryAfter(tc.elapsed, tc.jitter)) })
 	}
 }
+
+// unrecorded is a Recorder that ignores all calls.
+type unrecorded struct{}
+
+func (unrecorded) Begin(ctx context.Context) context.Context { return ctx }
+
+func (unrecorded) Decided(context.Context, Request, Decision, time.Duration) {}
+
+func (unrecorded) Step(ctx context.Context, _ work.Step) (context.Context, func(error)) {
+	return ctx, func(error) {}
+}
+
+func (unrecorded) ReadLive(string, string) {}
+
+func (unrecorded) HoldRefused() {}
+
+func (unrecorded) AttemptEnded(string) {}
+
+func (unrecorded) RolledBack(string, error) {}
+
+func (unrecorded) Swept(string, string, error) {}

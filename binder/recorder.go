@@ -19,12 +19,3 @@ type Recorder interface {
 	// Decided is called with that context when the decision is made, and how long it took.
 	Decided(ctx context.Context, r Request, d Decision, took time.Duration)
 }
-
-// unrecorded is a Recorder that ignores all calls.
-type unrecorded struct{ work.Unrecorded }
-
-// Begin implements Recorder.
-func (unrecorded) Begin(ctx context.Context) context.Context { return ctx }
-
-// Decided implements Recorder.
-func (unrecorded) Decided(context.Context, Request, Decision, time.Duration) {}

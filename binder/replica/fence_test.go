@@ -30,6 +30,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/unrecorded"
 )
 
 var (
@@ -125,7 +126,7 @@ func newParty(t *testing.T, id string, stored *fakeapi.Clientset, shared *grants
 	cluster := fakeapi.New(thePod, theNode)
 	p.engine, err = binder.New(binder.Options{
 		Cached: cluster.Connect(), Live: cluster.Connect(), Replica: id, Term: p.Term,
-		Changes: notify.NewHub(), Events: silent{}, Clock: clock.RealClock{},
+		Changes: notify.NewHub(), Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{p.grantor}, Hold: 5 * time.Second, MaxHolds: 8,
 			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,

@@ -122,7 +122,7 @@ func (j *journal) all() []string {
 
 // watcher is a Recorder that records calls of Swept.
 type watcher struct {
-	Unrecorded
+	unrecorded
 	journal
 }
 
@@ -210,3 +210,20 @@ func pass(d time.Duration) { <-time.After(d) }
 
 // quiet is the context of the test without a log.
 func quiet(t testing.TB) context.Context { return klog.NewContext(t.Context(), logr.Discard()) }
+
+// unrecorded is a Recorder that ignores all calls.
+type unrecorded struct{}
+
+func (unrecorded) Step(ctx context.Context, _ Step) (context.Context, func(error)) {
+	return ctx, func(error) {}
+}
+
+func (unrecorded) ReadLive(string, string) {}
+
+func (unrecorded) HoldRefused() {}
+
+func (unrecorded) AttemptEnded(string) {}
+
+func (unrecorded) RolledBack(string, error) {}
+
+func (unrecorded) Swept(string, string, error) {}

@@ -84,26 +84,3 @@ func Result(err error) string {
 		return string(framework.KindInternal)
 	}
 }
-
-// Unrecorded is a Recorder that ignores all calls.
-type Unrecorded struct{}
-
-// Step implements Recorder.
-func (Unrecorded) Step(ctx context.Context, _ Step) (context.Context, func(error)) {
-	return ctx, func(error) {}
-}
-
-// ReadLive implements Recorder.
-func (Unrecorded) ReadLive(string, string) {}
-
-// HoldRefused implements Recorder.
-func (Unrecorded) HoldRefused() {}
-
-// AttemptEnded implements Recorder.
-func (Unrecorded) AttemptEnded(string) {}
-
-// RolledBack implements Recorder.
-func (Unrecorded) RolledBack(string, error) {}
-
-// Swept implements Recorder.
-func (Unrecorded) Swept(string, string, error) {}

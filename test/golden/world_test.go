@@ -34,6 +34,7 @@ import (
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/unrecorded"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -72,7 +73,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Claimed: claimed.New(c, c).Devices, Mutators: all,
 			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
-		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Clock: clock.RealClock{},
+		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
 	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}})

@@ -24,6 +24,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/unrecorded"
 )
 
 // Cluster is a plugin with an API server in memory, and with a cache that is always up to date.
@@ -120,7 +121,7 @@ func (c *Cluster) build() *binder.Engine {
 		c.t.Fatal(err)
 	}
 	e, err := binder.New(binder.Options{
-		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Clock: clock.RealClock{},
+		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
 			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,

@@ -26,6 +26,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/unrecorded"
 )
 
 // world is an API server with a cache that follows it. The cache holds the objects after the
@@ -224,7 +225,7 @@ func newReplica(t *testing.T, w *world, name string) *replica {
 	chain, err := mutators.NewChain(mutators.Options{})
 	require.NoError(t, err)
 	r.Engine, err = binder.New(binder.Options{
-		Cached: w.cached, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Clock: clock.RealClock{},
+		Cached: w.cached, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{r.plugin}, Hold: hold, MaxHolds: 1000,
 			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
