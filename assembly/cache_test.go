@@ -103,7 +103,7 @@ func TestView_Of(t *testing.T) {
 	assert.Same(t, narrowed, v.of(&corev1.Pod{}))
 }
 
-func TestRegistryCheck_Caches(t *testing.T) {
+func TestRegistryCheck(t *testing.T) {
 	shared := func(name string, change func(b *cache.ByObject)) framework.Registration {
 		r := narrowing(name)
 		r.Caches = func(string) map[client.Object]cache.ByObject {
@@ -130,6 +130,9 @@ func TestRegistryCheck_Caches(t *testing.T) {
 		},
 		"Different": {reason: "each kind is narrowed by one plugin", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.Secret{})}},
 		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`},
+		"Twice":     {reason: "both would write under one name", plugins: []framework.Registration{narrowing("a"), narrowing("a")}, want: `PreBind plugin "a": registered twice, or another component has its name`},
+		"Binder":    {reason: "Prebind itself has the name", plugins: []framework.Registration{narrowing("binder")}, want: `PreBind plugin "binder": registered twice, or another component has its name`},
+		"Key":       {reason: "its annotations would be invalid", plugins: []framework.Registration{narrowing("a_b")}, want: `PreBind plugin "a_b": the name is not valid as part of an annotation key`},
 		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrowing("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows in another way`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +140,7 @@ func TestRegistryCheck_Caches(t *testing.T) {
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
 			} else {
-				require.EqualError(t, err, tc.want, tc.reason)
+				require.ErrorContains(t, err, tc.want, tc.reason)
 			}
 		})
 	}

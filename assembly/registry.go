@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -35,18 +36,21 @@ func (r *Registry) Components() v1alpha1.Registered {
 	return all
 }
 
-// Check returns an error if an entry is incomplete, or if two have the same name or narrow
-// the same kind in the cache in different ways.
+// Check returns an error if an entry is incomplete, if its name is not unique or not valid in the keys of its annotations, or if two
+// plugins narrow the same kind in the cache in different ways.
 func (r *Registry) Check() error {
-	seen := map[string]bool{}
+	seen := map[string]bool{framework.Binder: true}
 	check := func(kind, name, description string, isNew bool) error {
 		if name == "" || description == "" || !isNew {
 			return fmt.Errorf("%s %q: Name, Description and New are required", kind, name)
 		}
-		if seen[kind+name] {
-			return fmt.Errorf("%s %q: registered twice", kind, name)
+		if seen[name] {
+			return fmt.Errorf("%s %q: registered twice, or another component has its name", kind, name)
 		}
-		seen[kind+name] = true
+		seen[name] = true
+		if problems := validation.IsDNS1123Subdomain(name + "." + framework.Domain); len(problems) > 0 {
+			return fmt.Errorf("%s %q: the name is not valid as part of an annotation key: %s", kind, name, problems[0])
+		}
 		return nil
 	}
 	for _, m := range r.Mutators {

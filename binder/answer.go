@@ -47,7 +47,6 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 		d.Warnings = append(d.Warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
 		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
 	}
-	d.Warnings = append(d.Warnings, warningsOf(c.results)...)
 	if c.Binding.UID == "" {
 		d.UID = c.pod.UID
 	}
@@ -90,24 +89,17 @@ func add(d Decision, r result) error {
 	return nil
 }
 
-// warningsOf returns the warnings of plugins, each once, within the limits of a decision.
+// warningsOf returns the warnings of plugins, each once, as many as a decision has.
 func warningsOf(results []result) []string {
 	var all []string
 	for _, r := range results {
 		for _, w := range r.verdict.Warnings {
-			if w = work.Clip(w, maxMessage); len(all) < maxWarnings && !slices.Contains(all, w) {
+			if len(all) < maxWarnings && !slices.Contains(all, w) {
 				all = append(all, w)
 			}
 		}
 	}
 	return all
-}
-
-// denied returns a denial with the warnings of plugins.
-func (c *call) denied(err *framework.Error) Decision {
-	d := denied(ours(err))
-	d.Warnings = warningsOf(c.results)
-	return d
 }
 
 // waiting returns the answer to a call that could not wait any longer.

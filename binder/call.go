@@ -84,6 +84,7 @@ func (c *call) run(ctx context.Context) Decision {
 	held, cancel := context.WithTimeout(ctx, c.settings.Hold)
 	defer cancel()
 	d := c.loop(held)
+	d.Warnings = append(d.Warnings, warningsOf(c.results)...)
 	if c.changes != nil {
 		c.changes.Close()
 	}
@@ -120,8 +121,12 @@ func (c *call) run(ctx context.Context) Decision {
 func (c *call) loop(ctx context.Context) Decision {
 	for {
 		next := c.pass(ctx)
-		if c.DryRun {
-			return c.rehearsed(ctx, next)
+		switch {
+		case !c.DryRun || next.do == finish:
+		case next.err != nil:
+			next.do = finish
+		default: // The explanation says what the bind would write and wait for.
+			next.do = allow
 		}
 		if next.do == write {
 			next = c.write(ctx, next)
@@ -134,7 +139,7 @@ func (c *call) loop(ctx context.Context) Decision {
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			c.held = true
-			return c.denied(c.unfinished(context.Cause(ctx)))
+			return Decision{Err: c.unfinished(context.Cause(ctx))}
 		}
 		now := c.clock.Now()
 		switch {
@@ -150,8 +155,7 @@ func (c *call) loop(ctx context.Context) Decision {
 		}
 		if next.do == finish {
 			if next.err != nil {
-				next.answer = c.denied(next.err)
-				next.answer.wait = next.first()
+				return Decision{Err: next.err, wait: next.first()}
 			}
 			return next.answer
 		}
@@ -244,7 +248,7 @@ func (c *call) look(ctx context.Context) step {
 	case err != nil:
 		return ends(err)
 	case c.node != nil && c.node.UID != node.UID:
-		return ends(ours(framework.Refuse(framework.Object{Kind: "Node", Name: node.Name}, "the node was deleted and recreated").Advise("schedule the pod again")))
+		return ends(framework.Refuse(framework.Object{Kind: "Node", Name: node.Name}, "the node was deleted and recreated").Advise("schedule the pod again"))
 	}
 	c.node = node
 	return step{do: allow}

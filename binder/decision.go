@@ -94,17 +94,6 @@ func (d Decision) Kind() string {
 	}
 }
 
-func denied(err *framework.Error) Decision {
-	d := Decision{Err: err}
-	if err.Kind == framework.KindWait {
-		d.RetryAfter = time.Second
-	}
-	return d
-}
-
-// ours returns an error of the engine itself.
-func ours(err error) *framework.Error { return framework.AsError(framework.Binder, err) }
-
 // Verdict is the expected result of a Binding.
 type Verdict string
 
@@ -191,27 +180,32 @@ const (
 	maxFindings = 200
 )
 
-// bounded returns the decision with texts within the limits. It changes only the copy.
+// bounded returns the complete decision with texts within the limits. It changes only the copy, and the explanation.
 func (d Decision) bounded() Decision {
 	all := d.Warnings
 	d.Warnings = nil
 	for _, w := range all[:min(len(all), maxWarnings)] {
 		d.Warnings = append(d.Warnings, work.Clip(w, maxMessage))
 	}
-	if d.Err == nil {
-		return d
+	if d.Err != nil {
+		err := framework.AsError(framework.Binder, d.Err)
+		err.Message, err.Advice = work.Clip(err.Message, maxMessage), work.Clip(err.Advice, maxAdvice)
+		err.Object = framework.Object{Kind: work.Clip(err.Object.Kind, maxName), Namespace: work.Clip(err.Object.Namespace, maxName), Name: work.Clip(err.Object.Name, maxName)}
+		fields := err.Fields
+		err.Fields = nil
+		for _, f := range fields[:min(len(fields), maxFields)] {
+			err.Fields = append(err.Fields, framework.Field{Path: short(f.Path), Message: short(f.Message)})
+		}
+		if left := len(fields) - maxFields; left > 0 {
+			err.Fields = append(err.Fields, framework.Field{Message: fmt.Sprintf("and %d more", left)})
+		}
+		if d.Err = err; err.Kind == framework.KindWait && d.RetryAfter == 0 {
+			d.RetryAfter = atOnce
+		}
 	}
-	bounded, err := *d.Err, d.Err
-	bounded.Message, bounded.Advice = work.Clip(err.Message, maxMessage), work.Clip(err.Advice, maxAdvice)
-	bounded.Object = framework.Object{Kind: work.Clip(err.Object.Kind, maxName), Namespace: work.Clip(err.Object.Namespace, maxName), Name: work.Clip(err.Object.Name, maxName)}
-	bounded.Fields = nil
-	for _, f := range err.Fields[:min(len(err.Fields), maxFields)] {
-		bounded.Fields = append(bounded.Fields, framework.Field{Path: short(f.Path), Message: short(f.Message)})
+	if x := d.Explanation; x != nil {
+		x.Refusal, x.Warnings = refusalOf(d.Err), d.Warnings
 	}
-	if left := len(err.Fields) - maxFields; left > 0 {
-		bounded.Fields = append(bounded.Fields, framework.Field{Message: fmt.Sprintf("and %d more", left)})
-	}
-	d.Err = &bounded
 	return d
 }
 

@@ -66,8 +66,10 @@ func (o Options) validate() error {
 		return errors.New("binder: Cached, Live, Changes, Events, Recorder and Clock are required")
 	case o.Replica == "" || strings.Contains(o.Replica, work.IDSeparator):
 		return fmt.Errorf("binder: Replica is required, without %q", work.IDSeparator)
+	case o.Settings.Mutators == nil:
+		return errors.New("binder: Mutators are required")
 	default:
-		return o.Settings.validateNames()
+		return nil
 	}
 }
 
@@ -149,7 +151,7 @@ func (e *Engine) InFlight() []work.InFlight {
 		if !ok {
 			f = work.InFlight{Namespace: w.pod.Namespace, Pod: w.pod.Name, Node: key.Node, Phase: work.Waiting}
 		}
-		f.Plugin, f.WaitsFor, f.Budget.Duration = w.waiting.Plugin, w.wait.String(), w.budget
+		f.Plugin, f.WaitsFor, f.Budget.Duration = cmp.Or(w.waiting.Plugin, framework.Binder), w.wait.String(), w.budget
 		f.Since = metav1.NewTime(now.Add(-now.Sub(w.since)))
 		all[key] = f
 	}
@@ -196,11 +198,11 @@ func (e *Engine) answer(ctx context.Context, r Request) Decision {
 	c := &call{Engine: e, Request: r, policy: policy, plugins: e.settings.Plugins, began: e.clock.Now()}
 	c.audit = !r.DryRun && policy.mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
-	d := c.decide(ctx).bounded()
+	d := c.decide(ctx)
 	if c.DryRun && !d.PassThrough {
-		d = explain(policy.mode, d)
+		d = c.explained(d)
 	}
-	if policy.mode == ModeAudit {
+	if d = d.bounded(); policy.mode == ModeAudit {
 		d = auditOnly(d)
 	}
 	if c.pod != nil && !r.DryRun && (d.Err != nil || d.Audit != nil) {
@@ -214,12 +216,12 @@ func (c *call) decide(ctx context.Context) Decision {
 	name := c.Binding.Target.Name
 	// The API server accepts every name.
 	if problems := apivalidation.NameIsDNSSubdomain(name, false); len(problems) > 0 {
-		return denied(ours(framework.Refuse(framework.Object{Kind: "Node", Name: short(name)}, "invalid name: %s", problems[0]).Advise("choose another node")))
+		return Decision{Err: framework.Refuse(framework.Object{Kind: "Node", Name: short(name)}, "invalid name: %s", problems[0]).Advise("choose another node")}
 	}
 	c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: name}, c.began
 	if s := c.readPod(ctx); s.do != allow {
 		if s.err != nil {
-			return c.remember(denied(s.err))
+			return c.remember(Decision{Err: s.err})
 		}
 		return s.answer
 	}

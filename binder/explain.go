@@ -4,9 +4,7 @@
 package binder
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -20,43 +18,47 @@ func refusalOf(err *framework.Error) *Refusal {
 	return &Refusal{Kind: err.Kind, Plugin: err.Plugin, Object: err.Object.String(), Message: err.Message, Advice: err.Advice}
 }
 
-// rehearsed returns the decision on a dry run, by the step after one pass. The first plugin that rejects the bind decides. The
-// explanation has the obstacles of all.
-func (c *call) rehearsed(ctx context.Context, next step) Decision {
-	d, err := next.answer, next.err
-	if d.PassThrough {
-		return d
-	}
-	if err == nil {
-		d, err = c.compose(ctx, "")
-	}
-	if err != nil {
-		d = denied(ours(err))
-	}
-	d.Explanation = &Explanation{}
+// explained returns the decision on a dry run with its explanation. The first plugin that rejects the bind decides. The explanation has
+// the obstacles of all.
+func (c *call) explained(d Decision) Decision {
+	x := &Explanation{Verdict: VerdictBind, Mode: c.policy.mode, Annotations: d.Annotations, Labels: d.Labels}
 	asked := map[string]result{}
 	for _, r := range c.results {
 		asked[r.plugin.Name()] = r
 	}
 	for _, p := range c.plugins {
-		x := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
-		if r, ok := asked[p.Name()]; ok {
-			x = explained(r)
+		if c.pod == nil {
+			break // The bind ended before PreFlight.
 		}
-		d.Explanation.Plugins = append(d.Explanation.Plugins, x)
+		of := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
+		if r, ok := asked[p.Name()]; ok {
+			of = explained(r)
+		}
+		x.Plugins = append(x.Plugins, of)
+		if of.Verdict == PluginWaits {
+			x.Verdict = VerdictWait
+		}
 		if d.Err != nil {
 			continue
 		}
-		for _, would := range x.Would {
+		for _, would := range of.Would {
 			d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would "+would)
 		}
-		if len(x.Would) > 0 {
+		if len(of.Would) > 0 {
 			continue // The writes say what they wait for.
 		}
-		for _, awaited := range x.WaitsFor {
+		for _, awaited := range of.WaitsFor {
 			d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would wait for "+awaited)
 		}
 	}
+	switch {
+	case d.Err == nil:
+	case d.Err.Kind == framework.KindWait:
+		x.Verdict = VerdictWait
+	default:
+		x.Verdict = VerdictRefuse
+	}
+	d.Explanation = x
 	return d
 }
 
@@ -94,28 +96,6 @@ func boundedFindings(all []framework.Finding) []framework.Finding {
 	return bounded
 }
 
-// explain completes the decision on a dry run with its explanation.
-func explain(mode Mode, d Decision) Decision {
-	if d.PassThrough {
-		return d
-	}
-	x := d.Explanation
-	if x == nil {
-		x = &Explanation{}
-	}
-	x.Mode, x.Annotations, x.Labels, x.Refusal, x.Warnings = mode, d.Annotations, d.Labels, refusalOf(d.Err), d.Warnings
-	d.Explanation = x
-	switch {
-	case d.Err == nil && !slices.ContainsFunc(x.Plugins, func(p PluginExplanation) bool { return p.Verdict == PluginWaits }):
-		x.Verdict = VerdictBind
-	case d.Err == nil || d.Err.Kind == framework.KindWait:
-		x.Verdict = VerdictWait
-	default:
-		x.Verdict = VerdictRefuse
-	}
-	return d
-}
-
 // auditOnly returns a decision that allows the bind unchanged and reports the one that was
 // explained.
 func auditOnly(d Decision) Decision {
@@ -127,7 +107,7 @@ func auditOnly(d Decision) Decision {
 	switch x := d.Explanation; {
 	case d.Err != nil:
 		out.Warnings = []string{"audit: the bind would be rejected (" + a.Kind + "): " + d.Err.Error()}
-	case x != nil && x.Verdict == VerdictWait:
+	case x.Verdict == VerdictWait:
 		a.Kind = string(framework.KindWait)
 		for _, p := range x.Plugins {
 			a.WaitsFor = append(a.WaitsFor, p.WaitsFor...)

@@ -95,7 +95,7 @@ func guardMerged(pod *corev1.Pod, b *corev1.Binding, added map[string]string, ro
 	for _, p := range problems {
 		err.Fields = append(err.Fields, framework.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
 	}
-	return ours(err)
+	return err
 }
 
 func sizeOf(values map[string]string) int {

@@ -162,7 +162,6 @@ func TestGuardMerged(t *testing.T) {
 			}
 			require.NotNil(t, err, tc.reason)
 			assert.Equal(t, framework.KindInvalid, err.Kind, tc.reason)
-			assert.Equal(t, "binder", err.Plugin)
 			assert.NotEmpty(t, err.Advice)
 			var paths []string
 			for _, f := range err.Fields {

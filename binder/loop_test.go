@@ -170,7 +170,11 @@ func (w *world) run(ctx context.Context, p posted) Decision {
 			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,
 		},
 	}
-	return c.decide(ctx)
+	d := c.decide(ctx)
+	if p.dryRun {
+		d = c.explained(d)
+	}
+	return d
 }
 
 // plugin is a PreBinder that is made of functions.

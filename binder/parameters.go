@@ -24,8 +24,8 @@ const (
 func budgetOf(own policy, p framework.Parameter) (time.Duration, *framework.Error) {
 	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
-		return 0, ours(framework.Invalid(p.On, "annotation "+p.Annotation+": invalid duration", p.Field("must be a positive duration")).
-			Advise("use a positive duration, for example 90s or 5m"))
+		return 0, framework.Invalid(p.On, "annotation "+p.Annotation+": invalid duration", p.Field("must be a positive duration")).
+			Advise("use a positive duration, for example 90s or 5m")
 	}
 	return min(budget, own.maxPreBindTimeout), nil
 }
@@ -45,8 +45,8 @@ func requiredPlugins(plugins []framework.Plugin, p framework.Parameter) (map[str
 	for name := range strings.SplitSeq(p.Value, ",") {
 		name = strings.TrimSpace(name)
 		if name != "" && !slices.Contains(on, name) {
-			return nil, ours(framework.Refuse(p.On, "annotation %s: PreBind plugin %q is not enabled (%s)",
-				p.Annotation, short(name), known).Advise("correct the annotation, or enable the plugin with --prebind-plugins"))
+			return nil, framework.Refuse(p.On, "annotation %s: PreBind plugin %q is not enabled (%s)",
+				p.Annotation, short(name), known).Advise("correct the annotation, or enable the plugin with --prebind-plugins")
 		}
 		names[name] = true
 	}

@@ -41,11 +41,11 @@ func (c *call) readPod(ctx context.Context) step {
 	case err != nil:
 		return ends(unreadable(podObject(c.Request.Pod), err))
 	case pod == nil:
-		return ends(ours(framework.Stale(podObject(c.Request.Pod), "not found").Because(ErrPodNotFound).Advise("discard the Binding")))
+		return ends(framework.Stale(podObject(c.Request.Pod), "not found").Because(ErrPodNotFound).Advise("discard the Binding"))
 	case !unbindable(pod, c.Binding) && c.Binding.ResourceVersion != "" && c.Binding.ResourceVersion != pod.ResourceVersion:
 		// The API server checks it as well, but only after the plugins would have had their side effects.
-		return ends(ours(framework.Stale(podObject(c.Request.Pod), "has resourceVersion %s, but the Binding requires %s",
-			pod.ResourceVersion, short(c.Binding.ResourceVersion)).Advise("schedule the changed pod")))
+		return ends(framework.Stale(podObject(c.Request.Pod), "has resourceVersion %s, but the Binding requires %s",
+			pod.ResourceVersion, short(c.Binding.ResourceVersion)).Advise("schedule the changed pod"))
 	case c.ends(pod):
 		d := rejectedBy(pod, c.Binding)
 		if d.UID != "" && c.pod != nil {
@@ -83,7 +83,7 @@ func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
 	object := framework.Object{Kind: "Node", Name: key.Name}
 	c.recorder.ReadLive("Node", work.ReadMissing)
 	if err := c.live.Get(ctx, key, node); apierrors.IsNotFound(err) {
-		return nil, ours(framework.Refuse(object, "not found").Advise("choose another node"))
+		return nil, framework.Refuse(object, "not found").Advise("choose another node")
 	} else if err != nil {
 		return nil, unreadable(object, err)
 	}
@@ -94,8 +94,8 @@ func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
 }
 
 func unreadable(object framework.Object, err error) *framework.Error {
-	return ours(framework.FromAPI(object, "reading it from the API server", err).
-		Advise("check that the API server responds and that Prebind has permission to read the object"))
+	return framework.FromAPI(object, "reading it from the API server", err).
+		Advise("check that the API server responds and that Prebind has permission to read the object")
 }
 
 // subscribing adds all that is read to a subscription, before it reads, so that no change is missed.

@@ -5,15 +5,11 @@ package binder
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"path"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -98,26 +94,4 @@ func overridden(r NamespaceRule, p policy) policy {
 		p.maxPreBindTimeout = max(p.maxPreBindTimeout, r.PreBindTimeout.Duration)
 	}
 	return p
-}
-
-// validateNames checks that the names of plugins and mutators, under which they write
-// annotations, are unique.
-func (s *Settings) validateNames() error {
-	if s.Mutators == nil {
-		return errors.New("binder: Mutators are required")
-	}
-	seen := map[string]bool{framework.Binder: true}
-	for _, name := range s.Mutators.Names() {
-		seen[name] = true
-	}
-	for _, p := range s.Plugins {
-		if seen[p.Name()] {
-			return fmt.Errorf("binder: plugin %q is registered twice, or a mutator has its name", p.Name())
-		}
-		seen[p.Name()] = true
-		if problems := validation.IsDNS1123Subdomain(p.Name() + "." + framework.Domain); len(problems) > 0 {
-			return fmt.Errorf("binder: plugin %q: its name is not valid as part of an annotation key: %s", p.Name(), strings.Join(problems, "; "))
-		}
-	}
-	return nil
 }

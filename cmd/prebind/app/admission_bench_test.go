@@ -42,6 +42,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/unrecorded"
 	prebindwebhook "github.com/prebind/prebind/webhook"
 	"github.com/prebind/prebind/webhook/certificates"
 )
@@ -145,7 +146,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics()})
 	require.NoError(tb, err)
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
-	engine := benchEngine(tb, untimed, nil)
+	engine := benchEngine(tb, untimed, unrecorded.Recorder{})
 	handlerOf := func(e prebindwebhook.Engine) http.Handler {
 		h, err := prebindwebhook.NewHandler(prebindwebhook.Options{
 			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{},
