@@ -60,9 +60,11 @@ type call struct {
 	id    string
 	// asked are the plugins whose PreBind was called since the last change.
 	asked map[string]bool
-	// hold is the seat of the call, or nil. held says that the hold has ended.
-	hold *hold
-	held bool
+	// leave gives the seat of the call back. It is nil if the call has none. held says that the hold has ended.
+	leave func()
+	held  bool
+	// reports is when an event reports the wait, or zero.
+	reports time.Time
 	// settles is when a rejection counts, or zero if the last pass had none. It counts from the first
 	// rejection and not from the call: the watches of two kinds can be apart at any time.
 	settles time.Time
@@ -88,8 +90,8 @@ func (c *call) run(ctx context.Context) Decision {
 	if c.changes != nil {
 		c.changes.Close()
 	}
-	if c.hold != nil {
-		c.hold.release()
+	if c.leave != nil {
+		c.leave()
 	}
 	if c.DryRun {
 		return d
@@ -358,19 +360,26 @@ func (c *call) wait(ctx context.Context, s step) step {
 		if !now.Before(end) {
 			return s.end(c.overBudget(s))
 		}
-		if c.hold == nil {
-			if c.hold = c.take(ctx); c.hold == nil {
-				return s.end(c.waiting(s, now))
+		err := c.waiting(s, now)
+		if c.leave == nil {
+			if c.leave = c.take(ctx); c.leave == nil {
+				return s.end(err)
 			}
 		}
-		c.awaits(c.waiting(s, now), s.first(), 0)
+		c.awaits(err, s.first(), 0)
 		c.observe(ctx, s.waits)
+		if !c.reports.IsZero() && !now.Before(c.reports) {
+			c.reportWait(c.pod, err)
+			c.reports = time.Time{}
+		}
 		if until = s.until; until.IsZero() || end.Before(until) {
 			until = end
 		}
 	}
-	if !c.rereads.IsZero() && c.rereads.Before(until) {
-		until = c.rereads
+	for _, sooner := range []time.Time{c.reports, c.rereads} {
+		if !sooner.IsZero() && sooner.Before(until) {
+			until = sooner
+		}
 	}
 	timer := c.clock.NewTimer(max(until.Sub(now), pace))
 	defer timer.Stop()

@@ -57,7 +57,7 @@ type Options struct {
 	Events events.EventRecorder
 	// Recorder records the work on binds.
 	Recorder Recorder
-	Clock    clock.WithDelayedExecution
+	Clock    clock.Clock
 }
 
 func (o Options) validate() error {
@@ -85,7 +85,7 @@ type Engine struct {
 	work    *work.Set
 	waits   waits
 	seats   seating
-	clock   clock.WithDelayedExecution
+	clock   clock.Clock
 	// jitter returns a random number from 0 to 1.
 	jitter func() float64
 	// draining is closed by drain.
@@ -138,7 +138,13 @@ type Stats struct {
 
 // Stats returns the present numbers; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: e.work.Count()}
+	s := Stats{Attempts: map[string]int{}}
+	for _, phase := range work.Phases() {
+		s.Attempts[phase] = 0
+	}
+	for _, f := range e.work.InFlight() {
+		s.Attempts[f.Phase]++
+	}
 	s.Holds, s.MaxHolds = e.seats.count(e.settings.MaxHolds)
 	return s
 }
@@ -229,7 +235,7 @@ func (c *call) decide(ctx context.Context) Decision {
 	before := c.waits.before(c.key, c.began)
 	c.first, c.calls = before.since, before.calls
 	d := c.run(ctx)
-	if d.Attempt != "" || before.calls > 0 || c.hold != nil {
+	if d.Attempt != "" || before.calls > 0 || c.leave != nil {
 		d.Calls, d.Waited = before.calls+1, c.clock.Since(before.since)
 	}
 	return d

@@ -153,7 +153,7 @@ func TestBind_Waits(t *testing.T) {
 		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "1", "wait-a.prebind.dev/waited": "yes", "example.com/x": "a"}, d.Annotations)
 		assert.Equal(t, []string{"mind the gap"}, d.Warnings)
 		assert.Equal(t, 1, s.runs, "the mutators run once, for the answer")
-		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (0s); retry the Binding"}, s.said())
+		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (5s); retry the Binding"}, s.said())
 		assert.Zero(t, s.Stats().Holds)
 	}, labelled())
 }

@@ -7,8 +7,6 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/work"
 )
@@ -20,37 +18,20 @@ const (
 	minRetry, atOnce = 2 * time.Second, time.Second
 )
 
-// hold is the seat of a call that waits.
-type hold struct {
-	// leave gives the seat back.
-	leave func()
-	// report is the timer of the event about the wait, and ended ends the step.
-	report clock.Timer
-	ended  func(error)
-}
-
-// take returns a seat, or nil if there is none.
-func (c *call) take(ctx context.Context) *hold {
+// take takes a seat, and returns the function that gives it back, or nil if there is none.
+func (c *call) take(ctx context.Context) (leave func()) {
 	of, most := c.seats.of(c.User, c.settings.MaxHolds)
 	size := heldSize(c.pod, c.Binding)
 	if !of.take(most, c.Pod.Namespace, size) {
 		c.recorder.HoldRefused()
 		return nil
 	}
-	h, pod := &hold{leave: func() { of.leave(c.Pod.Namespace, size) }}, c.pod
-	_, h.ended = c.recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
-	h.report = c.clock.AfterFunc(reportAfter, func() {
-		if err := c.waits.before(c.key, c.began).waiting; err != nil {
-			c.reportWait(pod, err)
-		}
-	})
-	return h
-}
-
-func (h *hold) release() {
-	h.report.Stop()
-	h.ended(nil)
-	h.leave()
+	_, ended := c.recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
+	c.reports = c.clock.Now().Add(reportAfter)
+	return func() {
+		ended(nil)
+		of.leave(c.Pod.Namespace, size)
+	}
 }
 
 // awaits records what the call waits for, and the answer if it ended now. Over is 1 if it has ended.

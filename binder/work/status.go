@@ -59,17 +59,6 @@ func (s *Set) InFlight() map[Key]InFlight {
 	return all
 }
 
-// Count returns the number of binds by phase, with all of Phases. The caller owns the map.
-func (s *Set) Count() map[string]int {
-	count := map[string]int{Preparing: 0, Allowed: 0, RollingBack: 0}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.entries {
-		count[e.phase()]++
-	}
-	return count
-}
-
 // phase must be called with Set.mu held.
 func (e *Entry) phase() string {
 	switch {

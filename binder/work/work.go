@@ -92,7 +92,7 @@ type Options struct {
 	// allows binds only in the term in which it began. Term must be fast, and safe for concurrent
 	// use.
 	Term  func() (term int64, held bool)
-	Clock clock.WithDelayedExecution
+	Clock clock.Clock
 }
 
 // Set is the work of this replica. It is safe for concurrent use.
