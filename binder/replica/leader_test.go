@@ -25,11 +25,11 @@ import (
 // would consider this one dead.
 func TestReplicas_RenewalWithoutAnswer(t *testing.T) {
 	renewals := make(chan int, 10)
-	var puts atomic.Int32
+	var patches atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPut {
+		if r.Method == http.MethodPatch {
 			_, _ = io.Copy(io.Discard, r.Body)
-			n := int(puts.Add(1))
+			n := int(patches.Add(1))
 			if renewals <- n; n == 1 {
 				<-r.Context().Done()
 				return

@@ -7,6 +7,7 @@ package replica
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -47,7 +49,7 @@ const (
 
 // Replicas keep leases and elect a leader in Prebind's own namespace.
 //
-// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;delete
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;patch;delete
 
 // NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }
@@ -73,8 +75,6 @@ type Options struct {
 // Start are safe for concurrent use.
 type Replicas struct {
 	o Options
-	// latest is the lease as last read or written, or nil. Only Start uses it.
-	latest *coordinationv1.Lease
 
 	mu sync.Mutex
 	// renewed is when the last successful renewal began, and term the number of the current
@@ -209,59 +209,30 @@ func (r *Replicas) status(ctx context.Context) string {
 	return status
 }
 
-// write creates or updates the lease.
+// write renews the lease, or creates it. A patch without a resourceVersion never conflicts, and does not bring back a lease that was
+// removed.
 func (r *Replicas) write(ctx context.Context, status string) error {
+	began := r.o.Clock.Now()
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: r.name(), Labels: map[string]string{label: r.o.ID}, Annotations: map[string]string{statusAnnotation: status}},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &r.o.ID, LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(began)),
+		},
+	}
+	patch, err := json.Marshal(lease)
+	if err != nil {
+		return err
+	}
 	leases := r.o.Client.CoordinationV1().Leases(r.o.Namespace)
-	var err error
-	// The second try is based on the live lease. The third is for a lease that was removed in
-	// the meantime.
-	for range 3 {
-		began := r.o.Clock.Now()
-		next := r.next(status, began)
-		var written *coordinationv1.Lease
-		if r.latest == nil {
-			written, err = leases.Create(ctx, next, metav1.CreateOptions{})
-		} else {
-			written, err = leases.Update(ctx, next, metav1.UpdateOptions{})
-		}
-		switch {
-		case err == nil:
-			r.latest = written
-			r.succeeded(began)
-			return nil
-		case apierrors.IsNotFound(err) && r.latest != nil:
-			r.removed()
-		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-			var found *coordinationv1.Lease
-			if found, err = leases.Get(ctx, r.name(), metav1.GetOptions{}); apierrors.IsNotFound(err) {
-				r.removed()
-			} else if err != nil {
-				return err
-			} else {
-				r.latest = found
-			}
-		default:
-			return err
-		}
+	_, err = leases.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		r.removed()
+		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
+	}
+	if err == nil {
+		r.succeeded(began)
 	}
 	return err
-}
-
-// next returns the lease to write.
-func (r *Replicas) next(status string, now time.Time) *coordinationv1.Lease {
-	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: r.o.Namespace, Name: r.name()}}
-	if r.latest != nil {
-		next = r.latest.DeepCopy()
-	}
-	metav1.SetMetaDataLabel(&next.ObjectMeta, label, r.o.ID)
-	delete(next.Annotations, statusAnnotation)
-	if status != "" {
-		metav1.SetMetaDataAnnotation(&next.ObjectMeta, statusAnnotation, status)
-	}
-	next.Spec.HolderIdentity = &r.o.ID
-	next.Spec.LeaseDurationSeconds = new(int32(duration / time.Second))
-	next.Spec.RenewTime = new(metav1.NewMicroTime(now))
-	return next
 }
 
 // succeeded records a renewal by its start.
@@ -276,7 +247,6 @@ func (r *Replicas) succeeded(began time.Time) {
 
 // removed records that another client removed the lease.
 func (r *Replicas) removed() {
-	r.latest = nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.renewed, r.lost = time.Time{}, true

@@ -4,6 +4,7 @@
 package replica
 
 import (
+	"bytes"
 	"context"
 	"maps"
 	"slices"
@@ -151,15 +152,13 @@ func TestStart_RenewsWithoutTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
 		refuse := func(a clienttesting.Action) (bool, runtime.Object, error) {
-			w, _ := a.(clienttesting.UpdateAction)
-			l, ok := w.GetObject().(*coordinationv1.Lease)
-			if ok && len(l.Annotations[statusAnnotation]) > 10 {
+			p, ok := a.(clienttesting.PatchAction)
+			if ok && bytes.Contains(p.GetPatch(), []byte("above the limit")) {
 				return true, nil, apierrors.NewRequestEntityTooLargeError("limit is 10")
 			}
 			return false, nil, nil
 		}
-		client.PrependReactor("create", "leases", refuse)
-		client.PrependReactor("update", "leases", refuse)
+		client.PrependReactor("patch", "leases", refuse)
 		var status atomic.Pointer[string]
 		status.Store(new("fine"))
 		r := newReplicas(t, client, "a")
