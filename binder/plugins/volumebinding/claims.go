@@ -11,18 +11,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
+	csitranslation "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/volumes"
 )
 
 // usable checks that the pod may use the claim, which can be nil.
-func (s snapshot) usable(ref volumes.ClaimRef, claim *corev1.PersistentVolumeClaim) error {
-	switch {
+func (s snapshot) usable(u use) error {
+	switch claim := u.claim; {
 	case claim == nil:
-		return framework.Refuse(s.claimObject(ref), "the claim does not exist").Advise("create it, or correct the pod")
-	case ref.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return framework.Refuse(object(claim), "the claim was not created for ephemeral volume %q of this pod", ref.Ephemeral.Name).
+		return framework.Refuse(s.claimObject(u), "the claim does not exist").Advise("create it, or correct the pod")
+	case u.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
+		return framework.Refuse(object(claim), "the claim was not created for ephemeral volume %q of this pod", u.Ephemeral.Name).
 			Advise("delete the claim, or rename the pod or its volume")
 	case metav1.HasAnnotation(claim.ObjectMeta, volumes.TooLarge):
 		return framework.Refuse(object(claim), "the spec of the claim is too large for Prebind").Advise("use a shorter selector")
@@ -35,15 +38,15 @@ func (s snapshot) usable(ref volumes.ClaimRef, claim *corev1.PersistentVolumeCla
 	return nil
 }
 
-func (s snapshot) claimObject(ref volumes.ClaimRef) framework.Object {
-	return framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: ref.Name}
+func (s snapshot) claimObject(u use) framework.Object {
+	return framework.Object{Kind: "PersistentVolumeClaim", Namespace: s.pod.Namespace, Name: u.Name}
 }
 
 // checkBound checks that the volume of a bound claim names the claim and can be used on
 // the node.
-func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
-	pv, ok := s.volumes[claim.Spec.VolumeName]
-	if !ok {
+func (s snapshot) checkBound(u use) error {
+	claim, pv := u.claim, u.volume
+	if pv == nil {
 		return framework.Refuse(object(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
 			Advise("restore the volume, or delete the claim")
 	}
@@ -56,9 +59,9 @@ func (s snapshot) checkBound(claim *corev1.PersistentVolumeClaim) error {
 
 // checkDelayed checks that the binding mode of an unbound claim is WaitForFirstConsumer, and
 // that no other node was selected for it.
-func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
+func (s snapshot) checkDelayed(u use) error {
+	claim, class := u.claim, u.class
 	name := volume.GetPersistentVolumeClaimClass(claim)
-	class := s.classes[name]
 	switch {
 	case claim.Spec.VolumeName != "":
 		return framework.Refuse(object(claim), "the claim requests PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
@@ -77,13 +80,44 @@ func (s snapshot) checkDelayed(claim *corev1.PersistentVolumeClaim) error {
 	return nil
 }
 
-// object refers to a claim or a volume in errors.
-func object(o metav1.Object) framework.Object {
-	kind := "PersistentVolume"
-	if _, ok := o.(*corev1.PersistentVolumeClaim); ok {
-		kind = "PersistentVolumeClaim"
+// checkAffinity checks that the volume can be used on the node.
+func (s snapshot) checkAffinity(pv *corev1.PersistentVolume) error {
+	here, err := s.onNode(pv)
+	if err != nil {
+		return err
 	}
-	return framework.Object{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
+	if err := volume.CheckNodeAffinity(here, s.node.Labels); err != nil {
+		return framework.Refuse(object(pv), "its node affinity excludes node %s", s.node.Name).Because(err).
+			Advise("choose a node that matches the volume's node affinity")
+	}
+	return nil
+}
+
+// onNode returns the volume with the node affinity that applies on the node: that of the CSI
+// driver if the volume's in-tree plugin was migrated. It does not change the volume. It follows
+// tryTranslatePVToCSI of kube-scheduler's VolumeBinding.
+func (s snapshot) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	if !volumes.IsMigratable(pv) {
+		return pv, nil
+	}
+	translator := csitranslation.New()
+	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
+	if err != nil || !volumes.IsMigrated(s.csiNode, plugin) {
+		return pv, nil //nolint:nilerr // A volume of an unknown plugin is not translated.
+	}
+	translated, err := translator.TranslateInTreePVToCSI(klog.Logger{}, pv)
+	if err != nil {
+		return nil, framework.Refuse(object(pv), "cannot translate the volume of in-tree plugin %s, which node %s migrated to CSI: %v",
+			plugin, s.node.Name, err).Because(err).Advise("correct the volume")
+	}
+	here := *pv
+	here.Spec.NodeAffinity = translated.Spec.NodeAffinity
+	return &here, nil
+}
+
+// object refers to a claim or a volume in errors.
+func object(o client.Object) framework.Object {
+	return framework.Object{Kind: framework.KindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // describe names a claim in the middle of a sentence.

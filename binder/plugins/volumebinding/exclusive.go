@@ -91,13 +91,9 @@ func (r reservation) other(bc *framework.BindContext) (ledger.ObjectName, bool) 
 	return r.record.Record.Pod, true
 }
 
-// by returns whether the attempt has reserved the claim.
+// by returns whether the attempt has reserved the claim. Attempts are unique.
 func (r reservation) by(bc *framework.BindContext) bool {
-	if _, other := r.other(bc); other || r.record == nil {
-		return false
-	}
-	_, ok := r.record.Record.Attempts[bc.Attempt]
-	return ok
+	return r.record != nil && r.record.Record.Attempts[bc.Attempt] != ""
 }
 
 // reserve reserves the claims for the attempt, and then checks that no other pod uses them.

@@ -66,15 +66,13 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 			if random.IntN(5) == 0 {
 				delete(node.Labels, corev1.LabelHostname)
 			}
-			s := newSnapshot(thePod(), node)
-			s.csiNode = pick(random, nil, gen.CSINode(node.Name, gcePlugin))
+			s := snapshot{node: node, csiNode: pick(random, nil, gen.CSINode(node.Name, gcePlugin))}
 			claim := randomClaim(random)
-			class := volume.GetPersistentVolumeClaimClass(claim)
-			s.free[class] = free.of(class, node.Labels[corev1.LabelHostname])
+			u := use{claim: claim, free: free.of(volume.GetPersistentVolumeClaimClass(claim), node.Labels[corev1.LabelHostname])}
 			taken := map[string]*corev1.PersistentVolume{}
 			for range 4 {
 				want := s.among(t, all, claim, taken)
-				got, err := s.smallest(claim, taken, false)
+				got, err := s.smallest(u, taken, false)
 				require.NoError(t, err)
 				if want == "" {
 					require.Nil(t, got, "seed %d", seed)

@@ -4,25 +4,119 @@
 package volumebinding
 
 import (
+	"cmp"
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/prebind/prebind/binder/framework"
 )
+
+// taken contains the volumes that other claims of the pod get, by name.
+type taken = map[string]*corev1.PersistentVolume
+
+// match finds a volume for each unbound claim, the smallest claim first, and adds the claims to the
+// plan. Claims without a matching volume are provisioned.
+func (s snapshot) match(unbound []use, p *plan) error {
+	slices.SortStableFunc(unbound, bySize)
+	used := taken{}
+	var provisioned []use
+	for _, u := range unbound {
+		pv, err := s.find(u, used)
+		if err != nil {
+			return err
+		}
+		if pv == nil {
+			provisioned = append(provisioned, u)
+			p.dynamic = append(p.dynamic, u.claim)
+			continue
+		}
+		used[pv.Name] = pv
+		p.static = append(p.static, match{claim: u.claim, volume: pv})
+	}
+	for _, u := range provisioned {
+		err := s.checkProvision(u)
+		if err == nil {
+			continue
+		}
+		if p.wait = s.pending(u, used); p.wait == (framework.Wait{}) {
+			return err
+		}
+	}
+	return nil
+}
+
+func bySize(a, b use) int {
+	x, y := a.claim.Spec.Resources.Requests[corev1.ResourceStorage], b.claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	return cmp.Or(x.Cmp(y), cmp.Compare(a.Name, b.Name))
+}
+
+// begun returns whether a node was selected for the provisioning of the claim's volume. Such a claim is not matched.
+func begun(claim *corev1.PersistentVolumeClaim) bool {
+	return metav1.HasAnnotation(claim.ObjectMeta, volume.AnnSelectedNode)
+}
+
+// claimedBy returns whether the claimRef names exactly this claim.
+func claimedBy(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	return pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == claim.UID
+}
+
+// find returns the volume for the claim, or nil if one has to be provisioned. A volume
+// that names the claim has priority. If that volume cannot be used on the node, find rejects
+// the bind, because the PersistentVolume controller will bind the claim to it.
+func (s snapshot) find(u use, used taken) (*corev1.PersistentVolume, error) {
+	if begun(u.claim) {
+		return nil, nil
+	}
+	for _, pv := range u.reserved {
+		if pv.Status.Phase == corev1.VolumeBound && claimedBy(pv, u.claim) {
+			// The PersistentVolume controller has decided. The cache does not hold the fields of a bound
+			// volume that a match needs.
+			return pv, s.checkAffinity(pv)
+		}
+	}
+	pv, err := volume.FindMatchingVolume(u.claim, u.reserved, nil, used, true, true)
+	if pv != nil {
+		return pv, s.checkAffinity(pv)
+	}
+	if err == nil {
+		pv, err = s.smallest(u, used, false)
+	}
+	if err != nil {
+		return nil, framework.Refuse(object(u.claim), "cannot match a volume: %v", err).Because(err).Advise("correct the claim")
+	}
+	return pv, nil
+}
+
+// pending returns the wait for a matching volume that is not available yet, or zero.
+func (s snapshot) pending(u use, used taken) framework.Wait {
+	if begun(u.claim) {
+		return framework.Wait{}
+	}
+	pv, err := s.smallest(u, used, true)
+	if err != nil || pv == nil {
+		return framework.Wait{}
+	}
+	return framework.Wait{Object: object(pv), For: "the PersistentVolume controller to make the volume available for " + describe(u.claim)}
+}
 
 // smallest returns the volume that FindMatchingVolume would find for the claim among all
 // available volumes of its class, ordered by name, or nil: the smallest that fits, and the first
 // by name among equals. With pending, it matches the volumes that are not available yet. Usually the
 // first volume that is large enough fits.
-func (s snapshot) smallest(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume, pending bool) (best *corev1.PersistentVolume, err error) {
+func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.PersistentVolume, err error) {
 	enough := &corev1.PersistentVolume{}
-	enough.Spec.Capacity = claim.Spec.Resources.Requests
-	for _, on := range s.free[volume.GetPersistentVolumeClaimClass(claim)] {
+	enough.Spec.Capacity = u.claim.Spec.Resources.Requests
+	for _, on := range u.free {
 		on.AscendGreaterOrEqual(enough, func(pv *corev1.PersistentVolume) bool {
 			if best != nil && before(best, pv) {
 				return false
 			}
 			fits := false
-			if taken[pv.Name] == nil && isPending(pv) == pending {
-				fits, err = s.fits(pv, claim)
+			if used[pv.Name] == nil && isPending(pv) == pending {
+				fits, err = s.fits(pv, u.claim)
 			}
 			if fits {
 				best = pv

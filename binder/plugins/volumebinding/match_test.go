@@ -34,7 +34,7 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	node := gen.Node("node-7", gen.Zone("z1"))
 	return func() {
 		s := snap(theClaim(), local, node)
-		s.free["local"] = free.of("local", "node-7")
+		s.uses[0].free = free.of("local", "node-7")
 		pl, err := findPodVolumes(s)
 		require.NoError(tb, err)
 		require.Len(tb, pl.static, 1)

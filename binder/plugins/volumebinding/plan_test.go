@@ -15,40 +15,53 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // snap returns a snapshot with the objects. If they do not include a pod or a node, it uses the
 // pod web and node-a in zone z1.
 func snap(objects ...client.Object) snapshot {
-	s := newSnapshot(thePod(), theNode())
-	free := NewFreeVolumes()
+	s := snapshot{pod: thePod(), node: theNode()}
+	free, volumesOf := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
+	claims, classes := map[string]*corev1.PersistentVolumeClaim{}, map[string]*storagev1.StorageClass{}
+	reserved, drivers := map[string][]*corev1.PersistentVolume{}, map[string]*storagev1.CSIDriver{}
+	capacities := map[string][]storagev1.CSIStorageCapacity{}
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *corev1.Pod:
 			s.pod = o
 		case *corev1.PersistentVolumeClaim:
-			s.claims[o.Name] = o
+			claims[o.Name] = o
 		case *corev1.PersistentVolume:
-			s.volumes[o.Name] = o
+			volumesOf[o.Name] = o
 			free.OnAdd(o, false)
 			if ref := o.Spec.ClaimRef; ref != nil {
-				s.reserved[ref.Name] = append(s.reserved[ref.Name], o)
+				reserved[ref.Name] = append(reserved[ref.Name], o)
 			}
 		case *storagev1.StorageClass:
-			s.classes[o.Name] = o
+			classes[o.Name] = o
 		case *corev1.Node:
 			s.node = o
 		case *storagev1.CSINode:
 			s.csiNode = o
 		case *storagev1.CSIDriver:
-			s.drivers[o.Name] = o
+			drivers[o.Name] = o
 		case *storagev1.CSIStorageCapacity:
-			s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
+			capacities[o.StorageClassName] = append(capacities[o.StorageClassName], *o)
 		}
 	}
-	for class := range s.classes {
-		s.free[class] = free.of(class, s.node.Labels[corev1.LabelHostname])
+	for _, ref := range volumes.ClaimsOf(s.pod) {
+		u := use{ClaimRef: ref, claim: claims[ref.Name]}
+		if u.claim != nil {
+			u.volume, u.reserved = volumesOf[u.claim.Spec.VolumeName], reserved[ref.Name]
+			u.class = classes[volume.GetPersistentVolumeClaimClass(u.claim)]
+		}
+		if u.class != nil {
+			u.free = free.of(u.class.Name, s.node.Labels[corev1.LabelHostname])
+			u.driver, u.capacities = drivers[u.class.Provisioner], capacities[u.class.Name]
+		}
+		s.uses = append(s.uses, u)
 	}
 	return s
 }

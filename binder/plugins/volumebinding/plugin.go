@@ -7,7 +7,7 @@
 // nothing.
 //
 // SetupBindContextExtension reads a snapshot (read.go), and pure functions decide on it
-// (plan.go, claims.go, provision.go, target.go). PreBind writes (write.go). The bind then waits until
+// (plan.go, claims.go, match.go, provision.go). PreBind writes (write.go). The bind then waits until
 // all claims are bound.
 //
 // The plugin never undoes a write to a claim or a volume. A provisioner can be creating the volume,
@@ -17,6 +17,7 @@
 package volumebinding
 
 import (
+	"cmp"
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,7 +25,6 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
-	"github.com/prebind/prebind/binder/volumes"
 )
 
 // Name of the plugin.
@@ -62,9 +62,6 @@ type decision struct {
 // SetupBindContextExtension reads the pod's claims and everything that their binding
 // depends on, and plans the binding.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
-		return nil
-	}
 	s, err := p.read(ctx, cache, bc)
 	if err != nil {
 		return err
@@ -85,14 +82,8 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 // PreFlight returns the writes and the wait for the pod's claims. It rejects the same binds as Filter of
 // kube-scheduler's VolumeBinding.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	if len(volumes.ClaimsOf(bc.Pod)) == 0 {
-		return framework.Verdict{}, nil
-	}
 	d, err := framework.Extension[decision](bc)
-	if err == nil {
-		err = d.err
-	}
-	if err != nil {
+	if err = cmp.Or(err, d.err); err != nil {
 		return framework.Verdict{}, err
 	}
 	return d.plan.verdict(bc), nil
@@ -102,13 +93,10 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 // selected-node of each claim that has to be provisioned.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	d, err := framework.Extension[decision](bc)
-	if err == nil {
-		err = d.err
+	if err = cmp.Or(err, d.err); err != nil {
+		return err
 	}
-	if err == nil {
-		err = p.reserve(ctx, bc, d.plan.exclusive)
-	}
-	if err != nil {
+	if err := p.reserve(ctx, bc, d.plan.exclusive); err != nil {
 		return err
 	}
 	return p.write(ctx, bc, d.plan)

@@ -4,11 +4,11 @@
 package volumebinding
 
 import (
+	"cmp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/storage/volume"
@@ -18,8 +18,8 @@ import (
 
 // checkProvision checks that a volume can be provisioned for the claim on the node. It follows
 // checkVolumeProvisions of kube-scheduler's VolumeBinding.
-func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
-	class := s.classes[volume.GetPersistentVolumeClaimClass(claim)]
+func (s snapshot) checkProvision(u use) error {
+	claim, class := u.claim, u.class
 	switch {
 	case class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner:
 		return framework.Refuse(object(claim), "no volume of StorageClass %s fits on node %s, and the class does not provision volumes", class.Name, s.node.Name).
@@ -33,24 +33,27 @@ func (s snapshot) checkProvision(claim *corev1.PersistentVolumeClaim) error {
 		// capacity is insufficient, the provisioner removes selected-node.
 		return nil
 	}
-	return s.checkCapacity(claim, class)
+	return s.checkCapacity(u)
 }
 
 // checkCapacity checks that the driver of the class published enough capacity for the claim on
 // the node. Like hasEnoughCapacity of kube-scheduler's VolumeBinding, it checks each claim
 // alone, because several objects can describe the same pool.
-func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+func (s snapshot) checkCapacity(u use) error {
+	claim, class := u.claim, u.class
 	size, ok := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	if !ok || !publishesCapacity(s.drivers[class.Provisioner]) {
+	if !ok || !publishesCapacity(u.driver) {
 		return nil
 	}
 	reachable := false
-	for _, c := range s.capacities[class.Name] {
+	for i := range u.capacities {
+		c := &u.capacities[i]
 		if !reachableFrom(c, s.node.Labels) {
 			continue
 		}
 		reachable = true
-		if limit := volumeLimit(c); limit != nil && limit.Value() >= size.Value() {
+		// Without any of the two, no volume fits.
+		if limit := cmp.Or(c.MaximumVolumeSize, c.Capacity); limit != nil && limit.Value() >= size.Value() {
 			return nil
 		}
 	}
@@ -62,38 +65,14 @@ func (s snapshot) checkCapacity(claim *corev1.PersistentVolumeClaim, class *stor
 		Advise("choose a node with more storage; see the CSIStorageCapacity objects")
 }
 
-// pending returns the wait for a matching volume that is not available yet, or zero. Claims with
-// selected-node are not matched.
-func (s snapshot) pending(claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) framework.Wait {
-	if begun(claim) {
-		return framework.Wait{}
-	}
-	pv, err := s.smallest(claim, taken, true)
-	if err != nil || pv == nil {
-		return framework.Wait{}
-	}
-	return framework.Wait{Object: object(pv), For: "the PersistentVolume controller to make the volume available for " + describe(claim)}
-}
-
 // publishesCapacity returns whether the CSI driver publishes its capacity for scheduling.
 func publishesCapacity(driver *storagev1.CSIDriver) bool {
 	return driver != nil && driver.Spec.StorageCapacity != nil && *driver.Spec.StorageCapacity
 }
 
-// volumeLimit returns the maximum size of a volume. Nil means that no volume fits.
-func volumeLimit(c *storagev1.CSIStorageCapacity) *resource.Quantity {
-	if c.MaximumVolumeSize != nil {
-		return c.MaximumVolumeSize
-	}
-	return c.Capacity
-}
-
 // reachableFrom returns whether a node with these labels can use the capacity. Without a
 // topology, no node can.
 func reachableFrom(c *storagev1.CSIStorageCapacity, nodeLabels map[string]string) bool {
-	if c.NodeTopology == nil {
-		return false
-	}
 	selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
 	return err == nil && selector.Matches(labels.Set(nodeLabels))
 }

@@ -36,7 +36,7 @@ var mutants = []mutant{
 	{"marks of living replicas are swept", "binder/work/sweep.go", "inProgress := living == nil || living[replica]", "inProgress := living == nil"},
 	{"marks are not swept", "binder/work/sweep.go", "marks, err = p.Marks(ctx)", "_, err = p.Marks(ctx)"},
 	{"a rollback does not look at the pod", "binder/framework/whereabouts.go", "case pod.Spec.NodeName == node && node != \"\":", "case false:"},
-	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err = p.reserve(ctx, bc, d.plan.exclusive)", "err = nil"},
+	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err := p.reserve(ctx, bc, d.plan.exclusive)", "err := error(nil)"},
 	{"users of the exclusive claim are not listed", "binder/plugins/volumebinding/exclusive.go", "return p.checkUnused(ctx, bc.Pod, claims)", "return nil"},
 	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return d.plan.verdict(bc), nil", "v := d.plan.verdict(bc)\n\tv.Wait = framework.Wait{}\n\treturn v, nil"},
 	{"an allowed bind is over at once", "binder/framework/settles.go", "const BindSettles = 50 * time.Second", "const BindSettles = 50 * time.Millisecond"},
@@ -54,7 +54,7 @@ var mutants = []mutant{
 	{"a policy sees another user", "binder/plugins/bindpolicy/plugin.go", "User: bc.User, DryRun", "DryRun"},
 	{"a policy rejects nothing", "binder/plugins/bindpolicy/judge.go", "return v, refusalOf(rejecting)", "return v, nil"},
 	{"a policy delays nothing", "binder/plugins/bindpolicy/judge.go", "v.Wait = waitOf(waiting)", "_ = waitOf(waiting)"},
-	{"the affinity of a volume does not matter", "binder/plugins/volumebinding/target.go", "if err := volume.CheckNodeAffinity(here, t.node.Labels); err != nil {", "if err := volume.CheckNodeAffinity(here, t.node.Labels); false && err != nil {"},
+	{"the affinity of a volume does not matter", "binder/plugins/volumebinding/claims.go", "if err := volume.CheckNodeAffinity(here, s.node.Labels); err != nil {", "if err := volume.CheckNodeAffinity(here, s.node.Labels); false && err != nil {"},
 }
 
 var failed = regexp.MustCompile(`(?m)^    --- FAIL: TestSimulation/`)

@@ -72,7 +72,7 @@ func TestCheckAffinity(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			before := tc.volume.DeepCopy()
-			err := target{node: tc.node, csiNode: tc.csiNode}.checkAffinity(tc.volume)
+			err := snapshot{node: tc.node, csiNode: tc.csiNode}.checkAffinity(tc.volume)
 			assert.Equal(t, before, tc.volume, "the volume does not change, because a cache can share it")
 			if tc.want == "" {
 				require.NoError(t, err, tc.reason)
