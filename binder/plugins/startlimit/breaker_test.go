@@ -4,8 +4,6 @@
 package startlimit
 
 import (
-	"maps"
-	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 )
@@ -40,30 +39,26 @@ func TestBreaker(t *testing.T) {
 		"TriesAgain":   {reason: "the second try is after the second time", limits: three, refusals: []int{0, 0, 0, 310}, at: 610, want: trying},
 		"Extends":      {reason: "pods that were bound before are refused later", limits: three, refusals: []int{0, 0, 0, 100}, at: 350, want: open},
 		"StartsAgain":  {reason: "earlier refusals do not count after the window", limits: three, refusals: []int{0, 0, 0, 370, 371}, at: 372, want: closed},
-		"Off":          {reason: "the breaker is disabled", limits: limits{window: time.Minute, open: time.Minute}, refusals: []int{0, 0, 0}, at: 1, want: closed},
 		"One":          {reason: "the first refusal opens it", limits: limits{refusals: 1, window: time.Minute, open: time.Minute}, refusals: []int{0}, at: 1, want: open},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			began := time.Unix(1000, 0)
 			after := func(seconds int) time.Time { return began.Add(time.Duration(seconds) * time.Second) }
-			var all, stepwise history
-			for _, r := range tc.refusals {
-				all.times = append(all.times, after(r))
-				stepwise.times = append(stepwise.times, after(r))
-				stepwise = tc.limits.replay(stepwise)
+			var inOrder, backwards history
+			for i := range tc.refusals {
+				inOrder = tc.limits.add(inOrder, after(tc.refusals[i]))
+				backwards = tc.limits.add(backwards, after(tc.refusals[len(tc.refusals)-1-i]))
 			}
-			all = tc.limits.replay(all)
-			assert.Equal(t, tc.want, tc.limits.phase(all, after(tc.at)), tc.reason)
-			assert.Equal(t, tc.want, tc.limits.phase(stepwise, after(tc.at)), "it does not matter when the refusals are replayed")
-			assert.Equal(t, all, tc.limits.replay(all), "a second replay changes nothing")
+			assert.Equal(t, tc.want, tc.limits.phase(inOrder, after(tc.at)), tc.reason)
+			assert.Equal(t, inOrder, backwards, "the order does not matter, because an informer lists the pods in any order")
 		})
 	}
 }
 
 func newTestBreakers(l limits) (*breakers, *events.FakeRecorder) {
 	b, recorder := newBreakers(), events.NewFakeRecorder(100)
-	b.limits, b.clock, b.events = l, clock.RealClock{}, recorder
+	b.limits, b.clock, b.events, b.histories = l, clock.RealClock{}, recorder, utilcache.NewExpiring()
 	return &b, recorder
 }
 
@@ -103,7 +98,7 @@ func TestBreakers_AreRebuilt(t *testing.T) {
 		now := time.Now()
 		handler := b.handler()
 		for i, seconds := range []int{20, 400, 30, 25} {
-			packed, _ := packRefused(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-time.Duration(seconds)*time.Second))))
+			packed, _ := newPlugin().refusedPods().Transform(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-time.Duration(seconds)*time.Second))))
 			handler.OnAdd(packed, true)
 		}
 		assert.Equal(t, open, phaseOf(b, "default", nodeA))
@@ -124,54 +119,24 @@ func TestBreakers_DoNotTrustTheNodesClock(t *testing.T) {
 	})
 }
 
-func TestBreakers_AreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, _ := newTestBreakers(limits{refusals: 1, window: time.Minute, open: time.Minute})
-		b.events = nil
-		b.refused(bound("a", inNamespace("other"), refusedFor("OutOfcpu", time.Now())), false)
-		for i := range maxNodes + 10 {
-			pod := bound("a", refusedFor("OutOfcpu", time.Now()))
-			pod.Spec.NodeName = strconv.Itoa(i)
-			b.refused(pod, false)
-			<-time.After(time.Millisecond)
-		}
-		assert.Len(t, b.of["default"], maxNodes)
-		assert.Equal(t, open, phaseOf(b, "default", "0"))
-		assert.Equal(t, closed, phaseOf(b, "default", strconv.Itoa(maxNodes)), "the refusal is ignored")
-		assert.Equal(t, open, phaseOf(b, "other", nodeA), "the limit is that of a namespace")
-
-		<-time.After(time.Minute)
-		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
-		assert.Equal(t, trying, phaseOf(b, "default", "0"))
-		<-time.After(time.Minute)
-		b.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
-		assert.Equal(t, open, phaseOf(b, "default", nodeA), "breakers that are closed make room")
-
-		idle, _ := newTestBreakers(limits{})
-		for range 1000 {
-			idle.refused(bound("a", refusedFor("OutOfcpu", time.Now())), false)
-		}
-		assert.LessOrEqual(t, len(idle.of["default"][nodeA].times), maxTimes)
-	})
-}
-
 // A CI system creates a namespace for each run, and binds no more pods to the node.
-func TestBreakers_AreSwept(t *testing.T) {
+func TestBreakers_AreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := newTestBreakers(three)
 		refuse := func(namespace string) {
 			b.refused(bound("a", inNamespace(namespace), refusedFor("OutOfcpu", time.Now())), false)
 		}
-		for range 3 {
+		for range 1000 {
 			refuse("open")
 		}
+		assert.Len(t, b.of(breakerKey{namespace: "open", node: nodeA}).times, maxTimes)
 		refuse("closed")
-		<-time.After(time.Minute + time.Second)
+		<-time.After(6*time.Minute - time.Nanosecond)
 		refuse("another")
-		assert.ElementsMatch(t, []string{"open", "another"}, slices.Collect(maps.Keys(b.of)), "the refusal does not count after the window")
-		<-time.After(5*time.Minute + time.Second)
-		refuse("last")
-		assert.Equal(t, []string{"last"}, slices.Collect(maps.Keys(b.of)), "the breaker is closed again")
+		assert.Equal(t, 3, b.histories.Len(), "a refusal can matter")
+		<-time.After(time.Nanosecond)
+		refuse("another")
+		assert.Equal(t, 1, b.histories.Len(), "the breakers are closed again")
 	})
 }
 

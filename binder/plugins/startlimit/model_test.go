@@ -134,7 +134,7 @@ func (c *crowd) run(sharers int) {
 func (c *crowd) take(r *observer, sharers int) bool {
 	c.made++
 	uid := types.UID(fmt.Sprint(c.made))
-	given := rules{limit: c.limit, timeout: time.Hour, replicas: sharers}
+	given := rules{limit: c.limit, replicas: sharers}
 	if !r.reserve(nodeA, "default", uid, given, false) {
 		return false
 	}

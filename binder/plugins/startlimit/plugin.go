@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -44,6 +45,7 @@ var _ framework.Reserver = (*Plugin)(nil)
 // newPlugin returns the plugin without its arguments.
 func newPlugin() *Plugin {
 	p := &Plugin{slots: slots{nodes: map[string]map[types.UID]slot{}}, refused: newBreakers()}
+	p.h.Replicas = func() int { return 0 } // For the metric, while the plugin is off.
 	p.Decider = framework.NewPlugin(Name, p.decide)
 	return p
 }
@@ -56,23 +58,16 @@ func (p *Plugin) configure(h framework.Handle, a *Arguments) (framework.Plugin, 
 	}
 	p.h.Replicas() // The first call begins the observation of the replicas.
 	// Every bind to the node wakes up when its slots change.
+	p.slots.timeout = a.StartTimeout.Duration
 	p.slots.clock, p.slots.changed = h.Clock, func(node string) { h.Wake(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}) }
-	p.refused.clock, p.refused.events = h.Clock, h.Events
+	p.refused.clock, p.refused.events, p.refused.histories = h.Clock, h.Events, utilcache.NewExpiringWithClock(h.Clock)
 	p.refused.limits = limits{refusals: a.BreakerRefusals, window: a.BreakerWindow.Duration, open: a.BreakerOpen.Duration}
 	return p, nil
 }
 
-// replicas returns the number of live replicas, or 0 if it is not known or the plugin is off.
-func (p *Plugin) replicas() int {
-	if p.h.Replicas == nil {
-		return 0
-	}
-	return p.h.Replicas()
-}
-
 // rules returns the rules for the present number of replicas.
 func (p *Plugin) rules() rules {
-	return rules{limit: p.args.Limit, timeout: p.args.StartTimeout.Duration, replicas: p.replicas()}
+	return rules{limit: p.args.Limit, replicas: p.h.Replicas()}
 }
 
 // decide rejects the bind if the circuit breaker is open, and waits for a slot if the pod needs one. The handlers of the
@@ -82,7 +77,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 		return framework.Verdict{}, nil
 	}
 	r := p.rules()
-	s := p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, r, bc.Now)
+	s := p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, bc.Now)
 	state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
 	switch {
 	case state == open, state == trying && s.busy:

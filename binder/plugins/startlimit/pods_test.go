@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -43,13 +44,13 @@ func TestIsStarting(t *testing.T) {
 	}
 }
 
-func TestIsRefusal(t *testing.T) {
+func TestIsRefused(t *testing.T) {
 	for reason, want := range map[string]bool{
 		"UnexpectedAdmissionError": true, "OutOfcpu": true, "OutOfpods": true, "OutOfnvidia.com/gpu": true, "NodeAffinity": true,
 		"TopologyAffinityError": true, "NodeShutdown": true, "VolumeAttachmentLimitExceeded": true,
 		"": false, "Evicted": false, "SysctlForbidden": false, "Terminated": false, "DeadlineExceeded": false, "Preempting": false,
 	} {
-		assert.Equal(t, want, isRefusal(reason), reason)
+		assert.Equal(t, want, isRefused(bound("a", refusedFor(reason, time.Unix(1000, 0)))), reason)
 	}
 }
 
@@ -59,29 +60,25 @@ func TestPack(t *testing.T) {
 	created.Status.Conditions, created.CreationTimestamp.Time = nil, now
 	critical := boundSince("a", now, refusedFor("OutOfcpu", now))
 	critical.Spec.PriorityClassName = "system-node-critical"
+	p := newPlugin()
 	cases := map[string]struct {
 		reason    string
-		transform func(any) (any, error)
+		selection framework.Selection
 		pod       *corev1.Pod
 		want      bool
 	}{
-		"Starting": {reason: "the pod counts", transform: packStarting, pod: boundSince("a", now), want: true},
-		"Unbound":  {reason: "a pod that was created with a node has no condition yet", transform: packStarting, pod: created, want: true},
-		"Stuck":    {reason: "the pod does not count", transform: packStarting, pod: boundSince("a", now, waitsFor("ImagePullBackOff"))},
-		"Refused":  {reason: "the kubelet refused the pod", transform: packRefused, pod: boundSince("a", now, refusedFor("OutOfcpu", now)), want: true},
-		"Crashed":  {reason: "the pod ran", transform: packRefused, pod: boundSince("a", now, refusedFor("Error", now))},
-		"Exempt":   {reason: "the circuit breaker does not apply to the pod", transform: packRefused, pod: critical},
-		"NoTime": {reason: "the time of creation is not after the refusal", transform: packRefused, pod: func() *corev1.Pod {
-			p := created.DeepCopy()
-			p.Status.Phase, p.Status.Reason = corev1.PodFailed, "OutOfcpu"
-			return p
-		}(), want: true},
+		"Starting": {reason: "the pod counts", selection: p.startingPods(), pod: boundSince("a", now), want: true},
+		"Unbound":  {reason: "a pod that was created with a node has no condition yet", selection: p.startingPods(), pod: created, want: true},
+		"Stuck":    {reason: "the pod does not count", selection: p.startingPods(), pod: boundSince("a", now, waitsFor("ImagePullBackOff"))},
+		"Refused":  {reason: "the kubelet refused the pod", selection: p.refusedPods(), pod: boundSince("a", now, refusedFor("OutOfcpu", now)), want: true},
+		"Crashed":  {reason: "the pod ran", selection: p.refusedPods(), pod: boundSince("a", now, refusedFor("Error", now))},
+		"Exempt":   {reason: "the circuit breaker does not apply to the pod", selection: p.refusedPods(), pod: critical},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			packed, err := tc.transform(tc.pod)
+			packed, err := tc.selection.Transform(tc.pod)
 			require.NoError(t, err)
-			again, err := tc.transform(packed)
+			again, err := tc.selection.Transform(packed)
 			require.NoError(t, err)
 			assert.Equal(t, packed, again, "an informer can transform an object twice")
 			got, ok := compact.Unpack(packed).(*corev1.Pod)

@@ -44,7 +44,7 @@ func Registration() framework.Registration {
 			}, func() float64 { return float64(p.slots.count()) }),
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 				Name: "prebind_start_limit_replicas", Help: "Live replicas that share the free slots of each node. 0 until the plugin is on and this replica has read their leases.",
-			}, func() float64 { return float64(p.replicas()) }),
+			}, func() float64 { return float64(p.h.Replicas()) }),
 			p.refused.openings,
 		},
 		New: framework.Build(p.configure),

@@ -17,8 +17,7 @@ import (
 
 // rules decide who gets a slot.
 type rules struct {
-	limit   int
-	timeout time.Duration
+	limit int
 	// replicas is the number of live replicas, or 0 if it is not known.
 	replicas int
 }
@@ -58,25 +57,19 @@ type sight struct {
 // slot is a slot of a node in use: by a pod that starts, or by a bind.
 type slot struct {
 	namespace string
-	// since is when this replica first observed the pod, or when the bind reserved the slot. The time of the bind
-	// in the pod is not used, because the clock of the API server can differ.
-	since time.Time
+	// until is when the slot no longer counts. It depends on when this replica first observed the pod. The time of the bind in the
+	// pod is not used, because the clock of the API server can differ.
+	until time.Time
 	// reserved is set for a reservation of a bind.
 	reserved bool
-}
-
-// ends returns when the slot no longer counts.
-func (s slot) ends(r rules) time.Time {
-	if s.reserved {
-		return s.since.Add(observeTime)
-	}
-	return s.since.Add(r.timeout)
 }
 
 // slots are the slots in use on all nodes. It is safe for concurrent use.
 type slots struct {
 	mu    sync.Mutex
 	clock clock.WithDelayedExecution
+	// timeout is how long a pod counts.
+	timeout time.Duration
 	// nodes contains the slots by node and pod.
 	nodes map[string]map[types.UID]slot
 	// changed is called after a change that can end a wait for the node.
@@ -84,19 +77,18 @@ type slots struct {
 }
 
 // sight returns the state of the node for the pod.
-func (s *slots) sight(node, namespace string, uid types.UID, r rules, now time.Time) sight {
+func (s *slots) sight(node, namespace string, uid types.UID, now time.Time) sight {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.look(node, namespace, uid, r, now)
+	return s.look(node, namespace, uid, now)
 }
 
 // look must be called with mu held.
-func (s *slots) look(node, namespace string, uid types.UID, r rules, now time.Time) sight {
+func (s *slots) look(node, namespace string, uid types.UID, now time.Time) sight {
 	var all sight
 	for id, other := range s.nodes[node] {
-		end := other.ends(r)
 		switch {
-		case !end.After(now):
+		case !other.until.After(now):
 			continue
 		case id == uid:
 			all.own = true
@@ -107,8 +99,8 @@ func (s *slots) look(node, namespace string, uid types.UID, r rules, now time.Ti
 			all.observed++
 		}
 		all.busy = all.busy || other.namespace == namespace
-		if all.next.IsZero() || end.Before(all.next) {
-			all.next = end
+		if all.next.IsZero() || other.until.Before(all.next) {
+			all.next = other.until
 		}
 	}
 	return all
@@ -120,7 +112,7 @@ func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	seen := s.look(node, namespace, uid, r, now)
+	seen := s.look(node, namespace, uid, now)
 	if seen.own {
 		// The time does not change, so that a bind that never succeeds does not keep its slot.
 		return true
@@ -128,7 +120,7 @@ func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bo
 	if !r.fits(seen) || alone && seen.busy {
 		return false
 	}
-	own := slot{namespace: namespace, since: now, reserved: true}
+	own := slot{namespace: namespace, until: now.Add(observeTime), reserved: true}
 	s.put(node, uid, own)
 	s.clock.AfterFunc(observeTime, func() {
 		s.remove(node, uid, func(old slot) bool { return old == own })
@@ -164,7 +156,7 @@ func (s *slots) observed(pod *corev1.Pod) {
 	s.mu.Lock()
 	old, ok := s.nodes[pod.Spec.NodeName][pod.UID]
 	if !ok || old.reserved {
-		s.put(pod.Spec.NodeName, pod.UID, slot{namespace: pod.Namespace, since: s.clock.Now()})
+		s.put(pod.Spec.NodeName, pod.UID, slot{namespace: pod.Namespace, until: s.clock.Now().Add(s.timeout)})
 	}
 	s.mu.Unlock()
 	if old.reserved {
@@ -179,29 +171,20 @@ func (s *slots) ended(pod *corev1.Pod) {
 
 // handler returns a handler for an informer of pods that start.
 func (s *slots) handler() toolscache.ResourceEventHandler {
-	podOf := func(o any) *corev1.Pod {
-		pod, _ := compact.Unpack(o).(*corev1.Pod)
-		return pod
-	}
-	add := func(o any) {
-		if pod := podOf(o); pod != nil {
-			s.observed(pod)
+	change := func(before, after any) {
+		was, _ := compact.Unpack(before).(*corev1.Pod)
+		is, _ := compact.Unpack(after).(*corev1.Pod)
+		if was != nil && (is == nil || is.UID != was.UID) {
+			s.ended(was)
+		}
+		if is != nil {
+			s.observed(is)
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: add,
-		UpdateFunc: func(before, after any) {
-			was, is := podOf(before), podOf(after)
-			if was != nil && (is == nil || is.UID != was.UID) {
-				s.ended(was)
-			}
-			add(after)
-		},
-		DeleteFunc: func(o any) {
-			if pod := podOf(o); pod != nil {
-				s.ended(pod)
-			}
-		},
+		AddFunc:    func(o any) { change(nil, o) },
+		UpdateFunc: change,
+		DeleteFunc: func(o any) { change(o, nil) },
 	}
 }
 

@@ -71,7 +71,7 @@ func TestReserve_SharesFreeSlots(t *testing.T) {
 
 // newTestSlots returns slots of a replica.
 func newTestSlots(changed func(node string)) *slots {
-	return &slots{clock: clock.RealClock{}, nodes: map[string]map[types.UID]slot{}, changed: changed}
+	return &slots{clock: clock.RealClock{}, timeout: time.Hour, nodes: map[string]map[types.UID]slot{}, changed: changed}
 }
 
 // The handler follows all changes of a pod that an informer reports.
@@ -80,7 +80,7 @@ func TestHandler(t *testing.T) {
 	s := newTestSlots(func(string) { changes++ })
 	h := s.handler()
 	packed := func(pod *corev1.Pod) any {
-		p, _ := packStarting(pod)
+		p, _ := newPlugin().startingPods().Transform(pod)
 		return p
 	}
 	starts, stuck, replaced := packed(bound("a")), packed(bound("a", waitsFor("ImagePullBackOff"))), packed(bound("b"))
@@ -102,7 +102,7 @@ func TestHandler(t *testing.T) {
 func TestObserved_WakesTheNext(t *testing.T) {
 	var woken []string
 	s := newTestSlots(func(node string) { woken = append(woken, node) })
-	r := rules{limit: 5, timeout: time.Hour}
+	r := rules{limit: 5}
 	pod := bound("first")
 	require.True(t, s.reserve(nodeA, pod.Namespace, pod.UID, r, false))
 	require.False(t, s.reserve(nodeA, pod.Namespace, "second", r, false))
