@@ -4,14 +4,13 @@
 package announce
 
 import (
-	"encoding/json"
-	"reflect"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -27,19 +26,29 @@ const maxMarks = 10
 
 func managerOf(attempt string) string { return managerPrefix + attempt }
 
+// nominatedNode is the field that the plugin sets, and onlyField contains nothing else.
+var (
+	nominatedNode = fieldpath.MakePathOrDie("status", "nominatedNodeName")
+	onlyField     = fieldpath.NewSet(nominatedNode)
+)
+
+// fieldsOf returns the fields of the entry. An invalid entry has none.
+func fieldsOf(entry *metav1.ManagedFieldsEntry) *fieldpath.Set {
+	set := fieldpath.NewSet()
+	if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
+		return fieldpath.NewSet()
+	}
+	return set
+}
+
 // isOurs returns whether the entry is one that a write of this plugin leaves. Users can write
 // managedFields through the pod, so a manager with the prefix alone proves nothing: an apply for an
 // entry of another operation or subresource has no effect, and one for an entry with more fields
 // removes these fields.
 func isOurs(entry *metav1.ManagedFieldsEntry) bool {
-	var fields map[string]any
 	return strings.HasPrefix(entry.Manager, managerPrefix) && entry.Operation == metav1.ManagedFieldsOperationApply &&
-		entry.Subresource == "status" && entry.FieldsV1 != nil &&
-		json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) == nil && reflect.DeepEqual(fields, onlyField)
+		entry.Subresource == "status" && fieldsOf(entry).Equals(onlyField)
 }
-
-// onlyField is the content of the FieldsV1 of our entries.
-var onlyField = map[string]any{"f:status": map[string]any{"f:nominatedNodeName": map[string]any{}}}
 
 // ownersOf returns the attempts that own nominatedNodeName, and whether another client owns it.
 func ownersOf(pod *corev1.Pod) (attempts []string, foreign bool) {
@@ -47,17 +56,9 @@ func ownersOf(pod *corev1.Pod) (attempts []string, foreign bool) {
 		entry := &pod.ManagedFields[i]
 		if isOurs(entry) {
 			attempts = append(attempts, strings.TrimPrefix(entry.Manager, managerPrefix))
-			continue
+		} else if fieldsOf(entry).Has(nominatedNode) {
+			foreign = true
 		}
-		var owned struct {
-			Status struct {
-				NominatedNodeName *struct{} `json:"f:nominatedNodeName"`
-			} `json:"f:status"`
-		}
-		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &owned) != nil {
-			continue
-		}
-		foreign = foreign || owned.Status.NominatedNodeName != nil
 	}
 	return attempts, foreign
 }

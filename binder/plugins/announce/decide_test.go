@@ -105,9 +105,6 @@ func TestOwnersOf_ForgedEntries(t *testing.T) {
 		"Metadata": {reason: "the plugin applies no metadata", change: func(e *metav1.ManagedFieldsEntry) {
 			e.FieldsV1 = metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}},"f:status":{"f:nominatedNodeName":{}}}`)
 		}},
-		"Below": {reason: "the field is a string", change: func(e *metav1.ManagedFieldsEntry) {
-			e.FieldsV1 = metav1.NewFieldsV1(`{"f:status":{"f:nominatedNodeName":{".":{}}}}`)
-		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := nominatedPod("node-a", managerOf("r1-a"))

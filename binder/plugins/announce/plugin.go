@@ -5,15 +5,14 @@ package announce
 
 import (
 	"context"
-	"encoding/json"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,13 +23,9 @@ import (
 const (
 	// writeTimeout limits one announcement, retries included.
 	writeTimeout = 5 * time.Second
-	// maxTries is how often an announcement is tried if the pod changes at the same time.
-	maxTries = 3
 	// forget is how long after its last wait a bind ends that is not called any more. It is longer than
 	// any Retry-After.
 	forget = 2 * time.Minute
-	// maxLogged is the maximum number of causes in the log.
-	maxLogged = 32
 )
 
 // Plugin publishes the nodes of binds that wait. It never delays or rejects a bind.
@@ -45,8 +40,9 @@ type Plugin struct {
 	mu sync.Mutex
 	// running contains the announcements by pod.
 	running map[types.UID]*announcement
+
 	// logged contains the causes of errors that are already in the log.
-	logged map[metav1.StatusReason]bool
+	logged sync.Map
 }
 
 var (
@@ -58,16 +54,13 @@ var (
 type announcement struct {
 	// bc is the context of the first call that waited.
 	bc *framework.BindContext
-	// begin and expire are the timers for the write, and for the end of a bind that is not called any more.
-	begin, expire clock.Timer
-	// done is closed when the function of begin ends. Only then tried may be read.
-	done chan struct{}
-	// tried is set if the API server may have got the write.
-	tried bool
+	// end ends the announcement, and expire is the timer that ends it if the bind is not called any more.
+	end    context.CancelFunc
+	expire clock.Timer
 }
 
 func newPlugin(h framework.Handle, a *Arguments) *Plugin {
-	return &Plugin{h: h, after: a.After.Duration, running: map[types.UID]*announcement{}, logged: map[metav1.StatusReason]bool{}}
+	return &Plugin{h: h, after: a.After.Duration, running: map[types.UID]*announcement{}}
 }
 
 // Name implements framework.Plugin.
@@ -91,59 +84,49 @@ func (p *Plugin) BindWaits(ctx context.Context, bc *framework.BindContext, _ []f
 			a.expire.Reset(forget)
 			return
 		}
-		p.end(ctx, a)
+		p.end(a)
 	}
-	a := &announcement{bc: bc, done: make(chan struct{})}
 	ctx = context.WithoutCancel(ctx)
-	a.begin = p.h.Clock.AfterFunc(p.after, func() {
-		defer close(a.done)
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		defer cancel()
-		var err error
-		if a.tried, err = p.announce(ctx, bc); err != nil {
-			p.log(ctx, err, "Could not announce the node of a bind that waits, the bind continues", bc)
+	waits, end := context.WithCancel(ctx)
+	p.running[bc.Pod.UID] = &announcement{bc: bc, end: end, expire: p.h.Clock.AfterFunc(forget, func() { p.BindDecided(ctx, bc) })}
+	p.h.Clock.AfterFunc(p.after, func() {
+		if waits.Err() != nil {
+			return
 		}
+		p.try(ctx, bc, p.announce, "Could not announce the node of a bind that waits, the bind continues")
+		// If this fails, the mark remains, and the sweeper withdraws it.
+		context.AfterFunc(waits, func() { p.try(ctx, bc, p.withdraw, "Could not clear the announced node of a bind, will retry") })
 	})
-	a.expire = p.h.Clock.AfterFunc(forget, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.running[bc.Pod.UID] == a {
-			p.end(ctx, a)
-		}
-	})
-	p.running[bc.Pod.UID] = a
 }
 
 // BindDecided implements framework.Observer. The API server clears the field with the bind, except
 // without the feature gate ClearingNominatedNodeNameAfterBinding, such as before Kubernetes 1.35.
-func (p *Plugin) BindDecided(ctx context.Context, bc *framework.BindContext) {
+func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if a := p.running[bc.Pod.UID]; a != nil && a.bc.Node.Name == bc.Node.Name {
-		p.end(ctx, a)
+		p.end(a)
 	}
 }
 
-// end ends the announcement in the background. If that fails, the mark remains, and the sweeper withdraws it. It must be called with mu
-// held.
-func (p *Plugin) end(ctx context.Context, a *announcement) {
+// end ends the announcement in the background. It must be called with mu held.
+func (p *Plugin) end(a *announcement) {
 	delete(p.running, a.bc.Pod.UID)
 	a.expire.Stop()
-	if a.begin.Stop() {
+	a.end()
+}
+
+// try writes, and logs an error once for each cause.
+func (p *Plugin) try(ctx context.Context, bc *framework.BindContext, write func(context.Context, *framework.BindContext) error, failed string) {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := write(ctx, bc)
+	if err == nil {
 		return
 	}
-	ctx = context.WithoutCancel(ctx)
-	go func() {
-		<-a.done
-		if !a.tried {
-			return
-		}
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		defer cancel()
-		if err := p.withdraw(ctx, a.bc); err != nil {
-			p.log(ctx, err, "Could not clear the announced node of a bind, will retry", a.bc)
-		}
-	}()
+	if _, known := p.logged.LoadOrStore(apierrors.ReasonForError(err), true); !known {
+		klog.FromContext(ctx).Error(err, failed, "pod", klog.KObj(bc.Pod), "node", bc.Node.Name, "plugin", Name)
+	}
 }
 
 // PreBind implements framework.PreBinder. It is never called, because the verdict has no writes.
@@ -159,77 +142,49 @@ func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error 
 	return p.withdraw(ctx, bc)
 }
 
-// announce sets the field if it may. tried is set if the API server may have got the write.
-func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) (tried bool, err error) {
-	for range maxTries {
+// announce sets the field if it may.
+func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) || isForged(pod, bc.Attempt) {
-			return tried, err
+			return err
 		}
-		tried = true
-		status := corev1ac.PodStatus().WithNominatedNodeName(bc.Node.Name)
-		// Force takes the field over from an earlier attempt. The resourceVersion ensures that
-		// no other client has set it since the read.
-		err = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion).WithStatus(status), client.ForceOwnership)
-		if !apierrors.IsConflict(err) {
-			return true, err
-		}
-	}
-	return tried, nil
+		return p.apply(ctx, bc, pod, corev1ac.PodStatus().WithNominatedNodeName(bc.Node.Name))
+	})
 }
 
-// podOf returns an apply configuration for the pod of the bind, and for no other pod with its name.
-func podOf(bc *framework.BindContext) *corev1ac.PodApplyConfiguration {
-	return corev1ac.Pod(bc.Pod.Name, bc.Pod.Namespace).WithUID(bc.Pod.UID)
-}
-
-// apply applies the configuration as the field manager of the attempt.
-func (p *Plugin) apply(ctx context.Context, bc *framework.BindContext, pod *corev1ac.PodApplyConfiguration, options ...client.SubResourceApplyOption) error {
-	return p.h.Status.Status().Apply(ctx, pod, append(options, client.FieldOwner(managerOf(bc.Attempt)))...)
+// apply applies the status as the field manager of the attempt. Force takes the field over from an earlier attempt. The
+// resourceVersion ensures that no other client has changed the pod since the read.
+func (p *Plugin) apply(ctx context.Context, bc *framework.BindContext, pod *corev1.Pod, status *corev1ac.PodStatusApplyConfiguration) error {
+	change := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithStatus(status)
+	return p.h.Status.Status().Apply(ctx, change, client.FieldOwner(managerOf(bc.Attempt)), client.ForceOwnership)
 }
 
 // withdraw gives up the attempt's ownership of the field, and clears the field if the attempt is its
-// only owner. The resourceVersion ensures that no user has forged the attempt's entry since the read.
+// only owner.
 func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error {
-	var conflict error
-	for range maxTries {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-		if err != nil {
-			return err
-		}
 		owns, last := owns(pod, bc.Pod.UID, bc.Attempt)
-		if !owns {
-			return nil
-		}
-		if last {
-			conflict = p.clear(ctx, bc, pod.ResourceVersion)
-		} else {
-			conflict = p.apply(ctx, bc, podOf(bc).WithResourceVersion(pod.ResourceVersion))
-		}
 		switch {
-		case apierrors.IsNotFound(conflict):
-			return nil // The pod is gone.
-		case apierrors.IsConflict(conflict):
-			continue // The pod has changed, or another pod has its name.
+		case err != nil || !owns:
+			return err
+		case last:
+			return p.clear(ctx, bc, pod)
+		default:
+			return p.apply(ctx, bc, pod, nil)
 		}
-		return conflict
-	}
-	return conflict
+	})
+	return client.IgnoreNotFound(err)
 }
 
 // clear removes the field together with all entries of its owners. An apply without the field would
 // also do this, but of a status in which no client owns another field it would remove everything, such
 // as the phase, which the API server sets itself and records for no owner.
-func (p *Plugin) clear(ctx context.Context, bc *framework.BindContext, resourceVersion string) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": bc.Pod.UID, "resourceVersion": resourceVersion},
-		"status":   map[string]any{"nominatedNodeName": nil},
-	})
-	if err != nil {
-		return err
-	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}}
-	return p.h.Status.Status().Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(managerOf(bc.Attempt)))
+func (p *Plugin) clear(ctx context.Context, bc *framework.BindContext, pod *corev1.Pod) error {
+	patch := client.MergeFromWithOptions(pod.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	pod.Status.NominatedNodeName = ""
+	return p.h.Status.Status().Patch(ctx, pod, patch, client.FieldOwner(managerOf(bc.Attempt)))
 }
 
 // Marks implements framework.PreBinder. It omits announcements of this process that have not ended.
@@ -250,16 +205,4 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 		}
 	}
 	return marks, nil
-}
-
-// log logs an error, once for each cause.
-func (p *Plugin) log(ctx context.Context, err error, message string, bc *framework.BindContext) {
-	cause := apierrors.ReasonForError(err)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.logged[cause] || len(p.logged) >= maxLogged {
-		return
-	}
-	p.logged[cause] = true
-	klog.FromContext(ctx).Error(err, message, "pod", klog.KObj(bc.Pod), "node", bc.Node.Name, "plugin", Name)
 }

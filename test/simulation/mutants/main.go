@@ -48,7 +48,7 @@ var mutants = []mutant{
 	{"a suspension does not end the term", "binder/replica/replica.go", "return max(r.o.Clock.Since(r.renewed), wall)", "return min(r.o.Clock.Since(r.renewed), wall)"},
 	{"an earlier node's CSINode counts", "binder/plugins/nodeready/read.go", "return o.Kind == \"Node\" && o.UID != node.UID", "return false && o.UID != node.UID"},
 	{"an entry stays in a map", "binder/work/work.go", "delete(s.entries, e.key)", "_ = e"},
-	{"an announcement stays", "binder/plugins/announce/plugin.go", "return p.h.Status.Status().Patch(ctx, pod, client.RawPatch", "return nil; return p.h.Status.Status().Patch(ctx, pod, client.RawPatch"},
+	{"an announcement stays", "binder/plugins/announce/plugin.go", "return p.h.Status.Status().Patch(ctx, pod, patch", "return nil; return p.h.Status.Status().Patch(ctx, pod, patch"},
 	{"a foreign nominated node is replaced", "binder/plugins/announce/decide.go", "return len(attempts) > 0 && !foreign", "return len(attempts) > 0 || foreign"},
 	{"an old policy stays", "binder/plugins/bindpolicy/policies.go", "if g := p.latest[b.Name]; g != nil && g.isFor(b) {", "if g := p.latest[b.Name]; g != nil {"},
 	{"a policy sees another user", "binder/plugins/bindpolicy/plugin.go", "User: bc.User, DryRun", "DryRun"},
