@@ -121,7 +121,7 @@ func (a *Assembly) usedBy(example client.Object, by user) error {
 	if err != nil {
 		return fmt.Errorf("watching %s objects: %w", kind.Kind, err)
 	}
-	a.o.Manager.forbidden.usedBy(mapping.Resource.GroupResource(), by)
+	a.o.Manager.denied.usedBy(mapping.Resource.GroupResource(), by)
 	return nil
 }
 

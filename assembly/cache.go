@@ -39,9 +39,9 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	denied := &forbidden{}
+	rejected := &denied{}
 	options := CacheOptions(r, namespace)
-	options.DefaultWatchErrorHandler = denied.handle
+	options.DefaultWatchErrorHandler = rejected.handle
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
 		Metrics:                server.Options{BindAddress: metricsAddress},
@@ -55,7 +55,7 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	complete, err := newComplete(ctx, mgr, denied)
+	complete, err := newComplete(ctx, mgr, rejected)
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
@@ -68,7 +68,7 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds, forbidden: denied}, nil
+	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds, denied: rejected}, nil
 }
 
 // scheme returns a scheme with the built-in types and those of all plugins.
@@ -100,18 +100,18 @@ type Manager struct {
 	// views contains the view of each plugin on the caches, by name. The empty name is the view of
 	// the mutators.
 	views map[string]*view
-	// forbidden contains the forbidden watches of both caches, and of the selections of registrations.
-	forbidden *forbidden
+	// denied contains the rejected watches of both caches, and of the selections of registrations.
+	denied *denied
 }
 
-// Forbidden returns an error with the missing permission while the API server forbids a watch.
-func (m *Manager) Forbidden() error { return m.forbidden.err() }
+// Denied returns an error with the missing permission or kind while the API server rejects a watch.
+func (m *Manager) Denied() error { return m.denied.err() }
 
 // newComplete returns the complete cache, which the manager starts.
-func newComplete(ctx context.Context, mgr manager.Manager, denied *forbidden) (cache.Cache, error) {
+func newComplete(ctx context.Context, mgr manager.Manager, rejected *denied) (cache.Cache, error) {
 	options := commonCacheOptions()
 	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
-	options.DefaultWatchErrorHandler = denied.handle
+	options.DefaultWatchErrorHandler = rejected.handle
 	c, err := cache.New(mgr.GetConfig(), options)
 	if err != nil {
 		return nil, err

@@ -13,12 +13,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -26,26 +22,23 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
 )
 
-// selectionLingers is the time for which an unused selection is kept, because a call that began
-// earlier may still read it.
+// selectionLingers is how long a selection is kept that no policy uses: the next generation of one may need it again.
 const selectionLingers = time.Minute
 
 // selections contains the cache of each framework.Selection, by name. Its reader methods are safe
 // for concurrent use.
 type selections struct {
-	clock clock.WithDelayedExecution
+	clock clock.PassiveClock
 	// starting is held while a selection is started.
 	starting sync.Mutex
 	mu       sync.RWMutex
 	all      map[string]*selection
-	checks   checks
 }
 
 // selection is the cache of one framework.Selection. It is a manager.Runnable.
@@ -55,16 +48,16 @@ type selection struct {
 	store toolscache.Indexer
 	// synced return true when the store and the handlers have all objects.
 	synced []toolscache.InformerSynced
-	// forbidden contains the watch while the API server forbids it.
-	forbidden *forbidden
+	// denied contains the watch while the API server rejects it.
+	denied *denied
 	// stop ends Start.
 	stop chan struct{}
 	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
 	by *selector
 	// ready is set when the selection may be read.
 	ready bool
-	// lingering is set while the selection is not used.
-	lingering clock.Timer
+	// unused is when Keep first did not name the selection, or zero.
+	unused time.Time
 }
 
 // selector implements framework.Selector for a plugin.
@@ -159,14 +152,14 @@ func bucketOf(value string) string {
 func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection, by *selector) (*selection, error) {
 	s.starting.Lock()
 	defer s.starting.Unlock()
-	if found := s.reuse(want.Name); found != nil {
+	if found := s.use(want.Name); found != nil {
 		return found, nil
 	}
-	denied := a.o.Manager.forbidden
+	rejected := a.o.Manager.denied
 	if by != nil {
-		denied = &forbidden{}
+		rejected = &denied{}
 	}
-	started, err := a.startSelection(ctx, want, denied)
+	started, err := a.startSelection(ctx, want, rejected)
 	if err != nil {
 		return nil, err
 	}
@@ -177,78 +170,65 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	return started, nil
 }
 
-// reuse returns the selection, which no longer lingers, or nil if there is none or it is ending.
-func (s *selections) reuse(name string) *selection {
+// use returns the selection, or nil if there is none.
+func (s *selections) use(name string) *selection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found := s.all[name]
-	if found == nil || !found.use() {
-		return nil
+	if found != nil {
+		found.unused = time.Time{}
 	}
 	return found
 }
 
-// use returns whether the selection no longer lingers. It must be called with mu held.
-func (s *selection) use() bool {
-	if s.lingering != nil && !s.lingering.Stop() {
-		return false
+// end ends the selection. It must be called with mu held.
+func (s *selections) end(name string, found *selection) {
+	if s.all[name] == found {
+		close(found.stop)
+		delete(s.all, name)
 	}
-	s.lingering = nil
-	return true
 }
 
-// await waits until the selection has all objects or is forbidden. One that has never had them may end.
+// await waits until the selection has all objects, or until the API server rejects its watch. One that has never had all objects then ends.
 func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
-	denied := func() bool { return found.forbidden.err() != nil }
+	rejected := func() bool { return found.denied.err() != nil }
 	synced := func() bool {
 		return !slices.ContainsFunc(found.synced, func(f toolscache.InformerSynced) bool { return !f() })
 	}
-	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return denied() || synced() })
+	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return rejected() || synced() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := found.forbidden.err(); err != nil {
-		if !found.ready && s.all[want.Name] == found && found.use() {
-			// The next call watches again at once, without the backoff of this watch.
-			close(found.stop)
-			delete(s.all, want.Name)
+	err := found.denied.err()
+	switch {
+	case err != nil:
+		if !found.ready { // The next call watches again at once, without the backoff of this watch.
+			s.end(want.Name, found)
 		}
 		return fmt.Errorf("selection %s: %w", want.Name, err)
+	case !synced():
+		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
 	}
-	if synced() && found.use() {
-		klog.V(2).InfoS("Watching a selection", "selection", want.Name)
-		found.ready = true
-		return nil
-	}
-	if !found.ready {
-		s.linger(want.Name, found)
-	}
-	return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
+	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
+	found.ready = true
+	return nil
 }
 
-// keep ends the selections that the selector has added and that are not named.
+// keep ends the selections that the selector has added and that were not named for a time.
 func (s *selections) keep(by *selector, names sets.Set[string]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := s.clock.Now()
 	for name, found := range s.all {
-		if found.by == by && !names.Has(name) {
-			s.linger(name, found)
+		switch {
+		case found.by != by:
+		case names.Has(name):
+			found.unused = time.Time{}
+		case found.unused.IsZero():
+			found.unused = now
+		case now.Sub(found.unused) >= selectionLingers:
+			s.end(name, found)
 		}
 	}
-}
-
-// linger ends the selection after a time, unless it is used again. It must be called with mu held.
-func (s *selections) linger(name string, found *selection) {
-	if found.lingering != nil {
-		return
-	}
-	found.lingering = s.clock.AfterFunc(selectionLingers, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		close(found.stop)
-		if s.all[name] == found {
-			delete(s.all, name)
-		}
-	})
 }
 
 // Select implements framework.Selector.
@@ -260,9 +240,6 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
 	}
 	all := u.assembly.o.Manager.selections
-	if err := all.checks.serves(ctx, u.assembly, want.Example); err != nil {
-		return fmt.Errorf("selection %s: %w", want.Name, err)
-	}
 	found, err := all.find(ctx, u.assembly, want, u)
 	if err != nil {
 		return err
@@ -272,58 +249,6 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 
 // Keep implements framework.Selector.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.o.Manager.selections.keep(u, names) }
-
-// checkLasts is the time for which a successful check of a kind is not repeated, so that many policies do not
-// multiply the requests.
-const checkLasts = 10 * time.Second
-
-// checks shares the checks of kinds in progress, and their last successes. The zero value is ready to use.
-type checks struct {
-	running singleflight.Group
-	// last contains the time of the last success by kind.
-	last sync.Map
-}
-
-// serves returns an error if the API server does not serve the kind of the example any more.
-func (c *checks) serves(ctx context.Context, a *Assembly, example client.Object) error {
-	kind, err := apiutil.GVKForObject(example, a.o.Manager.GetScheme())
-	if err != nil {
-		return err
-	}
-	now := a.o.Manager.selections.clock
-	last, _ := c.last.Load(kind)
-	if at, ok := last.(time.Time); ok && now.Since(at) < checkLasts {
-		return nil
-	}
-	result := c.running.DoChan(kind.String(), func() (any, error) {
-		err := a.serves(kind)
-		if err == nil {
-			c.last.Store(kind, now.Now())
-		}
-		return nil, err
-	})
-	select {
-	case r := <-result:
-		return r.Err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// serves returns an error if the API server does not serve the kind. The mapper keeps kinds that are gone, so discovery is
-// asked as well. No answer of discovery counts as served.
-func (a *Assembly) serves(kind schema.GroupVersionKind) error {
-	if _, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version); err != nil {
-		return err
-	}
-	version := kind.GroupVersion().String()
-	served, err := a.o.Manager.discovery.ServerResourcesForGroupVersion(version)
-	isKind := func(r metav1.APIResource) bool { return r.Kind == kind.Kind && !strings.Contains(r.Name, "/") }
-	if apierrors.IsNotFound(err) || err == nil && !slices.ContainsFunc(served.APIResources, isKind) {
-		return &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
-	}
-	return nil
-}
 
 // SelectionCache returns a cache that contains the selection, its informer, and the store with its
 // index. It uses the client, the scheme, the mapper and the handler of watch errors of the options.
@@ -360,14 +285,14 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 }
 
 // startSelection starts the selection.
-func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, denied *forbidden) (*selection, error) {
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
 	mgr := a.o.Manager
-	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), DefaultWatchErrorHandler: denied.handle}
+	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), DefaultWatchErrorHandler: rejected.handle}
 	c, informer, store, err := SelectionCache(ctx, mgr.GetConfig(), options, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	s := &selection{Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, forbidden: denied, stop: make(chan struct{})}
+	s := &selection{Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, denied: rejected, stop: make(chan struct{})}
 	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
 		if handler == nil {
 			continue

@@ -33,23 +33,25 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Fiel
 func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
 	addedBy := func(by *selector) *selection {
-		return &selection{forbidden: &forbidden{}, stop: make(chan struct{}), ready: true, by: by}
+		return &selection{denied: &denied{}, stop: make(chan struct{}), ready: true, by: by}
 	}
-	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
+	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}.Add(time.Hour)), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
 	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
 	s.keep(one, nil)
 	now.Step(selectionLingers / 2)
 	s.keep(one, nil)
-	assert.Same(t, a, s.reuse("a"))
-	now.Step(selectionLingers)
+	assert.Same(t, a, s.use("a"))
+	now.Step(selectionLingers / 2)
+	s.keep(one, nil)
 	assert.Equal(t, sets.New("a", "c", "registered"), sets.KeySet(s.all))
 	assert.True(t, isClosed(b.stop))
-	assert.Nil(t, s.reuse("b"), "it must be started again")
+	assert.Nil(t, s.use("b"), "it must be started again")
 	s.keep(one, sets.New("a"))
 	now.Step(selectionLingers)
-	assert.False(t, isClosed(a.stop), "it is named")
 	s.keep(one, nil)
+	assert.False(t, isClosed(a.stop), "it was named")
 	now.Step(selectionLingers)
+	s.keep(one, nil)
 	assert.True(t, isClosed(a.stop))
 }
 
@@ -63,29 +65,19 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// A selection whose objects do not arrive is not readable. It ends after a time, unless a later call waits for it again.
+// A selection whose objects do not arrive is not readable. A later call waits for it again.
 func TestSelections_AwaitFails(t *testing.T) {
 	synced := false
-	found := &selection{forbidden: &forbidden{}, stop: make(chan struct{}), synced: []toolscache.InformerSynced{func() bool { return synced }}}
-	now := clocktesting.NewFakeClock(time.Time{})
-	s := &selections{clock: now, all: map[string]*selection{racks.Name: found}}
+	found := &selection{denied: &denied{}, stop: make(chan struct{}), synced: []toolscache.InformerSynced{func() bool { return synced }}}
+	s := &selections{all: map[string]*selection{racks.Name: found}}
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorContains(t, s.await(late, racks, found), "did not begin in time")
 	require.Error(t, s.List(&corev1.PodList{}, framework.Selected{Selection: racks}, 0), "it may lack objects")
-	now.Step(selectionLingers / 2)
-	require.Same(t, found, s.reuse(racks.Name))
-	now.Step(selectionLingers)
-	require.False(t, isClosed(found.stop), "a call waits for it")
-	require.Error(t, s.await(late, racks, found))
 	synced = true
 	require.NoError(t, s.await(t.Context(), racks, found), "another call still waited")
-	now.Step(selectionLingers)
-	assert.False(t, isClosed(found.stop))
-
 	synced = false
 	require.Error(t, s.await(late, racks, found))
-	now.Step(selectionLingers)
 	assert.False(t, isClosed(found.stop), "it is in use")
 }
 

@@ -85,7 +85,7 @@ func TestSelector_Select(t *testing.T) {
 	s.installed.Store(true)
 	err = h.Selections.Select(t.Context(), gadgets)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	require.NoError(t, a.o.Manager.Forbidden(), "readiness does not depend on the selection")
+	require.NoError(t, a.o.Manager.Denied(), "readiness does not depend on the selection")
 	require.Error(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")))
 	s.forbidden.Store(false)
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
@@ -151,7 +151,6 @@ func TestSelector_Lifetime(t *testing.T) {
 		return s
 	}
 	left := func() sets.Set[string] {
-		now.Step(selectionLingers)
 		a.o.Manager.selections.mu.RLock()
 		defer a.o.Manager.selections.mu.RUnlock()
 		return sets.KeySet(a.o.Manager.selections.all)
@@ -161,6 +160,10 @@ func TestSelector_Lifetime(t *testing.T) {
 	}
 	require.NoError(t, other.Selections.Select(t.Context(), named("other/a")))
 	assert.Equal(t, sets.New("test/a", "test/b", "test/c", "other/a"), left(), "all are in use")
+	for range 2 {
+		h.Selections.Keep(sets.New("test/a", "test/b"))
+		now.Step(selectionLingers)
+	}
 	h.Selections.Keep(sets.New("test/a", "test/b"))
 	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left())
 	assert.Len(t, s.watched(), 4, "each selection has one watch")
@@ -223,12 +226,11 @@ func TestSelections_FindExcludes(t *testing.T) {
 	assert.Equal(t, 1, added)
 }
 
-// A watch cannot continue if the permission is revoked or the kind is removed. Checks of many policies share their requests.
+// A watch cannot continue if the permission is revoked or the kind is removed.
 func TestSelector_Revoked(t *testing.T) {
-	s, h, now := newServer(t), framework.Handle{}, clocktesting.NewFakeClock(time.Unix(1, 0))
+	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
 	a := newAssemblyAt(t, s, handles("test", &h))
-	a.o.Manager.selections.clock = now
 	configured(t, a)
 	run(t, a)
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
@@ -240,20 +242,9 @@ func TestSelector_Revoked(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"), "the selection is kept")
 
+	s.forbidden.Store(false)
 	s.installed.Store(false)
-	require.True(t, apierrors.IsForbidden(h.Selections.Select(t.Context(), gadgets)), "the last check of the kind is recent")
-	now.Step(checkLasts)
-	err := h.Selections.Select(t.Context(), gadgets)
-	require.True(t, meta.IsNoMatchError(err), "%v", err)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	begun, done := make(chan struct{}), make(chan struct{})
-	defer close(done)
-	a.o.Manager.selections.checks.running.DoChan(gadgetKind.String(), func() (any, error) {
-		close(begun)
-		<-done
-		return nil, nil
-	})
-	<-begun
-	require.ErrorIs(t, h.Selections.Select(ctx, gadgets), context.Canceled, "another check is in progress")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.True(c, apierrors.IsNotFound(h.Selections.Select(t.Context(), gadgets)), "the kind is gone")
+	}, time.Minute, 10*time.Millisecond)
 }

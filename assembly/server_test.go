@@ -122,6 +122,8 @@ func (s *apiServer) watchPods(w http.ResponseWriter, r *http.Request) {
 // gadgetsOf answers a list or a watch.
 func (s *apiServer) gadgetsOf(w http.ResponseWriter, r *http.Request) {
 	switch {
+	case !s.installed.Load():
+		http.NotFound(w, r)
 	case s.forbidden.Load():
 		denied := apierrors.NewForbidden(schema.GroupResource{Group: "example.com", Resource: "gadgets"}, "", errors.New("no role")).Status()
 		w.Header().Set("Content-Type", "application/json")

@@ -118,11 +118,11 @@ const ByName = "metadata.name"
 // the cluster. It is safe for concurrent use.
 type Selector interface {
 	// Select watches the selection. It returns nil when the cache has all objects. Prebind needs permission to
-	// get, list and watch the kind. Errors: meta.IsNoMatchError if the API server does not serve the
+	// get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if the API server does not serve the
 	// kind, apierrors.IsForbidden if a permission is missing, otherwise the watch did not begin before the context
-	// ended. A selection with the same name is kept; Select then returns the
-	// first two errors if its watch cannot continue. Call it in Starter.Start or later.
+	// ended. A selection with the same name is kept; Select then returns the first three errors if its watch cannot
+	// continue. Call it in Starter.Start or later.
 	Select(ctx context.Context, s Selection) error
-	// Keep ends the selections that Select added and that are not named, after a minute.
+	// Keep ends the selections that Select added and that it has not named for a minute. Call it every few seconds.
 	Keep(names sets.Set[string])
 }

@@ -287,7 +287,7 @@ func watchProblem(kind string, err error) (string, error) {
 	switch {
 	case apierrors.IsForbidden(err):
 		return v1alpha1.ReasonForbidden, fmt.Errorf("%w; apply a ClusterRole with the label %s: \"true\"%s", err, aggregateLabel, ruleFor(err))
-	case meta.IsNoMatchError(err):
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
 		return v1alpha1.ReasonUnknownKind, fmt.Errorf("the API server does not serve the kind: %w; install it, or correct apiVersion and kind", err)
 	default:
 		return v1alpha1.ReasonWatchFailed, fmt.Errorf("the watch of %s objects did not begin: %w; Prebind tries again", kind, err)

@@ -180,7 +180,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	if err != nil {
 		return err
 	}
-	p.ready.RequireOnce(p.mgr.Forbidden)
+	p.ready.RequireOnce(p.mgr.Denied)
 	p.ready.Require(p.replicas.Held)
 	p.ready.Require(p.health.Problem)
 	if p.engine, err = binder.New(binder.Options{

@@ -28,9 +28,9 @@ type unstreamed struct{}
 
 func (unstreamed) IsWatchListSemanticsUnSupported() bool { return true }
 
-// A forbidden watch has a record until it succeeds.
-func TestForbidden(t *testing.T) {
-	denied := apierrors.NewForbidden(volumes, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
+// A rejected watch has a record until it succeeds.
+func TestDenied(t *testing.T) {
+	forbidden := apierrors.NewForbidden(volumes, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
 	var lists, watches error
 	version := 0
 	reflector := toolscache.NewReflector(toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
@@ -45,7 +45,7 @@ func TestForbidden(t *testing.T) {
 		},
 	}, unstreamed{}), &corev1.PersistentVolume{}, toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), 0)
 
-	f := &forbidden{}
+	f := &denied{}
 	f.usedBy(volumes, userPlugin("volumebinding"))
 	f.usedBy(volumes, userPlugin("node-ready"))
 	// run runs the reflector until its watch ends.
@@ -57,32 +57,35 @@ func TestForbidden(t *testing.T) {
 		return f.err()
 	}
 	require.NoError(t, f.err())
-	err := run(denied, nil)
-	require.ErrorIs(t, err, denied)
+	err := run(forbidden, nil)
+	require.ErrorIs(t, err, forbidden)
 	for _, words := range []string{"PreBind plugin volumebinding: ", "cannot list resource", "apply its role, or switch it off with --prebind-plugins=…,-volumebinding"} {
 		require.ErrorContains(t, err, words)
 	}
 	assert.NotContains(t, err.Error(), "\n")
-	assert.Same(t, err, run(denied, nil), "it is logged once")
+	require.EqualError(t, run(forbidden, nil), err.Error())
+	missing := apierrors.NewNotFound(volumes, "")
+	require.ErrorContains(t, run(missing, nil), "the API server does not serve a kind")
 	require.NoError(t, run(nil, nil), "the permission is granted")
 	require.NoError(t, run(errors.New("unavailable"), nil), "another error is not a missing permission")
-	require.ErrorIs(t, run(denied, nil), denied, "the permission is lost")
-	require.ErrorIs(t, run(nil, denied), denied, "a list without a watch is not enough")
+	require.ErrorIs(t, run(forbidden, nil), forbidden, "the permission is lost")
+	require.ErrorIs(t, run(nil, forbidden), forbidden, "a list without a watch is not enough")
 	require.NoError(t, run(nil, nil))
 }
 
-func TestForbiddenResource(t *testing.T) {
+func TestDeniedResource(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason string
 		err    error
 		want   bool
 	}{
 		"Forbidden": {reason: "reflectors wrap errors", err: fmt.Errorf("failed to list: %w", apierrors.NewForbidden(volumes, "", nil)), want: true},
-		"Other":     {reason: "a missing kind is not a missing permission", err: apierrors.NewNotFound(volumes, "")},
+		"NotFound":  {reason: "the kind is gone", err: apierrors.NewNotFound(volumes, ""), want: true},
+		"Other":     {reason: "the API server may answer later", err: apierrors.NewServiceUnavailable("starting")},
 		"NoDetails": {reason: "a proxy may answer", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, ok := forbiddenResource(tc.err)
+			got, ok := deniedResource(tc.err)
 			assert.Equal(t, tc.want, ok, tc.reason)
 			if tc.want {
 				assert.Equal(t, volumes, got, tc.reason)
