@@ -25,6 +25,9 @@ var (
 	yes  = map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True"}
 )
 
+// deciding is a plugin that only decides.
+var deciding = New(framework.Handle{}, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
+
 // labelled allocates the claim for the nodes of a zone.
 func labelled(zone string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
@@ -62,35 +65,36 @@ func TestAssess(t *testing.T) {
 		pod    *corev1.Pod
 		ref    reference
 		claim  []claimOption
-		want   state
+		// take means that PreBind reserves the claim.
+		take   bool
 		refuse string
 	}{
 		"Unallocated":  {reason: "upstream no-resources: the claim is not allocated", refuse: "not allocated by the scheduler"},
-		"Unreserved":   {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, want: unreserved},
-		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
-		"ByOthers":     {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, want: unreserved},
-		"SameName":     {reason: "the reservation is for an earlier pod with the same name", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, want: unreserved},
+		"Unreserved":   {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, take: true},
+		"Reserved":     {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}},
+		"ByOthers":     {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, take: true},
+		"SameName":     {reason: "the reservation is for an earlier pod with the same name", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, take: true},
 		"Deleted":      {reason: "upstream deleted-claim: the claim is being deleted", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
 		"WrongNode":    {reason: "upstream wrong-topology: the devices are on another node", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
 		"WrongNodeToo": {reason: "a reservation does not make the devices available", claim: []claimOption{allocated("node-b", "gpu-0"), reservedTo("web")}, refuse: "not available"},
-		"Zone":         {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, want: unreserved},
+		"Zone":         {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, take: true},
 		"OtherZone":    {reason: "upstream wrong-topology: the node is in another zone", claim: []claimOption{labelled("z2")}, refuse: "not available"},
-		"Anywhere":     {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, want: unreserved},
+		"Anywhere":     {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, take: true},
 		"BadSelector":  {reason: "Prebind cannot evaluate the node selector", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
 		"Full":         {reason: "upstream reserved-for max: the claim has the maximum number of reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
-		"FullWithUs":   {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}, want: ready},
-		"Own":          {reason: "upstream claim-template: the pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, want: unreserved},
+		"FullWithUs":   {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}},
+		"Own":          {reason: "upstream claim-template: the pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, take: true},
 		"WrongOwner":   {reason: "upstream wrong-claim: another pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
 		"NoOwner":      {reason: "the claim has no owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
 		"Group": {
 			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped), ref: reference{generated: true},
-			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")}, want: ready,
+			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")},
 		},
 		"GroupUnreserved": {
 			reason: "only a scheduler reserves claims for PodGroups", pod: thePod("web", grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup and is not reserved: only a scheduler that supports PodGroups can reserve it",
 		},
-		"Extended":           {reason: "kube-scheduler has created and reserved the claim", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}, want: ready},
+		"Extended":           {reason: "kube-scheduler has created and reserved the claim", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}},
 		"ExtendedUnreserved": {reason: "only kube-scheduler reserves claims for extended resources", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},
 	}
 	for name, tc := range cases {
@@ -99,15 +103,15 @@ func TestAssess(t *testing.T) {
 			if pod == nil {
 				pod = thePod("web")
 			}
-			b := basis{BindContext: &framework.BindContext{Pod: pod, Node: inZone, Attempt: "here-1", Since: now, Now: now}, timeout: timeout}
-			a, err := b.assess(tc.ref, theClaim("c", tc.claim...))
+			take, wait, err := deciding.assess(&framework.BindContext{Pod: pod, Node: inZone, Attempt: "here-1", Since: now, Now: now}, tc.ref, theClaim("c", tc.claim...))
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, a.state, tc.reason)
+			assert.Equal(t, tc.take, take, tc.reason)
+			assert.Empty(t, wait, tc.reason)
 		})
 	}
 }
@@ -130,20 +134,20 @@ func TestConditions(t *testing.T) {
 		reason string
 		claim  []claimOption
 		// began is the time since the start of the wait.
-		began  time.Duration
-		want   state
+		began time.Duration
+		// waits is a part of the wait. Without it, the claim is ready.
 		waits  string
 		refuse string
 	}{
-		"None":      {reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for", claim: []claimOption{allocated("node-a", "gpu-0")}, want: ready},
-		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}, want: ready},
+		"None":      {reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for", claim: []claimOption{allocated("node-a", "gpu-0")}},
+		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}},
 		"SucceededLate": {
-			reason: "true conditions count even after the timeout", want: ready,
-			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-time.Hour)), needs(both, nil), says("gpu-0", yes)},
+			reason: "true conditions count even after the timeout",
+			claim:  []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-time.Hour)), needs(both, nil), says("gpu-0", yes)},
 		},
-		"Silent": {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
+		"Silent": {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, waits: "attached"},
 		"Half": {
-			reason: "all binding conditions must be true", want: unready, waits: "programmed",
+			reason: "all binding conditions must be true", waits: "programmed",
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "Unknown"})},
 		},
 		"Failed": {
@@ -155,12 +159,12 @@ func TestConditions(t *testing.T) {
 			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "True"})},
 		},
 		"NotFailed": {
-			reason: "a failure condition that is false is not a failure", want: ready,
-			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "False"})},
+			reason: "a failure condition that is false is not a failure",
+			claim:  []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "False"})},
 		},
 		"NoFailureWithoutCondition": {
-			reason: "like upstream, failures of a device without binding conditions do not count", want: ready,
-			claim: []claimOption{allocated("node-a", "gpu-0"), needs(nil, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"})},
+			reason: "like upstream, failures of a device without binding conditions do not count",
+			claim:  []claimOption{allocated("node-a", "gpu-0"), needs(nil, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"})},
 		},
 		"Mixed": {
 			reason: "upstream bound-claim-with-mixed-binding-conditions: one condition is false after the timeout", refuse: "programmed",
@@ -171,72 +175,84 @@ func TestConditions(t *testing.T) {
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", nil)},
 		},
 		"InTime": {
-			reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", want: unready, waits: "attached",
+			reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", waits: "attached",
 			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(10*time.Second - timeout)), needs(both, nil)},
 		},
-		"NoTime":     {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, want: unready, waits: "attached"},
+		"NoTime":     {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, waits: "attached"},
 		"NoTimeOver": {reason: "the timeout of the bind has passed", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "still waiting for"},
 		"SecondDevice": {
-			reason: "the conditions of every device must be true", want: unready, waits: "gpu-1",
+			reason: "the conditions of every device must be true", waits: "gpu-1",
 			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, nil), says("gpu-0", yes)},
 		},
 		"SecondDeviceFailed": {
 			reason: "a failure is final even if the driver has not reported on another device", refuse: "gpu-1",
 			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})},
 		},
-		"OtherDevice": {reason: "the report is about another device", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-9", yes)}},
-		"Share":       {reason: "consumable capacity: the report is about the share", want: ready, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s1")}},
-		"OtherShare":  {reason: "the report is about another share of the device", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s2")}},
-		"NoShareSaid": {reason: "the report is about the device, not about the share", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "")}},
-		"ShareOfNone": {reason: "the report is about a share that the claim does not have", want: unready, waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("", "s1")}},
+		"OtherDevice": {reason: "the report is about another device", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-9", yes)}},
+		"Share":       {reason: "consumable capacity: the report is about the share", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s1")}},
+		"OtherShare":  {reason: "the report is about another share of the device", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s2")}},
+		"NoShareSaid": {reason: "the report is about the device, not about the share", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "")}},
+		"ShareOfNone": {reason: "the report is about a share that the claim does not have", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("", "s1")}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
-			b := basis{BindContext: &framework.BindContext{Pod: thePod("web"), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}, timeout: timeout}
-			a, err := b.assess(reference{}, claim)
+			bc := &framework.BindContext{Pod: thePod("web"), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
+			take, wait, err := deciding.assess(bc, reference{}, claim)
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
 			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, a.state, tc.reason)
-			assert.Contains(t, a.waits, tc.waits, tc.reason)
-			if tc.want == unready {
-				assert.True(t, a.until.After(now), "the wait has a limit")
+			assert.False(t, take)
+			if tc.waits == "" {
+				assert.Empty(t, wait, tc.reason)
+				return
 			}
+			assert.Equal(t, claimObject("default", "c"), wait.Object)
+			assert.Contains(t, wait.For, tc.waits, tc.reason)
+			assert.True(t, wait.Until.After(now), "the wait has a limit")
 		})
 	}
 }
 
-func TestReadiness(t *testing.T) {
-	b := basis{BindContext: &framework.BindContext{Pod: thePod("web", uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}, timeout: timeout}
+func TestDecide(t *testing.T) {
+	bc := &framework.BindContext{Pod: thePod("web", uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	mine := theClaim("a", allocated("node-a", "gpu-1"))
-	_, err := b.readiness(claims{"a": mine, "b": nil})
+	_, err := deciding.decide(bc, claims{"a": mine, "b": nil})
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
-	_, err = b.readiness(claims{"a": mine, "b": theClaim("b")})
+	_, err = deciding.decide(bc, claims{"a": mine, "b": theClaim("b")})
 	require.ErrorContains(t, err, "ResourceClaim default/b: not allocated", "one claim that is not allocated rejects the bind")
-	r, err := b.readiness(claims{"a": mine, "b": theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))})
+	borrowed := theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))
+	r, err := deciding.decide(bc, claims{"a": mine, "b": borrowed})
 	require.NoError(t, err)
-	assert.Len(t, r.in(unreserved), 1)
-	assert.Len(t, r.in(borrowed), 1, "the reservation belongs to another attempt")
+	assert.Len(t, r.toTake, 2, "the reservation of b belongs to another attempt")
+	assert.Empty(t, r.wait)
+	gen.Annotation(markKey("pod-web", "here-1"), "{}")(&borrowed.ObjectMeta)
+	r, err = deciding.decide(bc, claims{"a": mine, "b": borrowed})
+	require.NoError(t, err)
+	assert.Equal(t, []reference{{of: "of-a", claim: "a"}}, r.toTake, "this attempt marks the claim too")
 }
 
-func TestReadiness_Messages(t *testing.T) {
-	claim := func(name string) *resourcev1.ResourceClaim { return theClaim(name) }
-	r := readiness{basis: basis{BindContext: &framework.BindContext{Pod: thePod("web"), Node: gen.Node("node-a")}}, unmade: []reference{{of: "gpu", generated: true}}, claims: []assessment{
-		{claim: claim("a"), state: unreserved}, {claim: claim("b"), state: unreserved}, {claim: claim("c"), state: borrowed},
-		{claim: claim("d"), state: unready, waits: "the switch", until: now.Add(time.Hour)}, {claim: claim("e"), state: ready},
-		{claim: claim("f"), state: unready, waits: "the cable", until: now.Add(time.Minute)},
-	}}
-	assert.Empty(t, r.writes(), "nothing is reserved for a pod that may wait long")
-	assert.Equal(t, podObject(thePod("web")), r.wait().Object)
-	assert.Contains(t, r.wait().For, `"gpu"`)
-	r.unmade = nil
-	assert.Len(t, r.writes(), 3)
-	assert.Equal(t, framework.Wait{Object: claimObject("default", "d"), For: "the switch", Until: now.Add(time.Minute)}, r.wait(), "the wait ends when the first claim is rejected")
-	assert.Empty(t, readiness{}.wait())
-	assert.Empty(t, readiness{claims: r.claims[4:5]}.writes())
+func TestDecide_Waits(t *testing.T) {
+	waiting := func(name string, since time.Duration) *resourcev1.ResourceClaim {
+		return theClaim(name, allocated("node-a", "gpu-0"), allocatedAt(now.Add(-since)), needs(both, nil), reservedTo("web"))
+	}
+	all := claims{"a": theClaim("a", allocated("node-a", "gpu-0")), "d": waiting("d", 0), "f": waiting("f", time.Minute)}
+	bc := &framework.BindContext{Pod: thePod("web", uses("a", "d", "f")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
+	r, err := deciding.decide(bc, all)
+	require.NoError(t, err)
+	assert.Len(t, r.toTake, 1)
+	assert.Equal(t, claimObject("default", "d"), r.wait.Object)
+	assert.Equal(t, now.Add(timeout-time.Minute), r.wait.Until, "the wait ends when the first claim is rejected")
+
+	bc.Pod = thePod("web", uses("a", "d"), template(""))
+	r, err = deciding.decide(bc, all)
+	require.NoError(t, err)
+	assert.Empty(t, r.toTake, "nothing is reserved for a pod that may wait long")
+	assert.Equal(t, podObject(bc.Pod), r.wait.Object)
+	assert.Contains(t, r.wait.For, `"gpu"`)
+	assert.Equal(t, now.Add(timeout), r.wait.Until)
 }

@@ -126,11 +126,6 @@ func reservations(claim *resourcev1.ResourceClaim) map[types.UID]string {
 	return users
 }
 
-func reservedFor(claim *resourcev1.ResourceClaim, pod types.UID) bool {
-	_, ok := reservations(claim)[pod]
-	return ok
-}
-
 // reservedByOthers reports whether managedFields name another manager of the reservation of
 // the pod. A scheduler can reserve the claim after Prebind has marked it.
 //

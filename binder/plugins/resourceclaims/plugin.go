@@ -24,6 +24,7 @@ package resourceclaims
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -57,9 +58,6 @@ type claims map[string]*resourcev1.ResourceClaim
 
 // SetupBindContextExtension reads the claims of the pod.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	if !hasClaims(bc.Pod) {
-		return nil
-	}
 	refs, _ := references(bc.Pod) // PreFlight reports the error.
 	all := make(claims, len(refs))
 	for _, ref := range refs {
@@ -78,33 +76,30 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 
 // PreFlight rejects the same binds as Filter of kube-scheduler's DynamicResources.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	r, err := p.readiness(bc)
+	all, err := framework.Extension[claims](bc)
 	if err != nil {
 		return framework.Verdict{}, err
 	}
-	return framework.Verdict{Writes: r.writes(), Wait: r.wait()}, nil
-}
-
-// readiness decides on the claims that were read.
-func (p *Plugin) readiness(bc *framework.BindContext) (readiness, error) {
-	if !hasClaims(bc.Pod) {
-		return readiness{}, nil
+	r, err := p.decide(bc, all)
+	v := framework.Verdict{Wait: r.wait}
+	for _, ref := range r.toTake {
+		v.Writes = append(v.Writes, fmt.Sprintf("reserve %s for the pod", claimObject(bc.Pod.Namespace, ref.claim)))
 	}
-	all, err := framework.Extension[claims](bc)
-	if err != nil {
-		return readiness{}, err
-	}
-	return basis{BindContext: bc, timeout: p.args.BindingTimeout.Duration}.readiness(all)
+	return v, err
 }
 
 // PreBind reserves the claims for the pod.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	r, err := p.readiness(bc)
+	all, err := framework.Extension[claims](bc)
 	if err != nil {
 		return err
 	}
-	for _, a := range r.toTake() {
-		if err := p.take(ctx, r.basis, a.ref); err != nil {
+	r, err := p.decide(bc, all)
+	if err != nil {
+		return err
+	}
+	for _, ref := range r.toTake {
+		if err := p.take(ctx, bc, ref); err != nil {
 			return err
 		}
 	}

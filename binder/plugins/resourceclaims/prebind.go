@@ -23,13 +23,12 @@ const reserveTries = 5
 
 // take marks the claim, and reserves it for the pod. It decides based on the claim in the
 // API server.
-func (p *Plugin) take(ctx context.Context, b basis, ref reference) error {
-	bc := b.BindContext
+func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, ref reference) error {
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
 	for left := reserveTries; err == nil; {
-		a, rejected := b.assess(ref, claim)
+		take, _, rejected := p.assess(bc, ref, claim)
 		switch {
-		case rejected != nil || a.state == unready || a.state == ready:
+		case rejected != nil || !take:
 			return rejected
 		case markOn(bc, claim) == "":
 			claim, err = p.mark(ctx, bc, claim)

@@ -27,10 +27,6 @@ type reference struct {
 	extended bool
 }
 
-func hasClaims(pod *corev1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
-}
-
 // references returns the claims of the pod in order. It follows resourceclaim.Name.
 func references(pod *corev1.Pod) ([]reference, error) {
 	var refs []reference

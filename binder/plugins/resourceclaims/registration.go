@@ -4,6 +4,8 @@
 package resourceclaims
 
 import (
+	"context"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -11,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -54,4 +57,22 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
 	return framework.Positive(path.Child("bindingTimeout"), a.BindingTimeout)
+}
+
+// markedIndex is an index of the cache. It contains the claims with marks, under "true". The
+// cost of a list by the index does not depend on the number of claims in the cluster.
+const markedIndex = Name + "/marked"
+
+// indexMarked is the index function of markedIndex.
+func indexMarked(o client.Object) []string {
+	for key := range o.GetAnnotations() {
+		if strings.HasPrefix(key, markPrefix) {
+			return []string{"true"}
+		}
+	}
+	return nil
+}
+
+func addIndex(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
+	return indexer.IndexField(ctx, &resourcev1.ResourceClaim{}, markedIndex, indexMarked)
 }

@@ -8,9 +8,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -35,15 +36,15 @@ const releaseConflicts = 10
 
 // release removes the reservation and the mark of the attempt from the claim.
 func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) error {
-	for conflicts := 0; ; {
-		over, err := p.releaseStep(ctx, bc, name)
-		if apierrors.IsConflict(err) {
-			conflicts++
+	err := retry.RetryOnConflict(wait.Backoff{Steps: releaseConflicts + 1}, func() error {
+		for {
+			over, err := p.releaseStep(ctx, bc, name)
+			if over || err != nil {
+				return err
+			}
 		}
-		if over || err != nil && (!apierrors.IsConflict(err) || conflicts > releaseConflicts) {
-			return client.IgnoreNotFound(err)
-		}
-	}
+	})
+	return client.IgnoreNotFound(err)
 }
 
 // releaseStep sends at most one write. It reports whether nothing is left to do, and fails with a
