@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/claimed"
@@ -223,7 +224,14 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
 	}
 	if s, ok := p.(framework.Starter); ok {
-		err = a.start(e.Name, s)
+		// Readiness waits until the plugin can decide. If its Start fails, the process ends.
+		a.o.WaitFor("PreBind plugin "+e.Name, s.HasSynced)
+		err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+			if err := s.Start(ctx); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("plugin %s: %w", e.Name, err)
+			}
+			return nil
+		}))
 	}
 	return p, err
 }

@@ -80,9 +80,6 @@ func (s *selection) Start(ctx context.Context) error {
 	return s.Cache.Start(ctx)
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (*selection) NeedLeaderElection() bool { return false }
-
 // List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
 // cache copies all objects of the bucket first.
 func (s *selections) List(into client.ObjectList, by framework.Selected, limit int) error {

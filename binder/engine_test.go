@@ -122,8 +122,8 @@ func labelled() framework.Plugin {
 }
 
 // rejecting rejects every bind.
-func rejecting(name string) framework.Plugin {
-	return framework.NewPlugin(name, func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+func rejecting() framework.Plugin {
+	return framework.NewPlugin("p", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
 		return framework.Verdict{}, framework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no").Advise("choose another node")
 	})
 }
@@ -197,7 +197,7 @@ func TestBind_Rejects(t *testing.T) {
 		assert.Equal(t, "p", d.Err.Plugin)
 		assert.Equal(t, []string{"BindRefused: p: Node node-a: no; choose another node"}, s.said())
 		assert.Zero(t, s.runs)
-	}, rejecting("p"))
+	}, rejecting())
 }
 
 // A call whose context has ended is never allowed.
@@ -330,7 +330,7 @@ func TestBind_DryRun(t *testing.T) {
 		assert.Equal(t, VerdictRefuse, d.Explanation.Verdict)
 		assert.Len(t, d.Explanation.Plugins, 2, "the explanation has the obstacles of all plugins")
 		assert.Empty(t, s.said())
-	}, rejecting("p"), labelled())
+	}, rejecting(), labelled())
 }
 
 func TestBind_Audit(t *testing.T) {
@@ -340,13 +340,13 @@ func TestBind_Audit(t *testing.T) {
 		assert.Empty(t, d.Annotations)
 		assert.Equal(t, "refused", d.Audit.Kind)
 		assert.Equal(t, []string{"BindAudited: audit: the bind would be rejected (refused): p: Node node-a: no; choose another node"}, s.said())
-	}, rejecting("p"))
+	}, rejecting())
 }
 
 func TestBind_ModeOff(t *testing.T) {
 	in(t, func(o *Options) { o.Settings.Mode = ModeOff }, func(t *testing.T, s *scene) {
 		assert.Equal(t, Decision{PassThrough: true}, s.post(t.Context()))
-	}, rejecting("p"))
+	}, rejecting())
 }
 
 func TestBind_Drain(t *testing.T) {

@@ -110,10 +110,6 @@ func New(o Options) (*Replicas, error) {
 	return &Replicas{o: o, lost: true}, nil
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica
-// keeps its own lease.
-func (*Replicas) NeedLeaderElection() bool { return false }
-
 // Start keeps the lease until the context ends, and then removes it. It observes the leases of all replicas, and takes part in the election.
 func (r *Replicas) Start(ctx context.Context) error {
 	log := klog.FromContext(ctx)

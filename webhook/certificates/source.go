@@ -119,6 +119,3 @@ func (s *Source) Start(ctx context.Context) error {
 	}
 	return group.Wait()
 }
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica needs its certificates.
-func (*Source) NeedLeaderElection() bool { return false }

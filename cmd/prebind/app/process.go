@@ -214,22 +214,13 @@ func (p *process) status() (string, error) {
 	return s.Encode(p.engine.InFlight())
 }
 
-// always returns a Runnable that runs in every replica and cannot fail.
-func always(run func(context.Context)) everyReplica {
+// always returns a Runnable that cannot fail.
+func always(run func(context.Context)) manager.RunnableFunc {
 	return func(ctx context.Context) error {
 		run(ctx)
 		return nil
 	}
 }
-
-// everyReplica is a Runnable that runs without leader election of the manager.
-type everyReplica func(ctx context.Context) error
-
-// Start implements manager.Runnable.
-func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (everyReplica) NeedLeaderElection() bool { return false }
 
 // buildServers adds the certificates and all servers.
 func (p *process) buildServers() error {
