@@ -36,13 +36,6 @@ const (
 	ended outcome = "ended"
 )
 
-// state is a copy of what the follower decides on.
-type state struct {
-	calls        int
-	due, allowed time.Time
-	cause        error
-}
-
 // until is when the follower has to look at the live pod, even if nothing changes. Zero means
 // never.
 func (st state) until() time.Time {
@@ -153,16 +146,15 @@ func (s *Set) sleep(ctx context.Context, e *Entry, changed *notify.Subscription,
 func (s *Set) stateOf(e *Entry) state {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return state{calls: e.calls, due: e.due, allowed: e.allowed, cause: e.cause}
+	return e.state
 }
 
 // conclude carries out the outcome, unless the entry has changed since the state was read. It returns
 // whether the entry is over.
 func (s *Set) conclude(ctx context.Context, e *Entry, st state, o outcome, live *corev1.Pod) bool {
 	s.mu.Lock()
-	same := st == state{calls: e.calls, due: e.due, allowed: e.allowed, cause: e.cause}
 	switch {
-	case !same && o != bound:
+	case e.state != st && o != bound:
 		s.mu.Unlock()
 		return false
 	case o == again:

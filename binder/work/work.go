@@ -129,16 +129,21 @@ type Entry struct {
 
 	// writers are the plugins whose PreBind was started, each once, in order.
 	writers []*writer
+	state
+	// closed says that the entry is rolled back or confirmed: there are no more writes.
+	closed bool
+}
+
+// state is what the follower of an entry decides on.
+type state struct {
 	// calls is the number of calls in progress. due is when the entry is abandoned if there are none.
 	calls int
 	due   time.Time
 	// allowed is the time of the last call that was allowed, or zero. The API server may bind the pod
 	// until BindSettles after it.
 	allowed time.Time
-	// cause is why the entry is rolled back, once that is requested. closed says that it is: there are no
-	// more writes.
-	cause  error
-	closed bool
+	// cause is why the entry is rolled back, once that is requested.
+	cause error
 }
 
 // writer is a plugin whose PreBind was started, with the reduced context of its last PreBind.
@@ -195,7 +200,7 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 	}
 	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Entry{
-		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
+		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), state: state{calls: 1}, leave: leave,
 		writing: make(chan struct{}, 1), over: make(chan struct{}), poke: make(chan struct{}, 1),
 	}
 	s.entries[key] = e
