@@ -5,6 +5,7 @@ package framework
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -44,15 +45,22 @@ func InvalidParameters(all []*Error) *Error {
 	joined := *all[0]
 	joined.Fields = nil
 	var messages []string
-	for _, e := range all[:min(len(all), maxListed)] {
+	for i, e := range all {
 		messages = append(messages, e.Message)
-		joined.Fields = append(joined.Fields, e.Fields...)
+		if i < maxListed {
+			joined.Fields = append(joined.Fields, e.Fields...)
+		}
 	}
-	if more := len(all) - len(messages); more > 0 {
-		messages = append(messages, fmt.Sprintf("and %d more", more))
-	}
-	joined.Message = strings.Join(messages, "; ")
+	joined.Message = strings.Join(Shorten(messages, maxListed), "; ")
 	return &joined
+}
+
+// Shorten returns the list with at most that many items. A longer list ends with "and N more". It does not change the list.
+func Shorten(list []string, most int) []string {
+	if len(list) <= most {
+		return list
+	}
+	return append(slices.Clone(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
 // Clip makes a user's text safe for a message of one line: it replaces characters that are

@@ -5,132 +5,114 @@ package nodestate
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/util/sets"
+	nodeutil "k8s.io/component-helpers/node/util"
 	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
-// checks are the optional checks in order. The plugin always checks that the node is not being deleted. Each check is that
-// of kube-scheduler's filter: NodeUnschedulable, TaintToleration for the effects NoSchedule and NoExecute, and NodeAffinity.
-var checks = []struct {
-	name string
-	run  func(f *findings, pod *corev1.Pod, node *corev1.Node)
-}{
-	{"ready", (*findings).checkReady},
-	{"schedulable", (*findings).checkSchedulable},
-	{"taints", (*findings).checkTaints},
-	{"affinity", (*findings).checkAffinity},
-}
+// The optional checks. The plugin always checks that the node is not being deleted. Each check is that of kube-scheduler's
+// filter: NodeUnschedulable, TaintToleration for the effects NoSchedule and NoExecute, and NodeAffinity.
+const (
+	checkReady       = "ready"
+	checkSchedulable = "schedulable"
+	checkTaints      = "taints"
+	checkAffinity    = "affinity"
+)
 
 // CheckNames returns the names of all checks. The caller owns the slice.
 func CheckNames() []string {
-	var names []string
-	for _, c := range checks {
-		names = append(names, c.name)
-	}
-	return names
+	return []string{checkReady, checkSchedulable, checkTaints, checkAffinity}
 }
 
-// mismatch is a failed check or expectation.
-type mismatch struct {
-	// want completes "expected" and "waiting for". If it is empty, found is the message.
-	want  string
-	found string
-	// final is the advice if waiting cannot help.
-	final string
-	cause error
-}
+// mismatch is a failed check or expectation. want completes "expected" and "waiting for".
+type mismatch struct{ want, found string }
 
 // findings are the mismatches of a node.
 type findings []mismatch
 
-func (f *findings) add(m mismatch) { *f = append(*f, m) }
-
-// final returns the first mismatch for which waiting cannot help, or nil.
-func (f findings) final() *mismatch {
-	if i := slices.IndexFunc(f, func(m mismatch) bool { return m.final != "" }); i >= 0 {
-		return &f[i]
-	}
-	return nil
-}
+func (f *findings) add(want, found string) { *f = append(*f, mismatch{want: want, found: found}) }
 
 // String completes a message of a rejection.
-func (f findings) String() string {
-	return f.join("; ", func(m mismatch) string {
-		if m.want == "" {
-			return m.found
-		}
-		return "expected " + m.want + ", but " + m.found
-	})
-}
+func (f findings) String() string { return f.join("expected %s, but %s", "; ") }
 
 // awaited completes "waiting for".
-func (f findings) awaited() string {
-	return f.join(", ", func(m mismatch) string { return m.want + " (" + m.found + ")" })
-}
+func (f findings) awaited() string { return f.join("%s (%s)", ", ") }
 
-func (f findings) join(separator string, text func(mismatch) string) string {
+func (f findings) join(format, separator string) string {
 	var parts []string
-	for _, m := range f[:min(len(f), maxShown)] {
-		parts = append(parts, text(m))
+	for _, m := range f {
+		parts = append(parts, fmt.Sprintf(format, m.want, m.found))
 	}
-	if more := len(f) - len(parts); more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(parts, separator)
+	return strings.Join(framework.Shorten(parts, maxShown), separator)
 }
 
-// judge returns the failed checks and expectations. It is pure, and does not allocate if
+// judge returns the failed checks and expectations, or an error if waiting cannot help. It is pure, and does not allocate if
 // there are none.
-func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[string]) findings {
+func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[string]) (findings, error) {
 	if node.DeletionTimestamp != nil {
-		return findings{{found: "the node is being deleted", final: "choose another node"}}
+		return nil, framework.Refuse(about(node), "the node is being deleted").Advise("choose another node")
 	}
 	var f findings
-	for _, c := range checks {
-		if on.Has(c.name) {
-			c.run(&f, pod, node)
+	if on.Has(checkReady) {
+		f.checkReady(pod, node)
+	}
+	if on.Has(checkSchedulable) {
+		f.checkSchedulable(pod, node)
+	}
+	if on.Has(checkTaints) {
+		f.checkTaints(pod, node)
+	}
+	if on.Has(checkAffinity) {
+		if err := f.checkAffinity(pod, node); err != nil {
+			return nil, err
 		}
 	}
 	f.checkLabels(e.labels, node.Labels, "")
 	for _, expected := range e.conditions {
 		f.checkCondition(expected, node)
 	}
-	return f
+	return f, nil
+}
+
+func about(node *corev1.Node) framework.Object {
+	return framework.Object{Kind: "Node", Name: node.Name}
 }
 
 // checkReady passes a pod that kube-scheduler would pass. For a node that is not ready, the
 // node lifecycle controller adds the taint not-ready, or unreachable if the status is
 // Unknown, with both effects. It treats a node without the condition as Unknown.
 func (f *findings) checkReady(pod *corev1.Pod, node *corev1.Node) {
-	ready := conditionOf(node, corev1.NodeReady)
 	taint := corev1.TaintNodeUnreachable
-	switch {
-	case ready == nil:
-	case ready.Status == corev1.ConditionTrue:
-		return
-	case ready.Status == corev1.ConditionFalse:
+	if _, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady); c != nil && c.Status == corev1.ConditionFalse {
 		taint = corev1.TaintNodeNotReady
 	}
 	if tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoSchedule}) &&
 		tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoExecute}) {
 		return
 	}
-	f.add(mismatch{want: "the condition Ready to be True", found: describe(ready)})
+	f.checkCondition(framework.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, node)
+}
+
+func (f *findings) checkCondition(expected framework.NodeCondition, node *corev1.Node) {
+	if found := expected.Mismatch(node); found != "" {
+		f.add("the condition "+expected.String(), found)
+	}
 }
 
 func (f *findings) checkSchedulable(pod *corev1.Pod, node *corev1.Node) {
 	if !node.Spec.Unschedulable || tolerates(pod, &corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
 		return
 	}
-	f.add(mismatch{want: "the node to be schedulable", found: "it is cordoned"})
+	f.add("the node to be schedulable", "it is cordoned")
 }
 
 func (f *findings) checkTaints(pod *corev1.Pod, node *corev1.Node) {
@@ -140,10 +122,7 @@ func (f *findings) checkTaints(pod *corev1.Pod, node *corev1.Node) {
 			continue
 		}
 		if !tolerates(pod, taint) {
-			f.add(mismatch{
-				want:  "the taint " + clip(taint.ToString()) + " to be removed",
-				found: "the node has it and the pod does not tolerate it",
-			})
+			f.add("the taint "+clip(taint.ToString())+" to be removed", "the node has it and the pod does not tolerate it")
 		}
 	}
 }
@@ -155,34 +134,31 @@ func tolerates(pod *corev1.Pod, taint *corev1.Taint) bool {
 	return schedulinghelpers.TolerationsTolerateTaint(klog.Logger{}, pod.Spec.Tolerations, taint, true)
 }
 
-func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) {
-	var terms []corev1.NodeSelectorTerm
-	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-		terms = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	} else if len(pod.Spec.NodeSelector) == 0 {
-		return
-	}
+// checkAffinity returns an error if the affinity of the pod is invalid.
+func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) error {
 	admits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
 	switch {
 	case admits:
-		return
+		return nil
 	case err != nil:
-		f.add(mismatch{
-			found: "the pod's required node affinity is invalid: " + clip(err.Error()),
-			final: "correct the pod", cause: err,
-		})
-		return
+		return framework.Refuse(about(node), "the pod's required node affinity is invalid: %s", clip(err.Error())).
+			Because(err).Advise("correct the pod")
 	}
 	// The helper does not explain its result.
 	before := len(*f)
 	selector, _ := labels.SelectorFromSet(pod.Spec.NodeSelector).Requirements()
 	f.checkLabels(selector, node.Labels, " as required by the pod's nodeSelector")
-	if len(*f) == before && len(terms) == 1 && len(terms[0].MatchFields) == 0 {
+	if len(*f) > before {
+		return nil
+	}
+	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	if len(terms) == 1 && len(terms[0].MatchFields) == 0 {
 		f.checkLabels(requirementsOf(terms[0]), node.Labels, " as required by the pod's node affinity")
 	}
 	if len(*f) == before {
-		f.add(mismatch{want: "the pod's required node affinity to admit the node", found: fmt.Sprintf("none of its %d terms matches", len(terms))})
+		f.add("the pod's required node affinity to admit the node", fmt.Sprintf("none of its %d terms matches", len(terms)))
 	}
+	return nil
 }
 
 // requirementsOf converts the term's expressions to those of a label selector.
@@ -207,21 +183,18 @@ func (f *findings) checkLabels(requirements labels.Requirements, of labels.Set, 
 		if r.Matches(of) {
 			continue
 		}
-		m := mismatch{want: clip("the label "+r.Key()+" "+demand(r)) + origin, found: "it is not set"}
+		found := "it is not set"
 		if value, has := of[r.Key()]; has {
-			m.found = fmt.Sprintf("it is %q", clip(value))
+			found = fmt.Sprintf("it is %q", clip(value))
 		}
-		f.add(m)
+		f.add(clip("the label "+r.Key()+" "+demand(r))+origin, found)
 	}
 }
 
 // demand returns the requirement as words that follow the label's key.
 func demand(r labels.Requirement) string {
-	var values []string
-	for _, value := range r.ValuesUnsorted() {
-		values = append(values, fmt.Sprintf("%q", value))
-	}
-	list := strings.Join(values, ", ")
+	values := r.ValuesUnsorted()
+	list := `"` + strings.Join(values, `", "`) + `"`
 	switch r.Operator() {
 	case selection.DoesNotExist:
 		return "not to be set"
@@ -241,38 +214,5 @@ func demand(r labels.Requirement) string {
 			return "to be one of " + list
 		}
 		return "to be " + list
-	}
-}
-
-func (f *findings) checkCondition(expected condition, node *corev1.Node) {
-	now := conditionOf(node, expected.kind)
-	if is := now != nil && now.Status == expected.status; is != expected.not {
-		return
-	}
-	not := ""
-	if expected.not {
-		not = "not "
-	}
-	f.add(mismatch{want: fmt.Sprintf("the condition %s %sto be %s", clip(string(expected.kind)), not, expected.status), found: describe(now)})
-}
-
-// conditionOf returns the condition, or nil if the node does not have it.
-func conditionOf(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == kind {
-			return &node.Status.Conditions[i]
-		}
-	}
-	return nil
-}
-
-func describe(c *corev1.NodeCondition) string {
-	switch {
-	case c == nil:
-		return "it is not set"
-	case c.Reason == "":
-		return "it is " + clip(string(c.Status))
-	default:
-		return "it is " + clip(string(c.Status)) + " (" + clip(c.Reason) + ")"
 	}
 }

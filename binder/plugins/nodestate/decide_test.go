@@ -128,14 +128,18 @@ func TestJudge(t *testing.T) {
 				node = theNode()
 			}
 			before := node.DeepCopy()
-			got := judge(pod, node, expecting(t, tc.labels, tc.conditions), tc.checks)
+			got, err := judge(pod, node, expecting(t, tc.labels, tc.conditions), tc.checks)
+			if tc.final {
+				require.ErrorContains(t, err, tc.want[0], tc.reason)
+				return
+			}
+			require.NoError(t, err)
 			assert.Equal(t, len(tc.want) == 0, len(got) == 0, "%s: %s", tc.reason, got)
 			text := got.String()
 			for _, want := range tc.want {
 				assert.Contains(t, text, want, tc.reason)
 			}
 			assert.Len(t, strings.Split(text, "; "), max(len(tc.want), 1), "the message has no other findings: %s", text)
-			assert.Equal(t, tc.final, got.final() != nil, tc.reason)
 			assert.Equal(t, before, node, "judge does not change the node, because it belongs to the cache")
 		})
 	}
@@ -147,7 +151,8 @@ func withSelector(pod *corev1.Pod, key, value string) *corev1.Pod {
 }
 
 func TestAwaited(t *testing.T) {
-	f := judge(thePod(), theNode(cordoned, label("a", "c")), expecting(t, "a=b", "GPUReady"), all)
+	f, err := judge(thePod(), theNode(cordoned, label("a", "c")), expecting(t, "a=b", "GPUReady"), all)
+	require.NoError(t, err)
 	assert.Equal(t, `the node to be schedulable (it is cordoned), the label a to be "b" (it is "c"), `+
 		`the condition GPUReady to be True (it is not set)`, f.awaited(), "the text completes \"waiting for\"")
 }
@@ -164,7 +169,8 @@ func TestJudge_BoundsTheMessages(t *testing.T) {
 	for i := range 100 {
 		taint(fmt.Sprintf("%s%d", long, i), long, noSchedule)(node)
 	}
-	f := judge(pod, node, expecting(t, "a=b,zone in ("+strings.Join(values[:500], ",")+")", ""), all)
+	f, err := judge(pod, node, expecting(t, "a=b,zone in ("+strings.Join(values[:500], ",")+")", ""), all)
+	require.NoError(t, err)
 	for _, text := range []string{f.String(), f.awaited()} {
 		assert.LessOrEqual(t, len(text), 4096)
 		assert.NotContains(t, text, "\n")

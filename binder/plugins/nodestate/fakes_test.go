@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	nodeutil "k8s.io/component-helpers/node/util"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -57,7 +58,7 @@ func taint(key, value string, effect corev1.TaintEffect) func(*corev1.Node) {
 // reports sets a condition.
 func reports(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		if c := conditionOf(node, kind); c != nil {
+		if _, c := nodeutil.GetNodeCondition(&node.Status, kind); c != nil {
 			c.Status, c.Reason = status, reason
 			return
 		}

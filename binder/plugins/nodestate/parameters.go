@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -39,17 +37,9 @@ const (
 // expectations are the parsed annotations of the Binding and the pod.
 type expectations struct {
 	labels     labels.Requirements
-	conditions []condition
+	conditions []framework.NodeCondition
 	// wait is how long to wait for the expectations and checks. 0 means no wait.
 	wait time.Duration
-}
-
-// condition is an expected status of a node condition. With not, every other status is
-// expected.
-type condition struct {
-	kind   corev1.NodeConditionType
-	not    bool
-	status corev1.ConditionStatus
 }
 
 // parse parses the parameters. Every error is a framework.KindInvalid that names the
@@ -88,7 +78,7 @@ func (e *expectations) set(key, value string) (err error) {
 			return fmt.Errorf("must be a label selector: %s", clip(err.Error()))
 		}
 	case keyConditions:
-		e.conditions, err = parseConditions(value)
+		e.conditions, err = framework.ParseNodeConditions(value)
 	case keyWait:
 		e.wait, err = time.ParseDuration(value)
 		if err != nil || e.wait <= 0 {
@@ -98,45 +88,6 @@ func (e *expectations) set(key, value string) (err error) {
 		return fmt.Errorf("is unknown; known keys are %s, %s, and %s", keyExpect, keyConditions, keyWait)
 	}
 	return err
-}
-
-// parseConditions parses a list such as "GPUReady,DiskPressure!=True". The syntax is that of
-// equality-based label selectors. A type without a status expects the status True.
-func parseConditions(value string) ([]condition, error) {
-	if strings.TrimSpace(value) == "" {
-		return nil, nil
-	}
-	var all []condition
-	for item := range strings.SplitSeq(value, ",") {
-		c, err := parseCondition(item)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c)
-	}
-	return all, nil
-}
-
-func parseCondition(item string) (condition, error) {
-	c := condition{status: corev1.ConditionTrue}
-	kind, status, given := strings.Cut(item, "=")
-	if given {
-		if kind, c.not = strings.CutSuffix(kind, "!"); !c.not {
-			// As in label selectors, == means =.
-			status = strings.TrimPrefix(status, "=")
-		}
-		c.status = corev1.ConditionStatus(strings.TrimSpace(status))
-	}
-	c.kind = corev1.NodeConditionType(strings.TrimSpace(kind))
-	if wrong := content.IsLabelKey(string(c.kind)); len(wrong) > 0 {
-		return c, fmt.Errorf("must be a list of Type=Status: invalid type in %q", clip(item))
-	}
-	switch c.status {
-	case corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown:
-		return c, nil
-	default:
-		return c, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", clip(item))
-	}
 }
 
 // clip makes a user's text safe for messages.

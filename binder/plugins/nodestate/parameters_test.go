@@ -24,7 +24,7 @@ func TestParse(t *testing.T) {
 		reason       string
 		pod, binding annotations
 		labels       string
-		conditions   []condition
+		conditions   []framework.NodeCondition
 		wait         time.Duration
 		// fields are the fields of the error, and on is its object.
 		fields  []string
@@ -35,7 +35,7 @@ func TestParse(t *testing.T) {
 		"All": {
 			reason:  "all annotations are set",
 			binding: annotations{"expect": "gpu.example.com/driver=550,!maintenance", "expect-conditions": "GPUReady=True", "wait": "30s"},
-			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []condition{{kind: "GPUReady", status: "True"}}, wait: 30 * time.Second,
+			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []framework.NodeCondition{{Type: "GPUReady", Status: "True"}}, wait: 30 * time.Second,
 		},
 		"OnPod": {
 			reason: "the pod can have the annotations, too", pod: annotations{"expect": "a=b", "wait": "5s"}, labels: "a=b", wait: 5 * time.Second,
@@ -55,12 +55,12 @@ func TestParse(t *testing.T) {
 		"Conditions": {
 			reason:  "expect-conditions supports the equality-based syntax, and a type without a status",
 			binding: annotations{"expect-conditions": "GPUReady, DiskPressure!=True,Net == Unknown ,gpu.example.com/ok = False, Old != Unknown"},
-			conditions: []condition{
-				{kind: "GPUReady", status: "True"},
-				{kind: "DiskPressure", not: true, status: "True"},
-				{kind: "Net", status: "Unknown"},
-				{kind: "gpu.example.com/ok", status: "False"},
-				{kind: "Old", not: true, status: "Unknown"},
+			conditions: []framework.NodeCondition{
+				{Type: "DiskPressure", Not: true, Status: "True"},
+				{Type: "GPUReady", Status: "True"},
+				{Type: "Net", Status: "Unknown"},
+				{Type: "Old", Not: true, Status: "Unknown"},
+				{Type: "gpu.example.com/ok", Status: "False"},
 			},
 		},
 		"WaitCapped": {reason: "the operator limits the wait", binding: annotations{"wait": "2h"}, wait: maxWait},
@@ -207,11 +207,12 @@ func FuzzParameters(f *testing.F) {
 		require.Positive(t, e.wait)
 		require.LessOrEqual(t, e.wait, maxWait)
 		for _, c := range e.conditions {
-			require.NotEmpty(t, c.kind)
-			require.Contains(t, []corev1.ConditionStatus{"True", "False", "Unknown"}, c.status)
+			require.NotEmpty(t, c.Type)
+			require.Contains(t, []corev1.ConditionStatus{"True", "False", "Unknown"}, c.Status)
 		}
 		// judge accepts every parsed value, and its messages are bounded.
-		found := judge(thePod(), theNode(), e, all)
+		found, err := judge(thePod(), theNode(), e, all)
+		require.NoError(t, err)
 		require.LessOrEqual(t, len(found.String()), 4096)
 		require.LessOrEqual(t, len(found.awaited()), 4096)
 	})

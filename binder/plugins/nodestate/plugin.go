@@ -35,18 +35,14 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	if err != nil {
 		return framework.Verdict{}, err
 	}
-	node := framework.Object{Kind: "Node", Name: bc.Node.Name}
-	f := judge(bc.Pod, bc.Node, e, p.checks)
-	final := f.final()
+	f, err := judge(bc.Pod, bc.Node, e, p.checks)
 	switch {
-	case len(f) == 0:
-		return framework.Verdict{}, nil
-	case final != nil:
-		return framework.Verdict{}, framework.Refuse(node, "%s", f).Because(final.cause).Advise("%s", final.final)
+	case err != nil || len(f) == 0:
+		return framework.Verdict{}, err
 	case e.wait == 0:
-		return framework.Verdict{}, framework.Refuse(node, "%s", f).
+		return framework.Verdict{}, framework.Refuse(about(bc.Node), "%s", f).
 			Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, framework.Domain, keyWait)
 	}
-	wait, err := bc.AtMost(e.wait, framework.Wait{Object: node, For: f.awaited()})
+	wait, err := bc.AtMost(e.wait, framework.Wait{Object: about(bc.Node), For: f.awaited()})
 	return framework.Verdict{Wait: wait}, err
 }

@@ -1,0 +1,74 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	nodeutil "k8s.io/component-helpers/node/util"
+)
+
+// maxText is the maximum length of a text of the API in a message, in bytes.
+const maxText = 200
+
+// NodeCondition is an expected status of a node condition. With Not, every other status is expected, and no status.
+type NodeCondition struct {
+	Type   corev1.NodeConditionType
+	Not    bool
+	Status corev1.ConditionStatus
+}
+
+// ParseNodeConditions parses a list such as "GPUReady,DiskPressure!=True", and returns it in the order of the types. The syntax
+// is that of equality-based label selectors. A type without a status expects the status True. The error completes a sentence
+// that begins with the name of the list.
+func ParseNodeConditions(list string) ([]NodeCondition, error) {
+	requirements, err := labels.ParseToRequirements(list)
+	if err != nil {
+		return nil, fmt.Errorf("must be a list of Type=Status: %s", Clip(err.Error(), maxText))
+	}
+	var all []NodeCondition
+	for _, r := range requirements {
+		c := NodeCondition{Type: corev1.NodeConditionType(r.Key()), Not: r.Operator() == selection.NotEquals}
+		switch op := r.Operator(); {
+		case op == selection.Exists:
+			c.Status = corev1.ConditionTrue
+		case c.Not, op == selection.Equals, op == selection.DoubleEquals:
+			c.Status = corev1.ConditionStatus(r.ValuesUnsorted()[0])
+		}
+		switch c.Status {
+		case corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown:
+			all = append(all, c)
+		default:
+			return nil, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", Clip(r.String(), maxText))
+		}
+	}
+	return all, nil
+}
+
+// String returns text such as "GPUReady to be True".
+func (c NodeCondition) String() string {
+	not := ""
+	if c.Not {
+		not = "not "
+	}
+	return fmt.Sprintf("%s %sto be %s", Clip(string(c.Type), maxText), not, c.Status)
+}
+
+// Mismatch returns text such as "it is False (DriverCrashed)" if the node is not as expected, and otherwise "".
+func (c NodeCondition) Mismatch(node *corev1.Node) string {
+	_, found := nodeutil.GetNodeCondition(&node.Status, c.Type)
+	switch {
+	case (found != nil && found.Status == c.Status) != c.Not:
+		return ""
+	case found == nil:
+		return "it is not set"
+	case found.Reason == "":
+		return "it is " + Clip(string(found.Status), maxText)
+	default:
+		return "it is " + Clip(string(found.Status), maxText) + " (" + Clip(found.Reason, maxText) + ")"
+	}
+}
