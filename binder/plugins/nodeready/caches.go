@@ -29,10 +29,7 @@ var attachments = framework.Selection{
 
 // daemons selects the DaemonSets of the agent's namespace.
 func (a *agent) daemons() framework.Selection {
-	return framework.Selection{
-		Name: Name + "/daemonsets/" + a.namespace, Example: &appsv1.DaemonSet{}, Namespace: a.namespace,
-		Field: "metadata.namespace", Value: client.Object.GetNamespace,
-	}
+	return framework.Selection{Name: Name + "/daemonsets/" + a.namespace, Example: &appsv1.DaemonSet{}, Namespace: a.namespace}
 }
 
 // pods selects the agent's pods on nodes.

@@ -32,9 +32,8 @@ func TestTransforms(t *testing.T) {
 		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: volumes.TrimNode, same: func(t *testing.T, got client.Object) {
 			node, ok := got.(*storagev1.CSINode)
 			require.True(t, ok)
-			assert.Equal(t, int32(25), *limitOf(node, driverName))
+			assert.Equal(t, int32(25), *registered(node, driverName).Allocatable.Count)
 			assert.NotNil(t, registered(node, "b"))
-			assert.Nil(t, limitOf(node, "b"))
 			assert.Empty(t, node.Spec.Drivers[0].NodeID)
 			assert.Equal(t, "pd.csi.storage.gke.io", migratedDriver("kubernetes.io/gce-pd", node))
 		}},

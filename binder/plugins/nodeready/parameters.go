@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -94,12 +92,6 @@ func (a *Arguments) Validate(path *field.Path) field.ErrorList {
 
 func (a *Arguments) has(check string) bool { return slices.Contains(a.Checks, check) }
 
-// condition is an expected status of a node condition.
-type condition struct {
-	kind   corev1.NodeConditionType
-	status corev1.ConditionStatus
-}
-
 // parse returns the plugin, or the errors of the invalid fields.
 func (a *Arguments) parse(path *field.Path) (*plugin, field.ErrorList) {
 	p := &plugin{Arguments: a, pass: sets.New(a.PassNamespaces...)}
@@ -121,9 +113,9 @@ func (a *Arguments) parse(path *field.Path) (*plugin, field.ErrorList) {
 		check(isNamespace(namespace), path.Child("passNamespaces").Index(i), namespace, "must be the name of a namespace")
 	}
 	for i, given := range a.Conditions {
-		c, ok := parseCondition(given)
-		check(ok, path.Child("conditions").Index(i), given, "must be Type, Type=True, Type=False, or Type=Unknown")
-		p.conditions = append(p.conditions, c)
+		one, err := framework.ParseNodeConditions(given)
+		check(err == nil && len(one) == 1 && !one[0].Not, path.Child("conditions").Index(i), given, "must be Type, Type=True, Type=False, or Type=Unknown")
+		p.conditions = append(p.conditions, one...)
 	}
 	for i, given := range a.Agents {
 		at := path.Child("agents").Index(i)
@@ -139,17 +131,6 @@ func (a *Arguments) parse(path *field.Path) (*plugin, field.ErrorList) {
 }
 
 func isNamespace(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
-
-// parseCondition returns false if the text is invalid.
-func parseCondition(text string) (condition, bool) {
-	kind, status, given := strings.Cut(text, "=")
-	if !given {
-		status = string(corev1.ConditionTrue)
-	}
-	c := condition{kind: corev1.NodeConditionType(kind), status: corev1.ConditionStatus(status)}
-	known := []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown}
-	return c, len(content.IsLabelKey(kind)) == 0 && slices.Contains(known, c.status)
-}
 
 // agentsFlag is the flag for Arguments.Agents. The first value replaces the default. String separates agents by
 // semicolons, which no selector contains.

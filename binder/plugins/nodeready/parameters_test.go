@@ -32,6 +32,8 @@ func TestValidate(t *testing.T) {
 		"Pattern":       {reason: "patterns would not match", change: func(a *Arguments) { a.PassNamespaces = []string{"kube-*"} }, field: "passNamespaces[0]", says: `Invalid value: "kube-*": must be the name of a namespace`},
 		"Check":         {reason: "the line lists the checks", change: func(a *Arguments) { a.Checks = []string{"csi"} }, field: "checks[0]", says: `Unsupported value: "csi": supported values: "csi-drivers"`},
 		"Condition":     {reason: "a status is one of three", change: func(a *Arguments) { a.Conditions = []string{"Ready", "GPUReady=yes"} }, field: "conditions[1]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
+		"ConditionNot":  {reason: "a condition has one status", change: func(a *Arguments) { a.Conditions = []string{"Ready!=True"} }, field: "conditions[0]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
+		"TwoConditions": {reason: "each item is one condition", change: func(a *Arguments) { a.Conditions = []string{"A,B"} }, field: "conditions[0]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
 		"ConditionType": {reason: "a condition has a type", change: func(a *Arguments) { a.Conditions = []string{"=True"} }, field: "conditions[0]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
 		"Timeout":       {reason: "a wait takes time", change: func(a *Arguments) { a.Timeout.Duration = 0 }, field: "timeout", says: "Invalid value: \"0s\": must be positive"},
 		"MaxTimeout":    {reason: "the maximum includes the default", change: func(a *Arguments) { a.MaxTimeout.Duration = time.Minute }, field: "maxTimeout", says: "Invalid value: \"1m0s\": must be at least timeout (2m0s)"},

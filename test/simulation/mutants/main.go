@@ -46,7 +46,7 @@ var mutants = []mutant{
 	{"a slot is not reserved until the pod is seen", "binder/plugins/startlimit/plugin.go", "const observeTime = framework.BindSettles", "const observeTime = framework.BindSettles / 50"},
 	{"a bind needs no write", "binder/decide.go", "case len(v.Writes) > 0:\n\t\t\twrites = append(writes, i)", "case len(v.Writes) > 0:"},
 	{"a suspension does not end the term", "binder/replica/replica.go", "return max(r.o.Clock.Since(r.renewed), wall)", "return min(r.o.Clock.Since(r.renewed), wall)"},
-	{"an earlier node's CSINode counts", "binder/plugins/nodeready/read.go", "return o.Kind == \"Node\" && o.UID != node.UID", "return false && o.UID != node.UID"},
+	{"an earlier node's CSINode counts", "binder/plugins/nodeready/csi.go", "return o.Kind == \"Node\" && o.UID != node.UID", "return false && o.UID != node.UID"},
 	{"an entry stays in a map", "binder/work/work.go", "delete(s.entries, e.key)", "_ = e"},
 	{"an announcement stays", "binder/plugins/announce/plugin.go", "return p.h.Status.Status().Patch(ctx, pod, patch", "return nil; return p.h.Status.Status().Patch(ctx, pod, patch"},
 	{"a foreign nominated node is replaced", "binder/plugins/announce/decide.go", "return len(attempts) > 0 && !foreign", "return len(attempts) > 0 || foreign"},

@@ -247,6 +247,7 @@ func TestPreFlight(t *testing.T) {
 		},
 		"FullUnbound":     {reason: "a volume that does not exist yet needs room, too", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(unbound, csiNodeWith(theDriver(0))), waits: "room on the node for volumes of CSI driver csi.example.com (1 more, 0 attached, limit 0)"},
 		"AlreadyAttached": {reason: "the volume is attached to the node", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(1)), attached("a", "node-a", "pv-1"))},
+		"LoweredLimit":    {reason: "the pod needs no more room", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(0)), attached("a", "node-a", "pv-1"))},
 		"InlineNoRoom":    {reason: "inline volumes are not attached", change: inline(driverName), objects: []client.Object{csiNodeWith(theDriver(0))}},
 		"LimitsOff":       {reason: "the check is off", args: only(defaults(), checkDrivers), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(0)))},
 
@@ -269,7 +270,7 @@ func TestPreFlight(t *testing.T) {
 		"AgentOfTwo": {reason: "each DaemonSet needs its own pod", args: withAgent(""), objects: []client.Object{daemon("cni"), daemon("old"), agentOn("node-a", "old", true)}, waits: podOfAgent},
 
 		"Condition":        {reason: "the condition holds", args: withConditions("GPUReady"), node: theNode(reports("GPUReady", "True"))},
-		"ConditionFalse":   {reason: "the condition does not hold", args: withConditions("GPUReady"), node: theNode(reports("GPUReady", "False")), waits: `the node condition GPUReady to be True (it is "False")`, object: framework.Object{Kind: "Node", Name: "node-a"}},
+		"ConditionFalse":   {reason: "the condition does not hold", args: withConditions("GPUReady"), node: theNode(reports("GPUReady", "False")), waits: `the node condition GPUReady to be True (it is False)`, object: framework.Object{Kind: "Node", Name: "node-a"}},
 		"ConditionMissing": {reason: "the condition is not reported", args: withConditions("Repair=False"), waits: "the node condition Repair to be False (it is not set)"},
 		"ConditionsOff":    {reason: "the check is off", args: only(withConditions("GPUReady"), checkAgents)},
 
@@ -298,7 +299,7 @@ func TestPreFlight(t *testing.T) {
 
 		"Several": {
 			reason: "the message is bounded, and begins with the first check", args: withConditions("A", "B", "C"), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known),
-			waits:  waitsForDriver + ", the node condition A to be True (it is not set), the node condition B to be True (it is not set) and 1 more",
+			waits:  waitsForDriver + ", the node condition A to be True (it is not set), the node condition B to be True (it is not set), and 1 more",
 			object: framework.Object{Kind: "CSINode", Name: "node-a"},
 		},
 	}
