@@ -30,9 +30,6 @@ import (
 // gpu names devices of the resource "gpu".
 func gpu(devices string) gen.Meta { return gen.Annotation("device.prebind.dev/gpu", devices) }
 
-// nodeLock requires the lock of the node.
-func nodeLock() gen.Meta { return gen.Annotation("device.prebind.dev/node-lock", "true") }
-
 // garage is a node with devices for the pods of one test only.
 type garage struct {
 	*bench

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"testing"
 	"time"
 
@@ -61,17 +60,6 @@ func (b *bench) report(node, condition, status, reason string) {
 func (b *bench) taint(node, key string, effect corev1.TaintEffect) {
 	b.t.Helper()
 	b.kubectl("taint", "node", node, key+":"+string(effect))
-}
-
-// uncordon waits until the node accepts pods again. kube-controller-manager removes the taint with a delay.
-func (b *bench) uncordon(node string) {
-	b.t.Helper()
-	b.kubectl("uncordon", node)
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
-		require.NoError(c, err)
-		assert.False(c, slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }))
-	}, patience, 50*time.Millisecond, "the taint should go")
 }
 
 func (b *bench) kubectl(args ...string) {
