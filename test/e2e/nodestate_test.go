@@ -6,6 +6,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -110,6 +111,10 @@ func (b *bench) dryRunOf(binding *corev1.Binding) []byte {
 	require.NoError(b.t, err)
 	return review
 }
+
+var insecure = &http.Client{Transport: &http.Transport{
+	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // Any client that can reach the port.
+}}
 
 // ask posts the review directly to the replica.
 func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.AdmissionResponse, error) {

@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -29,11 +30,6 @@ type loner struct {
 	webhook, health string
 }
 
-// readyz returns the response of the probe.
-func (l *loner) readyz(ctx context.Context) (string, int, error) {
-	return fetch(ctx, "http://"+l.health+"/readyz")
-}
-
 // loner starts a live replica, which may not be ready. Its only plugin writes no marks, so it does not affect the attempts of other replicas.
 func (b *bench) loner(kubeconfig string, args ...string) *loner {
 	b.t.Helper()
@@ -51,7 +47,13 @@ func (b *bench) loner(kubeconfig string, args ...string) *loner {
 			"--health-probe-bind-address=" + l.health, "--metrics-bind-address=0", "--prebind-plugins=volumebinding", "--shutdown-delay=0s",
 		}, args...),
 		LogFile: filepath.Join(b.t.TempDir(), "log"),
-		Health:  func(ctx context.Context) error { return get(ctx, "http://"+l.health+"/healthz", http.StatusOK) },
+		Health: func(ctx context.Context) error {
+			body, code, err := fetch(ctx, "http://"+l.health+"/healthz")
+			if err == nil && code != http.StatusOK {
+				err = errors.New(body)
+			}
+			return err
+		},
 	})
 	require.NoError(b.t, err)
 	l.Process = process
@@ -65,7 +67,7 @@ func (b *bench) loner(kubeconfig string, args ...string) *loner {
 func (b *bench) untilReadyz(l *loner, code int, words ...string) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		body, got, err := l.readyz(b.t.Context())
+		body, got, err := fetch(b.t.Context(), "http://"+l.health+"/readyz")
 		require.NoError(c, err)
 		assert.Equal(c, code, got, "%s", body)
 		for _, w := range words {
@@ -87,29 +89,6 @@ func fetch(ctx context.Context, url string) (string, int, error) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	return string(body), response.StatusCode, err
-}
-
-// proxied returns a kubeconfig of the shipped service account that uses a proxy.
-func (b *bench) proxied() *cluster.APIProxy {
-	b.t.Helper()
-	proxy, err := b.cluster.NewAPIProxy(b.prebind.Kubeconfig(), b.t.TempDir())
-	require.NoError(b.t, err)
-	b.t.Cleanup(proxy.Close)
-	return proxy
-}
-
-// A replica is not ready while it cannot reach the API server.
-func TestUnreachableAPIServer(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	proxy := b.proxied()
-	l := b.loner(proxy.Kubeconfig)
-	b.untilReadyz(l, http.StatusOK, "ok")
-	proxy.Cut(true)
-	b.untilReadyz(l, http.StatusServiceUnavailable, "the API server does not answer, for 1", "EOF")
-	proxy.Cut(false)
-	b.untilReadyz(l, http.StatusOK, "ok")
-	assert.NoError(t, l.Err(), "the replica should keep running")
 }
 
 // narrow creates a service account with the shipped core permissions, and a separate ClusterRoleBinding for the permissions of
@@ -185,10 +164,9 @@ func TestMissingPermission(t *testing.T) {
 	assert.NoError(t, l.Err(), "the replica should keep running")
 }
 
-// After the loss of all replicas and their nodes, the API server binds Prebind's own pods. All other pods are bound when Prebind runs
-// again.
+// After the loss of all replicas and their nodes, the API server binds exempt pods, such as Prebind's own. All other pods are bound when
+// Prebind runs again.
 func testAllReplicasDied(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
 	own := w.client.CoreV1().Pods(install.Namespace)
 	bound := func(not ...corev1.Pod) []corev1.Pod {
 		var pods []corev1.Pod
@@ -210,15 +188,22 @@ func testAllReplicasDied(t *testing.T, w *world) {
 	for _, r := range w.prebind.Replicas() {
 		require.NoError(t, r.Kill())
 	}
+	b, exempt := newBench(t, w, nil), newBench(t, w, map[string]string{"prebind.dev/exempt": ""})
 	b.pod(cluster.DefaultScheduler)
 	b.untilEvent("FailedScheduling", "failed calling webhook", install.WebhookName)
-
+	exempt.pod(cluster.DefaultScheduler)
+	exempt.untilBound()
+	assert.Empty(t, exempt.decisions())
 	now := int64(0)
 	require.NoError(t, own.DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}))
 	bound(first...)
-	pod, err := w.client.CoreV1().Pods(b.ns).Get(t.Context(), "pod", metav1.GetOptions{})
-	require.NoError(t, err)
-	assert.Empty(t, pod.Spec.NodeName, "no pod should be bound while all replicas are down")
+	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName, "no pod should be bound while all replicas are down")
+
+	out, errs, code := b.command("explain", "pod", "--node=node-1", "-n="+b.ns)
+	assert.Equal(t, 3, code, "explain should report an unknown result during an outage")
+	assert.Empty(t, out)
+	assert.Contains(t, errs, "the API server cannot reach Prebind")
+	assert.Equal(t, 1, strings.Count(errs, "\n"), errs)
 
 	for _, r := range w.prebind.Replicas() {
 		require.NoError(t, r.Process.Start())
