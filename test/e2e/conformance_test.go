@@ -5,11 +5,12 @@ package e2e
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/xml"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -200,48 +201,47 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// A scheduler that violates the contract fails the check for the rule, with advice.
+// A scheduler that violates the contract fails the checks for its rules, with advice.
 func TestConformance_Violations(t *testing.T) {
 	t.Parallel()
+	type violation struct{ reason, says, advice string }
 	tests := map[string]struct {
-		reason string
 		faults faults
-		check  string
 		args   []string
-		says   string
-		advice string
+		// checks are those that fail.
+		checks map[string]violation
 	}{
-		"drops":     {reason: "a 429 is not final", faults: faults{givesUpWaiting: true}, check: "wait", args: []string{"--wait=35s", "--timeout=1m"}, says: "was not bound within 1m0s", advice: "post the same Binding again after Retry-After"},
-		"moves":     {reason: "a 429 does not reject the node", faults: faults{moves: true}, check: "wait", args: []string{"--wait=1m"}, says: "posted Bindings to other nodes in the meantime", advice: "rest.Config.Timeout"},
-		"forfeits":  {reason: "a refusal is not final", faults: faults{givesUpRefused: true}, check: "refused", args: []string{"--timeout=1m"}, says: "was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
-		"loops":     {reason: "repeated calls cost the API server", faults: faults{loops: true}, check: "refused", says: "the scheduler posted [0-9]+ Bindings of the rejected pod", advice: "Do not repeat the Binding in a loop"},
-		"constant":  {reason: "a pod that stays refused must not cost a call per second", faults: faults{constant: true}, check: "refused", says: "the scheduler posted [0-9]+ Bindings of the rejected pod", advice: "with backoff that grows"},
-		"some":      {reason: "every refused pod is tried again", faults: faults{givesUpSome: true}, check: "refused", args: []string{"--timeout=1m"}, says: "pod refused-5 was not bound within 1m0s", advice: "Do not drop the pod"},
-		"invalid":   {reason: "an invalid Binding never succeeds", faults: faults{loops: true}, check: "invalid", says: "the scheduler posted [0-9]+ Bindings of the rejected pod", advice: "Do not repeat the Binding in a loop"},
-		"internal":  {reason: "an internal error is not final", faults: faults{givesUpRefused: true}, check: "internal", args: []string{"--timeout=1m"}, says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
-		"uid":       {reason: "the Binding can apply to another pod", faults: faults{withoutUID: true}, check: "uid", args: []string{"--timeout=1m"}, says: "Bindings without a UID", advice: "Set metadata.uid"},
-		"node-name": {reason: "Prebind does not see the pod", faults: faults{recreates: true}, check: "bind", says: "was deleted or replaced", advice: "Do not create it again with spec.nodeName"},
-		"workers":   {reason: "pods that wait block all others", faults: faults{workers: 4}, check: "workers", args: []string{"--timeout=1m"}, says: "pod workers was not bound within 1m0s", advice: "Bind each pod in its own goroutine"},
-		"forgets":   {reason: "the annotations of the scheduler are lost", faults: faults{forgets: true}, check: "binding-annotations", args: []string{"--binding-annotation=" + ownAnnotation}, says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
+		"gives-up": {faults: faults{givesUpWaiting: true, givesUpRefused: true}, args: []string{"--wait=35s"}, checks: map[string]violation{
+			"wait":     {reason: "a 429 is not final", says: "was not bound within 1m0s", advice: "post the same Binding again after Retry-After"},
+			"refused":  {reason: "a refusal is not final", says: "was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
+			"internal": {reason: "an internal error is not final", says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
+		}},
+		"forgets": {faults: faults{withoutUID: true, forgets: true}, args: []string{"--binding-annotation=" + ownAnnotation}, checks: map[string]violation{
+			"uid":                 {reason: "the Binding can apply to another pod", says: "Bindings without a UID", advice: "Set metadata.uid"},
+			"binding-annotations": {reason: "the annotations of the scheduler are lost", says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
+		}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			scheduler := "wrong-" + name
 			startScheduler(t, shared, scheduler, tc.faults)
-			r := conformance(t, shared, append([]string{"--scheduler-name=" + scheduler, "--wait=6s", "--run=^" + tc.check + "$"}, tc.args...)...)
-			assert.Equal(t, 1, r.code, tc.reason)
-			assert.Regexp(t, "^FAIL .*"+tc.says, r.result(tc.check), tc.reason)
+			run := "--run=^(" + strings.Join(slices.Collect(maps.Keys(tc.checks)), "|") + ")$"
+			r := conformance(t, shared, append([]string{"--scheduler-name=" + scheduler, "--wait=6s", "--timeout=1m", run}, tc.args...)...)
+			assert.Equal(t, 1, r.code)
 			_, summary, _ := strings.Cut(r.out, "\n\n")
-			assert.Contains(t, summary, tc.check+": ")
-			assert.Contains(t, summary, tc.advice)
+			for check, v := range tc.checks {
+				assert.Regexp(t, "^FAIL .*"+v.says, r.result(check), v.reason)
+				assert.Contains(t, summary, check+": ")
+				assert.Contains(t, summary, v.advice)
+			}
 			assert.Contains(t, summary, "docs/for-schedulers.md#")
 			assertNothingLeft(t, shared)
 		})
 	}
 }
 
-// The command cannot run: one line, exit code 2, and no objects.
+// Without permissions, the command reports them in one line, and creates no objects.
 func TestConformance_CannotRun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
@@ -251,29 +251,44 @@ func TestConformance_CannotRun(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	tests := map[string]struct {
-		args []string
-		says []string
-		code int
-	}{
-		"no scheduler":    {code: 64, says: []string{"--scheduler-name: required"}},
-		"no permission":   {args: []string{"--scheduler-name=x", "--as=conformance-viewer"}, says: []string{"lacks permissions", "create namespaces", "create pods/binding", "docs/conformance.md"}},
-		"no such node":    {args: []string{"--scheduler-name=x", "--nodes=none,neither"}, says: []string{"no node none"}},
-		"wrong selection": {code: 64, args: []string{"--scheduler-name=x", "--run=("}, says: []string{"--run"}},
+	r := conformance(t, shared, "--scheduler-name=x", "--as=conformance-viewer")
+	assert.Equal(t, 2, r.code)
+	assert.Empty(t, r.out)
+	assert.Equal(t, 1, strings.Count(r.progress, "\n"), r.progress)
+	for _, words := range []string{"lacks permissions", "create namespaces", "create pods/binding", "docs/conformance.md"} {
+		assert.Contains(t, r.progress, words)
 	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := conformance(t, shared, tc.args...)
-			assert.Equal(t, cmp.Or(tc.code, 2), r.code)
-			assert.Empty(t, r.out)
-			assert.Equal(t, 1, strings.Count(r.progress, "\n"), r.progress)
-			for _, words := range tc.says {
-				assert.Contains(t, r.progress, words)
-			}
-			assertNothingLeft(t, shared)
-		})
-	}
+	assertNothingLeft(t, shared)
+}
+
+// A run that a second interrupt ends at once prints the commands that remove its objects.
+func TestConformance_Interrupted(t *testing.T) {
+	t.Parallel()
+	var progress output
+	cmd := exec.CommandContext(t.Context(), shared.prebind.Client(), "conformance", "--namespace-prefix="+conformancePrefix(t),
+		"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|internal|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
+	cmd.Stderr = &progress
+	require.NoError(t, cmd.Start())
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		found := conformanceObjects(t, shared)
+		assert.Len(c, found["namespace"], 2)
+		for _, kind := range []string{"storageclass.storage.k8s.io", "validatingadmissionpolicybinding.admissionregistration.k8s.io"} {
+			assert.NotEmpty(c, found[kind], kind)
+		}
+	}, patience, again)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "interrupt again") }, patience, again/10)
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.Error(t, cmd.Wait())
+	assert.Equal(t, 2, cmd.ProcessState.ExitCode())
+	t.Log(progress.String())
+	assert.NotContains(t, progress.String(), "burst: started", "an interrupted run should not start other checks")
+	assert.NotContains(t, progress.String(), "ERROR", "the interruption should be the only message")
+	assert.Contains(t, progress.String(), "kubectl delete namespace "+conformancePrefix(t))
+	r := conformance(t, shared, "--cleanup")
+	assert.Equal(t, 0, r.code)
+	assert.Contains(t, r.out, "Runs removed: 1")
+	assertNothingLeft(t, shared)
 }
 
 // output collects what a process prints. It is safe for concurrent use.
@@ -292,44 +307,4 @@ func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.all.String()
-}
-
-// An interrupted run removes its objects. A second interrupt exits at once and prints the commands that do.
-func TestConformance_Interrupted(t *testing.T) {
-	t.Parallel()
-	for name, signals := range map[string]int{"once": 1, "twice": 2} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var progress output
-			cmd := exec.CommandContext(t.Context(), shared.prebind.Client(), "conformance", "--namespace-prefix="+conformancePrefix(t),
-				"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|internal|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
-			cmd.Stderr = &progress
-			require.NoError(t, cmd.Start())
-			require.EventuallyWithT(t, func(c *assert.CollectT) {
-				found := conformanceObjects(t, shared)
-				assert.Len(c, found["namespace"], 2)
-				for _, kind := range []string{"storageclass.storage.k8s.io", "validatingadmissionpolicybinding.admissionregistration.k8s.io"} {
-					assert.NotEmpty(c, found[kind], kind)
-				}
-			}, patience, again)
-			require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-			if signals == 2 {
-				require.Eventually(t, func() bool { return strings.Contains(progress.String(), "interrupt again") }, patience, again/10)
-				require.NoError(t, cmd.Process.Signal(os.Interrupt))
-			}
-			err := cmd.Wait()
-			require.Error(t, err)
-			assert.Equal(t, 2, cmd.ProcessState.ExitCode())
-			t.Log(progress.String())
-			assert.NotContains(t, progress.String(), "burst: started", "an interrupted run should not start other checks")
-			assert.NotContains(t, progress.String(), "ERROR", "the interruption should be the only message")
-			if signals == 2 {
-				assert.Contains(t, progress.String(), "kubectl delete namespace "+conformancePrefix(t))
-				r := conformance(t, shared, "--cleanup")
-				assert.Equal(t, 0, r.code)
-				assert.Contains(t, r.out, "Runs removed: 1")
-			}
-			assertNothingLeft(t, shared)
-		})
-	}
 }

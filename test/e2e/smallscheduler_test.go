@@ -6,11 +6,9 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -28,7 +26,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/utils/ptr"
 )
 
 // ownAnnotation is an annotation that smallScheduler sets on every Binding.
@@ -43,8 +40,6 @@ type smallScheduler struct {
 	faults  faults
 	nodes   cache.SharedIndexInformer
 	working sync.WaitGroup
-	// workers contains a value for each bind in progress, if their number is limited.
-	workers chan struct{}
 
 	mu      sync.Mutex
 	started sets.Set[types.UID]
@@ -56,18 +51,8 @@ type faults struct {
 	withoutUID bool
 	// givesUpWaiting drops a pod after a 429, and givesUpRefused after any other error.
 	givesUpWaiting, givesUpRefused bool
-	// moves binds a pod to another node after a 429.
-	moves bool
-	// givesUpSome drops some pods after a refusal.
-	givesUpSome bool
-	// loops repeats a Binding without backoff, and constant with a backoff that does not grow.
-	loops, constant bool
-	// recreates creates the pod again with spec.nodeName instead of a Binding.
-	recreates bool
 	// forgets omits the own annotation.
 	forgets bool
-	// workers limits the binds in progress. 0 means no limit.
-	workers int
 }
 
 // lacksDriver returns whether the pod has a volume whose driver the node lacks. Some schedulers then do not use the node.
@@ -97,9 +82,6 @@ func startScheduler(t *testing.T, w *world, name string, f faults) {
 	t.Helper()
 	takeTurn(t)
 	s := &smallScheduler{client: w.client, name: name, faults: f, started: sets.New[types.UID]()}
-	if f.workers > 0 {
-		s.workers = make(chan struct{}, f.workers)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	own := informers.NewSharedInformerFactoryWithOptions(w.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.Set{"spec.schedulerName": name, "spec.nodeName": ""}.String()
@@ -136,19 +118,8 @@ func (s *smallScheduler) begin(pod *corev1.Pod) bool {
 
 // schedule binds the pod. After a refusal it chooses a node again, with backoff.
 func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
-	if s.workers != nil {
-		select {
-		case s.workers <- struct{}{}:
-			defer func() { <-s.workers }()
-		case <-ctx.Done():
-			return
-		}
-	}
-	uid, last, longest := pod.UID, "", 8*time.Second
-	if s.faults.constant {
-		longest = time.Second
-	}
-	for backoff := time.Second; ctx.Err() == nil; backoff = min(2*backoff, longest) {
+	uid, last := pod.UID, ""
+	for backoff := time.Second; ctx.Err() == nil; backoff = min(2*backoff, 8*time.Second) {
 		now, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && (now.UID != uid || now.Spec.NodeName != "") {
 			return
@@ -166,11 +137,8 @@ func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 			return
 		case errors.As(err, &status) && status.Status().Code == http.StatusPreconditionFailed:
 			return
-		case apierrors.IsTooManyRequests(err) && s.faults.givesUpWaiting, s.faults.givesUpRefused && !apierrors.IsTooManyRequests(err),
-			s.faults.givesUpSome && apierrors.IsForbidden(err) && strings.HasSuffix(pod.Name, "-5"):
+		case apierrors.IsTooManyRequests(err) && s.faults.givesUpWaiting, s.faults.givesUpRefused && !apierrors.IsTooManyRequests(err):
 			return
-		case s.faults.loops:
-			continue
 		}
 		timer := time.NewTimer(backoff)
 		select {
@@ -204,9 +172,6 @@ func (s *smallScheduler) choose(ctx context.Context, pod *corev1.Pod, last strin
 
 // bind posts the Binding with the annotations of the pod, as some schedulers do. client-go repeats it on 429.
 func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string) error {
-	if s.faults.recreates {
-		return s.recreate(ctx, pod, node)
-	}
 	binding := &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: labels.Merge(pod.Annotations, labels.Set{ownAnnotation: s.name})},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
@@ -218,23 +183,8 @@ func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string)
 		binding.Annotations = nil
 	}
 	post := s.client.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("binding").Body(binding)
-	if s.faults.givesUpWaiting || s.faults.moves {
+	if s.faults.givesUpWaiting {
 		post = post.MaxRetries(0)
 	}
 	return post.Do(ctx).Error()
-}
-
-// recreate replaces the pod by one with a node.
-func (s *smallScheduler) recreate(ctx context.Context, pod *corev1.Pod, node string) error {
-	pods := s.client.CoreV1().Pods(pod.Namespace)
-	if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
-		return err
-	}
-	bound := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Labels: labels.Merge(pod.Labels, nil), Annotations: pod.Annotations}, Spec: *pod.Spec.DeepCopy()}
-	bound.Spec.NodeName = node
-	_, err := pods.Create(ctx, bound, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("creating the pod again: %w", err)
-	}
-	return nil
 }
