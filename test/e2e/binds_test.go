@@ -44,67 +44,51 @@ func (b *bench) bind(scheduler, node string, claims ...string) *corev1.Pod {
 	return pod
 }
 
+// A pod with a volume that is provisioned and a volume of its node is bound by every scheduler.
 func TestBind(t *testing.T) {
 	t.Parallel()
 	for name, by := range binders {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			b := newBench(t, shared, nil)
+			local, _ := b.static("node-5", "1Gi")
+			b.claim("local", local)
+			b.claim("made", b.dynamic("5s"))
+			pod := b.bind(by.scheduler, "node-5", "local", "made")
+			b.assertClaimBound("local", pod.Spec.NodeName)
+			claim := b.assertClaimBound("made", pod.Spec.NodeName)
+			assert.Equal(t, pod.Spec.NodeName, claim.Annotations[volume.AnnSelectedNode])
 
-			t.Run("a pod without volumes", func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, shared, nil)
-				b.bind(by.scheduler, "node-1")
-				assert.Equal(t, []string{"allowed"}, b.decisions())
-			})
-
-			t.Run("a claim whose volume is provisioned in 15 s", func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, shared, nil)
-				b.claim("data", b.dynamic("15s"))
-				pod := b.bind(by.scheduler, "node-1", "data")
-				claim := b.assertClaimBound("data", pod.Spec.NodeName)
-				assert.Equal(t, pod.Spec.NodeName, claim.Annotations[volume.AnnSelectedNode])
-
-				said := b.decisions()
-				assert.Equal(t, "allowed", said[len(said)-1])
-				if !by.volumesByPrebind {
-					assert.Len(t, said, 1, "kube-scheduler completes the preparation before it posts the Binding")
-				}
-			})
-
-			t.Run("a claim that a volume of the node fits", func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, shared, nil)
-				class, volumes := b.static("node-2", "10Gi", "2Gi", "4Gi", "1Mi")
-				b.claim("data", class)
-				pod := b.bind(by.scheduler, "node-2", "data")
-				assert.Equal(t, "node-2", pod.Spec.NodeName)
-				claim := b.assertClaimBound("data", "node-2")
-				assert.Equal(t, volumes[1], claim.Spec.VolumeName, "the smallest sufficient volume should be bound")
-			})
-
-			t.Run("a claim that is bound already", func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, shared, nil)
-				b.claim("data", b.class(cluster.ProvisionerName, gen.Immediate()))
-				b.untilClaimBound()
-				pod := b.bind(by.scheduler, "node-4", "data")
-				b.assertClaimBound("data", pod.Spec.NodeName)
-				assert.Equal(t, []string{"allowed"}, b.decisions())
-			})
-
-			t.Run("two claims, one of each kind", func(t *testing.T) {
-				t.Parallel()
-				b := newBench(t, shared, nil)
-				local, _ := b.static("node-5", "1Gi")
-				b.claim("local", local)
-				b.claim("made", b.dynamic("1s"))
-				pod := b.bind(by.scheduler, "node-5", "local", "made")
-				b.assertClaimBound("local", pod.Spec.NodeName)
-				b.assertClaimBound("made", pod.Spec.NodeName)
-			})
+			said := b.decisions()
+			assert.Equal(t, "allowed", said[len(said)-1])
+			if !by.volumesByPrebind {
+				assert.Len(t, said, 1, "kube-scheduler completes the preparation before it posts the Binding")
+			}
 		})
 	}
+}
+
+// If provisioning takes longer than a call, kube-scheduler repeats the call until the volume exists, and reports no error.
+func TestSlowProvisioning(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.claim("data", b.dynamic("35s"))
+	pod := b.bind(cluster.NoPreBindScheduler, "", "data")
+	b.assertClaimBound("data", pod.Spec.NodeName)
+	said := b.decisions()
+	assert.Greater(t, len(said), 1, "no call should be held for 35 s")
+	assert.Equal(t, "waiting", said[0])
+	assert.LessOrEqual(t, len(said), 11, "client-go should repeat a call at most ten times")
+}
+
+// A controller creates the claim of a generic ephemeral volume after the pod. The bind of a faster scheduler waits.
+func TestEphemeralVolume(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.podWith(byHand, gen.EphemeralVolume("scratch", gen.OfClass(b.dynamic("1s"))))
+	require.NoError(t, b.bindByHand(b.binding("node-3")))
+	b.assertTopology(b.untilBound())
+	b.assertClaimBound("pod-scratch", "node-3")
 }
 
 // The older API to bind a pod, which a webhook rule for only pods/binding does not match.

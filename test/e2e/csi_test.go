@@ -22,16 +22,15 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The tests in csi*_test.go run with the real external-provisioner and a CSI driver. The shared driver is csiName, and its nodes are csiA
+// The tests in this file run with the real external-provisioner and a CSI driver. The shared driver is csiName, and its nodes are csiA
 // in zone-a and csiB in zone-b. It does not run on csiNone. Other pods do not tolerate these nodes.
 const (
-	csiName              = "e2e.csi.prebind.dev"
-	csiA, csiB           = "csi-a", "csi-b"
-	csiNone              = "csi-none"
-	csiZoneA, csiZoneB   = "zone-a", "zone-b"
-	csiTaint             = "e2e.prebind.dev/csi"
-	csiUnlimited         = "1Pi"
-	provisioningDuration = "3s"
+	csiName            = "e2e.csi.prebind.dev"
+	csiA, csiB         = "csi-a", "csi-b"
+	csiNone            = "csi-none"
+	csiZoneA, csiZoneB = "zone-a", "zone-b"
+	csiTaint           = "e2e.prebind.dev/csi"
+	csiUnlimited       = "1Pi"
 )
 
 // sharedCSI starts the driver with the first test that needs it.
@@ -181,33 +180,85 @@ func (b *csiBench) assertForbidden(err error, claim string, words ...string) {
 // The provisioner creates the volume in the zone of the node.
 func TestCSIProvisioning(t *testing.T) {
 	t.Parallel()
-	for name, by := range binders {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newCSIBench(t)
-			b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", provisioningDuration)))
-			b.newPod("pod", by.scheduler, "data", b.steered())
-			b.allow(csiB)
-			if by.scheduler == byHand {
-				require.NoError(t, b.bindPod("pod", csiB))
-			}
-			pod := b.untilBound()
-			assert.Equal(t, csiB, pod.Spec.NodeName)
-			b.assertTopology(pod)
-			b.assertStored("data", csiB, csiZoneB)
-			claim := b.assertClaimBound("data", csiB)
-			assert.Equal(t, csiB, claim.Annotations[volume.AnnSelectedNode])
-			b.untilAnyEvent("ProvisioningSucceeded", claim.Spec.VolumeName)
-			if by.volumesByPrebind {
-				assert.Equal(t, "allowed", last(b.decisions()))
-			}
-		})
-	}
+	b := newCSIBench(t)
+	b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "3s")))
+	b.newPod("pod", cluster.NoPreBindScheduler, "data", b.steered())
+	b.allow(csiB)
+	pod := b.untilBound()
+	assert.Equal(t, csiB, pod.Spec.NodeName)
+	b.assertTopology(pod)
+	b.assertStored("data", csiB, csiZoneB)
+	claim := b.assertClaimBound("data", csiB)
+	assert.Equal(t, csiB, claim.Annotations[volume.AnnSelectedNode])
+	said := b.decisions()
+	assert.Equal(t, "allowed", said[len(said)-1])
 }
 
-func last(list []string) string {
-	if len(list) == 0 {
-		return ""
+// If the driver has no storage in the zone, the provisioner removes selected-node, and the pod gets another node.
+func TestCSIResourceExhausted(t *testing.T) {
+	t.Parallel()
+	b := newCSIBench(t)
+	b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "1s"),
+		gen.Parameter("fail", "resource-exhausted"), gen.Parameter("failZones", csiZoneA)))
+	b.newPod("pod", byHand, "data")
+	b.assertForbidden(b.bindPod("pod", csiA), "data", "the provisioner failed on node "+csiA+" and requests another node")
+	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.NotContains(t, claim.Annotations, volume.AnnSelectedNode)
+	assert.Empty(t, b.stored(t))
+	require.NoError(t, b.bindPod("pod", csiB))
+	b.assertTopology(b.untilBound())
+	b.assertStored("data", csiB, csiZoneB)
+}
+
+// The creation of a volume continues after a timeout of the provisioner's call, and the next call returns the volume. The bind waits for
+// it, or ends if the claim is deleted in the meantime. Then the provisioner deletes the volume.
+func TestCSITimeout(t *testing.T) {
+	t.Parallel()
+	b := newCSIBench(t)
+	class := b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "7s"))
+	b.claim("data", class)
+	b.newPod("pod", byHand, "data")
+	first := b.beginBind(csiA)
+	b.untilAnyEvent("DeadlineExceeded")
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Len(c, b.stored(c), 1) }, patience, 50*time.Millisecond,
+		"the driver should create the volume between two calls")
+	require.NoError(t, b.client.CoreV1().PersistentVolumeClaims(b.ns).Delete(t.Context(), "data", metav1.DeleteOptions{}))
+	err := b.end(first)
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	assert.ErrorContains(t, err, b.ns+"/data")
+	b.untilNoneStored()
+
+	b.claim("data", class)
+	require.NoError(t, b.bindPod("pod", csiB))
+	b.assertStored("data", csiB, csiZoneB)
+}
+
+// Prebind checks the capacity that the provisioner publishes, which changes with each volume.
+func TestCSICapacity(t *testing.T) {
+	t.Parallel()
+	b := newCSIBench(t)
+	class := b.lateClass("1Gi", "8Gi", zonesHave("1Gi"))
+	b.sized("first", class, "5Gi")
+	b.sized("second", class, "4Gi")
+	for _, name := range []string{"first", "second"} {
+		b.newPod(name, byHand, name)
 	}
-	return list[len(list)-1]
+	less := func(size, node string) string {
+		return "CSI driver " + csiName + " reports less than " + size + " of storage in StorageClass " + class + " for node " + node
+	}
+	b.assertForbidden(b.bindPod("first", csiA), "first", less("5Gi", csiA))
+	b.assertForbidden(b.bindPod("first", csiNone), "first", "reports no storage of StorageClass "+class+" for node "+csiNone)
+	b.assertUnbound("first", "a rejected bind should not request a volume")
+	require.NoError(t, b.bindPod("first", csiB))
+	b.assertStored("first", csiB, csiZoneB)
+
+	b.untilPublished(class, "1Gi", "3Gi")
+	b.assertForbidden(b.bindPod("second", csiB), "second", less("4Gi", csiB))
+	b.remove("first", "first")
+	b.untilPublished(class, "1Gi", "8Gi")
+	require.NoError(t, b.bindPod("second", csiB))
+	b.assertStored("second", csiB, csiZoneB)
+	b.remove("second", "second")
+	b.untilNoneStored()
 }

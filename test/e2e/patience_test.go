@@ -15,9 +15,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// timeoutKey is the annotation with which a pod requests another budget.
-const timeoutKey = "binder.prebind.dev/timeout"
-
 // A client with a short timeout tries another node while the volume is being provisioned on the first one. The denial names the first
 // node, and a Binding to that node succeeds. kube-scheduler has no such timeout, and its next decision considers the selected node of
 // the claim.
@@ -54,23 +51,10 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 // A pod can request another budget.
 func TestTimeoutAnnotation(t *testing.T) {
 	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.claim("data", b.dynamic("10m"))
+	b.podWith(cluster.NoPreBindScheduler, gen.Annotation("binder.prebind.dev/timeout", "2s"), gen.UsesClaim("data"))
 	says := []string{"timed out after 2s", "/data", "waiting for provisioning"}
-	for _, scheduler := range []string{byHand, cluster.NoPreBindScheduler} {
-		t.Run(scheduler, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.claim("data", b.dynamic("10m"))
-			b.podWith(scheduler, gen.Annotation(timeoutKey, "2s"), gen.UsesClaim("data"))
-			if scheduler == byHand {
-				err := b.bindByHand(b.binding("node-1"))
-				assert.True(t, apierrors.IsForbidden(err), "%v", err)
-				for _, words := range says {
-					assert.ErrorContains(t, err, words)
-				}
-			} else {
-				b.untilEvent(append(says, "FailedScheduling")...)
-			}
-			b.untilEvent(append(says, "BindRefused")...)
-		})
-	}
+	b.untilEvent(append(says, "FailedScheduling")...)
+	b.untilEvent(append(says, "BindRefused")...)
 }
