@@ -165,7 +165,7 @@ func (c *crowd) commit() {
 func (c *crowd) fail() {
 	if uid, ok := c.pick(&c.open); ok {
 		for _, r := range c.replicas {
-			r.remove(nodeA, uid, func(slot) bool { return true })
+			r.remove(nodeA, uid, func(*slot) bool { return true })
 		}
 	}
 }

@@ -44,7 +44,7 @@ var _ framework.Reserver = (*Plugin)(nil)
 
 // newPlugin returns the plugin without its arguments.
 func newPlugin() *Plugin {
-	p := &Plugin{slots: slots{nodes: map[string]map[types.UID]slot{}}, refused: newBreakers()}
+	p := &Plugin{slots: slots{nodes: map[string]map[types.UID]*slot{}}, refused: newBreakers()}
 	p.h.Replicas = func() int { return 0 } // For the metric, while the plugin is off.
 	p.Decider = framework.NewPlugin(Name, p.decide)
 	return p
@@ -77,7 +77,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 		return framework.Verdict{}, nil
 	}
 	r := p.rules()
-	s := p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, bc.Now)
+	s := p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID)
 	state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
 	switch {
 	case state == open, state == trying && s.busy:
@@ -87,13 +87,11 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 	case r.fits(s):
 		return framework.Verdict{Late: true, Writes: []string{"reserve a slot on the node"}}, nil
 	}
-	next := s.next
+	w := framework.Wait{Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(r.limit) + ")"}
 	if r.replicas == 0 {
-		next = bc.Now.Add(time.Second) // The number of replicas is known soon.
+		w.Until = bc.Now.Add(time.Second) // The number of replicas is known soon.
 	}
-	wait, err := bc.AtMost(p.args.Wait.Duration, framework.Wait{
-		Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(r.limit) + ")", Until: next,
-	})
+	wait, err := bc.AtMost(p.args.Wait.Duration, w)
 	return framework.Verdict{Wait: wait}, err
 }
 

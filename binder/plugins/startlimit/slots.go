@@ -50,18 +50,16 @@ type sight struct {
 	observed, reserved int
 	// own means that the pod has a slot. busy means that another pod of its namespace has one.
 	own, busy bool
-	// next is when the first of them no longer counts, or the zero time.
-	next time.Time
 }
 
 // slot is a slot of a node in use: by a pod that starts, or by a bind.
 type slot struct {
 	namespace string
-	// until is when the slot no longer counts. It depends on when this replica first observed the pod. The time of the bind in the
-	// pod is not used, because the clock of the API server can differ.
-	until time.Time
 	// reserved is set for a reservation of a bind.
 	reserved bool
+	// timer removes the slot. It starts when this replica first observes the pod. The time of the bind in the pod is not used,
+	// because the clock of the API server can differ.
+	timer clock.Timer
 }
 
 // slots are the slots in use on all nodes. It is safe for concurrent use.
@@ -71,25 +69,23 @@ type slots struct {
 	// timeout is how long a pod counts.
 	timeout time.Duration
 	// nodes contains the slots by node and pod.
-	nodes map[string]map[types.UID]slot
+	nodes map[string]map[types.UID]*slot
 	// changed is called after a change that can end a wait for the node.
 	changed func(node string)
 }
 
 // sight returns the state of the node for the pod.
-func (s *slots) sight(node, namespace string, uid types.UID, now time.Time) sight {
+func (s *slots) sight(node, namespace string, uid types.UID) sight {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.look(node, namespace, uid, now)
+	return s.look(node, namespace, uid)
 }
 
 // look must be called with mu held.
-func (s *slots) look(node, namespace string, uid types.UID, now time.Time) sight {
+func (s *slots) look(node, namespace string, uid types.UID) sight {
 	var all sight
 	for id, other := range s.nodes[node] {
 		switch {
-		case !other.until.After(now):
-			continue
 		case id == uid:
 			all.own = true
 			continue
@@ -99,9 +95,6 @@ func (s *slots) look(node, namespace string, uid types.UID, now time.Time) sight
 			all.observed++
 		}
 		all.busy = all.busy || other.namespace == namespace
-		if all.next.IsZero() || other.until.Before(all.next) {
-			all.next = other.until
-		}
 	}
 	return all
 }
@@ -111,42 +104,42 @@ func (s *slots) look(node, namespace string, uid types.UID, now time.Time) sight
 func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
-	seen := s.look(node, namespace, uid, now)
+	seen := s.look(node, namespace, uid)
 	if seen.own {
-		// The time does not change, so that a bind that never succeeds does not keep its slot.
+		// The timer does not start again, so that a bind that never succeeds does not keep its slot.
 		return true
 	}
 	if !r.fits(seen) || alone && seen.busy {
 		return false
 	}
-	own := slot{namespace: namespace, until: now.Add(observeTime), reserved: true}
-	s.put(node, uid, own)
-	s.clock.AfterFunc(observeTime, func() {
-		s.remove(node, uid, func(old slot) bool { return old == own })
-	})
+	s.put(node, uid, &slot{namespace: namespace, reserved: true}, observeTime)
 	return true
 }
 
-// put must be called with mu held.
-func (s *slots) put(node string, uid types.UID, in slot) {
+// put adds a slot that counts for the time. It must be called with mu held.
+func (s *slots) put(node string, uid types.UID, in *slot, counts time.Duration) {
 	if s.nodes[node] == nil {
-		s.nodes[node] = map[types.UID]slot{}
+		s.nodes[node] = map[types.UID]*slot{}
 	}
+	in.timer = s.clock.AfterFunc(counts, func() {
+		s.remove(node, uid, func(old *slot) bool { return old == in })
+	})
 	s.nodes[node][uid] = in
 }
 
 // remove removes the slot of the pod if it is the one.
-func (s *slots) remove(node string, uid types.UID, isOne func(slot) bool) {
+func (s *slots) remove(node string, uid types.UID, isOne func(*slot) bool) {
 	s.mu.Lock()
-	old, ok := s.nodes[node][uid]
-	if ok = ok && isOne(old); ok {
+	old := s.nodes[node][uid]
+	found := old != nil && isOne(old)
+	if found {
+		old.timer.Stop()
 		if delete(s.nodes[node], uid); len(s.nodes[node]) == 0 {
 			delete(s.nodes, node)
 		}
 	}
 	s.mu.Unlock()
-	if ok {
+	if found {
 		s.changed(node)
 	}
 }
@@ -154,19 +147,20 @@ func (s *slots) remove(node string, uid types.UID, isOne func(slot) bool) {
 // observed records a pod that starts. Its reservation ends, so that the share of the replica can fit another one.
 func (s *slots) observed(pod *corev1.Pod) {
 	s.mu.Lock()
-	old, ok := s.nodes[pod.Spec.NodeName][pod.UID]
-	if !ok || old.reserved {
-		s.put(pod.Spec.NodeName, pod.UID, slot{namespace: pod.Namespace, until: s.clock.Now().Add(s.timeout)})
+	old := s.nodes[pod.Spec.NodeName][pod.UID]
+	bound := old != nil && old.reserved
+	if old == nil || bound {
+		s.put(pod.Spec.NodeName, pod.UID, &slot{namespace: pod.Namespace}, s.timeout)
 	}
 	s.mu.Unlock()
-	if old.reserved {
+	if bound {
 		s.changed(pod.Spec.NodeName)
 	}
 }
 
 // ended records that a pod no longer starts.
 func (s *slots) ended(pod *corev1.Pod) {
-	s.remove(pod.Spec.NodeName, pod.UID, func(old slot) bool { return !old.reserved })
+	s.remove(pod.Spec.NodeName, pod.UID, func(old *slot) bool { return !old.reserved })
 }
 
 // handler returns a handler for an informer of pods that start.

@@ -71,7 +71,7 @@ func TestReserve_SharesFreeSlots(t *testing.T) {
 
 // newTestSlots returns slots of a replica.
 func newTestSlots(changed func(node string)) *slots {
-	return &slots{clock: clock.RealClock{}, timeout: time.Hour, nodes: map[string]map[types.UID]slot{}, changed: changed}
+	return &slots{clock: clock.RealClock{}, timeout: time.Hour, nodes: map[string]map[types.UID]*slot{}, changed: changed}
 }
 
 // The handler follows all changes of a pod that an informer reports.
