@@ -392,12 +392,14 @@ func (c *call) wait(ctx context.Context, s step) step {
 	case <-c.draining:
 		return s.end(c.waiting(s, c.clock.Now()))
 	case <-ctx.Done():
-		c.held = true
-		return s.end(c.waiting(s, c.clock.Now()).Because(context.Cause(ctx)))
 	}
 	clear(c.asked)
 	if left := pace - c.clock.Since(now); left > 0 {
 		<-c.clock.After(left)
+	}
+	if ctx.Err() != nil { // A pass could only find that it has ended.
+		c.held = true
+		return s.end(c.waiting(s, c.clock.Now()).Because(context.Cause(ctx)))
 	}
 	return step{do: repeat}
 }

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -185,12 +184,12 @@ func (d Decision) bounded() Decision {
 	all := d.Warnings
 	d.Warnings = nil
 	for _, w := range all[:min(len(all), maxWarnings)] {
-		d.Warnings = append(d.Warnings, work.Clip(w, maxMessage))
+		d.Warnings = append(d.Warnings, framework.Clip(w, maxMessage))
 	}
 	if d.Err != nil {
 		err := framework.AsError(framework.Binder, d.Err)
-		err.Message, err.Advice = work.Clip(err.Message, maxMessage), work.Clip(err.Advice, maxAdvice)
-		err.Object = framework.Object{Kind: work.Clip(err.Object.Kind, maxName), Namespace: work.Clip(err.Object.Namespace, maxName), Name: work.Clip(err.Object.Name, maxName)}
+		err.Message, err.Advice = framework.Clip(err.Message, maxMessage), framework.Clip(err.Advice, maxAdvice)
+		err.Object = framework.Object{Kind: framework.Clip(err.Object.Kind, maxName), Namespace: framework.Clip(err.Object.Namespace, maxName), Name: framework.Clip(err.Object.Name, maxName)}
 		fields := err.Fields
 		err.Fields = nil
 		for _, f := range fields[:min(len(fields), maxFields)] {
@@ -212,7 +211,7 @@ func (d Decision) bounded() Decision {
 // maxEcho is how much of an invalid input is repeated in an error.
 const maxEcho = 500
 
-func short(text string) string { return work.Clip(text, maxEcho) }
+func short(text string) string { return framework.Clip(text, maxEcho) }
 
 // podObject is the pod as the object of an error.
 func podObject(pod types.NamespacedName) framework.Object {

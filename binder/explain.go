@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
 )
 
 func refusalOf(err *framework.Error) *Refusal {
@@ -87,7 +86,7 @@ func boundedFindings(all []framework.Finding) []framework.Finding {
 	var bounded []framework.Finding
 	for _, f := range all[:min(len(all), maxFindings)] {
 		bounded = append(bounded, framework.Finding{
-			Name: work.Clip(f.Name, maxName), Verdict: work.Clip(f.Verdict, maxName), Message: work.Clip(f.Message, maxMessage),
+			Name: framework.Clip(f.Name, maxName), Verdict: framework.Clip(f.Verdict, maxName), Message: framework.Clip(f.Message, maxMessage),
 		})
 	}
 	if left := len(all) - maxFindings; left > 0 {

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -109,21 +107,21 @@ func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.Admission
 	}
 	details := &metav1.StatusDetails{
 		RetryAfterSeconds: int32(retryAfter / time.Second),
-		Causes:            []metav1.StatusCause{{Type: CausePlugin, Message: line(err.Plugin, maxCause)}},
+		Causes:            []metav1.StatusCause{{Type: CausePlugin, Message: framework.Clip(err.Plugin, maxCause)}},
 	}
 	if object := err.Object.String(); object != "" {
-		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: line(object, maxCause)})
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: framework.Clip(object, maxCause)})
 	}
 	for _, f := range err.Fields[:min(len(err.Fields), maxCauses)] {
 		details.Causes = append(details.Causes, metav1.StatusCause{
-			Type: CauseField, Field: line(f.Path, maxPath), Message: line(f.Message, maxCause),
+			Type: CauseField, Field: framework.Clip(f.Path, maxPath), Message: framework.Clip(f.Message, maxCause),
 		})
 	}
 	return &admissionv1.AdmissionResponse{
 		Result: &metav1.Status{
-			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: line(err.Error(), maxMessage), Details: details,
+			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: framework.Clip(err.Error(), maxMessage), Details: details,
 		},
-		AuditAnnotations: map[string]string{AuditKeyDecision: string(err.Kind), AuditKeyPlugin: line(err.Plugin, maxCause)},
+		AuditAnnotations: map[string]string{AuditKeyDecision: string(err.Kind), AuditKeyPlugin: framework.Clip(err.Plugin, maxCause)},
 	}
 }
 
@@ -132,25 +130,11 @@ func warnings(all []string) []string {
 	left := maxWarningRunes
 	var kept []string
 	for _, w := range all {
-		w = line("prebind: "+w, utf8.UTFMax*maxWarningRunes)
+		w = framework.Clip("prebind: "+w, utf8.UTFMax*maxWarningRunes)
 		if left -= utf8.RuneCountInString(w); left < 0 {
 			break
 		}
 		kept = append(kept, w)
 	}
 	return kept
-}
-
-// line returns the text as one line of at most the given number of bytes. It replaces control characters, because the API
-// server drops warnings that contain one.
-func line(text string, most int) string {
-	if len(text) > most {
-		text = text[:most-len("…")] + "…"
-	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(text, "\ufffd"))
 }

@@ -83,7 +83,7 @@ func notBinding(r *admissionv1.AdmissionRequest) string {
 	if r.SubResource != "" {
 		what += "/" + r.SubResource
 	}
-	clip := func(text string) string { return line(text, maxCause) }
+	clip := func(text string) string { return framework.Clip(text, maxCause) }
 	if r.Resource.Group != "" || (what != "pods/binding" && what != "bindings") || r.Operation != admissionv1.Create {
 		return fmt.Sprintf("allowed %s of %q without a check: the rules of the webhook configuration must match only CREATE of pods/binding and bindings", clip(string(r.Operation)), clip(what))
 	}

