@@ -147,13 +147,10 @@ func (s *slots) remove(node string, uid types.UID, isOne func(*slot) bool) {
 // observed records a pod that starts. Its reservation ends, so that the share of the replica can fit another one.
 func (s *slots) observed(pod *corev1.Pod) {
 	s.mu.Lock()
-	old := s.nodes[pod.Spec.NodeName][pod.UID]
-	bound := old != nil && old.reserved
-	if old == nil || bound {
-		s.put(pod.Spec.NodeName, pod.UID, &slot{namespace: pod.Namespace}, s.timeout)
-	}
+	reserved := s.nodes[pod.Spec.NodeName][pod.UID] != nil
+	s.put(pod.Spec.NodeName, pod.UID, &slot{namespace: pod.Namespace}, s.timeout)
 	s.mu.Unlock()
-	if bound {
+	if reserved {
 		s.changed(pod.Spec.NodeName)
 	}
 }
@@ -168,7 +165,10 @@ func (s *slots) handler() toolscache.ResourceEventHandler {
 	change := func(before, after any) {
 		was, _ := compact.Unpack(before).(*corev1.Pod)
 		is, _ := compact.Unpack(after).(*corev1.Pod)
-		if was != nil && (is == nil || is.UID != was.UID) {
+		if was != nil && is != nil && is.UID == was.UID {
+			return // A pod whose time is over does not count again.
+		}
+		if was != nil {
 			s.ended(was)
 		}
 		if is != nil {

@@ -98,6 +98,26 @@ func TestHandler(t *testing.T) {
 	assert.Equal(t, 3, changes, "each end can end a wait")
 }
 
+// A pod that does not start changes again and again.
+func TestHandler_CountsUntilTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		changes := 0
+		s := newTestSlots(func(string) { changes++ })
+		h := s.handler()
+		pod := bound("a")
+		h.OnAdd(pod, false)
+		<-time.After(time.Hour - time.Nanosecond)
+		h.OnUpdate(pod, pod)
+		assert.Len(t, s.nodes[nodeA], 1)
+		<-time.After(time.Nanosecond)
+		synctest.Wait()
+		assert.Empty(t, s.nodes)
+		assert.Equal(t, 1, changes, "a bind can have its slot")
+		h.OnUpdate(pod, pod)
+		assert.Empty(t, s.nodes)
+	})
+}
+
 // While the number of replicas is unknown, a replica reserves one slot at a time.
 func TestObserved_WakesTheNext(t *testing.T) {
 	var woken []string
