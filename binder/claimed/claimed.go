@@ -18,11 +18,6 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// Getter reads one object by its key; client.Reader is one.
-type Getter interface {
-	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
-}
-
 // Permissions of Prebind while a mutator needs the devices of claims.
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
@@ -30,17 +25,17 @@ type Getter interface {
 // Kind is the kind of claims. A cluster may not serve it.
 var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 
-// Watches returns the kinds that the cached Getter must hold.
+// Watches returns the kinds that the cached reader must hold.
 func Watches() []client.Object { return []client.Object{&resourcev1.ResourceClaim{}} }
 
 // Reader finds the devices of pods. It is safe for concurrent use.
 type Reader struct {
-	cached, live Getter
+	cached, live client.Reader
 }
 
 // New returns a Reader. It reads a claim live if the cached one has no allocation or no
 // reservation for the pod, because the cache may lack a new allocation.
-func New(cached, live Getter) *Reader { return &Reader{cached: cached, live: live} }
+func New(cached, live client.Reader) *Reader { return &Reader{cached: cached, live: live} }
 
 // Devices returns the devices that the claims of the pod are allocated, in the order of
 // the pod's claims and of their requests. A device's Request is the name of the claim in

@@ -80,7 +80,7 @@ type PreBinder interface {
 	PostBind(ctx context.Context, bc *BindContext) error
 
 	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
-	// PostBind. One replica at a time calls it, every few seconds. For each mark whose replica is
+	// PostBind. A mark may be listed twice. One replica at a time calls it, every few seconds. For each mark whose replica is
 	// gone, the engine calls PostBind or PreBindRollBack with a recovered BindContext.
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and

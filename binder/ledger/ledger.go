@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,7 +39,7 @@ var ErrChanged = errors.New("the record has changed since it was read")
 type Record[K comparable] interface {
 	// Key identifies the subject of the record, such as a node. It never changes.
 	Key() K
-	// Encode returns the data of the ConfigMap.
+	// Encode returns the data of the ConfigMap. It is equal for equal records.
 	Encode() (map[string]string, error)
 }
 
@@ -148,12 +149,12 @@ func (s *Store[K, R]) misplaced(object *corev1.ConfigMap, key K, problem string)
 }
 
 // Update changes a record. It reads the record from the API server, calls change, and writes the
-// record if change reports that it changed it. If the write conflicts, Update starts again. In a
+// record if it has changed. If the write conflicts, Update starts again. In a
 // replica, at most one Update per key runs at a time, so that its binds do not conflict with each
 // other.
 //
 // If the context ends, Update returns its cause.
-func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) (bool, error)) error {
+func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) error) error {
 	turn := s.turns[maphash.Comparable(s.seed, key)%uint64(len(s.turns))]
 	select {
 	case turn <- struct{}{}:
@@ -172,11 +173,18 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) (
 		if err != nil {
 			return err
 		}
-		changed, err := change(v.Record)
-		if err != nil || !changed {
+		before, err := v.Record.Encode()
+		if err != nil {
 			return err
 		}
-		if err := s.Write(ctx, v); !errors.Is(err, ErrChanged) {
+		if err := change(v.Record); err != nil {
+			return err
+		}
+		after, err := v.Record.Encode()
+		if err != nil || maps.Equal(before, after) {
+			return err
+		}
+		if err := s.write(ctx, v, after); !errors.Is(err, ErrChanged) {
 			return err
 		}
 	}
@@ -185,13 +193,16 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) (
 // Write writes a version, or returns ErrChanged. Afterwards v is the written version, and
 // can be changed and written again.
 func (s *Store[K, R]) Write(ctx context.Context, v *Version[R]) error {
-	key := v.Record.Key()
 	data, err := v.Record.Encode()
 	if err != nil {
 		return err
 	}
+	return s.write(ctx, v, data)
+}
+
+func (s *Store[K, R]) write(ctx context.Context, v *Version[R], data map[string]string) (err error) {
 	marked := labels.Set{Label: s.kind.Component, "app.kubernetes.io/managed-by": "prebind"}
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.h.Namespace, Name: s.kind.Name(key), Labels: marked}, Data: data}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.h.Namespace, Name: s.kind.Name(v.Record.Key()), Labels: marked}, Data: data}
 	if v.object == nil {
 		err = s.h.Writer.Create(ctx, object)
 	} else {

@@ -66,9 +66,9 @@ func open(server client.Client) *Store[string, *count] {
 	})
 }
 
-func increment(c *count) (bool, error) {
+func increment(c *count) error {
 	c.n++
-	return true, nil
+	return nil
 }
 
 // numberOf returns the number of a record, or -1.
@@ -119,7 +119,7 @@ func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
 	s := open(server)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 	var seen []int
-	require.NoError(t, s.Update(t.Context(), "a", func(c *count) (bool, error) {
+	require.NoError(t, s.Update(t.Context(), "a", func(c *count) error {
 		if seen = append(seen, c.n); len(seen) == 1 {
 			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 		}
@@ -132,9 +132,9 @@ func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
 func TestUpdate_WritesOnlyChanges(t *testing.T) {
 	server := newServer(t)
 	errOdd := errors.New("it is odd")
-	odd := func(c *count) (bool, error) { c.n++; return true, errOdd }
+	odd := func(c *count) error { c.n++; return errOdd }
 	assert.ErrorIs(t, open(server).Update(t.Context(), "a", odd), errOdd)
-	require.NoError(t, open(server).Update(t.Context(), "a", func(c *count) (bool, error) { c.n++; return false, nil }))
+	require.NoError(t, open(server).Update(t.Context(), "a", func(*count) error { return nil }))
 	assert.Equal(t, -1, numberOf(t, server, "a"))
 }
 
@@ -175,10 +175,10 @@ func TestUpdate_EndsWithTheContext(t *testing.T) {
 	s := open(newServer(t))
 	errEnough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	require.NoError(t, s.Update(t.Context(), "a", func(*count) (bool, error) {
+	require.NoError(t, s.Update(t.Context(), "a", func(*count) error {
 		cancel(errEnough)
 		assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough, "another Update of the key is running")
-		return false, nil
+		return nil
 	}))
 	assert.ErrorIs(t, s.Update(ctx, "a", increment), errEnough)
 	require.NoError(t, s.Update(t.Context(), "a", increment), "Update ends its turn")

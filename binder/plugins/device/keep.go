@@ -19,22 +19,22 @@ import (
 // PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended
 // since then and another one was granted its devices, the write fails, and an ended pod gets no grant back.
 func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record) (bool, error) {
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
 		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
 		if err != nil {
-			return false, err
+			return err
 		}
-		changed := rec.unlock(bc.Pod.UID, "")
+		rec.unlock(bc.Pod.UID, "")
 		switch whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name) {
 		case framework.Pending:
 			// The engine has seen the pod bound, so this response is outdated. The mark remains.
-			return false, errors.New("the API server returned an outdated pod: pending, but already seen bound")
+			return errors.New("the API server returned an outdated pod: pending, but already seen bound")
 		case framework.BoundHere:
-			changed = rec.bind(pod, grantOf(pod)) || changed
+			rec.bind(pod, grantOf(pod))
 		default:
-			changed = rec.drop(bc.Pod.UID) || changed
+			rec.drop(bc.Pod.UID)
 		}
-		return changed, nil
+		return nil
 	})
 }
 
@@ -137,12 +137,11 @@ func (p *Plugin) tidy(ctx context.Context, node string) error {
 	if len(bound) == 0 {
 		return nil
 	}
-	return p.records.Update(ctx, node, func(rec *record) (bool, error) {
-		changed := false
+	return p.records.Update(ctx, node, func(rec *record) error {
 		for uid := range bound {
 			// The pod was bound before the pods were listed, and cannot be bound again.
-			changed = rec.drop(uid) || changed
+			rec.drop(uid)
 		}
-		return changed, nil
+		return nil
 	})
 }

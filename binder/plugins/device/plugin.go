@@ -116,28 +116,28 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	if err != nil {
 		return err
 	}
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record) (bool, error) {
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
 		now := p.h.Clock.Now()
 		if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(now)) {
-			return false, nil
+			return nil
 		}
 		if rec.isBound(bc.Pod.UID) {
-			return false, framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
+			return framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 		}
 		if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
-			return false, err
+			return err
 		}
 		if err := refuseConflicts(rec, bc, a); err != nil {
-			return false, err
+			return err
 		}
 		if a.lock {
 			if p.locked(rec, bc.Pod.UID, now) > 0 {
-				return false, framework.NotYet(nodeObject(bc), "%s", lockOf(rec.Lock))
+				return framework.NotYet(nodeObject(bc), "%s", lockOf(rec.Lock))
 			}
 			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout.Duration))
 		}
 		rec.grant(bc.Pod, bc.Attempt, a.devices)
-		return true, nil
+		return nil
 	})
 }
 
@@ -186,9 +186,10 @@ func (p *Plugin) lasting(now time.Time) time.Time {
 
 // PreBindRollBack removes the grant and the lock of this attempt.
 func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record) (bool, error) {
-		released, unlocked := rec.release(bc.Pod.UID, bc.Attempt), rec.unlock(bc.Pod.UID, bc.Attempt)
-		return released || unlocked, nil
+	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
+		rec.release(bc.Pod.UID, bc.Attempt)
+		rec.unlock(bc.Pod.UID, bc.Attempt)
+		return nil
 	})
 }
 

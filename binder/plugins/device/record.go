@@ -175,42 +175,35 @@ func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 }
 
 // release removes the grants of the attempt, unless the pod is bound: then they belong to
-// the pod. It reports whether there were any.
-func (r *record) release(uid types.UID, attempt string) bool {
+// the pod.
+func (r *record) release(uid types.UID, attempt string) {
 	e := r.Entries[uid]
 	if e == nil || e.Bound {
-		return false
+		return
 	}
-	had := len(e.Grants)
 	e.Grants = slices.DeleteFunc(e.Grants, func(g grant) bool { return g.Attempt == attempt })
-	released := len(e.Grants) < had
 	if len(e.Grants) == 0 {
 		delete(r.Entries, uid)
 	}
-	return released
 }
 
-// drop removes the grants of the pod and its lock. It reports whether there were any.
-func (r *record) drop(uid types.UID) bool {
-	_, had := r.Entries[uid]
+// drop removes the grants of the pod and its lock.
+func (r *record) drop(uid types.UID) {
 	delete(r.Entries, uid)
-	return r.unlock(uid, "") || had
+	r.unlock(uid, "")
 }
 
 // bind gives the pod the grant that it was bound with. The annotations of the bound pod name
 // the attempt, and select one grant if the attempt has several. If they match no grant, bind
-// keeps all of them. It restores a missing entry. It reports whether it changed the record.
-func (r *record) bind(pod *corev1.Pod, says grant) bool {
+// keeps all of them. It restores a missing entry.
+func (r *record) bind(pod *corev1.Pod, says grant) {
 	e := r.Entries[pod.UID]
-	if e == nil {
-		if len(says.Devices) == 0 {
-			return false
-		}
-		r.Entries[pod.UID] = &entry{Pod: nameOf(pod), Bound: true, Grants: []grant{says}}
-		return true
+	if e == nil && len(says.Devices) > 0 {
+		e = &entry{Pod: nameOf(pod), Grants: []grant{says}}
+		r.Entries[pod.UID] = e
 	}
-	if e.Bound {
-		return false
+	if e == nil || e.Bound {
+		return
 	}
 	e.Bound = true
 	keep := func(which func(g grant) bool) {
@@ -220,7 +213,6 @@ func (r *record) bind(pod *corev1.Pod, says grant) bool {
 	}
 	keep(func(g grant) bool { return g.Attempt == says.Attempt })
 	keep(func(g grant) bool { return g.Devices.equal(says.Devices) })
-	return true
 }
 
 // take adds the attempt to the holders of the node lock. The caller must check that the lock
@@ -236,29 +228,22 @@ func (r *record) take(pod *corev1.Pod, attempt string, expires time.Time) {
 	r.Lock.Expires = expires.UTC().Add(time.Second - 1).Truncate(time.Second)
 }
 
-// unlock removes the attempt, or all attempts for "", from the holders of the pod's lock. It
-// reports whether there were any.
-func (r *record) unlock(uid types.UID, attempt string) bool {
+// unlock removes the attempt, or all attempts for "", from the holders of the pod's lock.
+func (r *record) unlock(uid types.UID, attempt string) {
 	if r.Lock == nil || r.Lock.UID != uid {
-		return false
+		return
 	}
-	had := len(r.Lock.Attempts)
 	r.Lock.Attempts = slices.DeleteFunc(r.Lock.Attempts, func(a string) bool { return attempt == "" || a == attempt })
-	released := len(r.Lock.Attempts) < had
 	if len(r.Lock.Attempts) == 0 {
 		r.Lock = nil
 	}
-	return released
 }
 
 // marks returns the attempts whose grants and locks are not confirmed.
 func (r *record) marks() []framework.Mark {
 	var marks []framework.Mark
 	add := func(pod ledger.ObjectName, uid types.UID, attempt string) {
-		m := framework.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt}
-		if !slices.Contains(marks, m) {
-			marks = append(marks, m)
-		}
+		marks = append(marks, framework.Mark{Pod: types.NamespacedName(pod), PodUID: uid, Node: r.Node, Attempt: attempt})
 	}
 	for _, uid := range slices.Sorted(maps.Keys(r.Entries)) {
 		if e := r.Entries[uid]; !e.Bound {

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -93,10 +92,6 @@ func TestUnsettled_ListsMarksInOrder(t *testing.T) {
 	assert.Equal(t, want, unsettled(claim), "only annotations that have the form of a mark count")
 	other := meta1(gen.Annotation(Name+".example.com/pod-a.here-1", mark{Pod: "a", Node: "node-a"}.encode()))
 	assert.Empty(t, unsettled(theClaim("c", other)), "marks of another domain do not count")
-	twice := theClaim("d", marked("a", "here-1"))
-	marks, err := newReplica(t, newAPI(claim, twice)).Marks(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, want, marks, "Marks lists an attempt with two claims once")
 }
 
 func TestMarkedByOthers(t *testing.T) {

@@ -137,14 +137,8 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 		return nil, err
 	}
 	var marks []framework.Mark
-	seen := sets.New[framework.Mark]()
 	for i := range list.Items {
-		for _, m := range unsettled(&list.Items[i]) {
-			if !seen.Has(m) { // A pod can have several claims.
-				seen.Insert(m)
-				marks = append(marks, m)
-			}
-		}
+		marks = append(marks, unsettled(&list.Items[i])...)
 	}
 	return marks, nil
 }

@@ -23,7 +23,7 @@ import (
 type mutant struct{ name, file, text, by string }
 
 var mutants = []mutant{
-	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {\n\t\t\treturn false, err", "if err := refuseConflicts(rec, bc, a); false && err != nil {\n\t\t\treturn false, err"},
+	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {\n\t\t\treturn err", "if err := refuseConflicts(rec, bc, a); false && err != nil {\n\t\t\treturn err"},
 	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != framework.Pending && at != framework.BoundHere {", "; at != framework.BoundHere {"},
 	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != framework.Pending && at != framework.BoundHere {", "; at != framework.Pending {"},
 	{"nothing is rolled back", "binder/work/plugins.go", "return p.PreBindRollBack(ctx, bc) })", "return nil })"},
