@@ -120,17 +120,25 @@ func (a ask) nothing() bool { return len(a.devices) == 0 && !a.lock }
 func parse(parameters map[string]framework.Parameter) (ask, error) {
 	a := ask{devices: devices{}}
 	var wrong []*framework.Error
-	left := limits{text: maxText, devices: maxDevices}
+	text, count := 0, 0
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		p := parameters[key]
+		text += len(key) + len(p.Value)
 		var err error
 		switch {
-		case key != lockKey:
-			err = a.add(key, p.Value, &left)
-		case p.Value == "true" || p.Value == "false":
+		case key == lockKey && (p.Value == "true" || p.Value == "false"):
 			a.lock = p.Value == "true"
-		default:
+		case key == lockKey:
 			err = fmt.Errorf("must be true or false, got %q", clip(p.Value))
+		case key == "":
+			err = errors.New("the key needs a resource name after the slash")
+		case text > maxText:
+			err = fmt.Errorf("the annotations that list devices exceed %d bytes in total", maxText)
+		default:
+			a.devices[key], err = parseIDs(p.Value)
+			if count += len(a.devices[key]); count > maxDevices {
+				err = fmt.Errorf("the annotations list more than %d devices in total", maxDevices)
+			}
 		}
 		if err != nil {
 			wrong = append(wrong, framework.Invalid(p.On, p.Annotation+": "+err.Error(), p.Field(err.Error())))
@@ -140,28 +148,6 @@ func parse(parameters map[string]framework.Parameter) (ask, error) {
 		return ask{}, framework.InvalidParameters(wrong).Advise("list devices as in GPU-1,GPU-2 and shares of devices as in GPU-1:0.5")
 	}
 	return a, nil
-}
-
-// limits contains the remaining bytes and devices of a bind.
-type limits struct{ text, devices int }
-
-// add parses the annotation of a resource.
-func (a *ask) add(key, value string, left *limits) error {
-	if key == "" {
-		return errors.New("the key needs a resource name after the slash")
-	}
-	if left.text -= len(key) + len(value); left.text < 0 {
-		return fmt.Errorf("the annotations that list devices exceed %d bytes in total", maxText)
-	}
-	ids, err := parseIDs(value)
-	if err != nil {
-		return err
-	}
-	if left.devices -= len(ids); left.devices < 0 {
-		return fmt.Errorf("the annotations list more than %d devices in total", maxDevices)
-	}
-	a.devices[key] = ids
-	return nil
 }
 
 // parseIDs parses a list such as GPU-1,GPU-2:0.5. The text after the last colon of an entry

@@ -57,31 +57,27 @@ func (r *record) Encode() (map[string]string, error) {
 func decode(data map[string]string) (*record, error) {
 	r := newRecord(data[nodeField])
 	for key, text := range data {
-		if err := r.decodeKey(key, text); err != nil {
+		var value interface{ check() error }
+		switch key {
+		case nodeField:
+			continue
+		case lockField:
+			r.Lock = &lock{}
+			value = r.Lock
+		default:
+			e := &entry{}
+			r.Entries[types.UID(key)] = e
+			value = e
+		}
+		err := ledger.Unmarshal(text, value)
+		if err == nil {
+			err = value.check()
+		}
+		if err != nil {
 			return nil, ledger.Unreadable(key, err, "fix it, or delete the key if the pod holds no devices of the node")
 		}
 	}
 	return r, nil
-}
-
-func (r *record) decodeKey(key, text string) error {
-	switch key {
-	case nodeField:
-		return nil
-	case lockField:
-		r.Lock = &lock{}
-		if err := ledger.Unmarshal(text, r.Lock); err != nil {
-			return err
-		}
-		return r.Lock.check()
-	default:
-		e := &entry{}
-		r.Entries[types.UID(key)] = e
-		if err := ledger.Unmarshal(text, e); err != nil {
-			return err
-		}
-		return e.check()
-	}
 }
 
 func (l *lock) check() error {

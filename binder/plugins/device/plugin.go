@@ -121,7 +121,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(now)) {
 			return nil
 		}
-		if rec.isBound(bc.Pod.UID) {
+		if e := rec.Entries[bc.Pod.UID]; e != nil && e.Bound {
 			return framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 		}
 		if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {

@@ -153,12 +153,6 @@ func (r *record) prepared(uid types.UID, attempt string, a ask, until time.Time)
 		(!a.lock || r.Lock != nil && r.Lock.UID == uid && slices.Contains(r.Lock.Attempts, attempt) && !r.Lock.Expires.Before(until))
 }
 
-// isBound reports whether the pod was seen bound to the node.
-func (r *record) isBound(uid types.UID) bool {
-	e := r.Entries[uid]
-	return e != nil && e.Bound
-}
-
 // grant adds a grant. The caller must check for conflicts first.
 func (r *record) grant(pod *corev1.Pod, attempt string, d devices) {
 	if len(d) == 0 {

@@ -23,10 +23,13 @@ type readiness struct {
 	wait   framework.Wait
 }
 
-// decide decides on the claims of the pod. all contains the claims by name. An error
-// rejects the bind to this node.
-func (p *Plugin) decide(bc *framework.BindContext, all claims) (readiness, error) {
+// decide decides on the claims of the pod. An error rejects the bind to this node.
+func (p *Plugin) decide(bc *framework.BindContext) (readiness, error) {
 	var r readiness
+	all, err := framework.Extension[claims](bc)
+	if err != nil {
+		return r, err
+	}
 	refs, err := references(bc.Pod)
 	if err != nil {
 		return r, err

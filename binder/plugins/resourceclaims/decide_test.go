@@ -217,21 +217,26 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+func decideOn(bc *framework.BindContext, all claims) (readiness, error) {
+	framework.Extend(bc, all)
+	return deciding.decide(bc)
+}
+
 func TestDecide(t *testing.T) {
 	bc := &framework.BindContext{Pod: thePod("web", uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	mine := theClaim("a", allocated("node-a", "gpu-1"))
-	_, err := deciding.decide(bc, claims{"a": mine, "b": nil})
+	_, err := decideOn(bc, claims{"a": mine, "b": nil})
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
-	_, err = deciding.decide(bc, claims{"a": mine, "b": theClaim("b")})
+	_, err = decideOn(bc, claims{"a": mine, "b": theClaim("b")})
 	require.ErrorContains(t, err, "ResourceClaim default/b: not allocated", "one claim that is not allocated rejects the bind")
 	borrowed := theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))
-	r, err := deciding.decide(bc, claims{"a": mine, "b": borrowed})
+	r, err := decideOn(bc, claims{"a": mine, "b": borrowed})
 	require.NoError(t, err)
 	assert.Len(t, r.toTake, 2, "the reservation of b belongs to another attempt")
 	assert.Empty(t, r.wait)
 	gen.Annotation(markKey("pod-web", "here-1"), "{}")(&borrowed.ObjectMeta)
-	r, err = deciding.decide(bc, claims{"a": mine, "b": borrowed})
+	r, err = decideOn(bc, claims{"a": mine, "b": borrowed})
 	require.NoError(t, err)
 	assert.Equal(t, []reference{{of: "of-a", claim: "a"}}, r.toTake, "this attempt marks the claim too")
 }
@@ -242,14 +247,14 @@ func TestDecide_Waits(t *testing.T) {
 	}
 	all := claims{"a": theClaim("a", allocated("node-a", "gpu-0")), "d": waiting("d", 0), "f": waiting("f", time.Minute)}
 	bc := &framework.BindContext{Pod: thePod("web", uses("a", "d", "f")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
-	r, err := deciding.decide(bc, all)
+	r, err := decideOn(bc, all)
 	require.NoError(t, err)
 	assert.Len(t, r.toTake, 1)
 	assert.Equal(t, claimObject("default", "d"), r.wait.Object)
 	assert.Equal(t, now.Add(timeout-time.Minute), r.wait.Until, "the wait ends when the first claim is rejected")
 
 	bc.Pod = thePod("web", uses("a", "d"), template(""))
-	r, err = deciding.decide(bc, all)
+	r, err = decideOn(bc, all)
 	require.NoError(t, err)
 	assert.Empty(t, r.toTake, "nothing is reserved for a pod that may wait long")
 	assert.Equal(t, podObject(bc.Pod), r.wait.Object)

@@ -76,11 +76,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 
 // PreFlight rejects the same binds as Filter of kube-scheduler's DynamicResources.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	all, err := framework.Extension[claims](bc)
-	if err != nil {
-		return framework.Verdict{}, err
-	}
-	r, err := p.decide(bc, all)
+	r, err := p.decide(bc)
 	v := framework.Verdict{Wait: r.wait}
 	for _, ref := range r.toTake {
 		v.Writes = append(v.Writes, fmt.Sprintf("reserve %s for the pod", claimObject(bc.Pod.Namespace, ref.claim)))
@@ -90,11 +86,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 
 // PreBind reserves the claims for the pod.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	all, err := framework.Extension[claims](bc)
-	if err != nil {
-		return err
-	}
-	r, err := p.decide(bc, all)
+	r, err := p.decide(bc)
 	if err != nil {
 		return err
 	}
