@@ -60,7 +60,6 @@ func TestMutators(t *testing.T) {
 	o := newObserved(t)
 	w.beside(t, off, o.variant)
 	t.Run("facts", func(t *testing.T) { testFacts(t, w) })
-	t.Run("pod labels", func(t *testing.T) { testPodLabels(t, w) })
 	t.Run("passes through", func(t *testing.T) { testPassesThrough(t, w, off) })
 	t.Run("manifests", func(t *testing.T) { testManifests(t, w) })
 	t.Run("observability", o.test)
@@ -290,27 +289,4 @@ func parse(t *testing.T, duration string) time.Duration {
 	d, err := time.ParseDuration(duration)
 	require.NoError(t, err)
 	return d
-}
-
-// placed creates the pod and binds it to the node by hand.
-func (b *bench) placed(name, node string) {
-	b.t.Helper()
-	pod, err := b.createPod(name, byHand)
-	require.NoError(b.t, err)
-	require.NoError(b.t, b.bindByHand(gen.Binding(pod, node)))
-}
-
-// The rack label of bound pods affects the scheduling of later pods.
-func testPodLabels(t *testing.T, w *world) {
-	w.needs(t, copiesLabels)
-	b := newBench(t, w, nil)
-	b.placed("one", "node-1")
-	b.placed("other", "node-5")
-	inRack := &metav1.LabelSelector{MatchLabels: map[string]string{rackPodLabel: b.node("node-5").Labels[cluster.RackLabel]}}
-	b.createWith(cluster.DefaultScheduler, nil, func(pod *corev1.Pod) {
-		pod.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: inRack, TopologyKey: corev1.LabelHostname}},
-		}}
-	})
-	assert.Equal(t, "node-5", b.untilBound().Spec.NodeName, "where the pod is that is labelled with the rack")
 }

@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,9 +21,8 @@ import (
 
 const (
 	csiDriver   = "csi.e2e.prebind.dev"
-	card        = "gpu.e2e.prebind.dev/card"
 	agents      = "agents"
-	nodeReadyOn = configHead + "prebindPlugins: ['*', node-ready]\narguments:\n  node-ready:\n    conditions: [NetworkReady]\n    agents:\n    - {namespace: agents, selector: app=cni}\n"
+	nodeReadyOn = configHead + "prebindPlugins: ['*', node-ready]\narguments:\n  node-ready:\n    agents:\n    - {namespace: agents, selector: app=cni}\n"
 	// aMoment is the maximum time between the change of a node and the bind. A client repeats a call after one second at first, and
 	// later after up to five seconds. The rest is for a busy machine.
 	aMoment = time.Minute
@@ -90,12 +88,6 @@ func (b *bench) startAgent(node string) {
 	}, patience, again, "the agent should be bound to %s", node)
 }
 
-// addCards adds an extended resource to the node, like a device plugin.
-func (b *bench) addCards(node string) {
-	b.t.Helper()
-	b.patchNode(node, `{"status":{"capacity":{"`+card+`":"4"},"allocatable":{"`+card+`":"4"}}}`, "status")
-}
-
 // prepare prepares the node except for one part.
 func (b *bench) prepare(node, except string) {
 	b.t.Helper()
@@ -104,12 +96,6 @@ func (b *bench) prepare(node, except string) {
 	}
 	if except != "agent" {
 		b.startAgent(node)
-	}
-	if except != "condition" {
-		b.report(node, "NetworkReady", "True", "Test")
-	}
-	if except != "resource" {
-		b.addCards(node)
 	}
 }
 
@@ -127,82 +113,40 @@ func (b *bench) csiClaim() {
 	b.untilClaimBound()
 }
 
-// readyTimeout sets the limit of the wait.
-func readyTimeout(limit string) gen.Meta {
-	return gen.Annotation("node-ready.prebind.dev/timeout", limit)
-}
-
-// podOption is an option of a pod.
-type podOption func(*corev1.Pod)
-
-// createWith creates the pod "pod" after it has applied the functions.
-func (b *bench) createWith(scheduler string, options []gen.PodOption, change ...podOption) {
+// prefersNot creates the pod "pod". If kube-scheduler can, it chooses another node than the given one.
+func (b *bench) prefersNot(node string, options ...gen.PodOption) {
 	b.t.Helper()
-	pod := gen.Pod("pod", append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce()}, options...)...)
-	for _, f := range change {
-		f(pod)
-	}
+	pod := gen.Pod("pod", append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce()}, options...)...)
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+		Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{node}},
+		}},
+	}}}}
 	_, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
 	require.NoError(b.t, err)
 }
 
-func withCard(pod *corev1.Pod) {
-	list := corev1.ResourceList{card: resource.MustParse("1")}
-	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
-}
-
-// A bind waits for each part of a node, and continues within a moment.
+// A bind waits for the CSI driver or the agent of a node, and continues within a moment.
 func testNodeBecomesReady(t *testing.T, w *world) {
 	cases := map[string]struct {
-		except    string
-		scheduler string
-		claim     bool
-		pod       []podOption
-		ready     func(b *bench, node string)
-		says      func(node string) []string
+		ready func(b *bench, node string)
+		says  func(node string) []string
 	}{
-		"driver of a claim": {
-			except: "driver", scheduler: cluster.DefaultScheduler, claim: true, ready: func(b *bench, node string) { b.registerDriver(node) },
-			says: func(node string) []string {
-				return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
-			},
-		},
-		"agent": {
-			except: "agent", scheduler: byHand, ready: func(b *bench, node string) { b.startAgent(node) },
-			says: func(node string) []string {
-				return []string{"node-ready: DaemonSet agents/cni", "waiting for the pod of DaemonSet agents/cni on " + node + " to be Ready"}
-			},
-		},
-		"condition": {
-			except: "condition", scheduler: cluster.DefaultScheduler, ready: func(b *bench, node string) { b.report(node, "NetworkReady", "True", "Test") },
-			says: func(node string) []string {
-				return []string{"node-ready: Node " + node, "waiting for the node condition NetworkReady to be True (it is not set)"}
-			},
-		},
-		// kube-scheduler does not choose a node without the resource.
-		"extended resource": {
-			except: "resource", scheduler: byHand, pod: []podOption{withCard}, ready: func(b *bench, node string) { b.addCards(node) },
-			says: func(node string) []string {
-				return []string{"node-ready: Node " + node, "waiting for extended resource " + card + " on the node (1 requested, 0 allocatable)"}
-			},
-		},
+		"driver": {ready: (*bench).registerDriver, says: func(node string) []string {
+			return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
+		}},
+		"agent": {ready: (*bench).startAgent, says: func(node string) []string {
+			return []string{"node-ready: DaemonSet agents/cni", "waiting for the pod of DaemonSet agents/cni on " + node + " to be Ready"}
+		}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, w, nil)
 			node, toleration := b.ownNode("late")
-			b.prepare(node, tc.except)
-			options := []gen.PodOption{toleration, b.steered()}
-			if tc.claim {
-				b.csiClaim()
-				options = append(options, gen.UsesClaim("data"))
-			}
-			b.createWith(tc.scheduler, options, tc.pod...)
-			var bound <-chan error
-			if tc.scheduler == byHand {
-				bound = b.beginBind(node)
-			}
+			b.prepare(node, name)
+			b.csiClaim()
+			b.podWith(cluster.DefaultScheduler, toleration, b.steered(), gen.UsesClaim("data"))
 			b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
 			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 			tc.ready(b, node)
@@ -213,36 +157,8 @@ func testNodeBecomesReady(t *testing.T, w *world) {
 			assert.Equal(t, node, pod.Spec.NodeName)
 			b.assertTopology(pod)
 			b.assertNeverFailed()
-			if bound != nil {
-				require.NoError(t, b.end(bound))
-			}
 		})
 	}
-	t.Run("the node has everything", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("ready")
-		b.prepare(node, "")
-		b.csiClaim()
-		b.createWith(byHand, []gen.PodOption{toleration, gen.UsesClaim("data")}, withCard)
-		b.untilAllowed(node)
-		require.NoError(t, b.bindByHand(b.binding(node)))
-		assert.NotContains(t, b.decisions(), "waiting")
-	})
-}
-
-// untilAllowed waits until a dry run of the bind waits for nothing, so that all replicas have observed the node.
-func (b *bench) untilAllowed(node string) {
-	b.t.Helper()
-	client, warned := b.listeningClient()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		for range 2 * len(b.prebind.Replicas()) {
-			before := len(warned.all())
-			err := client.CoreV1().Pods(b.ns).Bind(b.t.Context(), b.binding(node), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			require.NoError(c, err)
-			assert.Empty(c, warned.all()[before:])
-		}
-	}, patience, again, "the node should be ready")
 }
 
 // After the limit, the bind is rejected with one clear line, and kube-scheduler chooses another node.
@@ -251,13 +167,7 @@ func testNodeStaysUnready(t *testing.T, w *world) {
 	unready, toleration := b.ownNode("unready")
 	b.prepare(unready, "driver")
 	b.csiClaim()
-	b.createWith(cluster.DefaultScheduler, []gen.PodOption{toleration, b.steered(), gen.UsesClaim("data"), readyTimeout("10s")}, func(pod *corev1.Pod) {
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-			Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-				{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{unready}},
-			}},
-		}}}}
-	})
+	b.prefersNot(unready, toleration, b.steered(), gen.UsesClaim("data"), gen.Annotation("node-ready.prebind.dev/timeout", "10s"))
 	b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+unready)
 	other := "other-" + b.ns
 	require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(other)))

@@ -51,12 +51,6 @@ func (b *bench) installDriver(node string) {
 	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"550"}}}`)
 }
 
-// report sets a condition of the node, like its kubelet.
-func (b *bench) report(node, condition, status, reason string) {
-	b.t.Helper()
-	b.patchNode(node, `{"status":{"conditions":[{"type":"`+condition+`","status":"`+status+`","reason":"`+reason+`"}]}}`, "status")
-}
-
 // taint adds a taint and keeps the existing ones.
 func (b *bench) taint(node, key string, effect corev1.TaintEffect) {
 	b.t.Helper()
@@ -69,14 +63,8 @@ func (b *bench) kubectl(args ...string) {
 	require.NoError(b.t, err, "kubectl %v: %s", args, out)
 }
 
-// untilHeard waits until every replica has observed the change of the node. A replica with an outdated cache would allow the bind,
+// untilDenied waits until every replica has observed a change and would reject the bind. A replica with an outdated cache would allow it,
 // because Prebind reads a live node only before a rejection.
-func (b *bench) untilHeard(binding *corev1.Binding) {
-	b.t.Helper()
-	b.untilAnswered(binding, func(a *admissionv1.AdmissionResponse) bool { return !a.Allowed || len(a.Warnings) > 0 })
-}
-
-// untilDenied waits until every replica would reject the bind.
 func (b *bench) untilDenied(binding *corev1.Binding) {
 	b.t.Helper()
 	b.untilAnswered(binding, func(a *admissionv1.AdmissionResponse) bool { return !a.Allowed })
@@ -149,64 +137,16 @@ func (b *bench) assertRefused(err error, words ...string) {
 	assert.Empty(b.t, b.until("still unbound", notBound).Spec.NodeName)
 }
 
-// A node changes between the scheduler's decision and the bind.
-func TestNodeChangesBeforeBind(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		reason string
-		// change changes the node after the scheduling decision.
-		change  func(b *bench, node string)
-		binding []gen.BindingOption
-		says    []string
-	}{
-		"drained": {
-			reason: "no controller would evict the pod",
-			change: func(b *bench, node string) { b.kubectl("drain", node, "--ignore-daemonsets") },
-			says:   []string{"expected the node to be schedulable, but it is cordoned"},
-		},
-		"not ready": {
-			reason: "its kubelet would not start the pod",
-			change: func(b *bench, node string) { b.report(node, "Ready", "False", "KubeletNotReady") },
-			says:   []string{"expected the condition Ready to be True, but it is False (KubeletNotReady)"},
-		},
-		"never what is waited for": {
-			reason:  "the bind waits for the requested time",
-			change:  func(*bench, string) {},
-			binding: []gen.BindingOption{expectsDriver(), waits("3s")},
-			says:    []string{`still waiting for the label ` + driver + ` to be "550" (it is not set) after 3s`},
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			node, toleration := b.ownNode("changed")
-			b.podWith(byHand, toleration, b.steered())
-			tc.change(b, node)
-			binding := b.binding(node, tc.binding...)
-			b.untilHeard(binding)
-			b.assertRefused(b.bindByHand(binding), append(tc.says, "node-state: Node "+node)...)
-			assert.Equal(t, []string{"refused"}, b.decisions(), tc.reason)
-		})
-	}
-}
-
-// A node is drained while the volume of a pod is provisioned on it, and the pod may wait. No other node is possible, so the client
-// repeats the call until the node is back.
-func TestNodeDrainedWhileVolumeIsMade(t *testing.T) {
+// A node is drained between the scheduler's decision and the bind.
+func TestNodeIsDrainedBeforeBind(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
 	node, toleration := b.ownNode("drained")
-	b.claim("data", b.dynamic("10s"))
-	b.podWith(byHand, toleration, gen.UsesClaim("data"), waits("2m"))
-	bound := b.beginBind(node)
-	require.Equal(t, node, b.untilSelected())
-	b.kubectl("cordon", node)
-	b.untilClaimBound()
-	b.untilEvent("WaitingForPreBind", "Node "+node, "cordoned")
-	b.kubectl("uncordon", node)
-	require.NoError(t, b.end(bound))
-	b.assertTopology(b.untilBound())
+	b.podWith(byHand, toleration, b.steered())
+	b.kubectl("drain", node, "--ignore-daemonsets")
+	b.untilDenied(b.binding(node))
+	b.assertRefused(b.bindByHand(b.binding(node)), "node-state: Node "+node, "expected the node to be schedulable, but it is cordoned")
+	assert.Equal(t, []string{"refused"}, b.decisions(), "no controller would evict the pod")
 }
 
 // The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.

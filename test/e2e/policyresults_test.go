@@ -72,13 +72,7 @@ func testPolicyRejectsByHand(p *policies) {
 func testPolicyRejectsNode(p *policies) {
 	policy := p.add("pool", rejectsPools)
 	web, toleration := p.ownNode("web")
-	p.createWith(cluster.DefaultScheduler, []gen.PodOption{toleration, p.steered()}, func(pod *corev1.Pod) {
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-			Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-				{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{web}},
-			}},
-		}}}}
-	})
+	p.prefersNot(web, toleration, p.steered())
 	message := "policy: BindPolicy " + policy.Name + ": pod pod needs the pool ml, and node " + web + " has none"
 	p.untilEvent("BindRefused", message)
 	p.untilEvent("FailedScheduling", message)

@@ -17,7 +17,7 @@ import (
 )
 
 // attaching is the time that the test driver needs to make a device ready.
-const attaching = 20 * time.Second
+const attaching = 5 * time.Second
 
 // kube-scheduler allocates and reserves the pod's claim before it posts the Binding. Prebind allows the bind immediately and writes no
 // objects.
@@ -27,7 +27,6 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	d := b.newDeviceDriver(b.ns + ".example.com")
 	d.publish("node-2", gen.Devices("gpu", 2)...)
 	b.resourceClaimTemplate("gpus", gen.RequestsDevices(d.name, 2))
-	seen := b.watchResourceClaims()
 
 	b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaimTemplate("gpus"))
 	pod := b.untilBound()
@@ -39,64 +38,35 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 
 	claims := b.resourceClaims()
 	require.Len(t, claims, 1)
-	b.assertReserved(claims[0].Name, pod)
-	for _, claim := range seen.upTo(b, claims[0]) {
-		assert.Empty(t, marksOn(claim), "the claim should have no marks")
-		assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
-	}
+	claim := b.assertReserved(claims[0].Name, pod)
+	assert.Empty(t, marksOn(claim), "the claim should have no marks")
+	assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 }
 
-// If a device needs time until the node can use it, Prebind binds the pod when the driver reports the device as ready.
+// If a device needs time until the node can use it, Prebind binds the pod when the driver reports the device as ready. The scheduler does
+// not support ResourceClaims. The test allocates the claim.
 func TestBindingConditionsBecomeTrue(t *testing.T) {
 	t.Parallel()
 	shared.needs(t, bindingConditions)
 	slow := gen.BoundBy(gen.Device("nic-0"), attached, broken)
+	b := newBench(t, shared, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	d.publish("node-3", slow)
+	b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, slow))
+	pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
+	bound := b.beginBind("node-3")
+	claim := b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
+	assert.Contains(t, marksOn(claim), string(pod.UID), "the reservation should have a mark for a rollback")
+	b.untilEvent("WaitingForPreBind", "ResourceClaim "+b.ns+"/nic", "condition attached", d.name+"/node-3/nic-0")
+	d.readyAfter(attaching)
+	require.NoError(t, b.end(bound))
 
-	// This scheduler does not support ResourceClaims. The test allocates the claim.
-	t.Run("by hand", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		d := b.newDeviceDriver(b.ns + ".example.com")
-		d.publish("node-3", slow)
-		b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, slow))
-		pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
-		bound := b.beginBind("node-3")
-		claim := b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
-		assert.Contains(t, marksOn(claim), string(pod.UID), "the reservation should have a mark for a rollback")
-		b.untilEvent("WaitingForPreBind", "ResourceClaim "+b.ns+"/nic", "condition attached", d.name+"/node-3/nic-0")
-		d.readyAfter(attaching)
-		require.NoError(t, b.end(bound), "the repeats of client-go should be sufficient")
-
-		pod = b.untilBound()
-		assert.Equal(t, "node-3", pod.Spec.NodeName)
-		d.assertReadyBefore(pod)
-		b.assertReserved(slowClaim, pod)
-		b.untilUnmarked(slowClaim)
-		b.assertWaited()
-		assert.NotEmpty(t, pod.Annotations[attemptKey])
-	})
-
-	// kube-scheduler waits itself.
-	t.Run("kube-scheduler", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		d := b.newDeviceDriver(b.ns + ".example.com")
-		d.publish("node-4", slow)
-		b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1))
-		seen := b.watchResourceClaims()
-		b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaim(slowClaim))
-		b.untilResourceClaim(slowClaim, "allocated", allocated)
-		d.readyAfter(attaching)
-
-		pod := b.untilBound()
-		d.assertReadyBefore(pod)
-		b.assertNeverFailed()
-		assert.Equal(t, []string{"allowed"}, b.decisions())
-		for _, claim := range seen.upTo(b, b.assertReserved(slowClaim, pod)) {
-			assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
-		}
-	})
-
+	pod = b.untilBound()
+	assert.Equal(t, "node-3", pod.Spec.NodeName)
+	d.assertReadyBefore(pod)
+	b.assertReserved(slowClaim, pod)
+	b.untilUnmarked(slowClaim)
+	assert.NotEmpty(t, pod.Annotations[attemptKey])
 }
 
 // The driver reports that the device cannot become ready.
@@ -104,35 +74,30 @@ func TestBindingConditionsFail(t *testing.T) {
 	t.Parallel()
 	shared.needs(t, bindingConditions)
 	doomed := gen.BoundBy(gen.Device("nic-0"), attached, broken)
+	b := newBench(t, shared, nil)
+	d := b.newDeviceDriver(b.ns + ".example.com")
+	d.publish("node-3", doomed)
+	b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, doomed))
+	pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
+	bound := b.beginBind("node-3")
+	b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
+	d.report(broken, "CableLoose", "no link at port 7")
+	err := b.end(bound)
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	for _, words := range []string{"resource-claims", b.ns + "/nic", d.name + "/node-3/nic-0", "broken", "CableLoose", "no link at port 7"} {
+		assert.ErrorContains(t, err, words)
+	}
+	b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
+	claim := b.untilResourceClaim(slowClaim, "released", released)
+	assert.NotNil(t, claim.Status.Allocation, "the allocation should not belong to Prebind")
+	b.untilEvent("PreBindRolledBack", "node-3")
+	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
 
-	t.Run("by hand", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		d := b.newDeviceDriver(b.ns + ".example.com")
-		d.publish("node-3", doomed)
-		b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, doomed))
-		pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
-		bound := b.beginBind("node-3")
-		b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
-		d.report(broken, "CableLoose", "no link at port 7")
-		err := b.end(bound)
-		require.True(t, apierrors.IsForbidden(err), "%v", err)
-		for _, words := range []string{"resource-claims", b.ns + "/nic", d.name + "/node-3/nic-0", "broken", "CableLoose", "no link at port 7"} {
-			assert.ErrorContains(t, err, words)
-		}
-		b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
-		claim := b.untilResourceClaim(slowClaim, "released", released)
-		assert.NotNil(t, claim.Status.Allocation, "the allocation should not belong to Prebind")
-		b.untilEvent("PreBindRolledBack", "node-3")
-		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-
-		// The next call fails immediately.
-		err = b.bindByHand(b.binding("node-3"))
-		require.True(t, apierrors.IsForbidden(err), "%v", err)
-		assert.ErrorContains(t, err, "CableLoose")
-		b.untilResourceClaim(slowClaim, "released", released)
-	})
-
+	// The next call fails immediately.
+	err = b.bindByHand(b.binding("node-3"))
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	assert.ErrorContains(t, err, "CableLoose")
+	b.untilResourceClaim(slowClaim, "released", released)
 }
 
 // A scheduler without support for ResourceClaims binds a pod whose claim another scheduler has allocated. Prebind reserves the claim.
@@ -144,8 +109,7 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	b.resourceClaim("gpu", gen.RequestsDevices(d.name, 1))
 	first, err := b.createPod("first", cluster.DefaultScheduler, gen.UsesResourceClaim("gpu"))
 	require.NoError(t, err)
-	b.untilPodsBound(1)
-	before := b.assertReserved("gpu", first)
+	before := b.untilResourceClaim("gpu", "reserved", reservedOnceFor(first))
 
 	pod := b.podWith(byHand, gen.UsesResourceClaim("gpu"))
 	err = b.bindByHand(b.binding("node-3"))
@@ -162,17 +126,6 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.True(t, writtenByPrebind(after), "Prebind should have written the reservation")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
-}
-
-// assertWaited checks that the client got 429 until the last call, which is allowed or rejected.
-func (b *bench) assertWaited() {
-	b.t.Helper()
-	said := b.decisions()
-	require.NotEmpty(b.t, said)
-	for _, s := range said[:len(said)-1] {
-		assert.Equal(b.t, "waiting", s)
-	}
-	assert.NotEqual(b.t, "waiting", said[len(said)-1])
 }
 
 // keptByTest adds a finalizer, so that a deleted object stays.

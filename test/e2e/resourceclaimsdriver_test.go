@@ -7,7 +7,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -253,84 +252,4 @@ func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.Re
 func (b *bench) untilUnmarked(claim string) {
 	b.t.Helper()
 	b.untilResourceClaim(claim, "unmarked", unmarked)
-}
-
-// untilPodsBound waits until the given number of the test's pods are bound, and returns them.
-func (b *bench) untilPodsBound(n int) []*corev1.Pod {
-	b.t.Helper()
-	var bound []*corev1.Pod
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		bound = b.boundPods()
-		assert.GreaterOrEqual(c, len(bound), n)
-	}, patience, 200*time.Millisecond, "%d pods should be bound; events: %q", n, b.allEvents())
-	require.Len(b.t, bound, n)
-	return bound
-}
-
-func (b *bench) boundPods() []*corev1.Pod {
-	b.t.Helper()
-	list, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{})
-	require.NoError(b.t, err)
-	var bound []*corev1.Pod
-	for i := range list.Items {
-		if list.Items[i].Spec.NodeName != "" {
-			bound = append(bound, &list.Items[i])
-		}
-	}
-	return bound
-}
-
-// claimHistory contains every version of the test's claims since its start, in order.
-type claimHistory struct {
-	mu       sync.Mutex
-	versions []*resourcev1.ResourceClaim
-}
-
-// watchResourceClaims starts to record every version of the claims.
-func (b *bench) watchResourceClaims() *claimHistory {
-	b.t.Helper()
-	h := &claimHistory{}
-	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
-	require.NoError(b.t, err)
-	for i := range list.Items {
-		h.add(&list.Items[i])
-	}
-	watcher, err := b.client.ResourceV1().ResourceClaims(b.ns).Watch(b.t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	require.NoError(b.t, err)
-	b.t.Cleanup(watcher.Stop)
-	go func() {
-		for event := range watcher.ResultChan() {
-			if claim, ok := event.Object.(*resourcev1.ResourceClaim); ok {
-				if event.Type == watch.Deleted {
-					claim = claim.DeepCopy()
-					claim.Status = resourcev1.ResourceClaimStatus{}
-				}
-				h.add(claim)
-			}
-		}
-	}()
-	return h
-}
-
-func (h *claimHistory) add(claim *resourcev1.ResourceClaim) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.versions = append(h.versions, claim)
-}
-
-func (h *claimHistory) all() []*resourcev1.ResourceClaim {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.versions)
-}
-
-// upTo waits for the version, and returns all versions.
-func (h *claimHistory) upTo(b *bench, claim *resourcev1.ResourceClaim) []*resourcev1.ResourceClaim {
-	b.t.Helper()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		assert.True(c, slices.ContainsFunc(h.all(), func(v *resourcev1.ResourceClaim) bool {
-			return v.UID == claim.UID && v.ResourceVersion == claim.ResourceVersion
-		}))
-	}, patience, 20*time.Millisecond, "the watch should have come to the version %s of %s", claim.ResourceVersion, claim.Name)
-	return h.all()
 }

@@ -18,15 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // starts observes the pods of a node in the order of the API server, and reports their status like a kubelet.
 type starts struct {
 	*bench
-	node string
-	// delay is the time until a pod runs. Zero means that tests call run.
-	delay time.Duration
 
 	mu sync.Mutex
 	// starting and seen contain the names of pods. most is the maximum of starting.
@@ -35,9 +33,9 @@ type starts struct {
 }
 
 // observe begins with a node without pods.
-func (b *bench) observe(node string, delay time.Duration) *starts {
+func (b *bench) observe(node string) *starts {
 	b.t.Helper()
-	s := &starts{bench: b, node: node, delay: delay, starting: map[string]bool{}, seen: map[string]bool{}}
+	s := &starts{bench: b, starting: map[string]bool{}, seen: map[string]bool{}}
 	events, err := b.client.CoreV1().Pods(b.ns).Watch(b.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	require.NoError(b.t, err)
 	var reads sync.WaitGroup
@@ -61,9 +59,6 @@ func (s *starts) note(pod *corev1.Pod, deleted bool) {
 	if deleted || pod.Status.Phase != corev1.PodPending {
 		delete(s.starting, pod.Name)
 		return
-	}
-	if s.delay > 0 && !s.seen[pod.Name] {
-		time.AfterFunc(s.delay, func() { _ = s.patch(pod.Name, `{"status":{"phase":"Running"}}`) })
 	}
 	s.starting[pod.Name], s.seen[pod.Name] = true, true
 	s.most = max(s.most, len(s.starting))
@@ -117,99 +112,40 @@ func (b *bench) waitingForStart() int {
 	return len(pods)
 }
 
-// bindAll binds n pods to the node concurrently. The returned function waits for all clients.
-func (s *starts) bindAll(scheduler string, n int, options ...gen.PodOption) (wait func()) {
-	s.t.Helper()
-	var clients sync.WaitGroup
-	for i := range n {
-		pod, err := s.createPod(fmt.Sprintf("pod-%d", i), scheduler, append(options, s.steered())...)
-		require.NoError(s.t, err)
-		if scheduler == byHand {
-			clients.Go(func() {
-				errs := s.insist(s.t.Context(), gen.Binding(pod, s.node))
-				assert.NoError(s.t, errs[len(errs)-1])
-			})
-		}
-	}
-	return clients.Wait
-}
-
 // limited changes the arguments with a rollout.
 func limited(t *testing.T, w *world, arguments string) {
 	t.Helper()
 	w.configure(t, configHead+"prebindPlugins: ['*', start-limit]\narguments:\n  start-limit: {"+arguments+"}\n")
 }
 
-// untilReplicasKnown waits until all replicas know their number.
-func (w *world) untilReplicasKnown(t *testing.T) {
-	t.Helper()
-	w.untilMetric(t, fmt.Sprintf("prebind_start_limit_replicas %d", len(w.prebind.Replicas())))
-}
-
-// mostStarting returns the documented maximum of pods that start on a node at the same time.
-func mostStarting(limit, replicas int) int { return limit + (replicas-1)*max(1, limit/replicas) }
-
 // testStartLimit stops one of two replicas, because one replica enforces the limit exactly.
 func testStartLimit(t *testing.T, w *world) {
-	removed := w.prebind.Replicas()[1]
-	require.NoError(t, w.prebind.Remove(removed))
-	t.Run("one replica", func(t *testing.T) {
-		limited(t, w, "limit: 2, wait: 3m, startTimeout: 1h")
-		w.untilReplicasKnown(t)
-		for name, by := range binders {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				testStartsInTurn(t, w, by.scheduler)
-			})
-		}
-	})
-	t.Run("two replicas", func(t *testing.T) {
-		limited(t, w, "limit: 5, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
-		_, err := w.start(t.Context())
-		require.NoError(t, err)
-		w.untilReplicasKnown(t)
-		t.Run("a crowd", func(t *testing.T) { testStartsOfCrowd(t, w) })
-		t.Run("refusals", func(t *testing.T) { testNodeRefusesPods(t, w) })
-	})
+	require.NoError(t, w.prebind.Remove(w.prebind.Replicas()[1]))
+	limited(t, w, "limit: 2, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
+	w.untilMetric(t, "prebind_start_limit_replicas 1")
+	t.Run("starts in turn", func(t *testing.T) { testStartsInTurn(t, w) })
+	t.Run("refusals", func(t *testing.T) { testNodeRefusesPods(t, w) })
 }
 
-// testStartsInTurn binds six pods to a node on which two may start. Each pod that runs lets one more pod start.
-func testStartsInTurn(t *testing.T, w *world, scheduler string) {
-	const limit, all = 2, 6
+// testStartsInTurn binds four pods to a node on which two may start. Each pod that runs lets one more pod start.
+func testStartsInTurn(t *testing.T, w *world) {
+	const limit, all = 2, 4
 	b := newBench(t, w, nil)
 	node, toleration := b.ownNode("turns")
-	s := b.observe(node, 0)
-	wait := s.bindAll(scheduler, all, toleration)
+	s := b.observe(node)
+	for i := range all {
+		_, err := b.createPod(fmt.Sprintf("pod-%d", i), cluster.DefaultScheduler, toleration, b.steered())
+		require.NoError(t, err)
+	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, all-limit, b.waitingForStart()) }, patience, again, "the other pods should wait")
 	for bound := limit; bound < all; bound++ {
 		s.untilSeen(bound)
 		s.runOne()
 	}
 	s.untilSeen(all)
-	wait()
 	_, most := s.counts()
 	assert.Equal(t, limit, most, "pods that started at the same time")
 	assert.False(t, says(b.allEvents(), "FailedScheduling"), "no bind should fail: %q", b.allEvents())
-}
-
-// testStartsOfCrowd binds 200 pods to a node at the same time through two replicas.
-func testStartsOfCrowd(t *testing.T, w *world) {
-	const limit, all = 5, 200
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("crowd")
-	s := b.observe(node, 200*time.Millisecond)
-	began := time.Now()
-	s.bindAll(byHand, all, toleration)()
-	s.untilSeen(all)
-	_, most := s.counts()
-	t.Logf("%d binds to one node in %s: at most %d pods started at the same time, with the limit %d", all, time.Since(began).Round(100*time.Millisecond), most, limit)
-	assert.GreaterOrEqual(t, most, limit, "all slots should be used")
-	assert.LessOrEqual(t, most, mostStarting(limit, len(w.prebind.Replicas())), "the documented bound")
-	for _, r := range w.prebind.Replicas() {
-		metrics, err := r.Metrics(t.Context())
-		require.NoError(t, err)
-		assert.Contains(t, metrics, `prebind_plugin_duration_seconds_count{extension_point="PreFlight",plugin="start-limit",result="ok"}`, "both replicas should take part")
-	}
 }
 
 // refuse creates pods on the node and refuses them, like a kubelet.
@@ -248,5 +184,4 @@ func testNodeRefusesPods(t *testing.T, w *world) {
 		}
 		assert.True(c, says(all, "NodeRefusesPods", b.ns, "UnexpectedAdmissionError"), "%q", all)
 	}, patience, again, "the node should have an event")
-
 }
