@@ -13,13 +13,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/gen"
 )
 
 // announcer begins the field managers of the plugin announce. The attempt follows.
@@ -126,52 +123,17 @@ func (b *bench) nominate(node string) {
 	require.NoError(b.t, err)
 }
 
-// testAnnounce checks the field status.nominatedNodeName with a real kube-scheduler.
-func testAnnounce(t *testing.T, w *world) {
-	for name, test := range map[string]func(t *testing.T, w *world){
-		"rejected": testAnnounceRejected, "taken": testAnnounceTaken, "kube-scheduler": testAnnounceKubeScheduler,
-		"another node": testAnnounceAnotherNode, "preemption": testAnnouncePreemption,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, w)
-		})
-	}
-}
-
-// The field is cleared when the bind is rejected.
-func testAnnounceRejected(t *testing.T, w *world) {
+// A value that another component has set is kept when the bind is rejected.
+func testAnnounceTaken(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	node, toleration := b.ownNode("never")
 	h := b.watchNominations()
-	b.podWith(byHand, toleration, expectsDriver(), waits("5s"))
-	b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
-	b.assertNominations(h, "", node+"*", "")
-	assert.Equal(t, corev1.PodPending, b.until("unbound", notBound).Status.Phase, "the rest of the status stays")
-}
-
-// A value that another component has set is kept.
-func testAnnounceTaken(t *testing.T, w *world) {
-	t.Run("before", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("never")
-		h := b.watchNominations()
-		b.podWith(byHand, toleration, expectsDriver(), waits("5s"))
-		b.nominate("node-6")
-		b.assertRefused(b.bindByHand(b.binding(node)), "still waiting for the label")
-		b.assertNominations(h, "", "node-6")
-	})
-	t.Run("after", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		node, toleration := b.ownNode("never")
-		h := b.watchNominations()
-		b.podWith(byHand, toleration, expectsDriver(), waits("8s"))
-		bound := b.beginBind(node)
-		b.untilAnnounced(node)
-		b.nominate("node-6")
-		b.assertRefused(b.end(bound), "still waiting for the label")
-		b.assertNominations(h, "", node+"*", "node-6")
-	})
+	b.podWith(byHand, toleration, expectsDriver(), waits("8s"))
+	bound := b.beginBind(node)
+	b.untilAnnounced(node)
+	b.nominate("node-6")
+	b.assertRefused(b.end(bound), "still waiting for the label")
+	b.assertNominations(h, "", node+"*", "node-6")
 }
 
 // kube-scheduler binds a pod that waits, without a failure.
@@ -204,51 +166,4 @@ func testAnnounceAnotherNode(t *testing.T, w *world) {
 	nodes := h.nodes()
 	assert.Equal(t, []string{"", first + "*", ""}, nodes[:min(3, len(nodes))])
 	assert.Len(t, slices.DeleteFunc(nodes, func(node string) bool { return node != first+"*" }), 1, "the first node should be tried once")
-}
-
-// The nomination of a preemption stays as it is until the API server clears it with the bind, if it does.
-func testAnnouncePreemption(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node := "small-" + b.ns
-	require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(node, cluster.WithLabels(map[string]string{b.label(): "yes"}),
-		cluster.WithTaints(corev1.Taint{Key: b.label(), Effect: corev1.TaintEffectNoSchedule}),
-		cluster.WithResources(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}))))
-	_, err := b.client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: b.ns}, Value: 1000}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	small := func(name string, options ...gen.PodOption) *corev1.Pod {
-		pod := gen.Pod(name, append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.Tolerates(b.label()), b.steered()}, options...)...)
-		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
-		return pod
-	}
-	pods := b.client.CoreV1().Pods(b.ns)
-	// No kubelet ends the victim, so it stays in its grace period until the test deletes it.
-	victim, err := pods.Create(t.Context(), small("victim"), metav1.CreateOptions{})
-	require.NoError(t, err)
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		pod, err := pods.Get(t.Context(), victim.Name, metav1.GetOptions{})
-		require.NoError(c, err)
-		assert.Equal(c, node, pod.Spec.NodeName)
-	}, patience, again)
-
-	h := b.watchNominations()
-	preemptor := small("pod", expectsDriver(), waits("2m"))
-	preemptor.Spec.PriorityClassName = b.ns
-	_, err = pods.Create(t.Context(), preemptor, metav1.CreateOptions{})
-	require.NoError(t, err)
-	b.until("nominated", func(pod *corev1.Pod) bool { return pod.Status.NominatedNodeName == node })
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		pod, err := pods.Get(t.Context(), victim.Name, metav1.GetOptions{})
-		require.NoError(c, err)
-		assert.NotNil(c, pod.DeletionTimestamp, "kube-scheduler preempts the victim")
-	}, patience, again)
-	require.NoError(t, pods.Delete(t.Context(), victim.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
-
-	b.untilEvent("WaitingForPreBind", "node-state: Node "+node)
-	b.installDriver(node)
-	assert.Equal(t, node, b.untilBound().Spec.NodeName)
-	want := []string{"", node}
-	if w.enabled(t, clearsNomination) {
-		want = append(want, "")
-	}
-	b.assertNominations(h, want...)
 }

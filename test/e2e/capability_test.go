@@ -19,7 +19,6 @@ import (
 const (
 	copiesLabels      = "PodTopologyLabelsAdmission"
 	bindingConditions = "DRADeviceBindingConditions"
-	clearsNomination  = "ClearingNominatedNodeNameAfterBinding"
 )
 
 // effects are the behaviors that tests need.

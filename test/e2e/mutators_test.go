@@ -6,21 +6,17 @@ package e2e
 import (
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/install"
 )
 
 // Labels and annotations of nodes that Kubernetes does not define.
@@ -34,13 +30,12 @@ const (
 	bindInfo      = "bind-info.prebind.dev/"
 	nodeInfo      = "node-info.prebind.dev/"
 	capacityLabel = "karpenter.sh/capacity-type"
-	variantLabel  = "e2e.prebind.dev/variant"
 	kubeScheduler = "system:kube-scheduler"
 )
 
-// Tests of mutators and of the plugin announce have their own installation, because they are off by default. Replicas with other flags handle
-// the binds of separate namespaces.
-func TestMutators(t *testing.T) {
+// Mutators and plugins that are off by default share an installation. The tests in parallel use separate namespaces and nodes, and policies
+// for their namespaces. The tests after them concern all pods, or stop replicas.
+func TestOptional(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, 0,
 		"--mutators=*,node-info,bind-info,device-info",
@@ -50,83 +45,35 @@ func TestMutators(t *testing.T) {
 		"--topology-path="+strings.Join([]string{corev1.LabelTopologyRegion, corev1.LabelTopologyZone, cluster.RackLabel, corev1.LabelHostname}, ","),
 		"--topology-pod-labels=rack,n-leaf",
 		"--node-info-annotations="+serialNote+","+ownerNote+"=team",
+		"--policy-key-prefixes=ray.io",
 	)
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "mutators/device-info", "plugins/announce"))
-	for range 2 {
-		_, err := w.start(t.Context())
-		require.NoError(t, err)
-	}
-	off := &variant{name: "off", args: []string{"--mutators=", "--prebind-plugins="}}
-	o := newObserved(t)
-	w.beside(t, off, o.variant)
-	t.Run("facts", func(t *testing.T) { testFacts(t, w) })
-	t.Run("passes through", func(t *testing.T) { testPassesThrough(t, w, off) })
-	t.Run("manifests", func(t *testing.T) { testManifests(t, w) })
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "mutators/device-info", "plugins/announce", "plugins/policy"))
+	o := startObserved(t, w)
 	t.Run("observability", o.test)
-	t.Run("announce", func(t *testing.T) { testAnnounce(t, w) })
-}
-
-// variant is a replica with other flags in the same cluster. It handles the binds of separate namespaces.
-type variant struct {
-	name string
-	args []string
-
-	*world
-	replica *install.Replica
-}
-
-// labels returns the labels of its namespaces. The shipped webhook configuration excludes these namespaces.
-func (v *variant) labels() map[string]string {
-	return map[string]string{variantLabel: v.name, "prebind.dev/exempt": ""}
-}
-
-func (v *variant) bench(t *testing.T) *bench {
-	t.Helper()
-	return newBench(t, v.world, v.labels())
-}
-
-// beside starts the variants and waits until the API server calls them.
-func (w *world) beside(t *testing.T, variants ...*variant) {
-	t.Helper()
-	everybody := w.prebind.Replicas()
-	for i, v := range variants {
-		var err error
-		v.world = w
-		v.replica, err = w.prebind.Start(t.Context(), v.args...)
-		require.NoError(t, err)
-		v.register(t, int32(1000+i))
-	}
-	w.prebind.RouteTo(everybody...)
-	for _, v := range variants {
-		b := v.bench(t)
-		require.EventuallyWithT(t, func(c *assert.CollectT) {
-			// The pod does not exist. The API server calls Prebind before it returns an error.
-			err := b.client.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			require.Error(c, err)
-			assert.NotEmpty(c, b.decisions())
-		}, patience, 100*time.Millisecond, "the API server should ask the replica %s", v.name)
-	}
-}
-
-// register registers the variant with a copy of the shipped webhook configuration. It uses another port of the same Service, so
-// that the certificate is valid.
-func (v *variant) register(t *testing.T, port int32) {
-	t.Helper()
-	v.cluster.Services().Route(install.Namespace, install.Service, port, cluster.Backend{
-		Address: v.replica.WebhookAddress(), Ready: cluster.HTTPReady("http://" + v.replica.HealthAddress() + "/readyz"),
+	_, err := w.start(t.Context())
+	require.NoError(t, err)
+	t.Run("in parallel", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, *world){
+			"facts": testFacts, "manifests": testManifests, "announce to kube-scheduler": testAnnounceKubeScheduler,
+			"announce, another node": testAnnounceAnotherNode, "announce, taken": testAnnounceTaken,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				test(t, w)
+			})
+		}
+		for name, test := range map[string]func(*policies){
+			"keys": testPolicyKeys, "key not allowed": testPolicyKeyNotAllowed, "reject": testPolicyRejectsNode, "audit": testPolicyAudit,
+			"wait": testPolicyWaits, "kind is installed later": testPolicyKindLater,
+		} {
+			t.Run("policy, "+name, func(t *testing.T) {
+				t.Parallel()
+				test(newPolicies(t, w))
+			})
+		}
 	})
-	_, err := v.client.CoreV1().Services(install.Namespace).Patch(t.Context(), install.Service, types.JSONPatchType,
-		[]byte(`[{"op":"add","path":"/spec/ports/-","value":{"name":"`+v.name+`","port":`+strconv.Itoa(int(port))+`}}]`), metav1.PatchOptions{})
-	require.NoError(t, err)
-
-	configs := v.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	config, err := configs.Get(t.Context(), "prebind", metav1.GetOptions{})
-	require.NoError(t, err)
-	config.ObjectMeta = metav1.ObjectMeta{Name: "prebind-" + v.name}
-	config.Webhooks[0].ClientConfig.Service.Port = &port
-	config.Webhooks[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: v.labels()}
-	_, err = configs.Create(t.Context(), config, metav1.CreateOptions{})
-	require.NoError(t, err)
+	t.Run("policy, exempt pods", func(t *testing.T) { testPolicyExempt(newPolicies(t, w)) })
+	t.Run("policy, restart", func(t *testing.T) { testPolicyRestart(newPolicies(t, w)) })
 }
 
 // knownNode creates a node with all fields, labels and annotations that mutators read.
@@ -216,63 +163,31 @@ func ours(all map[string]string) map[string]string {
 	return out
 }
 
-// whoami is the user that posts the Bindings by hand.
-func (b *bench) whoami() string {
-	b.t.Helper()
-	review, err := b.client.AuthenticationV1().SelfSubjectReviews().Create(b.t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	require.NoError(b.t, err)
-	require.NotEmpty(b.t, review.Status.UserInfo.Username)
-	return review.Status.UserInfo.Username
-}
-
-// A bound pod has exactly the annotations of its node and its bind, for every scheduler and path.
+// A pod that kube-scheduler binds has exactly the annotations of its node and its bind.
 func testFacts(t *testing.T, w *world) {
-	legacy := func(b *bench, node string) error {
-		return b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("bindings").Body(b.binding(node)).Do(t.Context()).Error()
-	}
-	tests := map[string]struct {
-		reason    string
-		scheduler string
-		bind      func(b *bench, node string) error
-	}{
-		"kube-scheduler":       {reason: "kube-scheduler is not modified for Prebind", scheduler: cluster.DefaultScheduler},
-		"by hand":              {reason: "any client can post a Binding", scheduler: byHand, bind: func(b *bench, node string) error { return b.bindByHand(b.binding(node)) }},
-		"by hand, legacy path": {reason: "the older API binds pods in the same way", scheduler: byHand, bind: legacy},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, w, nil)
-			node, options := b.knownNode()
-			created := b.podWith(tc.scheduler, options...)
-			user := kubeScheduler
-			if tc.bind != nil {
-				user = b.whoami()
-				require.NoError(t, tc.bind(b, node))
-			}
-			pod := b.untilBound()
-			require.Equal(t, node, pod.Spec.NodeName)
+	b := newBench(t, w, nil)
+	node, options := b.knownNode()
+	created := b.podWith(cluster.DefaultScheduler, options...)
+	pod := b.untilBound()
+	require.Equal(t, node, pod.Spec.NodeName)
 
-			want := factsOf(b.node(node))
-			for key, value := range want {
-				require.NotEmpty(t, value, "the node should have a value for %s", key)
-			}
-			want[bindInfo+"user"], want[bindInfo+"scheduler"], want[bindInfo+"calls"] = user, tc.scheduler, "1"
-			got := ours(pod.Annotations)
-			at, waited := got[bindInfo+"time"], got[bindInfo+"waited"]
-			delete(got, bindInfo+"time")
-			delete(got, bindInfo+"waited")
-			assert.Equal(t, want, got, tc.reason)
-			b.assertRecent(at, created.CreationTimestamp.Time)
-			assert.Regexp(t, `^\d+\.\d{3}s$`, waited)
-			assert.Less(t, parse(t, waited), aMoment, "no call was held, because there was no wait")
-
-			b.assertCopied(t, pod, rackPodLabel, "rack-42")
-			b.assertCopied(t, pod, "topology.prebind.dev/n-leaf", "leaf-7")
-			assert.Subset(t, []string{rackPodLabel, "topology.prebind.dev/n-leaf"}, slices.Collect(maps.Keys(ours(pod.Labels))), "only the configured labels")
-			assert.Equal(t, []string{"allowed"}, b.decisions())
-		})
+	want := factsOf(b.node(node))
+	for key, value := range want {
+		require.NotEmpty(t, value, "the node should have a value for %s", key)
 	}
+	want[bindInfo+"user"], want[bindInfo+"scheduler"], want[bindInfo+"calls"] = kubeScheduler, cluster.DefaultScheduler, "1"
+	got := ours(pod.Annotations)
+	at, waited := got[bindInfo+"time"], got[bindInfo+"waited"]
+	delete(got, bindInfo+"time")
+	delete(got, bindInfo+"waited")
+	assert.Equal(t, want, got)
+	b.assertRecent(at, created.CreationTimestamp.Time)
+	assert.Regexp(t, `^\d+\.\d{3}s$`, waited)
+
+	b.assertCopied(t, pod, rackPodLabel, "rack-42")
+	b.assertCopied(t, pod, "topology.prebind.dev/n-leaf", "leaf-7")
+	assert.Subset(t, []string{rackPodLabel, "topology.prebind.dev/n-leaf"}, slices.Collect(maps.Keys(ours(pod.Labels))), "only the configured labels")
+	assert.Equal(t, []string{"allowed"}, b.decisions())
 }
 
 // assertRecent checks a time in an annotation, which has whole seconds.
@@ -282,11 +197,4 @@ func (b *bench) assertRecent(at string, since time.Time) {
 	require.NoError(b.t, err)
 	assert.True(b.t, strings.HasSuffix(at, "Z"), "%s should be in UTC", at)
 	assert.WithinRange(b.t, told, since.Add(-time.Second), time.Now())
-}
-
-func parse(t *testing.T, duration string) time.Duration {
-	t.Helper()
-	d, err := time.ParseDuration(duration)
-	require.NoError(t, err)
-	return d
 }

@@ -45,23 +45,6 @@ func (p *policies) untilValidated() {
 	}, patience, 50*time.Millisecond, "the API server should validate BindPolicies")
 }
 
-// withoutValidation removes the webhook that validates policies, as an operator could, while do runs.
-func (p *policies) withoutValidation(do func()) {
-	p.t.Helper()
-	kubectl := func(verb string) {
-		out, err := p.cluster.Kubectl(p.t.Context(), verb, "-f", policyComponent+"webhook.yaml").CombinedOutput()
-		require.NoError(p.t, err, "%s", out)
-	}
-	kubectl("delete")
-	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
-		policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}, Spec: v1alpha1.BindPolicySpec{Validations: []v1alpha1.Validation{{Expression: "nothing"}}}}
-		assert.NoError(c, p.client.Create(p.t.Context(), policy, client.DryRunAll))
-	}, patience, 50*time.Millisecond)
-	do()
-	kubectl("apply")
-	p.untilValidated()
-}
-
 // untilReady waits until the condition Ready of the latest generation has the status, and returns the condition.
 func (p *policies) untilReady(policy *v1alpha1.BindPolicy, status metav1.ConditionStatus) *metav1.Condition {
 	p.t.Helper()
@@ -75,15 +58,6 @@ func (p *policies) untilReady(policy *v1alpha1.BindPolicy, status metav1.Conditi
 	}, patience, 50*time.Millisecond, "the policy should be Ready=%s", status)
 	return ready
 }
-
-// waitForDriver waits for a CSI driver on the node.
-const waitForDriver = `
-resources: [{name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}]
-waitFor:
-- name: driver
-  expression: "resources.csinode != null && resources.csinode.spec.drivers.exists(d, d.name == '` + csiDriver + `')"
-  messageExpression: "'CSI driver not registered on ' + node.metadata.name"
-`
 
 // grant grants Prebind a kind with a ClusterRole, and revokes it after the test.
 func (p *policies) grant(group, resource string) {

@@ -21,53 +21,12 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/webhook"
 )
 
 // probe is a pod of the test that no scheduler binds. Dry runs of its bind show the policies of each replica.
 const probe = "probe"
-
-// TestPolicies has its own installation. First, tests run in parallel, each with policies for its namespace. Then tests
-// run that concern all pods or stop replicas.
-func TestPolicies(t *testing.T) {
-	t.Parallel()
-	w := ownWorld(t, 0, "--policy-key-prefixes=ray.io")
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
-	for range 2 {
-		_, err := w.start(t.Context())
-		require.NoError(t, err)
-	}
-	t.Run("in parallel", func(t *testing.T) {
-		both := map[string]func(p *policies, scheduler string){"keys": testPolicyKeys, "timeout refuses": testPolicyTimeoutRefuses, "audit": testPolicyAudit}
-		one := map[string]func(p *policies){
-			"key not allowed": testPolicyKeyNotAllowed, "reject by hand": testPolicyRejectsByHand, "reject by kube-scheduler": testPolicyRejectsNode,
-			"changed while pods wait": testPolicyChangedWhileWaiting, "deleted while pods wait": testPolicyDeletedWhilePodsWait,
-			"kind is installed later": testPolicyKindLater,
-		}
-		for event, wait := range policyWaits() {
-			one["wait for "+event] = wait.run
-		}
-		for name, test := range both {
-			for _, scheduler := range []string{cluster.DefaultScheduler, byHand} {
-				t.Run(name+", "+scheduler, func(t *testing.T) {
-					t.Parallel()
-					test(newPolicies(t, w), scheduler)
-				})
-			}
-		}
-		for name, test := range one {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				test(newPolicies(t, w))
-			})
-		}
-	})
-	t.Run("broken generation is reported soon", func(t *testing.T) { testPolicyReportedSoon(newPolicies(t, w)) })
-	t.Run("exempt namespaces", func(t *testing.T) { testPolicyExempt(newPolicies(t, w)) })
-	t.Run("rolling restart with 205 policies", func(t *testing.T) { testPolicyRollingRestart(t, w) })
-}
 
 // parsePolicy returns a policy with the spec in YAML.
 func parsePolicy(t *testing.T, name, spec string) *v1alpha1.BindPolicy {
