@@ -36,6 +36,9 @@ func TestPasses_Target(t *testing.T) {
 			assert.Equal(t, !tc.want, passes(r), tc.reason)
 		})
 	}
+	other := Request{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "a"}}}
+	other.Binding.Name = "api"
+	assert.True(t, passes(other), "the API server rejects a name that differs from that of the URL")
 }
 
 // TestUnbindable: such a Binding passes to the API server, pinned so that it can bind no pod that Prebind has not checked.

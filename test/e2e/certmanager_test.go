@@ -41,7 +41,7 @@ func TestCertManager(t *testing.T) {
 	last := s.issued(authority)
 	require.NotEqual(t, first, last)
 	s.setBundle([]byte(last))
-	s.untilBinds(40)
+	s.untilBinds(20)
 	s.end()
 	assert.Equal(t, last, string(s.bundle()))
 
@@ -68,15 +68,15 @@ func (s *certManagerLoad) testChangeOfCA() {
 	s.t.Helper()
 	bundle, leaf := string(s.bundle()), s.issued(serving)
 	s.renew(authority)
-	s.untilBinds(40)
+	s.untilBinds(20)
 	assert.Equal(s.t, leaf, s.issued(serving), "a new CA should not affect the certificate that the old one signed")
 	assert.Equal(s.t, bundle, string(s.bundle()), "the bundle should belong to the serving certificate")
 
 	s.renew(serving)
 	s.untilTrusted(bundle + s.issued(authority))
-	s.untilBinds(40) // The replicas serve the certificate of the old CA.
+	s.untilBinds(20) // The replicas serve the certificate of the old CA.
 	s.mount()
-	s.untilBinds(40)
+	s.untilBinds(20)
 }
 
 // testLostSecrets deletes the Secrets of cert-manager, which then creates a new CA and a new certificate.
@@ -92,9 +92,9 @@ func (s *certManagerLoad) testLostSecrets() {
 		s.untilIssued(certificate, old)
 	}
 	s.untilTrusted(bundle + s.issued(authority))
-	s.untilBinds(40)
+	s.untilBinds(20)
 	s.mount()
-	s.untilBinds(40)
+	s.untilBinds(20)
 }
 
 // renew requests another certificate and waits for it.

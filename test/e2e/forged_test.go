@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -19,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -75,51 +73,6 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	_, err := b.post(b.certificateOf(apiServer), review)
 	require.NoError(t, err)
 	assert.Equal(t, "node-1", b.untilSelected())
-}
-
-// Every client that can reach the port can post a review. Without --client-ca-file, Prebind writes only one event for a review that the API
-// server cannot have sent.
-func TestForgedReviewWritesNothing(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		options []gen.PodOption
-		change  func(pod *corev1.Pod)
-		// code is the status code of the denial, or 0 if Prebind allows the review.
-		code int32
-	}{
-		"not pending":        {options: []gen.PodOption{gen.BoundTo("node-2")}, change: func(*corev1.Pod) {}},
-		"another UID":        {change: func(pod *corev1.Pod) { pod.UID = uuid.NewUUID() }},
-		"of no pod":          {change: func(pod *corev1.Pod) { pod.Name = "none" }, code: http.StatusNotFound},
-		"of a pod elsewhere": {change: func(pod *corev1.Pod) { pod.Namespace = "kube-public" }, code: http.StatusNotFound},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, shared, nil)
-			b.claim("data", b.dynamic("0s"))
-			pod := b.podWith(byHand, append(tc.options, gen.UsesClaim("data"))...)
-			before := b.state()
-			for range 30 {
-				tc.change(pod)
-				answer, err := b.post(nil, b.forge(pod, "node-1"))
-				require.NoError(t, err)
-				require.Equal(t, tc.code == 0, answer.Allowed, "%v", answer.Result)
-				assert.Empty(t, answer.Patch)
-				if tc.code != 0 {
-					assert.Equal(t, tc.code, answer.Result.Code, answer.Result.Message)
-				}
-			}
-			// Prebind has reported all later rejections.
-			honest, err := b.createPod("honest", byHand)
-			require.NoError(t, err)
-			_, err = b.post(nil, b.forge(honest, "node-none"))
-			require.NoError(t, err)
-			require.EventuallyWithT(t, func(c *assert.CollectT) {
-				assert.True(c, says(b.allEvents(), "BindRefused", "node-none"))
-			}, patience, 100*time.Millisecond)
-			assert.Equal(t, before, b.state(), "no other object should be written")
-		})
-	}
 }
 
 // state contains all objects that a forged review could change: the versions of pod and claim, and the number of events.

@@ -4,15 +4,12 @@
 package e2e
 
 import (
-	"errors"
-	"net/http"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
@@ -116,12 +113,6 @@ func usesClaims(claims []string) []gen.PodOption {
 // bindByHand posts a Binding of the pod; client-go repeats it on 429.
 func (b *bench) bindByHand(binding *corev1.Binding) error {
 	return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), binding, metav1.CreateOptions{})
-}
-
-// isStale reports whether Prebind has answered that the pod of the Binding was replaced or changed.
-func isStale(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && status.Status().Code == http.StatusPreconditionFailed
 }
 
 // binding returns a Binding of the pod "pod" to the node.

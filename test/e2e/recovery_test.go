@@ -48,44 +48,6 @@ func TestPluginFromOutside(t *testing.T) {
 		}
 	})
 
-	t.Run("a bind takes the lock and releases it", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		b.pod(byHand)
-		require.NoError(t, b.bindByHand(b.binding("node-1")))
-		pod := b.untilBound()
-		assert.NotEmpty(t, pod.Annotations["binder.prebind.dev/attempt"])
-		b.untilUnlocked("node-1")
-	})
-
-	t.Run("twenty binds to one node take turns", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		results := make(chan error)
-		for range 20 {
-			pod := gen.Pod("", gen.InNamespace(b.ns), gen.Scheduler(byHand))
-			pod.GenerateName = "pod-"
-			pod, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), pod, metav1.CreateOptions{})
-			require.NoError(t, err)
-			go func() {
-				results <- b.client.CoreV1().Pods(b.ns).Bind(t.Context(), gen.Binding(pod, "node-2"), metav1.CreateOptions{})
-			}()
-		}
-		for range 20 {
-			assert.NoError(t, <-results)
-		}
-		b.untilUnlocked("node-2")
-	})
-
-	t.Run("a bind that is refused after us is rolled back", func(t *testing.T) {
-		b := newBench(t, w, nil)
-		b.pod(byHand)
-		b.refusedAfterUs("node-3")
-		require.NotEmpty(t, b.lock("node-3"), "the bind may still succeed")
-		b.untilUnlocked("node-3")
-		require.EventuallyWithT(t, func(e *assert.CollectT) {
-			assert.Contains(e, b.events(), "PreBindRolledBack: nodelock: Node node-3: the pod was not bound, and the plugin released what it held")
-		}, patience, 100*time.Millisecond)
-	})
-
 	t.Run("what a killed replica left behind is swept", func(t *testing.T) {
 		b := newBench(t, w, nil)
 		b.pod(byHand)

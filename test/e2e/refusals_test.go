@@ -44,39 +44,7 @@ func TestRefusals(t *testing.T) {
 			says:    []string{"binder: Pod", "not found; discard the Binding"},
 			decided: "stale",
 		},
-		"empty target": {
-			reason:  "the API server's own answer is the right one",
-			prepare: func(b *bench) { b.pod(byHand) },
-			node:    "",
-			says:    []string{"target.name: Required value"},
-			decided: "passed-through",
-		},
-		"target that is not a node": {
-			reason:  "the API server's own answer is the right one",
-			prepare: func(b *bench) { b.pod(byHand) },
-			node:    "node-1",
-			options: []gen.BindingOption{gen.TargetKind("Minion")},
-			says:    []string{"target.kind: Unsupported value"},
-			decided: "passed-through",
-		},
-		"UID of another pod": {
-			reason:  "the API server's own answer is the right one",
-			prepare: func(b *bench) { b.pod(byHand) },
-			node:    "node-1",
-			options: []gen.BindingOption{gen.UID("0")},
-			is:      apierrors.IsConflict,
-			says:    []string{"Precondition failed: UID in precondition: 0"},
-			decided: "passed-through",
-		},
 		"gated pod": {
-			reason:  "the API server's own answer is the right one",
-			prepare: func(b *bench) { b.podWith(byHand, gen.Gate("example.com/quota")) },
-			node:    "node-1",
-			is:      apierrors.IsConflict,
-			says:    []string{"has non-empty .spec.schedulingGates"},
-			decided: "passed-through",
-		},
-		"gated pod, in a later version": {
 			reason:  "the API server must not bind it once its gate is removed",
 			prepare: func(b *bench) { b.podWith(byHand, gen.Gate("example.com/quota")) },
 			node:    "node-1",
@@ -95,15 +63,6 @@ func TestRefusals(t *testing.T) {
 			is:      apierrors.IsConflict,
 			says:    []string{"is being deleted"},
 			decided: "passed-through",
-		},
-		"outdated resourceVersion": {
-			reason:  "the decision was about a pod that has changed",
-			prepare: func(b *bench) { b.pod(byHand) },
-			node:    "node-1",
-			options: []gen.BindingOption{gen.AtVersion("1")},
-			is:      isStale,
-			says:    []string{"the Binding requires 1; schedule the changed pod"},
-			decided: "stale",
 		},
 	}
 	for name, tc := range tests {
@@ -125,19 +84,4 @@ func TestRefusals(t *testing.T) {
 			assert.Equal(t, []string{tc.decided}, b.decisions())
 		})
 	}
-}
-
-// The API server rejects a Binding whose pod differs from the URL, before Prebind changes any object.
-func TestNameInURLDiffers(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	b.claim("data", b.dynamic("0s"))
-	b.pod(byHand, "data")
-	binding := b.binding("node-1")
-	binding.Name = "other"
-	err := b.client.CoreV1().RESTClient().Post().Namespace(b.ns).Resource("pods").Name("pod").SubResource("binding").Body(binding).Do(t.Context()).Error()
-	assert.True(t, apierrors.IsBadRequest(err), "%v", err)
-	assert.ErrorContains(t, err, "name in URL does not match")
-	assert.Equal(t, []string{"passed-through"}, b.decisions())
-	assert.Empty(t, b.events())
 }

@@ -11,32 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
-
-// With the Helm chart, pods of the real kube-scheduler get topology annotations, and the uninstallation is complete. It keeps only
-// BindPolicies.
-func TestInstallFromHelm(t *testing.T) {
-	t.Parallel()
-	w := ownWorldWith(t, install.Options{Helm: true, Values: []string{"prebindPlugins.policy.enabled=true"}}, 2)
-	b := newBench(t, w, nil)
-	b.pod(cluster.DefaultScheduler)
-	b.assertTopology(b.untilBound())
-	policies := &policyAPI{world: w}
-	policies.connect(t)
-	kept := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "kept"}, Spec: v1alpha1.BindPolicySpec{
-		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
-		Validations:      []v1alpha1.Validation{{Expression: "true"}},
-	}}
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.NoError(c, policies.client.Create(t.Context(), kept)) }, patience, again,
-		"the API server should call the webhook for BindPolicies")
-	testUninstall(t, w)
-	assert.NoError(t, policies.client.Get(t.Context(), client.ObjectKeyFromObject(kept), kept), "BindPolicies belong to the operator")
-}
 
 // No bind of a steady stream fails while Prebind is removed as documented.
 func testUninstall(t *testing.T, w *world) {
