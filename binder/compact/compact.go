@@ -42,6 +42,17 @@ func Pack(o metav1.Object, unpack func(metav1.ObjectMeta) client.Object) *Object
 	return packed
 }
 
+// Transform returns a transform that calls pack for objects of the type. It keeps what is packed already, because an
+// informer can transform an object twice.
+func Transform[T client.Object](pack func(T) *Object) cache.TransformFunc {
+	return func(o any) (any, error) {
+		if object, ok := o.(T); ok {
+			return pack(object), nil
+		}
+		return o, nil
+	}
+}
+
 func (o *Object) meta() metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: o.namespace.Value(), Name: o.name, UID: o.uid, ResourceVersion: o.version}
 }

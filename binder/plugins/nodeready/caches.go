@@ -11,7 +11,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/compact"
@@ -24,7 +23,7 @@ const nodeField = "spec.nodeName"
 // attachments selects all VolumeAttachments, by node. The API server does not know the field, so
 // only the cached reader can list them.
 var attachments = framework.Selection{
-	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Field: nodeField, Value: nodeOf, Transform: packAttachment,
+	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Field: nodeField, Value: nodeOf, Transform: compact.Transform(packAttachment),
 }
 
 // daemons selects the DaemonSets of the agent's namespace.
@@ -36,7 +35,7 @@ func (a *agent) daemons() framework.Selection {
 func (a *agent) pods() framework.Selection {
 	return framework.Selection{
 		Name: Name + "/agent/" + a.namespace + "/" + a.podsSelector.String(), Example: &corev1.Pod{}, Namespace: a.namespace, Labels: a.podsSelector,
-		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Field: nodeField, Value: nodeOf, Transform: packAgent,
+		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Field: nodeField, Value: nodeOf, Transform: compact.Transform(packAgent),
 	}
 }
 
@@ -52,37 +51,26 @@ func nodeOf(o client.Object) string {
 	}
 }
 
-// packAgent keeps the node, the owner and the readiness of a pod.
-func packAgent(o any) (any, error) {
-	pod, ok := o.(*corev1.Pod)
-	if !ok {
-		return o, nil
+// packAgent keeps the node and the owner of a pod that is ready, and hides all other pods.
+func packAgent(pod *corev1.Pod) *compact.Object {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil || !isReady(pod) {
+		return compact.Hide(pod)
 	}
-	var owner types.UID
-	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
-		owner = controller.UID
-	}
-	nodeName, ownerUID, ready := unique.Make(pod.Spec.NodeName), unique.Make(owner), isReady(pod)
+	node, owner := unique.Make(pod.Spec.NodeName), unique.Make(controller.UID)
 	return compact.Pack(pod, func(m metav1.ObjectMeta) client.Object {
-		m.OwnerReferences = []metav1.OwnerReference{{UID: ownerUID.Value(), Controller: new(true)}}
-		pod := &corev1.Pod{ObjectMeta: m, Spec: corev1.PodSpec{NodeName: nodeName.Value()}}
-		if ready {
-			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-		}
-		return pod
-	}), nil
+		m.OwnerReferences = []metav1.OwnerReference{{UID: owner.Value(), Controller: new(true)}}
+		ready := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		return &corev1.Pod{ObjectMeta: m, Spec: corev1.PodSpec{NodeName: node.Value()}, Status: corev1.PodStatus{Conditions: ready}}
+	})
 }
 
 // packAttachment keeps the driver, the node and the volume.
-func packAttachment(o any) (any, error) {
-	a, ok := o.(*storagev1.VolumeAttachment)
-	if !ok {
-		return o, nil
-	}
-	driver, nodeName, volume := unique.Make(a.Spec.Attacher), unique.Make(a.Spec.NodeName), a.Spec.Source.PersistentVolumeName
+func packAttachment(a *storagev1.VolumeAttachment) *compact.Object {
+	driver, node, volume := unique.Make(a.Spec.Attacher), unique.Make(a.Spec.NodeName), a.Spec.Source.PersistentVolumeName
 	return compact.Pack(a, func(m metav1.ObjectMeta) client.Object {
 		return &storagev1.VolumeAttachment{ObjectMeta: m, Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: driver.Value(), NodeName: nodeName.Value(), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: volume},
+			Attacher: driver.Value(), NodeName: node.Value(), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: volume},
 		}}
-	}), nil
+	})
 }

@@ -37,19 +37,14 @@ func TestTransforms(t *testing.T) {
 			assert.Empty(t, node.Spec.Drivers[0].NodeID)
 			assert.Equal(t, "pd.csi.storage.gke.io", migratedDriver("kubernetes.io/gce-pd", node))
 		}},
-		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: packAgent, same: func(t *testing.T, got client.Object) {
+		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: compact.Transform(packAgent), same: func(t *testing.T, got client.Object) {
 			pod, ok := got.(*corev1.Pod)
 			require.True(t, ok)
 			assert.Equal(t, "node-a", pod.Spec.NodeName)
 			assert.True(t, isReady(pod))
 			assert.True(t, metav1.IsControlledBy(pod, daemon("cni")))
 		}},
-		"AgentEnding": {reason: "a pod that is being deleted is not ready", object: agentOn("node-a", "cni", true, gen.Terminating()), transform: packAgent, same: func(t *testing.T, got client.Object) {
-			pod, ok := got.(*corev1.Pod)
-			require.True(t, ok)
-			assert.False(t, isReady(pod))
-		}},
-		"Attachment": {reason: "the volume and the driver are kept", object: attached("a", "node-a", "pv-1"), transform: packAttachment, same: func(t *testing.T, got client.Object) {
+		"Attachment": {reason: "the volume and the driver are kept", object: attached("a", "node-a", "pv-1"), transform: attachments.Transform, same: func(t *testing.T, got client.Object) {
 			a, ok := got.(*storagev1.VolumeAttachment)
 			require.True(t, ok)
 			assert.Equal(t, attached("a", "node-a", "pv-1"), a)
@@ -69,6 +64,17 @@ func TestTransforms(t *testing.T) {
 			assert.Equal(t, []string{tc.object.GetNamespace(), tc.object.GetName()}, []string{meta.GetNamespace(), meta.GetName()})
 			tc.same(t, compact.Unpack(packed))
 		})
+	}
+}
+
+// A pod that is not ready is like none.
+func TestPackAgent_HidesOtherPods(t *testing.T) {
+	alone := agentOn("node-a", "cni", true)
+	alone.OwnerReferences = nil
+	for name, pod := range map[string]*corev1.Pod{
+		"NotReady": agentOn("node-a", "cni", false), "Ending": agentOn("node-a", "cni", true, gen.Terminating()), "Alone": alone,
+	} {
+		assert.Nil(t, compact.Unpack(packAgent(pod)), name)
 	}
 }
 

@@ -67,17 +67,12 @@ func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, 
 		Fields: fields.AndSelectors(
 			fields.OneTermNotEqualSelector("spec.nodeName", ""), fields.OneTermEqualSelector("status.phase", string(phase)),
 		),
-		Transform: func(o any) (any, error) {
-			pod, ok := o.(*corev1.Pod)
-			switch {
-			case !ok:
-				return o, nil
-			case !counts(pod):
-				return compact.Hide(pod), nil
-			default:
-				return pack(pod), nil
+		Transform: compact.Transform(func(pod *corev1.Pod) *compact.Object {
+			if !counts(pod) {
+				return compact.Hide(pod)
 			}
-		},
+			return pack(pod)
+		}),
 		Handler: handler,
 	}
 }
