@@ -52,17 +52,6 @@ func TestParse(t *testing.T) {
 			reason:  "expect supports the full syntax of label selectors",
 			binding: annotations{"expect": "a in (x,y), b notin (z), c, d>3"}, labels: "a in (x,y),b notin (z),c,d>3",
 		},
-		"Conditions": {
-			reason:  "expect-conditions supports the equality-based syntax, and a type without a status",
-			binding: annotations{"expect-conditions": "GPUReady, DiskPressure!=True,Net == Unknown ,gpu.example.com/ok = False, Old != Unknown"},
-			conditions: []framework.NodeCondition{
-				{Type: "DiskPressure", Not: true, Status: "True"},
-				{Type: "GPUReady", Status: "True"},
-				{Type: "Net", Status: "Unknown"},
-				{Type: "Old", Not: true, Status: "Unknown"},
-				{Type: "gpu.example.com/ok", Status: "False"},
-			},
-		},
 		"WaitCapped": {reason: "the operator limits the wait", binding: annotations{"wait": "2h"}, wait: maxWait},
 
 		"UnknownKey": {
@@ -97,14 +86,6 @@ func TestParse(t *testing.T) {
 			binding: annotations{"expect-conditions": "GPUReady=true"}, fields: []string{"expect-conditions"},
 			message: `annotation node-state.prebind.dev/expect-conditions must be a list of Type=Status: status must be True, False, or Unknown in "GPUReady=true"`,
 		},
-		"NoStatus":        {reason: "the status is missing", binding: annotations{"expect-conditions": "GPUReady="}, fields: []string{"expect-conditions"}},
-		"NoType":          {reason: "the type is missing", binding: annotations{"expect-conditions": "=True"}, fields: []string{"expect-conditions"}},
-		"EmptyItem":       {reason: "an item is empty", binding: annotations{"expect-conditions": "GPUReady,"}, fields: []string{"expect-conditions"}},
-		"BadType":         {reason: "the type is not a valid name", binding: annotations{"expect-conditions": "GPU Ready"}, fields: []string{"expect-conditions"}},
-		"Negated":         {reason: "negation is for labels only", binding: annotations{"expect-conditions": "!GPUReady"}, fields: []string{"expect-conditions"}},
-		"TwoOperators":    {reason: "the item is ambiguous", binding: annotations{"expect-conditions": "A!==True"}, fields: []string{"expect-conditions"}},
-		"TwoStatuses":     {reason: "the item is ambiguous", binding: annotations{"expect-conditions": "A=True=False"}, fields: []string{"expect-conditions"}},
-		"ThreeEqualSigns": {reason: "the item is ambiguous", binding: annotations{"expect-conditions": "A===True"}, fields: []string{"expect-conditions"}},
 		"NoTime": {
 			reason: "the duration is invalid", binding: annotations{"wait": "soon"}, fields: []string{"wait"},
 			message: `annotation node-state.prebind.dev/wait must be a positive duration such as 30s, got "soon"`,
