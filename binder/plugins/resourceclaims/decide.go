@@ -60,7 +60,7 @@ func (p *Plugin) decide(bc *framework.BindContext) (readiness, error) {
 	return r, nil
 }
 
-// first returns the first of two waits, until the first claim is rejected.
+// first returns the first of two waits. It ends when the first claim is rejected.
 func first(a, b framework.Wait) framework.Wait {
 	switch {
 	case a.For == "":

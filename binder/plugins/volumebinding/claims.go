@@ -21,7 +21,8 @@ import (
 
 // usable checks that the pod may use the claim, which can be nil.
 func (s snapshot) usable(u use) error {
-	switch claim := u.claim; {
+	claim := u.claim
+	switch {
 	case claim == nil:
 		return framework.Refuse(s.claimObject(u), "the claim does not exist").Advise("create it, or correct the pod")
 	case u.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
