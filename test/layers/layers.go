@@ -33,7 +33,7 @@ func layers() []layer {
 		{packages: []string{"cmd/prebind", "cmd/kubectl-prebind", "docs/example"}},
 		{packages: []string{"cmd/prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/app"}},
-		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/dryrun", "webhook", "binder", "binder/work"}},
+		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/dryrun", "cmd/internal/cli", "webhook", "binder", "binder/work"}},
 		{packages: []string{"cmd/kubectl-prebind/internal/dryrun"}, only: []string{"webhook", "binder"}},
 		{packages: []string{"cmd/internal/cli"}, only: []string{}},
 		{packages: []string{"assembly"}},

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"fmt"
+	"regexp"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,18 @@ func Version() string {
 		return info.Main.Version
 	}
 	return "unknown"
+}
+
+// released matches the versions of releases, which have a tag: v1.2.3 or v1.2.3-rc.1. Those of git describe and of pseudo-versions differ.
+var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[a-z]+\.\d+)?$`)
+
+// Documentation returns the address of a page, such as policies.md, of this version. That of a build between releases is the current page.
+func Documentation(page string) string {
+	ref := "main"
+	if v := Version(); released.MatchString(v) {
+		ref = v
+	}
+	return "https://github.com/prebind/prebind/blob/" + ref + "/docs/" + page
 }
 
 // UserAgent returns the user agent of all requests to the API server.

@@ -43,7 +43,7 @@ resources, and their volumes cannot be mounted.
 
 You need permission to create and delete these objects; the documentation contains
 a ClusterRole. The mode of Prebind must be Enforce for new namespaces.
-https://github.com/prebind/prebind/blob/main/docs/conformance.md describes the checks.
+` + cli.Documentation("conformance.md") + ` describes the checks.
 
 Checks:
 ` + conformance.Describe() + `

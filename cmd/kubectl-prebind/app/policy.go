@@ -147,7 +147,7 @@ func newPolicyTestCommand() *cobra.Command {
 
 The command finds files with the suffix _test.yaml or _test.yml in each DIR and
 below. A case contains the objects of a cluster, a bind, and the expected results of the
-BindPolicies in the directory of the file. https://github.com/prebind/prebind/blob/main/docs/policies.md
+BindPolicies in the directory of the file. ` + cli.Documentation("policies.md") + `
 describes the format.
 
 Exit codes: 0 if all cases pass, 1 if a case fails or a policy or test is invalid,

@@ -61,7 +61,7 @@ const (
 )
 
 // Texts of advice.
-const (
+var (
 	adviceRepeat = "After a 429, keep the node for the pod and post the same Binding again after Retry-After. client-go does it ten times, unless the client sets MaxRetries(0). " + adviceTimeout
 	adviceStay   = "A 429 is not a failure: keep the node for the pod, and post the same Binding again after Retry-After. Or the client that binds has a timeout (rest.Config.Timeout), and the scheduler never gets the 429. " + adviceTimeout
 	// adviceTimeout is for a scheduler that gets an error of its client instead of the answer.

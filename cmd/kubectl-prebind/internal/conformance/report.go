@@ -12,10 +12,12 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/prebind/prebind/cmd/internal/cli"
 )
 
 // guide is the page with the contract.
-const guide = "https://github.com/prebind/prebind/blob/main/docs/for-schedulers.md"
+var guide = cli.Documentation("for-schedulers.md")
 
 // Status is the result of a check.
 type Status string
