@@ -51,7 +51,6 @@ test-unit: kustomize helm ## Run the unit tests with the race detector
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
 	cd test/image && go test -count=1 -timeout 10m ./...
-	cd release && go test -timeout 10m ./...
 
 # make test uses fixed seeds, so that its result does not depend on chance.
 .PHONY: simulate
@@ -205,7 +204,6 @@ lint: ## Run the linters and the prose check
 	cd test/certmanager && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
 	cd test/image && $(TOOL) golangci-lint run ./...
-	cd release && $(TOOL) golangci-lint run ./...
 
 .PHONY: licenses
 licenses: ## Write bin/THIRD_PARTY_LICENSES: the licenses of all modules in the binary; fails if one is not accepted
@@ -276,13 +274,12 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	cd test/certmanager && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
 	cd test/image && go mod tidy -diff
-	cd release && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
 		$(TOOL) kustomize build config/$$install >bin/_verify/install.yaml || exit 1; \
 	done
 	$(TOOL) helm lint --strict --kube-version=$(KUBE_VERSION) $(CHART)
 	$(MAKE) build
-	$(call sbom,bin/prebind) >bin/_verify/prebind.cdx.json
+	$(MAKE) sbom
 	go run ./test/licenses >bin/_verify/THIRD_PARTY_LICENSES
 	@unformatted=$$(gofmt -l .) && if test -n "$$unformatted"; then \
 		echo "run 'gofmt -w' on:"; echo "$$unformatted"; exit 1; \
@@ -294,62 +291,41 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 STATIC = CGO_ENABLED=0 go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata \
 	-ldflags '-s -w -X github.com/prebind/prebind/cmd/internal/cli.version=$(VERSION)'
 
-# Prints a reproducible SBOM of a binary. Fails if the binary is not static.
-sbom = go version -m $(1) | grep -q 'CGO_ENABLED=0$$' && \
-	$(TOOL) cyclonedx-gomod bin -json -output-version=1.6 -std -noserial -notimestamp -version=$(VERSION) $(1)
+# Directory of the programs.
+BIN = bin
 
 .PHONY: build
 build: ## Build bin/prebind, the server, and bin/kubectl-prebind, the kubectl plugin, as static binaries
-	$(STATIC) -o bin/prebind ./cmd/prebind
-	$(STATIC) -o bin/kubectl-prebind ./cmd/kubectl-prebind
+	$(STATIC) -o $(BIN)/prebind ./cmd/prebind
+	$(STATIC) -o $(BIN)/kubectl-prebind ./cmd/kubectl-prebind
+
+# The checksums of the tool differ between machines.
+.PHONY: sbom
+sbom: ## Write the reproducible SBOMs bin/*.cdx.json of the programs; fails if one is not static
+	for program in $(BIN)/prebind $(BIN)/kubectl-prebind; do \
+		go version -m $$program | grep -q 'CGO_ENABLED=0$$' && \
+		$(TOOL) cyclonedx-gomod bin -json -output-version=1.6 -std -noserial -notimestamp -version=$(VERSION) -output=$$program.cdx.json $$program && \
+		$(TOOL) yq -i -p=json -o=json 'del(.metadata.tools[].hashes)' $$program.cdx.json || exit 1; \
+	done
 
 .PHONY: image
 image: ## Build the container image (DOCKER=podman, IMAGE=..., PLATFORM=linux/amd64,linux/arm64, BUILD_ARGS='--build-arg BASE_IMAGE=...')
 	$(DOCKER) build --build-arg VERSION=$(VERSION) $(if $(PLATFORM),--platform=$(PLATFORM)) $(BUILD_ARGS) --tag $(IMAGE) .
 
 RELEASE = bin/release
-# Results of the compiler, kustomize and Helm, from which bin/release-tool builds the files of a release.
+# Intermediate results of a release.
 STAGE = bin/stage
 PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
-# Prefix of the repositories of image and chart.
-REGISTRY ?= ghcr.io/prebind
-# A release does not depend on the Go version and the settings of the user: other versions compile and compress to other bytes.
+# A release does not depend on the Go version and the settings of the user: other versions compile to other bytes.
 RELEASE_ENV = GOTOOLCHAIN=$(shell sed -n 's/^toolchain //p' go.mod) GOENV=off GOWORK=off GOFLAGS= GOEXPERIMENT= GOFIPS140=off GOAMD64=v1 GOARM64=v8.0
 
-.PHONY: release-tool
-release-tool:
-	@cd release && $(RELEASE_ENV) CGO_ENABLED=0 go build -buildvcs=false -o $(CURDIR)/bin/release-tool .
-
 .PHONY: release
-release: release-tool ## Build bin/release: archives, image, manifests, chart, SBOMs and checksums (VERSION=v1.2.3; see docs/contributing/release.md)
-	@bin/release-tool check --version='$(VERSION)'
-	@rm -rf $(RELEASE) $(STAGE) && mkdir -p $(STAGE)/manifests
-	@export $(RELEASE_ENV) && for platform in $(PLATFORMS); do \
-		for program in prebind kubectl-prebind; do \
-			to=$(STAGE)/$$(echo $$platform | tr / -)/$$program && echo "building $$program for $$platform" && \
-			GOOS=$${platform%/*} GOARCH=$${platform#*/} $(STATIC) -o $$to ./cmd/$$program && \
-			$(call sbom,$$to) >$$to.cdx.json || exit 1; \
-		done || exit 1; \
-	done
-	@export $(RELEASE_ENV) && for install in install=webhook install-self-managed=webhook/overlays/self-managed \
-		first-install=first-install first-install-self-managed=first-install/self-managed; do \
-		$(TOOL) kustomize build config/$${install#*=} >$(STAGE)/manifests/$${install%%=*}.yaml || exit 1; \
-	done
-	@$(RELEASE_ENV) go run ./test/licenses >$(STAGE)/THIRD_PARTY_LICENSES
-	@$(RELEASE_ENV) $(TOOL) helm package $(CHART) --version=$(VERSION:v%=%) --app-version=$(VERSION) --destination=$(STAGE)
-	@bin/release-tool assemble --version=$(VERSION) --stage=$(STAGE) --out=$(RELEASE)
-	@cat $(RELEASE)/SHA256SUMS
-
-.PHONY: verify-release
-verify-release: ## Build the release again from a clone, with an empty build cache, and compare it with bin/release (VERSION=v1.2.3)
-	@test -f $(RELEASE)/SHA256SUMS || { echo "$(RELEASE) contains no release: run make release VERSION=$(VERSION)"; exit 1; }
-	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && git clone --quiet . "$$dir/clone" && umask 077 && \
-		GOCACHE=$(or $(VERIFY_CACHE),"$$dir/cache") TZ=Pacific/Auckland $(MAKE) -C "$$dir/clone" release VERSION=$(VERSION) && \
-		diff -r $(RELEASE) "$$dir/clone/$(RELEASE)" && echo "both releases have the same bytes"
+release: ## Build bin/release: archives, image, manifests, chart, SBOMs and checksums (VERSION=v1.2.3; see docs/contributing/release.md)
+	@$(RELEASE_ENV) VERSION='$(VERSION)' PLATFORMS='$(PLATFORMS)' RELEASE=$(RELEASE) STAGE=$(STAGE) release/build.sh
 
 .PHONY: publish
-publish: release-tool ## Push image and chart, and create the release on GitHub from bin/release (VERSION=v1.2.3, REGISTRY=...; see docs/contributing/release.md)
-	@bin/release-tool publish --version='$(VERSION)' --out=$(RELEASE) --registry=$(REGISTRY)
+publish: ## Publish bin/release; the workflow release does this (VERSION=v1.2.3; see docs/contributing/release.md)
+	@VERSION='$(VERSION)' PLATFORMS='$(PLATFORMS)' RELEASE=$(RELEASE) release/publish.sh
 
 .PHONY: clean
 clean: ## Remove bin

@@ -21,7 +21,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/test/install"
 )
 
 const (
@@ -54,9 +57,6 @@ var checkout = sync.OnceValues(func() (string, error) {
 	return dir, copyCheckout(context.Background(), dir)
 })
 
-// building is held by a build in the checkout: make release writes its tool to the same file for every version.
-var building sync.Mutex
-
 // releases builds each release once for all tests.
 var releases = map[string]func() (string, error){current: builder(current), next: builder(next)}
 
@@ -67,8 +67,6 @@ func builder(version string) func() (string, error) {
 			return "", err
 		}
 		dir := filepath.Join(scratch, version)
-		building.Lock()
-		defer building.Unlock()
 		return dir, makeRelease(context.Background(), from, version, dir)
 	})
 }
@@ -100,19 +98,27 @@ func copyCheckout(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	section := "## %s - 2026-01-01\n\n### Added\n\n- A change.\n\n"
+	section := "## %s - 2026-01-01\n\n### Added\n\n- A change\n  of [`--hold`](docs/flags.md#hold).\n- It's another.\n\n"
 	added := fmt.Sprintf(section+section, next[1:], current[1:])
 	if err := os.WriteFile(path, bytes.Replace(changelog, []byte("## Unreleased"), []byte(added+"## Unreleased"), 1), 0o600); err != nil {
 		return err
 	}
 	for _, args := range [][]string{{"init", "--quiet"}, {"add", "."}, {"commit", "--quiet", "--message=Release"}} {
-		cmd := exec.CommandContext(ctx, "git", args...)
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=test", "GIT_AUTHOR_EMAIL=test@example.com", "GIT_AUTHOR_DATE=2026-01-01T00:00:00Z",
-			"GIT_COMMITTER_NAME=test", "GIT_COMMITTER_EMAIL=test@example.com", "GIT_COMMITTER_DATE=2026-01-01T00:00:00Z")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("git %v: %w\n%s", args, err, out)
+		if err := git(ctx, dir, args...); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// git runs git in a checkout. Equal commits have equal hashes.
+func git(ctx context.Context, dir string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=test", "GIT_AUTHOR_EMAIL=test@example.com", "GIT_AUTHOR_DATE=2026-01-01T00:00:00Z",
+		"GIT_COMMITTER_NAME=test", "GIT_COMMITTER_EMAIL=test@example.com", "GIT_COMMITTER_DATE=2026-01-01T00:00:00Z")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("git %v: %w\n%s", args, err, out)
 	}
 	return nil
 }
@@ -132,11 +138,24 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, content, info.Mode().Perm())
 }
 
-// makeRelease runs make release for the platform of this machine. The variables are added to the environment.
+// platformsOf returns the platforms of a release. Only the current one has several.
+func platformsOf(version string) string {
+	if version == current {
+		return "linux/amd64 linux/arm64"
+	}
+	return "linux/" + runtime.GOARCH
+}
+
+// makeRelease runs make release. The variables are added to the environment.
 func makeRelease(ctx context.Context, checkout, version, out string, env ...string) error {
+	return runMake(ctx, checkout, "release", version, out, env...)
+}
+
+// runMake builds a target of a release in the directory out.
+func runMake(ctx context.Context, checkout, target, version, out string, env ...string) error {
 	// The shell sets the mask for new files.
-	cmd := exec.CommandContext(ctx, "sh", "-c", "umask ${MASK:-022} && exec make --no-print-directory release \"$@\"", "make",
-		"VERSION="+version, "PLATFORMS=linux/"+runtime.GOARCH, "RELEASE="+out, "STAGE="+out+".stage")
+	cmd := exec.CommandContext(ctx, "sh", "-c", "umask ${MASK:-022} && exec make --no-print-directory \"$@\"", "make",
+		target, "VERSION="+version, "PLATFORMS="+platformsOf(version), "RELEASE="+out, "STAGE="+out+".stage")
 	cmd.Dir = checkout
 	for _, e := range os.Environ() {
 		// An outer make must not change the result.
@@ -146,30 +165,73 @@ func makeRelease(ctx context.Context, checkout, version, out string, env ...stri
 	}
 	cmd.Env = append(cmd.Env, env...)
 	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("make release VERSION=%s: %w\n%s", version, err, output)
+		return fmt.Errorf("make %s VERSION=%s: %w\n%s", target, version, err, output)
 	}
 	return nil
+}
+
+// entry is a file of an archive.
+type entry struct {
+	mode    fs.FileMode
+	content []byte
+}
+
+// unpack returns the files of a tar archive by their name. It decompresses the content if it is gzip.
+func unpack(t *testing.T, content []byte) map[string]entry {
+	t.Helper()
+	var from io.Reader = bytes.NewReader(content)
+	if bytes.HasPrefix(content, []byte{0x1f, 0x8b}) {
+		var err error
+		from, err = gzip.NewReader(from)
+		require.NoError(t, err)
+	}
+	files := map[string]entry{}
+	archive := tar.NewReader(from)
+	for {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		require.NoError(t, err)
+		assert.Zero(t, header.Uid+header.Gid, "%s belongs to root", header.Name)
+		if header.Typeflag == tar.TypeDir {
+			continue
+		}
+		content, err := io.ReadAll(archive)
+		require.NoError(t, err)
+		files[header.Name] = entry{header.FileInfo().Mode(), content}
+	}
+}
+
+// tool returns a command that runs a tool of tools.mod.
+func tool(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	dir, err := filepath.Abs(root)
+	require.NoError(t, err)
+	cmd, err := install.Tool(t.Context(), dir, name, args...)
+	require.NoError(t, err)
+	return cmd
+}
+
+// archiveOf returns the files in the archive of a platform, such as linux-amd64.
+func archiveOf(t *testing.T, version, platform string) map[string]entry {
+	t.Helper()
+	return unpack(t, read(t, filepath.Join(releaseOf(t, version), fmt.Sprintf("prebind-%s-%s.tar.gz", version, platform))))
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return content
 }
 
 // programOf unpacks the programs of a release for this machine, and returns the path of prebind.
 func programOf(t *testing.T, version string) string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(releaseOf(t, version), fmt.Sprintf("prebind-%s-linux-%s.tar.gz", version, runtime.GOARCH)))
-	require.NoError(t, err)
-	unzipped, err := gzip.NewReader(bytes.NewReader(content))
-	require.NoError(t, err)
-	archive := tar.NewReader(unzipped)
 	dir := t.TempDir()
-	for {
-		header, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			path := filepath.Join(dir, "prebind")
-			require.FileExists(t, path)
-			return path
-		}
-		require.NoError(t, err)
-		content, err := io.ReadAll(archive)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, filepath.Base(header.Name)), content, header.FileInfo().Mode()))
+	for name, file := range archiveOf(t, version, "linux-"+runtime.GOARCH) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), file.content, file.mode))
 	}
+	return filepath.Join(dir, "prebind")
 }

@@ -4,8 +4,6 @@
 package release_test
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Another directory, time, time zone, language, file mask and settings of Go give the same bytes. make verify-release also uses an
-// empty build cache, and all platforms.
+// Another directory, time, time zone, language, file mask and settings of Go give the same bytes. The workflow release also uses
+// an empty build cache, and all platforms.
 func TestRelease_IsReproducible(t *testing.T) {
 	t.Parallel()
 	first := sumsOf(t, releaseOf(t, current))
@@ -43,6 +41,7 @@ func TestRelease_UsesToolchainOfGoMod(t *testing.T) {
 	require.Regexp(t, line, string(content))
 	// Go does not find this version, because it cannot download it.
 	require.NoError(t, os.WriteFile(path, line.ReplaceAll(content, []byte("toolchain go1.26.999")), 0o600))
+	require.NoError(t, git(t.Context(), dir, "commit", "--quiet", "--all", "--message=Toolchain"))
 	err = makeRelease(t.Context(), dir, current, filepath.Join(scratch, "none"), "GOPROXY=off", "GOTOOLCHAIN=local")
 	require.ErrorContains(t, err, "go1.26.999")
 }
@@ -54,10 +53,7 @@ func sumsOf(t *testing.T, dir string) map[string]string {
 	require.NoError(t, err)
 	all := map[string]string{}
 	for _, e := range entries {
-		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		require.NoError(t, err)
-		sum := sha256.Sum256(content)
-		all[e.Name()] = hex.EncodeToString(sum[:])
+		all[e.Name()] = sumOf(read(t, filepath.Join(dir, e.Name())))
 	}
 	return all
 }
