@@ -56,11 +56,6 @@ func WithLabels(labels map[string]string) NodeOption {
 	}
 }
 
-// WithZone puts the node into a zone; the empty zone is none.
-func WithZone(zone string) NodeOption {
-	return WithLabels(map[string]string{corev1.LabelTopologyZone: zone})
-}
-
 // WithResources sets capacity and allocatable, resource by resource.
 func WithResources(resources corev1.ResourceList) NodeOption {
 	resources = resources.DeepCopy()

@@ -27,9 +27,8 @@ type driver struct {
 	name, key string
 	clock     clock.Clock
 
-	mu        sync.Mutex
-	creations map[string]int     // by name of the volume
-	volumes   map[string]*volume // by name, which is also their ID
+	mu      sync.Mutex
+	volumes map[string]*volume // by name, which is also their ID
 }
 
 // volume is a volume, or one that is being created.
@@ -51,7 +50,7 @@ type volume struct {
 }
 
 func newDriver(name, key string, c clock.Clock) *driver {
-	return &driver{name: name, key: key, clock: c, creations: map[string]int{}, volumes: map[string]*volume{}}
+	return &driver{name: name, key: key, clock: c, volumes: map[string]*volume{}}
 }
 
 // GetPluginInfo implements csi.IdentityServer.
@@ -100,11 +99,7 @@ func (d *driver) GetCapacity(_ context.Context, request *csi.GetCapacityRequest)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	out := &csi.GetCapacityResponse{AvailableCapacity: d.free(s, request.GetAccessibleTopology().GetSegments()[d.key])}
-	if s.largest > 0 {
-		out.MaximumVolumeSize = wrapperspb.Int64(s.largest)
-	}
-	return out, nil
+	return &csi.GetCapacityResponse{AvailableCapacity: d.free(s, request.GetAccessibleTopology().GetSegments()[d.key])}, nil
 }
 
 // CreateVolume implements csi.ControllerServer. The creation continues when the call ends early, like that of most storage systems;
@@ -152,23 +147,21 @@ func (d *driver) create(request *csi.CreateVolumeRequest, s settings, zone strin
 		done:     make(chan struct{}),
 	}
 	d.volumes[v.Name] = v
-	d.creations[v.Name]++
-	n := d.creations[v.Name]
 	delay := d.clock.NewTimer(s.delay)
 	go func() {
 		<-delay.C()
-		d.finish(v, n)
+		d.finish(v)
 	}()
 	return v
 }
 
-// finish completes creation n of the volume, or fails.
-func (d *driver) finish(v *volume, n int) {
+// finish completes the creation of the volume, or fails.
+func (d *driver) finish(v *volume) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
-	case v.settings.fails(v.Zone, n):
-		v.err = status.Errorf(v.settings.fail, "creation %d in zone %q fails as configured in the StorageClass", n, v.Zone)
+	case slices.Contains(v.settings.failZones, v.Zone):
+		v.err = status.Errorf(codes.ResourceExhausted, "the creation in zone %q fails as configured in the StorageClass", v.Zone)
 	case d.free(v.settings, v.Zone) < v.Bytes:
 		v.err = status.Errorf(codes.ResourceExhausted, "pool %q has less than %d bytes in zone %q", v.settings.pool, v.Bytes, v.Zone)
 	}

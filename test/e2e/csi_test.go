@@ -198,8 +198,7 @@ func TestCSIProvisioning(t *testing.T) {
 func TestCSIResourceExhausted(t *testing.T) {
 	t.Parallel()
 	b := newCSIBench(t)
-	b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "1s"),
-		gen.Parameter("fail", "resource-exhausted"), gen.Parameter("failZones", csiZoneA)))
+	b.claim("data", b.lateClass(csiUnlimited, csiUnlimited, gen.Parameter("delay", "1s"), gen.Parameter("failZones", csiZoneA)))
 	b.newPod("pod", byHand, "data")
 	b.assertForbidden(b.bindPod("pod", csiA), "data", "the provisioner failed on node "+csiA+" and requests another node")
 	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})

@@ -94,11 +94,6 @@ func Tolerates(key string) PodOption {
 	})
 }
 
-// PriorityClass sets the pod's priority class.
-func PriorityClass(name string) PodOption {
-	return podFunc(func(pod *corev1.Pod) { pod.Spec.PriorityClassName = name })
-}
-
 // EndsAtOnce is a pod without a grace period: without a kubelet, its deletion would not complete.
 func EndsAtOnce() PodOption {
 	return podFunc(func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = new(int64(0)) })
@@ -122,11 +117,6 @@ func Binding(pod *corev1.Pod, node string, options ...BindingOption) *corev1.Bin
 		o.applyBinding(b)
 	}
 	return b
-}
-
-// TargetKind sets the kind of the Binding's target.
-func TargetKind(kind string) BindingOption {
-	return bindingFunc(func(b *corev1.Binding) { b.Target.Kind = kind })
 }
 
 // AtVersion makes the Binding depend on the pod's resourceVersion.

@@ -81,14 +81,9 @@ func AllocatedFor(node, driver string, device resourcev1.Device) ResourceClaimOp
 
 // ReservedForPod is a claim that is reserved for the pod.
 func ReservedForPod(name string, uid types.UID) ResourceClaimOption {
-	return ReservedForOther("", "pods", name, uid)
-}
-
-// ReservedForOther is a claim that is reserved for an object of any kind.
-func ReservedForOther(group, resource, name string, uid types.UID) ResourceClaimOption {
 	return resourceClaimFunc(func(claim *resourcev1.ResourceClaim) {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor,
-			resourcev1.ResourceClaimConsumerReference{APIGroup: group, Resource: resource, Name: name, UID: uid})
+			resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: uid})
 	})
 }
 

@@ -39,8 +39,6 @@ type options struct {
 	kubeconfig string
 	name       string
 	health     string
-	fail       string
-	settings   Settings
 }
 
 // NewCommand returns the test provisioner's command. It runs until it gets
@@ -49,7 +47,7 @@ func NewCommand() *cobra.Command {
 	o := options{}
 	cmd := &cobra.Command{
 		Use:          "test-provisioner",
-		Short:        "Provision volumes that do not exist, as slowly and as badly as a test asks for",
+		Short:        "Provision volumes that do not exist, as slowly as a test asks for",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,16 +60,10 @@ func NewCommand() *cobra.Command {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the API server's address and this provisioner's credentials (default: in-cluster)")
 	f.StringVar(&o.name, "provisioner", DefaultName, "name that StorageClasses refer to, and the CSI driver's name in the volumes")
 	f.StringVar(&o.health, "health-bind-address", "", "address of /readyz, such as 127.0.0.1:8080; empty serves none")
-	f.DurationVar(&o.settings.Delay, "delay", 0, "how long each call takes")
-	f.StringVar(&o.fail, "fail", string(FailNone), "how each call ends: none (it succeeds), error (retried, selected node stays) or reschedule (selected node removed)")
 	return cmd
 }
 
 func run(ctx context.Context, o options) error {
-	o.settings.Fail = FailMode(o.fail)
-	if err := o.settings.validate(); err != nil {
-		return err
-	}
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
 		return fmt.Errorf("read --kubeconfig: %w", err)
@@ -83,7 +75,7 @@ func run(ctx context.Context, o options) error {
 		return fmt.Errorf("make a client from --kubeconfig: %w", err)
 	}
 	ctrl := controller.NewProvisionController(ctx, client, o.name,
-		&provisioner{driver: o.name, defaults: o.settings, nodes: client.CoreV1().Nodes()},
+		&provisioner{driver: o.name, nodes: client.CoreV1().Nodes()},
 		controller.LeaderElection(false),
 		controller.Threadiness(workers),
 		controller.AddFinalizer(true),

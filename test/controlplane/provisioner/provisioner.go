@@ -2,20 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package provisioner is the test provisioner: an external provisioner built on
-// the library that the real ones use, with no storage behind it. Parameters set its delay and its failures. Otherwise it creates PersistentVolumes for the selected node's zone, or
-// for that node only.
+// the library that the real ones use, with no storage behind it. A parameter sets its delay. It creates PersistentVolumes for the selected
+// node's zone, or for that node only.
 package provisioner
 
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
@@ -28,32 +26,41 @@ type nodeGetter interface {
 // The library calls it from many goroutines, but never twice at once for one
 // claim.
 type provisioner struct {
-	driver   string
-	defaults Settings
-	nodes    nodeGetter
-
-	mu    sync.Mutex
-	calls map[types.UID]int
+	driver string
+	nodes  nodeGetter
 }
 
-// Provision waits for the class's delay, then makes a volume or fails.
+// Provision waits for the class's delay, then makes a volume.
 func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptions) (*corev1.PersistentVolume, controller.ProvisioningState, error) {
-	settings, err := p.defaults.withParameters(o.StorageClass.Parameters)
+	delay, err := delayOf(o.StorageClass.Parameters)
 	if err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
-	n := p.count(o.PVC.UID)
-	if err := wait(ctx, settings.Delay); err != nil {
+	if err := wait(ctx, delay); err != nil {
 		return nil, controller.ProvisioningFinished, fmt.Errorf("provisioning was interrupted: %w", err)
 	}
-	if settings.fails(o.SelectedNodeName, n) {
-		return nil, stateOf(settings.Fail), fmt.Errorf("call %d for node %q fails as the test asked for (fail: %s)", n, o.SelectedNodeName, settings.Fail)
-	}
-	affinity, state, err := p.affinity(ctx, settings.Affinity, o.SelectedNodeName)
+	affinity, state, err := p.affinity(ctx, o.SelectedNodeName)
 	if err != nil {
 		return nil, state, err
 	}
 	return p.volume(o, affinity), controller.ProvisioningFinished, nil
+}
+
+// delayOf returns how long the provisioning takes. An unknown parameter or value
+// is an error, so that a typing mistake in a test shows up as an event on the
+// claim.
+func delayOf(parameters map[string]string) (time.Duration, error) {
+	var delay time.Duration
+	for key, value := range parameters {
+		if key != "delay" {
+			return 0, fmt.Errorf("unknown StorageClass parameter %q: use delay", key)
+		}
+		var err error
+		if delay, err = time.ParseDuration(value); err != nil {
+			return 0, fmt.Errorf("StorageClass parameter delay: %w", err)
+		}
+	}
+	return delay, nil
 }
 
 // Delete has nothing to free; the library then deletes the PersistentVolume.
@@ -62,27 +69,9 @@ func (p *provisioner) Delete(context.Context, *corev1.PersistentVolume) error { 
 // SupportsBlock lets claims with volumeMode Block be provisioned as well.
 func (p *provisioner) SupportsBlock(context.Context) bool { return true }
 
-// count returns which call for this claim this is, counted from 1.
-func (p *provisioner) count(claim types.UID) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.calls == nil {
-		p.calls = map[types.UID]int{}
-	}
-	p.calls[claim]++
-	return p.calls[claim]
-}
-
-func stateOf(mode FailMode) controller.ProvisioningState {
-	if mode == FailReschedule {
-		return controller.ProvisioningReschedule
-	}
-	return controller.ProvisioningFinished
-}
-
 // affinity returns the node affinity that the volume gets; nil is every node.
-func (p *provisioner) affinity(ctx context.Context, want Affinity, nodeName string) (*corev1.VolumeNodeAffinity, controller.ProvisioningState, error) {
-	if want == AffinityNone || nodeName == "" {
+func (p *provisioner) affinity(ctx context.Context, nodeName string) (*corev1.VolumeNodeAffinity, controller.ProvisioningState, error) {
+	if nodeName == "" {
 		return nil, controller.ProvisioningFinished, nil
 	}
 	node, err := p.nodes.Get(ctx, nodeName, metav1.GetOptions{})
@@ -94,12 +83,12 @@ func (p *provisioner) affinity(ctx context.Context, want Affinity, nodeName stri
 		return nil, controller.ProvisioningNoChange, fmt.Errorf("read the selected node: %w", err)
 	}
 	key := corev1.LabelHostname
-	if _, zoned := node.Labels[corev1.LabelTopologyZone]; want == AffinityZone || want == AffinityAuto && zoned {
+	if _, zoned := node.Labels[corev1.LabelTopologyZone]; zoned {
 		key = corev1.LabelTopologyZone
 	}
 	value, ok := node.Labels[key]
 	if !ok {
-		return nil, controller.ProvisioningFinished, fmt.Errorf("node %q has no label %s: add it, or use another affinity", nodeName, key)
+		return nil, controller.ProvisioningFinished, fmt.Errorf("node %q has no label %s: add it", nodeName, key)
 	}
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
 		NodeSelectorTerms: []corev1.NodeSelectorTerm{{
