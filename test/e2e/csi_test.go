@@ -134,15 +134,15 @@ func (b *csiBench) stored(t require.TestingT) []cluster.CSIVolume {
 	return slices.DeleteFunc(volumes, func(v cluster.CSIVolume) bool { return !strings.HasPrefix(v.Claim, b.ns+"/") })
 }
 
-// assertStored checks that the claim is bound to the only volume of the driver for the test, and that the volume is in the zone.
-func (b *csiBench) assertStored(claim, node, zone string) {
+// assertStored checks that the claim is bound to the only volume of the driver for the test, and that the volume is in the zone of csiB.
+func (b *csiBench) assertStored(claim string) {
 	b.t.Helper()
-	bound := b.assertClaimBound(claim, node)
+	bound := b.assertClaimBound(claim, csiB)
 	volumes := b.stored(b.t)
 	if assert.Len(b.t, volumes, 1) {
 		assert.Equal(b.t, bound.Spec.VolumeName, volumes[0].Name)
 		assert.Equal(b.t, b.ns+"/"+claim, volumes[0].Claim)
-		assert.Equal(b.t, zone, volumes[0].Zone)
+		assert.Equal(b.t, csiZoneB, volumes[0].Zone)
 		assert.False(b.t, volumes[0].Pending)
 	}
 }
@@ -187,7 +187,7 @@ func TestCSIProvisioning(t *testing.T) {
 	pod := b.untilBound()
 	assert.Equal(t, csiB, pod.Spec.NodeName)
 	b.assertTopology(pod)
-	b.assertStored("data", csiB, csiZoneB)
+	b.assertStored("data")
 	claim := b.assertClaimBound("data", csiB)
 	assert.Equal(t, csiB, claim.Annotations[volume.AnnSelectedNode])
 	said := b.decisions()
@@ -207,7 +207,7 @@ func TestCSIResourceExhausted(t *testing.T) {
 	assert.Empty(t, b.stored(t))
 	require.NoError(t, b.bindPod("pod", csiB))
 	b.assertTopology(b.untilBound())
-	b.assertStored("data", csiB, csiZoneB)
+	b.assertStored("data")
 }
 
 // The creation of a volume continues after a timeout of the provisioner's call, and the next call returns the volume. The bind waits for
@@ -230,7 +230,7 @@ func TestCSITimeout(t *testing.T) {
 
 	b.claim("data", class)
 	require.NoError(t, b.bindPod("pod", csiB))
-	b.assertStored("data", csiB, csiZoneB)
+	b.assertStored("data")
 }
 
 // Prebind checks the capacity that the provisioner publishes, which changes with each volume.
@@ -250,14 +250,14 @@ func TestCSICapacity(t *testing.T) {
 	b.assertForbidden(b.bindPod("first", csiNone), "first", "reports no storage of StorageClass "+class+" for node "+csiNone)
 	b.assertUnbound("first", "a rejected bind should not request a volume")
 	require.NoError(t, b.bindPod("first", csiB))
-	b.assertStored("first", csiB, csiZoneB)
+	b.assertStored("first")
 
 	b.untilPublished(class, "1Gi", "3Gi")
 	b.assertForbidden(b.bindPod("second", csiB), "second", less("4Gi", csiB))
 	b.remove("first", "first")
 	b.untilPublished(class, "1Gi", "8Gi")
 	require.NoError(t, b.bindPod("second", csiB))
-	b.assertStored("second", csiB, csiZoneB)
+	b.assertStored("second")
 	b.remove("second", "second")
 	b.untilNoneStored()
 }

@@ -72,8 +72,8 @@ func (p *parker) create(scheduler string, options ...gen.PodOption) {
 }
 
 // park posts the pod's Binding to the garage.
-func (p *parker) park(options ...gen.BindingOption) error {
-	return p.bindByHand(p.binding(p.garage.node, options...))
+func (p *parker) park() error {
+	return p.bindByHand(p.binding(p.garage.node))
 }
 
 // holds returns the message about a device that the pod holds.

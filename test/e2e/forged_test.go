@@ -8,16 +8,12 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	admissionv1 "k8s.io/api/admission/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -51,7 +47,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	b.claim("data", b.dynamic("0s"))
 	pod := b.podWith(byHand, gen.UsesClaim("data"))
-	review := b.forge(pod, "node-1")
+	review := b.reviewOf(b.binding("node-1", gen.UID(pod.UID)), false)
 	before := b.state()
 
 	stranger := gencert.NewCA(t, "stranger").Sign(t, apiServer).TLS(t)
@@ -64,14 +60,12 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 		"a kubelet's":    {client: b.certificateOf("system:node:node-1"), says: `403 Forbidden: prebind: client certificate "system:node:node-1" is not allowed to call`},
 	}
 	for name, tc := range refused {
-		_, err := b.post(tc.client, review)
-		assert.ErrorContains(t, err, tc.says, name)
+		assert.ErrorContains(t, b.post(tc.client, review), tc.says, name)
 	}
 	assert.Equal(t, before, b.state(), "no object should be written")
 
 	// The same review from the API server provisions the volume of the claim.
-	_, err := b.post(b.certificateOf(apiServer), review)
-	require.NoError(t, err)
+	require.NoError(t, b.post(b.certificateOf(apiServer), review))
 	assert.Equal(t, "node-1", b.untilSelected())
 }
 
@@ -93,25 +87,6 @@ func (b *bench) state() map[string]string {
 	}
 }
 
-// forge creates the review of a Binding of the pod to the node.
-func (b *bench) forge(pod *corev1.Pod, node string) []byte {
-	b.t.Helper()
-	binding := gen.Binding(pod, node)
-	binding.UID = pod.UID
-	object, err := json.Marshal(binding)
-	require.NoError(b.t, err)
-	review, err := json.Marshal(&admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
-		Request: &admissionv1.AdmissionRequest{
-			UID: "1", Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
-			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
-			Namespace: pod.Namespace, Name: pod.Name, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: object},
-		},
-	})
-	require.NoError(b.t, err)
-	return review
-}
-
 // certificateOf returns a client certificate that the cluster's CA has signed.
 func (b *bench) certificateOf(user string) *tls.Certificate {
 	b.t.Helper()
@@ -122,8 +97,8 @@ func (b *bench) certificateOf(user string) *tls.Certificate {
 	return &pair
 }
 
-// post posts the review directly to a replica, with the optional certificate. A response that is not a review is an error.
-func (b *bench) post(client *tls.Certificate, review []byte) (*admissionv1.AdmissionResponse, error) {
+// post posts the review directly to a replica, with the optional certificate. A response with another code than 200 is an error.
+func (b *bench) post(client *tls.Certificate, review []byte) error {
 	config := &tls.Config{InsecureSkipVerify: true} // A forging client does not verify the server.
 	if client != nil {
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return client, nil }
@@ -131,26 +106,18 @@ func (b *bench) post(client *tls.Certificate, review []byte) (*admissionv1.Admis
 	url := "https://" + b.prebind.Replicas()[0].WebhookAddress() + webhook.Path + "?timeout=10s"
 	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, url, bytes.NewReader(review))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	response, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}).Do(request)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, err
+	if response.StatusCode == http.StatusOK {
+		return nil
 	}
-	if response.StatusCode != http.StatusOK {
-		var status metav1.Status
-		_ = json.Unmarshal(body, &status) // An answer that is not a Status has an empty message.
-		return nil, fmt.Errorf("%s: %s", response.Status, status.Message)
-	}
-	var answer admissionv1.AdmissionReview
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return nil, err
-	}
-	return answer.Response, nil
+	var status metav1.Status
+	_ = json.NewDecoder(response.Body).Decode(&status) // An answer that is not a Status has an empty message.
+	return fmt.Errorf("%s: %s", response.Status, status.Message)
 }

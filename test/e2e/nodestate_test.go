@@ -73,7 +73,7 @@ func (b *bench) untilDenied(binding *corev1.Binding) {
 // untilAnswered waits until every replica gives such an answer to a dry run of the Binding.
 func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.AdmissionResponse) bool) {
 	b.t.Helper()
-	review := b.dryRunOf(binding)
+	review := b.reviewOf(binding, true)
 	for _, r := range b.prebind.Replicas() {
 		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
 			answer, err := ask(b.t.Context(), r, review)
@@ -83,8 +83,8 @@ func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.Admi
 	}
 }
 
-// dryRunOf returns the review of a dry run of the Binding.
-func (b *bench) dryRunOf(binding *corev1.Binding) []byte {
+// reviewOf returns the review of the Binding.
+func (b *bench) reviewOf(binding *corev1.Binding, dryRun bool) []byte {
 	b.t.Helper()
 	object, err := json.Marshal(binding)
 	require.NoError(b.t, err)
@@ -93,7 +93,7 @@ func (b *bench) dryRunOf(binding *corev1.Binding) []byte {
 		Request: &admissionv1.AdmissionRequest{
 			UID: "1", Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
 			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
-			Namespace: b.ns, Name: binding.Name, Operation: admissionv1.Create, DryRun: new(true), Object: runtime.RawExtension{Raw: object},
+			Namespace: b.ns, Name: binding.Name, Operation: admissionv1.Create, DryRun: &dryRun, Object: runtime.RawExtension{Raw: object},
 		},
 	})
 	require.NoError(b.t, err)

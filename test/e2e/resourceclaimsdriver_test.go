@@ -110,7 +110,7 @@ func scheduledAt(pod *corev1.Pod) metav1.Time {
 }
 
 // resourceClaim creates a claim. If the options set a status, it writes the status like a scheduler.
-func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) *resourcev1.ResourceClaim {
+func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) {
 	b.t.Helper()
 	claims := b.client.ResourceV1().ResourceClaims(b.ns)
 	wanted := gen.ResourceClaim(name, append(options, gen.InNamespace(b.ns))...)
@@ -118,10 +118,9 @@ func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) *
 	require.NoError(b.t, err)
 	if wanted.Status.Allocation != nil {
 		claim.Status = wanted.Status
-		claim, err = claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{FieldManager: "some-scheduler"})
+		_, err = claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{FieldManager: "some-scheduler"})
 		require.NoError(b.t, err)
 	}
-	return claim
 }
 
 func (b *bench) resourceClaimTemplate(name string, options ...gen.ResourceClaimOption) {
