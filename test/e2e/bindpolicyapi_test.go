@@ -5,7 +5,7 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,16 +107,10 @@ func testPolicyStatus(t *testing.T, a *policyAPI) {
 	assert.EqualValues(t, 2, changed.Generation)
 	assert.Equal(t, p.Status, changed.Status, "an update of the spec does not change the status")
 
-	content, err := a.world.client.CoreV1().RESTClient().Get().AbsPath("/apis/policy.prebind.dev/v1alpha1/bindpolicies").
-		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
+	out, err := a.cluster.Kubectl(t.Context(), "get", "bp", "status").Output()
 	require.NoError(t, err)
-	var table metav1.Table
-	require.NoError(t, json.Unmarshal(content, &table))
-	var columns []string
-	for _, c := range table.ColumnDefinitions {
-		columns = append(columns, c.Name)
-	}
-	assert.Equal(t, []string{"Name", "Ready", "Reason", "Mode", "Age"}, columns)
-	require.Len(t, table.Rows, 1)
-	assert.Equal(t, []any{"status", "False", "Forbidden", "Audit"}, table.Rows[0].Cells[:4])
+	lines := strings.Split(string(out), "\n")
+	require.Len(t, lines, 3)
+	assert.Equal(t, []string{"NAME", "READY", "REASON", "MODE", "AGE"}, strings.Fields(lines[0]))
+	assert.Equal(t, []string{"status", "False", "Forbidden", "Audit"}, strings.Fields(lines[1])[:4])
 }
