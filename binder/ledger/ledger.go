@@ -148,10 +148,10 @@ func (s *Store[K, R]) misplaced(object *corev1.ConfigMap, key K, problem string)
 		Advise("fix it, or delete it if none of its devices is in use")
 }
 
-// Update changes a record. It reads the record from the API server, calls change, and writes the
-// record if it has changed. If the write conflicts, Update starts again. In a
-// replica, at most one Update per key runs at a time, so that its binds do not conflict with each
-// other.
+// Update changes a record: it calls change, and writes the record if it has changed. It tries the record of the cache first. That
+// counts only if the write succeeds, which proves that the cache was not behind. Otherwise, Update calls change with the record
+// from the API server, and again after each conflict. In a replica, at most one Update per key runs at a time, so that its binds do
+// not conflict with each other.
 //
 // If the context ends, Update returns its cause.
 func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) error) error {
@@ -160,6 +160,12 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) e
 	case turn <- struct{}{}:
 		defer func() { <-turn }()
 	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if v, err := s.Get(ctx, s.h.Cached, key); err == nil && v != nil && ctx.Err() == nil {
+		if written, err := s.update(ctx, v, change); written && err == nil {
+			return nil
+		}
 	}
 	for {
 		if ctx.Err() != nil {
@@ -173,21 +179,26 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) e
 		if err != nil {
 			return err
 		}
-		before, err := v.Record.Encode()
-		if err != nil {
-			return err
-		}
-		if err := change(v.Record); err != nil {
-			return err
-		}
-		after, err := v.Record.Encode()
-		if err != nil || maps.Equal(before, after) {
-			return err
-		}
-		if err := s.write(ctx, v, after); !errors.Is(err, ErrChanged) {
+		if _, err := s.update(ctx, v, change); !errors.Is(err, ErrChanged) {
 			return err
 		}
 	}
+}
+
+// update changes a version, and returns whether it had to write it.
+func (s *Store[K, R]) update(ctx context.Context, v *Version[R], change func(record R) error) (written bool, err error) {
+	before, err := v.Record.Encode()
+	if err != nil {
+		return false, err
+	}
+	if err := change(v.Record); err != nil {
+		return false, err
+	}
+	after, err := v.Record.Encode()
+	if err != nil || maps.Equal(before, after) {
+		return false, err
+	}
+	return true, s.write(ctx, v, after)
 }
 
 // Write writes a version, or returns ErrChanged. Afterwards v is the written version, and

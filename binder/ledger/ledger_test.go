@@ -60,7 +60,7 @@ func newServer(t *testing.T) client.WithWatch {
 
 // open returns the store of a replica.
 func open(server client.Client) *Store[string, *count] {
-	return Open(framework.Handle{Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
+	return Open(framework.Handle{Cached: server, Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
 		Component: component, Name: nameOf, Decode: decodeCount,
 		Missing: func(_ context.Context, key string) (*count, error) { return &count{key: key, n: 100}, nil },
 	})
@@ -127,6 +127,54 @@ func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
 	}))
 	assert.Equal(t, []int{101, 102}, seen)
 	assert.Equal(t, 103, numberOf(t, server, "a"))
+}
+
+// behind is a cache that contains only an old version of a record.
+type behind struct {
+	client.Reader
+	old *corev1.ConfigMap
+}
+
+func (b behind) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	b.old.DeepCopyInto(into.(*corev1.ConfigMap)) //nolint:forcetypeassert,errcheck // The store reads no other kind.
+	return nil
+}
+
+// A decision by a cache that is behind is repeated, also if it changes nothing or fails.
+func TestUpdate_CacheIsBehind(t *testing.T) {
+	errOld := errors.New("it is old")
+	for name, decideOld := range map[string]func(c *count) error{
+		"changes": increment,
+		"nothing": func(*count) error { return nil },
+		"fails":   func(*count) error { return errOld },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newServer(t)
+			require.NoError(t, open(server).Update(t.Context(), "a", increment))
+			s := open(server)
+			s.h.Cached = behind{old: objectOf(t, server, "a")}
+			require.NoError(t, open(server).Update(t.Context(), "a", increment))
+			var seen []int
+			require.NoError(t, s.Update(t.Context(), "a", func(c *count) error {
+				if seen = append(seen, c.n); c.n == 101 {
+					return decideOld(c)
+				}
+				return increment(c)
+			}))
+			assert.Equal(t, []int{101, 102}, seen)
+			assert.Equal(t, 103, numberOf(t, server, "a"))
+		})
+	}
+}
+
+// The record of the cache saves a read.
+func TestUpdate_UsesTheCache(t *testing.T) {
+	server := newServer(t)
+	s := open(server)
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	s.h.Live = nil
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	assert.Equal(t, 102, numberOf(t, server, "a"))
 }
 
 func TestUpdate_WritesOnlyChanges(t *testing.T) {

@@ -73,6 +73,10 @@ func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 	pod := gen.Pod(name, options...)
 	if d.one(8) {
 		pod.Status.NominatedNodeName = nominated
+		pod.ManagedFields = []metav1.ManagedFieldsEntry{{
+			Manager: "kube-scheduler", Operation: metav1.ManagedFieldsOperationUpdate, Subresource: "status",
+			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:nominatedNodeName":{}}}`),
+		}}
 	}
 	w.mu.Lock()
 	w.forsaken[uid], w.created[uid] = forsaken, time.Now()
