@@ -105,8 +105,8 @@ func warningsOf(results []result) []string {
 // waiting returns the answer to a call that could not wait any longer.
 func (c *call) waiting(s step, now time.Time) *framework.Error {
 	if len(s.waits) == 0 {
-		// The call may be rejected, but it is too early to say so.
-		return framework.NotYet(podObject(c.Pod), "waiting for the cache").Advise("retry the Binding")
+		// The call has ended before the decision, or may be rejected, but it is too early to say so.
+		return framework.NotYet(podObject(c.Pod), "the request ended before the decision").Advise("retry the Binding")
 	}
 	first, more := s.waits[0], ""
 	if n := len(s.waits) - 1; n > 0 {
@@ -126,9 +126,4 @@ func (c *call) overBudget(s step) *framework.Error {
 // lease returns the answer of a replica on whose work no bind may rely.
 func (c *call) lease(cause error) *framework.Error {
 	return framework.NotYet(podObject(c.Pod), "%v", cause).Because(cause).Advise("retry the Binding")
-}
-
-// unfinished returns the answer to a call that ended before the decision.
-func (c *call) unfinished(cause error) *framework.Error {
-	return framework.NotYet(podObject(c.Pod), "the request ended before the decision").Because(cause).Advise("retry the Binding")
 }

@@ -65,6 +65,8 @@ type call struct {
 	held  bool
 	// reports is when an event reports the wait, or zero.
 	reports time.Time
+	// last is the last step that waited.
+	last step
 	// settles is when a rejection counts, or zero if the last pass had none. It counts from the first
 	// rejection and not from the call: the watches of two kinds can be apart at any time.
 	settles time.Time
@@ -141,7 +143,7 @@ func (c *call) loop(ctx context.Context) Decision {
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			c.held = true
-			return Decision{Err: c.unfinished(context.Cause(ctx))}
+			return Decision{Err: c.waiting(c.last, c.clock.Now()).Because(context.Cause(ctx)), wait: c.last.first()}
 		}
 		now := c.clock.Now()
 		switch {
@@ -355,6 +357,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 	}
 	now := c.clock.Now()
 	until := c.settles
+	c.last = s
 	if s.do == wait {
 		end := c.first.Add(c.budget)
 		if !now.Before(end) {
@@ -395,7 +398,10 @@ func (c *call) wait(ctx context.Context, s step) step {
 	}
 	clear(c.asked)
 	if left := pace - c.clock.Since(now); left > 0 {
-		<-c.clock.After(left)
+		select {
+		case <-c.clock.After(left):
+		case <-ctx.Done():
+		}
 	}
 	if ctx.Err() != nil { // A pass could only find that it has ended.
 		c.held = true

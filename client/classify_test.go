@@ -58,7 +58,7 @@ func TestClassify_Content(t *testing.T) {
 	}{
 		"volumebinding-waiting": {reason: "the object has a namespace", want: Answer{
 			Kind: Waiting, Plugin: "volumebinding", Object: Object{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data"}, Delay: time.Second,
-			Message: "volumebinding: PersistentVolumeClaim shop/data: waiting for provisioning on node-a (4s); retry the Binding",
+			Message: "volumebinding: PersistentVolumeClaim shop/data: waiting for provisioning on node-a (5s); retry the Binding",
 		}},
 		"device-taken": {reason: "the object has no namespace", want: Answer{
 			Kind: Refused, Plugin: "device", Object: Object{Kind: "Node", Name: "node-a"},

@@ -71,7 +71,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		Cached: c, Live: c,
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Claimed: claimed.New(c, c).Devices, Mutators: all,
-			Hold: 4 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
+			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
 		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 	})
