@@ -125,18 +125,20 @@ func (u *upgrade) testConfiguration(t *testing.T) {
 	}
 }
 
-// testImageOnly starts this version with the command line and the permissions of the last release. It is ready, or logs the missing
-// permission.
+// testImageOnly starts this version with the command line and the permissions of the last release. It becomes ready, or logs the
+// missing permission.
 func (u *upgrade) testImageOnly(t *testing.T) {
 	u.prebind.Use(u.new)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	r, err := u.start(ctx)
-	require.NotNil(t, r, "%v", err)
-	if err != nil {
-		assert.Contains(t, r.Tail(200), "the service account lacks a permission")
-	}
-	if gone := u.prebind.Remove(r); err == nil {
+	r, err := u.prebind.Launch(t.Context(), u.args...)
+	require.NoError(t, err)
+	isReady := false
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		isReady = r.WaitReady(ctx) == nil
+		return isReady || strings.Contains(r.Tail(200), "the service account lacks a permission")
+	}, patience, 100*time.Millisecond, "it is not ready, and does not say why")
+	if gone := u.prebind.Remove(r); isReady {
 		require.NoError(t, gone)
 	}
 }

@@ -28,9 +28,17 @@ type Replica struct {
 	clock string
 }
 
-// Start starts another replica with the arguments in addition to the shipped command line. It waits until the replica is ready,
-// and adds it to the Service.
+// Start launches another replica, and waits until it is ready.
 func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, error) {
+	r, err := p.Launch(ctx, extraArgs...)
+	if err != nil {
+		return r, err
+	}
+	return r, r.WaitReady(ctx)
+}
+
+// Launch starts another replica with the arguments in addition to the shipped command line, and adds it to the Service.
+func (p *Prebind) Launch(ctx context.Context, extraArgs ...string) (*Replica, error) {
 	r := &Replica{}
 	for _, address := range []*string{&r.webhook, &r.health, &r.metrics} {
 		var err error
@@ -73,7 +81,7 @@ func (p *Prebind) Start(ctx context.Context, extraArgs ...string) (*Replica, err
 		return nil, err
 	}
 	p.route()
-	return r, r.WaitReady(ctx)
+	return r, nil
 }
 
 // Setenv sets an environment variable for replicas that start later.
