@@ -4,10 +4,8 @@
 package cases
 
 import (
-	"encoding/xml"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 )
 
@@ -44,62 +42,3 @@ func count(cases int) string {
 }
 
 func indent(text string) string { return "    " + strings.ReplaceAll(text, "\n", "\n    ") }
-
-// The elements of a JUnit report, as CI systems read them.
-type (
-	junitSuites struct {
-		XMLName xml.Name     `xml:"testsuites"`
-		Suites  []junitSuite `xml:"testsuite"`
-	}
-	junitSuite struct {
-		Name     string      `xml:"name,attr"`
-		Tests    int         `xml:"tests,attr"`
-		Failures int         `xml:"failures,attr"`
-		Errors   int         `xml:"errors,attr"`
-		Cases    []junitCase `xml:"testcase"`
-	}
-	junitCase struct {
-		Suite   string        `xml:"classname,attr"`
-		Name    string        `xml:"name,attr"`
-		File    string        `xml:"file,attr,omitempty"`
-		Failure *junitMessage `xml:"failure,omitempty"`
-		Error   *junitMessage `xml:"error,omitempty"`
-	}
-	junitMessage struct {
-		Message string `xml:"message,attr"`
-		Text    string `xml:",chardata"`
-	}
-)
-
-// WriteJUnit writes the results as JUnit XML.
-func WriteJUnit(out io.Writer, results []*Result) error {
-	var report junitSuites
-	for _, r := range results {
-		s := junitSuite{Name: r.Dir, Tests: len(r.Cases)}
-		for _, c := range r.Cases {
-			reported := junitCase{Suite: r.Dir, Name: c.Name, File: c.File}
-			if len(c.Failures) > 0 {
-				s.Failures++
-				reported.Failure = message(strings.Join(c.Failures, "\n"))
-			}
-			s.Cases = append(s.Cases, reported)
-		}
-		if r.Err != nil {
-			s.Tests, s.Errors = s.Tests+1, s.Errors+1
-			s.Cases = append(s.Cases, junitCase{Suite: r.Dir, Name: "files are valid", Error: message(r.Err.Error())})
-		}
-		report.Suites = append(report.Suites, s)
-	}
-	encoded, err := xml.MarshalIndent(report, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encoding the JUnit report: %w", err)
-	}
-	_, err = out.Write(slices.Concat([]byte(xml.Header), encoded, []byte("\n")))
-	return err
-}
-
-// message returns a text with its first line as the summary.
-func message(text string) *junitMessage {
-	first, _, _ := strings.Cut(text, "\n")
-	return &junitMessage{Message: first, Text: text}
-}

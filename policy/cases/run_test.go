@@ -4,7 +4,6 @@
 package cases_test
 
 import (
-	"encoding/xml"
 	"os"
 	"path/filepath"
 	"strings"
@@ -344,31 +343,4 @@ func TestResult_Text(t *testing.T) {
       got:      ""
 FAIL  DIR  3 cases, 2 failed
 `, got)
-}
-
-func TestResult_JUnit(t *testing.T) {
-	r := runOne(t, `mutations: {annotations: [{key: k, valueExpression: "'v'"}]}`, objects+failing+"- {name: invalid, pod: x, expect: [{verdict: allowed}]}\n")
-	var out strings.Builder
-	require.NoError(t, cases.WriteJUnit(&out, []*cases.Result{r}))
-	var report struct {
-		Suites []struct {
-			Name     string `xml:"name,attr"`
-			Tests    int    `xml:"tests,attr"`
-			Failures int    `xml:"failures,attr"`
-			Errors   int    `xml:"errors,attr"`
-			Cases    []struct {
-				Name    string  `xml:"name,attr"`
-				Failure *string `xml:"failure"`
-				Error   *string `xml:"error"`
-			} `xml:"testcase"`
-		} `xml:"testsuite"`
-	}
-	require.NoError(t, xml.Unmarshal([]byte(out.String()), &report))
-	require.Len(t, report.Suites, 1)
-	s := report.Suites[0]
-	assert.Equal(t, []any{r.Dir, 4, 2, 1}, []any{s.Name, s.Tests, s.Failures, s.Errors})
-	require.Len(t, s.Cases, 4)
-	assert.Contains(t, *s.Cases[0].Failure, "expected: rejected")
-	assert.Nil(t, s.Cases[2].Failure)
-	assert.Contains(t, *s.Cases[3].Error, `case "invalid"`)
 }

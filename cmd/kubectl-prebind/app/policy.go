@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/junit"
 	"github.com/prebind/prebind/policy"
 	"github.com/prebind/prebind/policy/cases"
 	"github.com/prebind/prebind/policy/files"
@@ -215,7 +216,7 @@ func writeResults(out io.Writer, results []*cases.Result, output format, file st
 
 func writeFormat(out io.Writer, results []*cases.Result, output format) error {
 	if output == formatJUnit {
-		return cases.WriteJUnit(out, results)
+		return junit.Write(out, suitesOf(results))
 	}
 	for _, r := range results {
 		if err := r.WriteText(out); err != nil {
@@ -223,4 +224,30 @@ func writeFormat(out io.Writer, results []*cases.Result, output format) error {
 		}
 	}
 	return nil
+}
+
+// suitesOf returns a suite for each directory.
+func suitesOf(results []*cases.Result) []junit.Suite {
+	var suites []junit.Suite
+	for _, r := range results {
+		s := junit.Suite{Name: r.Dir}
+		for _, c := range r.Cases {
+			reported := junit.Case{Name: c.Name, File: c.File}
+			if len(c.Failures) > 0 {
+				reported.Failure = junitMessage(strings.Join(c.Failures, "\n"))
+			}
+			s.Cases = append(s.Cases, reported)
+		}
+		if r.Err != nil {
+			s.Cases = append(s.Cases, junit.Case{Name: "files are valid", Error: junitMessage(r.Err.Error())})
+		}
+		suites = append(suites, s)
+	}
+	return suites
+}
+
+// junitMessage returns a text with its first line as the summary.
+func junitMessage(text string) *junit.Message {
+	first, _, _ := strings.Cut(text, "\n")
+	return &junit.Message{Message: first, Text: text}
 }

@@ -110,7 +110,7 @@ func TestPolicyTest(t *testing.T) {
 	assert.Contains(t, out, "ok    ", "the standard output is text")
 	report, err := os.ReadFile(file)
 	require.NoError(t, err)
-	assert.Contains(t, string(report), `<testsuite name="`+policyLibrary+`/node-removal" tests="6" failures="0" errors="0">`)
+	assert.Contains(t, string(report), `<testsuite name="`+policyLibrary+`/node-removal" tests="6" failures="0" errors="0" skipped="0">`)
 
 	out, err = run(t, "policy", "test", policyLibrary+"/node-removal", "-o", "junit")
 	require.NoError(t, err)
@@ -132,6 +132,17 @@ cases:
 	assert.Contains(t, out, "--- FAIL: bound")
 	assert.Contains(t, out, "got:      rejected (spec.validations[0]): never")
 	assert.Contains(t, out, "1 case, 1 failed")
+
+	invalid := "- {name: invalid, pod: x, expect: [{verdict: allowed}]}\n"
+	test := filepath.Join(filepath.Dir(file), "rack_test.yaml")
+	content, err := os.ReadFile(test)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(test, append(content, invalid...), 0o600))
+	out, err = run(t, "policy", "test", filepath.Dir(file), "-o", "junit")
+	assert.Equal(t, exitProblem, cli.ExitCode(err))
+	assert.Contains(t, out, `tests="2" failures="1" errors="1" skipped="0"`)
+	assert.Contains(t, out, `<failure message="BindPolicy rack: verdict">`)
+	assert.Contains(t, out, `case &#34;invalid&#34;`)
 
 	for reason, args := range map[string][]string{
 		"a directory without tests is a mistake":      {t.TempDir()},

@@ -4,7 +4,6 @@
 package conformance
 
 import (
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/junit"
 )
 
 // guide is the page with the contract.
@@ -123,63 +123,27 @@ func seconds(d time.Duration) string {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// The elements of a JUnit report, as CI systems read them.
-type (
-	junitSuite struct {
-		XMLName  xml.Name    `xml:"testsuite"`
-		Name     string      `xml:"name,attr"`
-		Tests    int         `xml:"tests,attr"`
-		Failures int         `xml:"failures,attr"`
-		Errors   int         `xml:"errors,attr"`
-		Skipped  int         `xml:"skipped,attr"`
-		Time     string      `xml:"time,attr"`
-		Cases    []junitCase `xml:"testcase"`
-	}
-	junitCase struct {
-		Suite   string        `xml:"classname,attr"`
-		Name    string        `xml:"name,attr"`
-		Time    string        `xml:"time,attr"`
-		Failure *junitMessage `xml:"failure,omitempty"`
-		Error   *junitMessage `xml:"error,omitempty"`
-		Skipped *junitMessage `xml:"skipped,omitempty"`
-		Output  string        `xml:"system-out,omitempty"`
-	}
-	junitMessage struct {
-		Message string `xml:"message,attr"`
-		Text    string `xml:",chardata"`
-	}
-)
-
 // WriteJUnit writes the results as JUnit XML.
 func (r *Report) WriteJUnit(out io.Writer) error {
-	suite := junitSuite{Name: "prebind conformance of " + r.Scheduler, Tests: len(r.Results)}
+	suite := junit.Suite{Name: "prebind conformance of " + r.Scheduler}
 	var total time.Duration
 	for _, x := range r.Results {
-		c := junitCase{Suite: suite.Name, Name: x.Check, Time: fmt.Sprintf("%.3f", x.Duration.Seconds())}
+		c := junit.Case{Name: x.Check, Time: fmt.Sprintf("%.3f", x.Duration.Seconds())}
 		total += x.Duration
 		switch x.Status {
 		case Pass:
 			c.Output = x.Detail
 		case Fail:
-			suite.Failures++
-			c.Failure = &junitMessage{Message: x.Detail, Text: x.Advice + "\nSee " + guide + "#" + x.Section}
+			c.Failure = &junit.Message{Message: x.Detail, Text: x.Advice + "\nSee " + guide + "#" + x.Section}
 		case Errored:
-			suite.Errors++
-			c.Error = &junitMessage{Message: x.Detail}
+			c.Error = &junit.Message{Message: x.Detail}
 		case Skipped:
-			suite.Skipped++
-			c.Skipped = &junitMessage{Message: x.Detail}
+			c.Skipped = &junit.Message{Message: x.Detail}
 		case NoResult:
-			suite.Skipped++
-			c.Skipped = &junitMessage{Message: "no result: " + x.Detail}
+			c.Skipped = &junit.Message{Message: "no result: " + x.Detail}
 		}
 		suite.Cases = append(suite.Cases, c)
 	}
 	suite.Time = fmt.Sprintf("%.3f", total.Seconds())
-	encoded, err := xml.MarshalIndent(suite, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encoding the JUnit report: %w", err)
-	}
-	_, err = out.Write(slices.Concat([]byte(xml.Header), encoded, []byte("\n")))
-	return err
+	return junit.Write(out, []junit.Suite{suite})
 }
