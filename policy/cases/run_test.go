@@ -229,12 +229,12 @@ func TestRun_WrongTypes(t *testing.T) {
 		reason, content string
 		says            []string
 	}{
-		"Duration":    {reason: "a number has no unit", content: "cases:\n- name: c\n  waited: 89\n", says: []string{":5: cases[0].waited: must be a duration such as 90s, got 89"}},
-		"BadDuration": {reason: "a unit must be known", content: "cases:\n- name: c\n  waited: 3 minutes\n", says: []string{`:5: cases[0].waited: must be a duration such as 90s, got "3 minutes"`}},
-		"Time":        {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":4: v1 Pod default/a: objects[0].metadata.creationTimestamp: must be a time such as 2026-01-01T00:00:00Z, got \"today\""}},
-		"Map":         {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", says: []string{":5: cases[0].expect: must be a list, got an object"}},
-		"List":        {reason: "a Binding is an object", content: "cases:\n- binding: [a]\n", says: []string{":4: cases[0].binding: must be an object, got a list"}},
-		"Bool":        {reason: "a dry run is true or false", content: "cases:\n- dryRun: maybe\n", says: []string{`:4: cases[0].dryRun: must be true or false, got "maybe"`}},
+		"Duration":    {reason: "a number has no unit", content: "cases:\n- name: c\n  waited: 89\n", says: []string{":5: cases[0].waited: must be of type string, got 89"}},
+		"BadDuration": {reason: "a unit must be known", content: "cases:\n- name: c\n  waited: 3 minutes\n", says: []string{`:5: cases[0].waited: time: unknown unit " minutes" in duration "3 minutes"`}},
+		"Time":        {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":4: v1 Pod default/a: objects[0].metadata.creationTimestamp: parsing time \"today\""}},
+		"Map":         {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", says: []string{":5: cases[0].expect: must be of type list, got {"}},
+		"List":        {reason: "a Binding is an object", content: "cases:\n- binding: [a]\n", says: []string{`:4: cases[0].binding: must be of type object, got ["a"]`}},
+		"Bool":        {reason: "a dry run is true or false", content: "cases:\n- dryRun: maybe\n", says: []string{`:4: cases[0].dryRun: must be of type bool, got "maybe"`}},
 		"Key":         {reason: "the line is that of the key", content: "cases:\n- expect:\n  - annotations:\n      a.b/c: x\n      a.b/d: 5\n", says: []string{":7: cases[0].expect[0].annotations[a.b/d]: must be a string, got 5; quote it"}},
 		"Object": {reason: "a mistake in an object is reported once, not in each case", content: `objects:
 - apiVersion: v1
@@ -253,9 +253,9 @@ cases:
   - {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}, spec: null}
 `, says: []string{
 			`:10: v1 Node n1: objects[0].status.conditions[0].status: must be a string, got true; quote it`,
-			`:11: v1 Pod default/a: objects[1].spec.containers[0].livenessProbe.httpGet.port: must be an integer or a string, got a list`,
-			`:11: v1 Pod default/a: objects[1].spec.containers[0].resources.limits[cpu]: must be a quantity such as 500m, got "many"`,
-			`:11: v1 Pod default/a: objects[1].spec.priority: must be an integer, got "high"`,
+			`:11: v1 Pod default/a: objects[1].spec.containers[0].livenessProbe.httpGet.port: must be of type int32, got []`,
+			`:11: v1 Pod default/a: objects[1].spec.containers[0].resources.limits[cpu]: quantities must match the regular expression`,
+			`:11: v1 Pod default/a: objects[1].spec.priority: must be of type int32, got "high"`,
 			`:17: v1 Node n1: cases[1].objects[0].metadata.labels[a]: must be a string, got 1; quote it`,
 		}},
 		"Custom":   {reason: "metadata has the same type in all kinds", content: "objects:\n- apiVersion: example.com/v1\n  kind: Rack\n  metadata:\n    name: a\n    annotations: {b: 1}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":8: example.com/v1 Rack a: objects[0].metadata.annotations[b]: must be a string, got 1; quote it"}},

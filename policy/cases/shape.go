@@ -5,37 +5,21 @@ package cases
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
 // mismatch is a value that does not have the type of its field.
 type mismatch struct{ path, message string }
 
-// formats describe types with a format of their own, and forms the others.
-var (
-	formats = map[reflect.Type]string{
-		reflect.TypeFor[metav1.Duration]():    "a duration such as 90s",
-		reflect.TypeFor[metav1.Time]():        "a time such as 2026-01-01T00:00:00Z",
-		reflect.TypeFor[metav1.MicroTime]():   "a time such as 2026-01-01T00:00:00.000000Z",
-		reflect.TypeFor[resource.Quantity]():  "a quantity such as 500m",
-		reflect.TypeFor[intstr.IntOrString](): "an integer or a string",
-	}
-	forms = map[reflect.Kind]string{
-		reflect.Struct: "an object", reflect.Map: "an object", reflect.Slice: "a list", reflect.String: "a string", reflect.Bool: "true or false",
-		reflect.Int: "an integer", reflect.Int32: "an integer", reflect.Int64: "an integer",
-	}
-)
-
-// mismatches compares a JSON value with a Go type. Null fits any type. It reports unknown fields, too.
+// mismatches compares a JSON value with a Go type. Null fits any type. It reports unknown fields, too. A decoder would report
+// only the first mismatch, and often without its path.
 func mismatches(path string, t reflect.Type, v any) (all []mismatch) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -45,7 +29,7 @@ func mismatches(path string, t reflect.Type, v any) (all []mismatch) {
 	list, isList := v.([]any)
 	_, decodesItself := reflect.TypeAssert[json.Unmarshaler](reflect.New(t))
 	switch kind := t.Kind(); {
-	case v == nil || kind == reflect.Interface:
+	case v == nil:
 	case isObject && kind == reflect.Struct && !decodesItself:
 		fields := value.TypeReflectEntryOf(t).Fields()
 		for _, name := range slices.Sorted(maps.Keys(object)) {
@@ -64,38 +48,33 @@ func mismatches(path string, t reflect.Type, v any) (all []mismatch) {
 		for i, item := range list {
 			in(fmt.Sprintf("%s[%d]", path, i), t.Elem(), item)
 		}
-	case !decodes(t, v):
-		all = append(all, mismatch{path, must(t, v)})
+	default:
+		if err := decodes(t, v); err != nil {
+			all = append(all, mismatch{path, err.Error()})
+		}
 	}
 	return all
 }
 
-// decodes returns whether a type can decode the value.
-func decodes(t reflect.Type, v any) bool {
+// decodes returns why the type cannot decode the value, or nil.
+func decodes(t reflect.Type, v any) error {
 	encoded, err := json.Marshal(v)
-	return err == nil && json.Unmarshal(encoded, reflect.New(t).Interface()) == nil
-}
-
-// must returns why the type cannot decode the value.
-func must(t reflect.Type, v any) string {
-	be, ok := formats[t]
-	if !ok {
-		be, ok = forms[t.Kind()]
+	if err == nil {
+		err = json.Unmarshal(encoded, reflect.New(t).Interface())
 	}
-	if !ok {
-		be = "a valid " + t.Name()
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	switch {
+	case !ok:
+		return err
+	case t.Kind() == reflect.String:
+		return fmt.Errorf("must be a string, got %s; quote it", encoded)
 	}
-	got, quote := fmt.Sprint(v), "; quote it"
-	switch text := v.(type) {
-	case map[string]any:
-		got, quote = "an object", ""
-	case []any:
-		got, quote = "a list", ""
-	case string:
-		got = fmt.Sprintf("%q", text)
+	want := wrong.Type.Kind().String()
+	switch wrong.Type.Kind() {
+	case reflect.Struct, reflect.Map:
+		want = "object"
+	case reflect.Slice:
+		want = "list"
 	}
-	if t.Kind() != reflect.String {
-		quote = ""
-	}
-	return "must be " + be + ", got " + got + quote
+	return fmt.Errorf("must be of type %s, got %s", want, encoded)
 }
