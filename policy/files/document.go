@@ -7,6 +7,7 @@ package files
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -288,36 +289,45 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 	if err != nil {
 		return nil, fail(located(err, line))
 	}
-	d := &Document{File: file, content: encoded, node: root.Content[0], line: line}
 	first := root.Content[0].Line + line - 1
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(encoded, &d.Object); err != nil {
-		return nil, fail(first, errors.New("not a Kubernetes object"))
-	}
-	if d.Kind().Empty() || d.Kind().Kind == "" || d.Kind().Version == "" {
-		return nil, fail(first, errors.New("not a Kubernetes object: apiVersion and kind are required"))
+	d, err := newDocument(file, encoded, root.Content[0], line)
+	if err != nil {
+		return nil, fail(first, err)
 	}
 	items, isList := d.Object["items"].([]any)
 	if !isList || !strings.HasSuffix(d.Kind().Kind, "List") {
-		d.line = line
 		return []*Document{d}, nil
 	}
-	nodes := itemNodes(d.node, len(items))
+	_, list := child(d.node, "items")
 	var all []*Document
 	for i, item := range items {
-		encoded, err := sigsyaml.Marshal(item)
+		_, node := child(list, strconv.Itoa(i))
+		if node == nil { // A merge key adds the items.
+			node = &yaml.Node{Line: d.node.Line}
+		}
+		encoded, err := json.Marshal(item)
 		if err != nil {
 			return nil, fail(first, err)
 		}
-		documents, err := parse(file, 1, encoded)
+		d, err := newDocument(file, encoded, node, line)
 		if err != nil {
-			return nil, fail(first, fmt.Errorf("items[%d]: not a Kubernetes object", i))
+			return nil, fail(first, fmt.Errorf("items[%d]: %w", i, err))
 		}
-		for _, d := range documents {
-			d.node, d.line = nodes[i], line
-			all = append(all, d)
-		}
+		all = append(all, d)
 	}
 	return all, nil
+}
+
+// newDocument returns the document with the content, which is JSON. The lines of the node count from the line of the file.
+func newDocument(file string, content []byte, node *yaml.Node, line int) (*Document, error) {
+	d := &Document{File: file, content: content, node: node, line: line}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(content, &d.Object); err != nil {
+		return nil, errors.New("not a Kubernetes object")
+	}
+	if kind := d.Kind(); kind.Kind == "" || kind.Version == "" {
+		return nil, errors.New("not a Kubernetes object: apiVersion and kind are required")
+	}
+	return d, nil
 }
 
 // nearExpression returns whether the line with this index, or one beside it, contains an expression. The lines of syntax errors are not exact.
@@ -325,19 +335,6 @@ func nearExpression(content []byte, index int) bool {
 	lines := strings.Split(string(content), "\n")
 	from, to := max(index-1, 0), min(index+2, len(lines))
 	return from < to && strings.Contains(strings.Join(lines[from:to], "\n"), "xpression:")
-}
-
-// itemNodes returns the nodes of the items of a list. If the list does not have them itself, for example
-// because a merge key adds them, each is a node with the line of the list.
-func itemNodes(list *yaml.Node, count int) []*yaml.Node {
-	_, items := child(list, "items")
-	if items != nil && items.Kind == yaml.AliasNode {
-		items = items.Alias
-	}
-	if items != nil && items.Kind == yaml.SequenceNode && len(items.Content) == count {
-		return items.Content
-	}
-	return slices.Repeat([]*yaml.Node{{Line: list.Line}}, count)
 }
 
 // located returns the line and the text of an error of a YAML library, whose lines begin with the
