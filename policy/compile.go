@@ -135,7 +135,7 @@ func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
 // Reads returns what the policy reads in addition to the pod, the node and the Namespace.
 func (c *Compiled) Reads() []*Resource { return c.reads }
 
-// Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error is a *Problem, for the first field with one, or several joined (errors.Join).
+// Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error joins one *Problem for each mistake; see Problems.
 func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	p = p.DeepCopy()
 	v1alpha1.SetDefaults(p)
@@ -149,8 +149,8 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 		resourceIndex: map[string]int{}, variableIndex: map[string]int{},
 	}}
 	c.compile()
-	if len(c.problems) > 0 {
-		return nil, joined(c.problems)
+	if err := errors.Join(c.problems...); err != nil {
+		return nil, err
 	}
 	c.findReads()
 	c.check()
@@ -170,14 +170,6 @@ func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 		name: p.Name, uid: p.UID, generation: p.Generation, broken: reason, match: match,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
 	}
-}
-
-// joined returns the only problem, or all.
-func joined(problems []error) error {
-	if len(problems) == 1 {
-		return problems[0]
-	}
-	return errors.Join(problems...)
 }
 
 // compiler compiles one policy.
