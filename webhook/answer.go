@@ -42,7 +42,20 @@ var codes = map[framework.Kind]struct {
 
 // answer returns the response to a decision, with an explanation if the Binding requests one.
 func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
-	response := respond(b, d)
+	var response *admissionv1.AdmissionResponse
+	if d.Err != nil {
+		response = deny(d.Err, d.RetryAfter)
+	} else {
+		response = allow(b, d)
+	}
+	if d.Attempt != "" {
+		response.AuditAnnotations[AuditKeyAttempt] = d.Attempt
+	}
+	if d.Calls > 0 {
+		response.AuditAnnotations[AuditKeyCalls] = strconv.Itoa(d.Calls)
+		response.AuditAnnotations[AuditKeyWaited] = d.Waited.Round(time.Millisecond).String()
+	}
+	response.Warnings = warnings(d.Warnings)
 	if _, asked := b.request.Binding.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
 		text, err := encodeExplanation(*d.Explanation)
 		if err != nil {
@@ -54,19 +67,8 @@ func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	return response
 }
 
-// respond returns the response to a decision.
-func respond(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
-	if d.Err == nil {
-		return allow(patchFor(b, d), d)
-	}
-	response := deny(d.Err, d.RetryAfter)
-	course(response, d)
-	response.Warnings = warnings(d.Warnings)
-	return response
-}
-
-// allow returns the response that allows the bind. patch may be nil.
-func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
+// allow returns the response that allows the bind.
+func allow(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{AuditKeyDecision: d.Kind()}}
 	if a := d.Audit; a != nil {
 		response.AuditAnnotations[AuditKeyAudited] = a.Kind
@@ -74,24 +76,10 @@ func allow(patch []byte, d binder.Decision) *admissionv1.AdmissionResponse {
 			response.AuditAnnotations[AuditKeyPlugin] = a.Err.Plugin
 		}
 	}
-	if patch != nil {
-		response.Patch = patch
-		response.PatchType = ptr.To(admissionv1.PatchTypeJSONPatch)
+	if patch := patchFor(b, d); patch != nil {
+		response.Patch, response.PatchType = patch, ptr.To(admissionv1.PatchTypeJSONPatch)
 	}
-	course(response, d)
-	response.Warnings = warnings(d.Warnings)
 	return response
-}
-
-// course adds audit annotations about the attempt, the number of calls and the wait.
-func course(response *admissionv1.AdmissionResponse, d binder.Decision) {
-	if d.Attempt != "" {
-		response.AuditAnnotations[AuditKeyAttempt] = d.Attempt
-	}
-	if d.Calls > 0 {
-		response.AuditAnnotations[AuditKeyCalls] = strconv.Itoa(d.Calls)
-		response.AuditAnnotations[AuditKeyWaited] = d.Waited.Round(time.Millisecond).String()
-	}
 }
 
 // deny returns the response to an error. The message is one line for people. The causes contain the same data for programs;

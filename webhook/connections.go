@@ -165,14 +165,14 @@ func (l *listener) next(slow bool) *connection {
 	}
 	l.limits.mu.Lock()
 	defer l.limits.mu.Unlock()
-	arrivingOf := l.limits.arriving
+	arrivingOf, allArriving := l.limits.arriving()
 	source := ""
 	for s := range l.waiting {
 		if source == "" || arrivingOf[s] < arrivingOf[source] {
 			source = s
 		}
 	}
-	if l.limits.allArriving >= l.limits.maxArriving || arrivingOf[source] >= l.limits.maxOfSource {
+	if allArriving >= l.limits.maxArriving || arrivingOf[source] >= l.limits.maxOfSource {
 		if !slow || !l.limits.makeRoom(arriving) {
 			return nil
 		}
@@ -183,20 +183,20 @@ func (l *listener) next(slow bool) *connection {
 	c := l.waiting[source][0]
 	l.set(source, l.waiting[source][1:])
 	l.limits.connections[c.peer] = c
-	l.limits.count(c, 1)
 	c.phase, c.since = arriving, l.limits.o.Clock.Now()
 	return c
 }
 
-// count adds to the number of arriving connections if the connection is one. It must be called with mu held.
-func (l *Limits) count(c *connection, n int) {
-	if c.phase != arriving {
-		return
+// arriving returns the number of arriving connections by source, and their sum. It must be called with mu held.
+func (l *Limits) arriving() (bySource map[string]int, all int) {
+	bySource = map[string]int{}
+	for _, c := range l.connections {
+		if c.phase == arriving {
+			bySource[c.source]++
+			all++
+		}
 	}
-	l.allArriving += n
-	if l.arriving[c.source] += n; l.arriving[c.source] == 0 {
-		delete(l.arriving, c.source)
-	}
+	return bySource, all
 }
 
 // makeRoom closes the connection that has been in the phase for longest. It returns false if there is none, or if an arriving one
@@ -221,7 +221,6 @@ func (l *Limits) makeRoom(p phase) bool {
 func (l *Limits) remove(c *connection) {
 	if l.connections[c.peer] == c {
 		delete(l.connections, c.peer)
-		l.count(c, -1)
 		l.signal()
 	}
 }

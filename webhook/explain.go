@@ -28,28 +28,29 @@ const (
 	// shortened is the length, in bytes, of the values of annotations and of the messages of findings if an explanation is
 	// too long for a warning.
 	shortened = 60
-	// maxFirst is the number of findings of a plugin if an explanation is much too long.
+	// maxFirst is the number of findings of a plugin if an explanation is too long for a warning.
 	maxFirst = 20
 	// maxExplanation is the maximum size of an uncompressed explanation, in bytes. Other programs can send warnings too.
 	maxExplanation = 4 << 20
 )
 
 // encodeExplanation returns the explanation as a warning. The API server passes on 4,096 runes, so the explanation is
-// compressed. If it is still too long, values and messages of findings are shortened, and then omitted.
+// compressed. If it is still too long, parts are shortened, and then omitted.
 func encodeExplanation(x binder.Explanation) (string, error) {
-	for _, smaller := range []func(*binder.Explanation){
+	for _, reduce := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
-		func(x *binder.Explanation) { x.Annotations, x.Labels = shorten(x.Annotations), shorten(x.Labels) },
-		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, shortenFindings) },
-		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, firstFindings) },
+		shorten,
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
-		func(x *binder.Explanation) { x.Plugins = withFindings(x.Plugins, noFindings) },
+		func(x *binder.Explanation) {
+			for i := range x.Plugins {
+				x.Plugins[i].Findings = nil
+			}
+		},
 		func(x *binder.Explanation) { x.Plugins = nil },
 	} {
-		before := x
-		smaller(&x)
-		x.Incomplete = x.Incomplete || len(before.Annotations) != len(x.Annotations) || len(before.Plugins) != len(x.Plugins) ||
-			findings(before) != findings(x)
+		before := entries(x)
+		reduce(&x)
+		x.Incomplete = x.Incomplete || entries(x) != before
 		text, err := compressed(x)
 		if err != nil {
 			return "", err
@@ -76,8 +77,20 @@ func compressed(x binder.Explanation) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(out.Bytes()), nil
 }
 
-// shorten returns a copy of the map with shortened values.
-func shorten(values map[string]string) map[string]string {
+// shorten replaces the maps and plugins by copies with shortened values and messages and the first findings.
+func shorten(x *binder.Explanation) {
+	x.Annotations, x.Labels = shortenValues(x.Annotations), shortenValues(x.Labels)
+	x.Plugins = slices.Clone(x.Plugins)
+	for i := range x.Plugins {
+		p := &x.Plugins[i]
+		p.Findings = slices.Clone(p.Findings[:min(len(p.Findings), maxFirst)])
+		for j := range p.Findings {
+			p.Findings[j].Message = shortenValue(p.Findings[j].Message)
+		}
+	}
+}
+
+func shortenValues(values map[string]string) map[string]string {
 	short := make(map[string]string, len(values))
 	for key, value := range values {
 		short[key] = shortenValue(value)
@@ -92,31 +105,9 @@ func shortenValue(value string) string {
 	return strings.ToValidUTF8(value[:shortened], "") + "…"
 }
 
-// withFindings returns a copy of the plugins with other findings.
-func withFindings(plugins []binder.PluginExplanation, change func([]framework.Finding) []framework.Finding) []binder.PluginExplanation {
-	plugins = slices.Clone(plugins)
-	for i := range plugins {
-		plugins[i].Findings = change(plugins[i].Findings)
-	}
-	return plugins
-}
-
-func firstFindings(all []framework.Finding) []framework.Finding { return all[:min(len(all), maxFirst)] }
-
-func noFindings([]framework.Finding) []framework.Finding { return nil }
-
-// shortenFindings returns a copy of the findings with shortened messages.
-func shortenFindings(all []framework.Finding) []framework.Finding {
-	all = slices.Clone(all)
-	for i := range all {
-		all[i].Message = shortenValue(all[i].Message)
-	}
-	return all
-}
-
-// findings returns the number of findings.
-func findings(x binder.Explanation) int {
-	n := 0
+// entries returns the number of parts that make an explanation incomplete if they are omitted.
+func entries(x binder.Explanation) int {
+	n := len(x.Annotations) + len(x.Labels) + len(x.Plugins)
 	for _, p := range x.Plugins {
 		n += len(p.Findings)
 	}

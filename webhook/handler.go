@@ -58,12 +58,13 @@ func NewHandler(o Options) (*Handler, error) {
 // Status as its body. The API server passes the message of the Status on to its client.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.o.Ready(); err != nil {
-		h.elsewhere(w, err)
+		h.write(w, unavailable(err))
 		return
 	}
-	request, bad := readReview(w, r)
-	if bad != nil {
-		h.refuse(w, r, bad)
+	request, problem := readReview(w, r)
+	if problem != nil {
+		h.logProblem(r, problem)
+		h.write(w, problem)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
@@ -79,18 +80,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	response := webhook.Handle(ctx, admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{UID: request.UID}})
 	review := &admissionv1.AdmissionReview{Response: &response.AdmissionResponse}
 	review.SetGroupVersionKind(reviewKind)
-	h.write(w, http.StatusOK, review)
+	h.write(w, review)
 }
 
-// refuse answers with an HTTP error.
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, bad *badRequest) {
-	if bad.code == http.StatusServiceUnavailable {
-		h.o.Log.V(2).Info("Did not read a whole request", "from", r.RemoteAddr, "reason", bad.err.Error())
-		h.elsewhere(w, bad.err)
+// logProblem logs why a request was not a review.
+func (h *Handler) logProblem(r *http.Request, problem *metav1.Status) {
+	if problem.Code == http.StatusServiceUnavailable {
+		h.o.Log.V(2).Info("Did not read a whole request", "from", r.RemoteAddr, "reason", problem.Message)
 		return
 	}
-	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", framework.Clip(bad.err.Error(), maxMessage))
-	h.fail(w, bad.code, bad.reason, bad.err)
+	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", problem.Message)
 }
 
 // review answers a request. If the engine panics, it denies the request.
@@ -147,36 +146,40 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	log.V(2).Info("Decided on a Binding")
 }
 
-// elsewhere makes the API server repeat the call over a new connection, which can reach another replica.
-func (h *Handler) elsewhere(w http.ResponseWriter, err error) {
-	w.Header().Set("Connection", "close")
-	w.Header().Set("Retry-After", "1")
-	h.fail(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
-}
-
-func (h *Handler) fail(w http.ResponseWriter, code int, reason metav1.StatusReason, err error) {
-	h.write(w, code, failure(code, reason, err))
+// unavailable returns the Status that makes the API server repeat the call.
+func unavailable(err error) *metav1.Status {
+	return failure(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, err)
 }
 
 // failure returns the Status that the API server passes on to its client.
-func failure(code int, reason metav1.StatusReason, err error) *metav1.Status {
+func failure(code int32, reason metav1.StatusReason, err error) *metav1.Status {
 	return &metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure,
-		Code:     int32(code),
+		Code:     code,
 		Reason:   reason,
 		Message:  framework.Clip("prebind: "+err.Error(), maxMessage),
 	}
 }
 
-func (h *Handler) write(w http.ResponseWriter, code int, body any) {
-	if err := writeJSON(w, code, body); err != nil {
+func (h *Handler) write(w http.ResponseWriter, body any) {
+	if err := writeJSON(w, body); err != nil {
 		h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 	}
 }
 
-func writeJSON(w http.ResponseWriter, code int, body any) error {
+// writeJSON sends a review or a Status.
+func writeJSON(w http.ResponseWriter, body any) error {
+	code := http.StatusOK
 	w.Header().Set("Content-Type", mediaType)
+	if status, failed := body.(*metav1.Status); failed {
+		code = int(status.Code)
+	}
+	if code == http.StatusServiceUnavailable {
+		// The API server repeats the call over a new connection, which can reach another replica.
+		w.Header().Set("Connection", "close")
+		w.Header().Set("Retry-After", "1")
+	}
 	w.WriteHeader(code)
 	return json.NewEncoder(w).Encode(body)
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,9 +81,6 @@ type Limits struct {
 	mu sync.Mutex
 	// connections contains the open connections by address and port of the peer.
 	connections map[string]*connection
-	// arriving contains the number of arriving connections by source. allArriving is their sum.
-	arriving    map[string]int
-	allArriving int
 	// bodies contains the bodies that are being read or decoded.
 	bodies map[*body]struct{}
 	bytes  int64
@@ -95,7 +94,7 @@ func NewLimits(o LimitOptions) (*Limits, error) {
 	return &Limits{
 		o: o, maxBodies: maxBodies, maxConnections: maxConnections, maxArriving: maxArriving, maxOfSource: maxOfSource,
 		wake:        make(chan struct{}, 1),
-		connections: map[string]*connection{}, arriving: map[string]int{}, bodies: map[*body]struct{}{},
+		connections: map[string]*connection{}, bodies: map[*body]struct{}{},
 	}, nil
 }
 
@@ -104,26 +103,31 @@ func NewLimits(o LimitOptions) (*Limits, error) {
 func (l *Limits) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := &body{
-			ReadCloser: http.MaxBytesReader(w, r.Body, maxBody), limits: l, control: http.NewResponseController(w), peer: r.RemoteAddr,
-			usage: usage{source: sourceOf(r.RemoteAddr), since: l.o.Clock.Now()},
+			ReadCloser: http.MaxBytesReader(w, r.Body, maxBody), limits: l, control: http.NewResponseController(w),
+			peer: r.RemoteAddr, source: sourceOf(r.RemoteAddr), since: l.o.Clock.Now(),
 		}
 		b.deadline(b.since.Add(bodyTakes))
-		l.arrives(b)
-		defer l.answered(b)
+		l.enter(b, arriving)
+		defer l.enter(b, idle)
 		r.Body = b
 		next.ServeHTTP(w, r)
 	})
 }
 
-// body is the body of a request. Its usage is guarded by limits.mu.
+// body is the body of a request.
 type body struct {
 	io.ReadCloser
-	usage
 
-	limits  *Limits
-	control *http.ResponseController
-	peer    string
-	// evicted is set when the body is refused. Guarded by limits.mu.
+	limits       *Limits
+	control      *http.ResponseController
+	peer, source string
+	// since is the beginning of the request.
+	since time.Time
+
+	// The following fields are guarded by limits.mu. phase is the phase of the request, and bytes is the number of counted
+	// bytes. evicted is set when the body is refused.
+	phase   phase
+	bytes   int64
 	evicted bool
 }
 
@@ -138,14 +142,16 @@ func (b *body) Read(p []byte) (int, error) {
 		b.limits.o.Refused(RefusedSlow)
 		return n, fmt.Errorf("%w: reading the body timed out after %s", errOverloaded, bodyTakes)
 	case errors.Is(err, io.EOF):
-		b.limits.arrived(b)
+		b.limits.enter(b, working)
 	}
 	return n, err
 }
 
 // Close implements io.Closer. The bytes of the body no longer count.
 func (b *body) Close() error {
-	b.limits.release(b)
+	b.limits.mu.Lock()
+	b.limits.forget(b)
+	b.limits.mu.Unlock()
 	return b.ReadCloser.Close()
 }
 
@@ -160,17 +166,11 @@ func (l *Limits) grow(b *body, n int) bool {
 		return false
 	}
 	l.bodies[b] = struct{}{}
-	b.weight += int64(n)
+	b.bytes += int64(n)
 	l.bytes += int64(n)
 	for l.bytes > l.maxBodies {
-		chosen := victim(func(yield func(*body, usage) bool) {
-			for other := range l.bodies {
-				if !yield(other, other.usage) {
-					return
-				}
-			}
-		})
-		if chosen.working {
+		chosen := victim(slices.Collect(maps.Keys(l.bodies)))
+		if chosen.phase == working {
 			// Prebind is decoding the chosen body. Decoding cannot be stopped and ends soon.
 			chosen = b
 		}
@@ -186,50 +186,27 @@ func (l *Limits) grow(b *body, n int) bool {
 	return true
 }
 
-// arrived records that the whole body was read. Prebind now processes the request.
-func (l *Limits) arrived(b *body) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b.working = true
-	b.deadline(time.Time{})
-	l.enter(b, working)
-}
-
-// arrives records that the request of the body has begun.
-func (l *Limits) arrives(b *body) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.enter(b, arriving)
-}
-
-// enter changes the phase of the connection of the body. It must be called with mu held.
+// enter records that the request of the body has begun, that Prebind has read and now processes it, or that it was answered.
 func (l *Limits) enter(b *body, p phase) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.phase = p
+	switch p {
+	case arriving:
+	case working:
+		b.deadline(time.Time{})
+	case idle:
+		l.forget(b)
+	}
 	if c := l.connections[b.peer]; c != nil {
-		l.count(c, -1)
 		c.phase, c.since = p, l.o.Clock.Now()
-		l.count(c, 1)
 		l.signal()
 	}
 }
 
-// release stops counting the bytes of the body.
-func (l *Limits) release(b *body) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.forget(b)
-}
-
-// forget must be called with mu held.
+// forget stops counting the bytes of the body. It must be called with mu held.
 func (l *Limits) forget(b *body) {
-	l.bytes -= b.weight
-	b.weight = 0
+	l.bytes -= b.bytes
+	b.bytes = 0
 	delete(l.bodies, b)
-}
-
-// answered records that the request was answered.
-func (l *Limits) answered(b *body) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.forget(b)
-	l.enter(b, idle)
 }

@@ -247,7 +247,8 @@ func TestLimits_OtherSources(t *testing.T) {
 		s.call(t, "10.0.0.1", 4<<10, 0)
 		s.limits.mu.Lock()
 		defer s.limits.mu.Unlock()
-		assert.Equal(t, map[string]int{"10.0.0.2": 3}, s.limits.arriving, "the call of the other source has arrived")
+		arriving, _ := s.limits.arriving()
+		assert.Equal(t, map[string]int{"10.0.0.2": 3}, arriving, "the call of the other source has arrived")
 		assert.Len(t, s.limits.connections, 4)
 	})
 }

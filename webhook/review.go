@@ -34,57 +34,40 @@ const (
 
 var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
-// badRequest describes a request that gets an HTTP error instead of a review.
-type badRequest struct {
-	code   int
-	reason metav1.StatusReason
-	err    error
-}
-
-func invalid(format string, args ...any) *badRequest {
-	return &badRequest{code: http.StatusBadRequest, reason: metav1.StatusReasonBadRequest, err: fmt.Errorf(format, args...)}
+func invalid(format string, args ...any) *metav1.Status {
+	return failure(http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Errorf(format, args...))
 }
 
 // readReview returns the request of the AdmissionReview in the body. It checks the method, content type, size, kind and UID.
-func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionRequest, *badRequest) {
+func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		return nil, &badRequest{
-			code: http.StatusMethodNotAllowed, reason: metav1.StatusReasonMethodNotAllowed,
-			err: fmt.Errorf("method %s is not allowed: send an AdmissionReview with POST", r.Method),
-		}
+		return nil, failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
+			fmt.Errorf("method %s is not allowed: send an AdmissionReview with POST", r.Method))
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
-		return nil, &badRequest{
-			code: http.StatusUnsupportedMediaType, reason: metav1.StatusReasonUnsupportedMediaType,
-			err: fmt.Errorf("content type %q is not supported: send application/json", r.Header.Get("Content-Type")),
-		}
-	}
-	tooLarge := &badRequest{
-		code: http.StatusRequestEntityTooLarge, reason: metav1.StatusReasonRequestEntityTooLarge,
-		err: fmt.Errorf("the body is larger than %d bytes", maxBody),
+		return nil, failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType,
+			fmt.Errorf("content type %q is not supported: send application/json", r.Header.Get("Content-Type")))
 	}
 	if r.ContentLength > maxBody {
-		return nil, tooLarge
+		return nil, tooLarge()
 	}
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
 	body, err := readAll(r.Body, r.ContentLength)
-	if bad := bodyProblem(err, tooLarge); bad != nil {
-		return nil, bad
+	limit := (*http.MaxBytesError)(nil)
+	switch {
+	case errors.As(err, &limit):
+		return nil, tooLarge()
+	case errors.Is(err, errOverloaded):
+		return nil, unavailable(err)
+	case err != nil:
+		return nil, invalid("reading the body: %w", err)
 	}
 	return decode(body)
 }
 
-// bodyProblem maps an error of reading a body to an HTTP error.
-func bodyProblem(err error, tooLarge *badRequest) *badRequest {
-	if limit := (*http.MaxBytesError)(nil); errors.As(err, &limit) {
-		return tooLarge
-	} else if errors.Is(err, errOverloaded) {
-		return &badRequest{code: http.StatusServiceUnavailable, reason: metav1.StatusReasonServiceUnavailable, err: err}
-	} else if err != nil {
-		return invalid("reading the body: %w", err)
-	}
-	return nil
+func tooLarge() *metav1.Status {
+	return failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
 }
 
 func isJSON(contentType string) bool {
@@ -108,7 +91,7 @@ func readAll(body io.Reader, length int64) ([]byte, error) {
 
 // decode returns the request of an AdmissionReview of v1, without the parts that Prebind does not read: a held call would
 // keep them.
-func decode(body []byte) (*admissionv1.AdmissionRequest, *badRequest) {
+func decode(body []byte) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	var review admissionv1.AdmissionReview
 	if err := apijson.Unmarshal(body, &review); err != nil {
 		return nil, invalid("the body is not a valid AdmissionReview: %w", err)

@@ -4,51 +4,22 @@
 package webhook
 
 import (
-	"iter"
+	"cmp"
 	"net/netip"
-	"time"
+	"slices"
 )
 
-// usage is the use of a limited resource by one connection or body of a peer.
-type usage struct {
-	// source is the peer's address; see sourceOf.
-	source string
-	// weight is the amount of the resource that is used.
-	weight int64
-	// since is the time at which the peer last made progress.
-	since time.Time
-	// working is set while Prebind processes the request. The peer cannot end it earlier.
-	working bool
-}
-
-// victim returns the key of the usage to end when the resource is exhausted. It selects the source that uses most. Of
-// its usages it prefers those that wait for the peer, and of these the oldest. A source that uses little therefore never
-// loses to a source that uses more. Without usages, victim returns the zero key.
-func victim[K any](all iter.Seq2[K, usage]) K {
+// victim returns the body to refuse when all bodies together are too large. It selects the source that uses most bytes. Of its
+// bodies it prefers those that wait for the peer to those that Prebind processes, and of these the oldest. A source that uses
+// little therefore never loses to a source that uses more.
+func victim(all []*body) *body {
 	total := map[string]int64{}
-	for _, u := range all {
-		total[u.source] += u.weight
+	for _, b := range all {
+		total[b.source] += b.bytes
 	}
-	var key K
-	var chosen *usage
-	for k, u := range all {
-		if chosen == nil || u.before(*chosen, total) {
-			key, chosen = k, &u
-		}
-	}
-	return key
-}
-
-// before reports whether victim prefers u to other.
-func (u usage) before(other usage, total map[string]int64) bool {
-	switch mine, others := total[u.source], total[other.source]; {
-	case mine != others:
-		return mine > others
-	case u.working != other.working:
-		return !u.working
-	default:
-		return u.since.Before(other.since)
-	}
+	return slices.MinFunc(all, func(a, b *body) int {
+		return cmp.Or(cmp.Compare(total[b.source], total[a.source]), cmp.Compare(a.phase, b.phase), a.since.Compare(b.since))
+	})
 }
 
 // sourceOf returns the part of an address that a peer cannot choose freely: the IPv4 address, or the first 64 bits of the

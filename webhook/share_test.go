@@ -4,7 +4,6 @@
 package webhook
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -12,52 +11,52 @@ import (
 )
 
 func TestVictim(t *testing.T) {
-	at := func(source string, weight int64, seconds int64) usage {
-		return usage{source: source, weight: weight, since: time.Unix(seconds, 0)}
+	at := func(source string, bytes int64, seconds int64) *body {
+		return &body{source: source, bytes: bytes, since: time.Unix(seconds, 0)}
 	}
-	working := func(u usage) usage {
-		u.working = true
-		return u
+	processed := func(b *body) *body {
+		b.phase = working
+		return b
 	}
 	cases := map[string]struct {
 		reason string
-		all    []usage
+		all    []*body
 		want   int
 	}{
-		"Only": {reason: "there is only one usage", all: []usage{at("a", 1, 1)}, want: 0},
+		"Only": {reason: "there is only one body", all: []*body{at("a", 1, 1)}, want: 0},
 		"HeaviestSource": {
 			reason: "a source that uses little does not lose to one that uses more",
-			all:    []usage{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},
+			all:    []*body{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},
 			want:   1,
 		},
 		"ManySmall": {
-			reason: "many small usages of one source count together",
-			all:    []usage{at("api", 5, 1), at("a", 2, 4), at("a", 2, 3), at("a", 2, 5)},
+			reason: "many small bodies of one source count together",
+			all:    []*body{at("api", 5, 1), at("a", 2, 4), at("a", 2, 3), at("a", 2, 5)},
 			want:   2,
 		},
 		"Newest": {
-			reason: "the oldest usage of the source that uses most loses",
-			all:    []usage{at("a", 9, 1), at("a", 9, 2), at("a", 1, 3)},
+			reason: "the oldest body of the source that uses most loses",
+			all:    []*body{at("a", 9, 1), at("a", 9, 2), at("a", 1, 3)},
 			want:   0,
 		},
 		"Newcomer": {
-			reason: "a new usage loses if Prebind processes all others of its source",
-			all:    []usage{working(at("a", 1, 1)), working(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
+			reason: "a new body loses if Prebind processes all others of its source",
+			all:    []*body{processed(at("a", 1, 1)), processed(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
 			want:   2,
 		},
 		"Working": {
-			reason: "a usage that Prebind processes loses only if its source has no other",
-			all:    []usage{at("api", 1, 0), working(at("a", 1, 2)), working(at("a", 1, 1))},
+			reason: "a body that Prebind processes loses only if its source has no other",
+			all:    []*body{at("api", 1, 0), processed(at("a", 1, 2)), processed(at("a", 1, 1))},
 			want:   2,
 		},
 		"Equal": {
-			reason: "among equal sources, the oldest usage loses",
-			all:    []usage{at("a", 1, 2), at("b", 1, 1), at("c", 1, 3)},
+			reason: "among equal sources, the oldest body loses",
+			all:    []*body{at("a", 1, 2), at("b", 1, 1), at("c", 1, 3)},
 			want:   1,
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, victim(slices.All(tc.all)), tc.reason) })
+		t.Run(name, func(t *testing.T) { assert.Same(t, tc.all[tc.want], victim(tc.all), tc.reason) })
 	}
 }
 
