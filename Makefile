@@ -238,7 +238,7 @@ generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-ref
 	$(TOOL) controller-gen rbac:roleName=prebind-device-info,headerFile=config/role-header.txt \
 		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	$(TOOL) controller-gen rbac:roleName=prebind-self-managed-certs,headerFile=config/role-header.txt \
-		paths=./webhook/certificates/selfmanaged output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
+		paths=./webhook/certificates output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
 	@mkdir -p $(GENERATED_DIR)/docs
 	go run ./test/docs >$(GENERATED_DIR)/docs/flags.md
 	go run ./test/docs metrics >$(GENERATED_DIR)/docs/metrics.md

@@ -25,7 +25,7 @@ import (
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/webhook"
-	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // root is the checkout, as seen from this folder.
@@ -221,7 +221,7 @@ func TestAnnotations(t *testing.T) {
 	page := pagesOfProse(t)["docs/annotations.md"]
 	for _, name := range []string{
 		work.ReasonWaiting, work.ReasonRefused, work.ReasonAudited, work.ReasonRolledBack,
-		framework.AttemptAnnotation, webhook.ExplainAnnotation, selfmanaged.RotateAnnotation,
+		framework.AttemptAnnotation, webhook.ExplainAnnotation, certificates.RotateAnnotation,
 	} {
 		assert.Contains(t, page, "`"+name+"`")
 	}

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"github.com/prebind/prebind/test/install"
-	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
+	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -39,7 +39,7 @@ func TestSelfManagedCertificates(t *testing.T) {
 		"--self-managed-cert-validity=12s", "--self-managed-ca-overlap=2s", "--self-managed-ca-validity=10m")
 	s := beginLoad(t, w)
 	ca := func() string {
-		secret, err := w.client.CoreV1().Secrets(install.Namespace).Get(t.Context(), selfmanaged.SecretName, metav1.GetOptions{})
+		secret, err := w.client.CoreV1().Secrets(install.Namespace).Get(t.Context(), certificates.SecretName, metav1.GetOptions{})
 		if err != nil {
 			return ""
 		}
@@ -53,13 +53,13 @@ func TestSelfManagedCertificates(t *testing.T) {
 	s.untilServed(func(serial, _ string) bool { return !before[serial] }, "renewed certificates")
 
 	// The deletion of the Secret does not affect binds.
-	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), selfmanaged.SecretName, metav1.DeleteOptions{}))
+	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), certificates.SecretName, metav1.DeleteOptions{}))
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Equal(c, first, ca())
 	}, patience, 50*time.Millisecond, "the CA should be restored")
 
-	_, err := w.client.CoreV1().Secrets(install.Namespace).Patch(t.Context(), selfmanaged.SecretName, types.MergePatchType,
-		[]byte(`{"metadata":{"annotations":{"`+selfmanaged.RotateAnnotation+`":"now"}}}`), metav1.PatchOptions{})
+	_, err := w.client.CoreV1().Secrets(install.Namespace).Patch(t.Context(), certificates.SecretName, types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"`+certificates.RotateAnnotation+`":"now"}}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.Len(c, certificatesOf(s.bundle()), 2)

@@ -14,41 +14,28 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Files serves the certificate in a directory with the files tls.crt and tls.key, such as a mounted
-// Secret. While Start runs, it loads changed files. It keeps the previous certificate if the new
-// files or the new certificate are not valid.
-type Files struct {
-	follower[*tls.Certificate]
-}
-
-// NewFiles reads the certificate. It returns an error if a file is missing, if certificate and key do
-// not match, or if the certificate is not valid now.
-func NewFiles(dir string, o Shared) (*Files, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	f := &Files{follower[*tls.Certificate]{
-		o:       o,
-		name:    Serving,
-		paths:   []string{filepath.Join(dir, corev1.TLSCertKey), filepath.Join(dir, corev1.TLSPrivateKeyKey)},
-		parse:   parsePair,
-		expires: func(c *tls.Certificate) time.Time { return c.Leaf.NotAfter },
-	}}
-	if err := f.begin(); err != nil {
+// newFiles follows the certificate in a directory with the files tls.crt and tls.key, such as a mounted Secret. It keeps the
+// previous certificate if the new files or the new certificate are not valid. It returns an error if a file is missing, if
+// certificate and key do not match, or if the certificate is not valid now.
+func newFiles(dir string, o Shared) (*follower[*tls.Certificate], error) {
+	f, err := (&follower[*tls.Certificate]{
+		o:     o,
+		name:  Serving,
+		paths: []string{filepath.Join(dir, corev1.TLSCertKey), filepath.Join(dir, corev1.TLSPrivateKeyKey)},
+		parse: parsePair,
+	}).begin()
+	if err != nil {
 		return nil, fmt.Errorf("reading the certificate: %w", err)
 	}
 	return f, nil
 }
 
-// GetCertificate implements the function of the same name in tls.Config.
-func (f *Files) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.get(), nil }
-
-func parsePair(files [][]byte, now time.Time) (*tls.Certificate, error) {
+func parsePair(files [][]byte, now time.Time) (*tls.Certificate, time.Time, error) {
 	pair, err := tls.X509KeyPair(files[0], files[1])
 	if err != nil {
-		return nil, err
+		return nil, time.Time{}, err
 	}
-	return &pair, validAt(pair.Leaf, now)
+	return &pair, pair.Leaf.NotAfter, validAt(pair.Leaf, now)
 }
 
 // validAt returns an error for a certificate that is not valid at the given time.
@@ -71,61 +58,40 @@ func nameOf(c *x509.Certificate) string {
 	return c.Subject.CommonName
 }
 
-// Clients contains the CAs of callers from a file with one or more CAs. While Start runs, it loads a
-// changed file that is valid.
-type Clients struct {
-	follower[*authorities]
-}
-
-type authorities struct {
-	pool    *x509.CertPool
-	expires time.Time
-}
-
-// NewClients reads the file. It returns an error if the file contains no CA that is valid now.
-func NewClients(file string, o Shared) (*Clients, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	c := &Clients{follower[*authorities]{
-		o:       o,
-		name:    ClientCA,
-		paths:   []string{file},
-		parse:   parseAuthorities,
-		expires: func(a *authorities) time.Time { return a.expires },
-	}}
-	if err := c.begin(); err != nil {
+// newClients follows the CAs of callers in a file with one or more CAs. It keeps the previous ones if the changed file is not
+// valid. It returns an error if the file contains no CA that is valid now.
+func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
+	f, err := (&follower[*x509.CertPool]{o: o, name: ClientCA, paths: []string{file}, parse: parsePool}).begin()
+	if err != nil {
 		return nil, fmt.Errorf("reading the CA of clients: %w", err)
 	}
-	return c, nil
+	return f, nil
 }
 
-// Pool returns the CAs. It is safe for concurrent use. The caller must not change the pool.
-func (c *Clients) Pool() *x509.CertPool { return c.get().pool }
-
-// parseAuthorities skips CAs that are not valid now, because a bundle may keep old ones.
-func parseAuthorities(files [][]byte, now time.Time) (*authorities, error) {
+// parsePool skips CAs that are not valid now, because a bundle may keep old ones. The pool expires with the first of its CAs.
+func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error) {
+	var expires time.Time
 	all, err := cert.ParseCertsPEM(files[0])
 	if err != nil {
-		return nil, fmt.Errorf("no certificate in PEM: %w", err)
+		return nil, expires, fmt.Errorf("no certificate in PEM: %w", err)
 	}
-	a := &authorities{pool: x509.NewCertPool()}
+	pool := x509.NewCertPool()
 	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
-			return nil, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
+			return nil, expires, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
 		}
 		if err := validAt(c, now); err != nil {
 			invalid = err
 			continue
 		}
-		a.pool.AddCert(c)
-		if a.expires.IsZero() || c.NotAfter.Before(a.expires) {
-			a.expires = c.NotAfter
+		pool.AddCert(c)
+		if expires.IsZero() || c.NotAfter.Before(expires) {
+			expires = c.NotAfter
 		}
 	}
-	if a.expires.IsZero() {
-		return nil, invalid
+	if expires.IsZero() {
+		return nil, expires, invalid
 	}
-	return a, nil
+	return pool, expires, nil
 }

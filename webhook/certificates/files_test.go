@@ -25,7 +25,7 @@ import (
 
 const day = 24 * time.Hour
 
-func TestNewFiles(t *testing.T) {
+func TestFiles(t *testing.T) {
 	ca := gencert.NewCA(t, "ca")
 	good := ca.Sign(t, "prebind")
 	other := ca.Sign(t, "prebind")
@@ -50,12 +50,10 @@ func TestNewFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, tc.cert, tc.key)
-			f, err := NewFiles(dir, shared(nil))
+			f, err := newFiles(dir, shared(nil))
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
-				served, err := f.GetCertificate(nil)
-				require.NoError(t, err)
-				assert.Equal(t, good.Cert.Raw, served.Certificate[0])
+				assert.Equal(t, good.Cert.Raw, f.get().Certificate[0])
 				return
 			}
 			require.Error(t, err, tc.reason)
@@ -77,16 +75,12 @@ func TestFiles_Reload(t *testing.T) {
 	now := testingclock.NewFakeClock(time.Now())
 	o := shared(&log)
 	o.Clock = now
-	f, err := NewFiles(dir, o)
+	f, err := newFiles(dir, o)
 	require.NoError(t, err)
-	served := func() string {
-		c, err := f.GetCertificate(nil)
-		require.NoError(t, err)
-		return c.Leaf.SerialNumber.String()
-	}
+	served := func() string { return f.get().Leaf.SerialNumber.String() }
 	looks := func(n int) {
 		for range n {
-			now.Step(Interval)
+			now.Step(interval)
 			f.look()
 		}
 	}
@@ -147,7 +141,7 @@ func TestFiles_Reload(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(log.String(), "has expired"), "the next expiry is logged too")
 }
 
-func TestNewClients(t *testing.T) {
+func TestClients(t *testing.T) {
 	ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next", gencert.Valid(-time.Hour, 2*day))
 	old, leaf := gencert.NewCA(t, "old", gencert.Valid(-day, -time.Hour)), ca.Sign(t, "kube-apiserver")
 	cases := map[string]struct {
@@ -173,10 +167,10 @@ func TestNewClients(t *testing.T) {
 				require.NoError(t, os.WriteFile(file, tc.file, 0o600))
 			}
 			o := shared(nil)
-			c, err := NewClients(file, o)
+			c, err := newClients(file, o)
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
-				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.Pool()), tc.reason)
+				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.get()), tc.reason)
 				assert.InDelta(t, ca.Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the metric shows the first CA to expire")
 				return
 			}
@@ -193,20 +187,20 @@ func TestClients_Reload(t *testing.T) {
 		ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next")
 		file := filepath.Join(t.TempDir(), "ca.crt")
 		require.NoError(t, os.WriteFile(file, ca.CertPEM, 0o600))
-		c, err := NewClients(file, shared(nil))
+		c, err := newClients(file, shared(nil))
 		require.NoError(t, err)
-		go func() { _ = c.Start(t.Context()) }()
+		go func() { _ = c.start(t.Context()) }()
 		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
-		time.Sleep(Interval) //nolint:forbidigo // In a synctest bubble.
+		time.Sleep(interval) //nolint:forbidigo // In a synctest bubble.
 		synctest.Wait()
-		assert.True(t, gencert.Pool(next).Equal(c.Pool()))
+		assert.True(t, gencert.Pool(next).Equal(c.get()))
 	})
 }
 
 func TestShared_Required(t *testing.T) {
-	_, err := NewFiles(t.TempDir(), Shared{})
+	_, err := New(Options{}, Shared{})
 	require.ErrorContains(t, err, "Clock")
-	_, err = NewClients("", Shared{Clock: clock.RealClock{}})
+	_, err = New(Options{}, Shared{Clock: clock.RealClock{}})
 	require.ErrorContains(t, err, "Metrics")
 }
 

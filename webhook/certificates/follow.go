@@ -6,37 +6,19 @@ package certificates
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"sync/atomic"
 	"time"
-
-	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
-// Interval is the time between two reads of the files.
-const Interval = time.Second
+// interval is the time between two reads of the files.
+const interval = time.Second
 
 // readsUntilReported is the number of consecutive reads of invalid files after which the follower
 // reports them. Two files cannot be replaced at the same moment.
 const readsUntilReported = 5
-
-// Shared holds the dependencies of everything in this package. All fields are required.
-type Shared struct {
-	Clock   clock.WithTicker
-	Log     klog.Logger
-	Metrics *Metrics
-}
-
-func (o Shared) validate() error {
-	if o.Clock == nil || o.Metrics == nil {
-		return errors.New("certificates: Clock and Metrics are required")
-	}
-	return nil
-}
 
 // follower keeps the latest valid content of some files. It replaces certwatcher of
 // controller-runtime and dynamiccertificates of the API server, because they accept an expired
@@ -46,10 +28,8 @@ type follower[T any] struct {
 	// name is the value of the metrics' label.
 	name  string
 	paths []string
-	// parse returns an error for content that is not valid now.
-	parse func(files [][]byte, now time.Time) (T, error)
-	// expires returns the time at which the content is no longer valid.
-	expires func(T) time.Time
+	// parse returns the content and the time at which it is no longer valid, or an error for content that is not valid now.
+	parse func(files [][]byte, now time.Time) (T, time.Time, error)
 
 	current atomic.Pointer[content[T]]
 	// failures is the number of consecutive reads of invalid files.
@@ -59,26 +39,27 @@ type follower[T any] struct {
 }
 
 type content[T any] struct {
-	files [][]byte
-	value T
+	files   [][]byte
+	value   T
+	expires time.Time
 }
 
 // begin reads the files for the first time.
-func (f *follower[T]) begin() error {
+func (f *follower[T]) begin() (*follower[T], error) {
 	loaded, err := f.load()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	f.use(loaded)
-	return nil
+	return f, nil
 }
 
 // get returns the latest valid content.
 func (f *follower[T]) get() T { return f.current.Load().value }
 
-// Start follows the files until the context ends.
-func (f *follower[T]) Start(ctx context.Context) error {
-	tick := f.o.Clock.NewTicker(Interval)
+// start follows the files until the context ends.
+func (f *follower[T]) start(ctx context.Context) error {
+	tick := f.o.Clock.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
@@ -101,13 +82,13 @@ func (f *follower[T]) look() {
 		}
 	case loaded != f.current.Load():
 		f.use(loaded)
-		f.o.Log.Info("Loaded changed files", "certificate", f.name, "files", f.paths, "expires", f.expires(loaded.value))
+		f.o.Log.Info("Loaded changed files", "certificate", f.name, "files", f.paths, "expires", loaded.expires)
 		f.o.Metrics.Changed(f.name, nil)
 		f.failures, f.reported = 0, false
 	default:
 		f.failures = 0
 	}
-	if expires := f.expires(f.get()); !f.reported && f.o.Clock.Now().After(expires) {
+	if expires := f.current.Load().expires; !f.reported && f.o.Clock.Now().After(expires) {
 		f.reported = true
 		f.o.Log.Error(nil, "The certificate in use has expired: replace it", "certificate", f.name, "files", f.paths, "expired", expires)
 	}
@@ -126,14 +107,14 @@ func (f *follower[T]) load() (*content[T], error) {
 	if current := f.current.Load(); current != nil && slices.EqualFunc(current.files, files, bytes.Equal) {
 		return current, nil
 	}
-	value, err := f.parse(files, f.o.Clock.Now())
+	value, expires, err := f.parse(files, f.o.Clock.Now())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.paths[0], err)
 	}
-	return &content[T]{files: files, value: value}, nil
+	return &content[T]{files: files, value: value, expires: expires}, nil
 }
 
 func (f *follower[T]) use(loaded *content[T]) {
 	f.current.Store(loaded)
-	f.o.Metrics.Expires(f.name, f.expires(loaded.value))
+	f.o.Metrics.Expires(f.name, loaded.expires)
 }

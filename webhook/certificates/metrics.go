@@ -7,20 +7,16 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
-
-var _ selfmanaged.Recorder = (*Metrics)(nil)
 
 // Values of the metrics' label "certificate".
 const (
 	// Serving is the certificate that the webhook presents to its callers.
-	Serving = selfmanaged.Serving
+	Serving = "serving"
 	// ClientCA signs the certificates of callers.
 	ClientCA = "client-ca"
 	// CA signs self-managed serving certificates.
-	CA = selfmanaged.CA
+	CA = "ca"
 )
 
 // Metrics record the expiration times and the changes of certificates. They are safe for concurrent use.
@@ -48,12 +44,12 @@ func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.expiration, m.reloads}
 }
 
-// Expires implements selfmanaged.Recorder.
+// Expires records when the certificate in use expires.
 func (m *Metrics) Expires(certificate string, at time.Time) {
 	m.expiration.WithLabelValues(certificate).Set(float64(at.Unix()))
 }
 
-// Changed implements selfmanaged.Recorder.
+// Changed counts a change of the certificate, or a failed one if err is not nil.
 func (m *Metrics) Changed(certificate string, err error) {
 	result := "done"
 	if err != nil {

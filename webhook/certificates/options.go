@@ -11,8 +11,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
-
-	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
 )
 
 // Options select the source of the serving certificate and restrict the callers of the webhook. Start with
@@ -20,13 +18,14 @@ import (
 type Options struct {
 	// Dir is the directory with tls.crt and tls.key. It is ignored if SelfManaged is set.
 	Dir string
-	// SelfManaged makes Prebind create its certificates; see package selfmanaged. It needs the names of the
-	// Service and of the webhook configuration.
+	// SelfManaged makes Prebind create its certificates. It needs the names of the Service through which the API server
+	// calls the webhook, and of the MutatingWebhookConfiguration.
 	SelfManaged          bool
 	Service              string
 	WebhookConfiguration string
-	// CAValidity and CertValidity are the validity of self-managed certificates. Overlap is the time for
-	// which API servers trust a CA before it signs.
+	// CAValidity and CertValidity are the validity of a self-managed CA and of a serving certificate. Both are renewed
+	// after two thirds of that time. Overlap is the time for which API servers trust a CA before it signs. It must be longer
+	// than a watch event needs to reach every API server.
 	CAValidity, CertValidity, Overlap time.Duration
 
 	// ClientCAFile is a PEM file with the CAs of callers. If it is empty, every client may call.
@@ -45,18 +44,22 @@ func DefaultOptions() Options {
 		Dir:                  "/etc/prebind/tls",
 		Service:              "prebind-webhook",
 		WebhookConfiguration: "prebind",
-		CAValidity:           selfmanaged.DefaultCAValidity,
-		CertValidity:         selfmanaged.DefaultCertValidity,
-		Overlap:              selfmanaged.DefaultOverlap,
+		CAValidity:           365 * 24 * time.Hour,
+		CertValidity:         7 * 24 * time.Hour,
+		Overlap:              time.Minute,
 		dirGiven:             func() bool { return false },
 	}
+}
+
+func (o *Options) lives() lives {
+	return lives{ca: o.CAValidity, cert: o.CertValidity, overlap: o.Overlap}
 }
 
 // AddFlags adds the flags to fs, bound to the options.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Dir, "cert-dir", o.Dir, "Directory with the webhook's certificate, tls.crt, and its key, tls.key, such as a mounted Secret. Changed files are reloaded.")
 	o.dirGiven = func() bool { return fs.Changed("cert-dir") }
-	fs.BoolVar(&o.SelfManaged, "self-managed-certs", o.SelfManaged, "Create the webhook's certificates without files: a CA in the Secret "+selfmanaged.SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both before they expire.")
+	fs.BoolVar(&o.SelfManaged, "self-managed-certs", o.SelfManaged, "Create the webhook's certificates without files: a CA in the Secret "+SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both before they expire.")
 	fs.StringVar(&o.Service, "webhook-service", o.Service, "Service in --namespace through which the API server calls the webhook, for --self-managed-certs.")
 	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "MutatingWebhookConfiguration that Prebind writes the CA into, for --self-managed-certs.")
 	fs.DurationVar(&o.CAValidity, "self-managed-ca-validity", o.CAValidity, "Validity of a self-managed CA, which is replaced after two thirds of it.")
@@ -81,7 +84,7 @@ func (o *Options) Validate() []error {
 		check(len(wrong) == 0, "--webhook-service: %q is not a valid Service name: %s", o.Service, strings.Join(wrong, "; "))
 		wrong = validation.IsDNS1123Subdomain(o.WebhookConfiguration)
 		check(len(wrong) == 0, "--webhook-configuration: %q is not a valid name: %s", o.WebhookConfiguration, strings.Join(wrong, "; "))
-		err := selfmanaged.CheckLives(o.CAValidity, o.CertValidity, o.Overlap)
+		err := o.lives().validate()
 		check(err == nil, "--self-managed-ca-validity, --self-managed-cert-validity, --self-managed-ca-overlap: %w", err)
 	}
 	if len(o.ClientNames) > 0 && o.ClientCAFile == "" {

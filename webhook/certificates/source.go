@@ -7,13 +7,21 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
-
-	"github.com/prebind/prebind/webhook/certificates/selfmanaged"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 )
+
+// Shared holds the dependencies of a Source. All fields are required.
+type Shared struct {
+	Clock   clock.WithTicker
+	Log     klog.Logger
+	Metrics *Metrics
+}
 
 // Source provides the certificates that Options select. It is a Runnable of a manager: while Start runs, it
 // keeps the certificates up to date. Configure and Ready are safe for concurrent use.
@@ -24,69 +32,49 @@ type Source struct {
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
-	// ready is nil if the serving certificate comes from files.
-	ready func() error
-	runs  []interface {
-		Start(ctx context.Context) error
-	}
+	ready     func() error
+	runs      []func(ctx context.Context) error
 }
 
 // New reads the files that the options name. An error names the flag. For self-managed certificates, call
 // Manage before Start.
 func New(o Options, shared Shared) (*Source, error) {
-	s := &Source{o: o, shared: shared}
+	if shared.Clock == nil || shared.Metrics == nil {
+		return nil, errors.New("certificates: Clock and Metrics are required")
+	}
+	s := &Source{o: o, shared: shared, ready: func() error { return nil }}
 	if !o.SelfManaged {
-		files, err := NewFiles(o.Dir, shared)
+		files, err := newFiles(o.Dir, shared)
 		if err != nil {
 			return nil, fmt.Errorf("--cert-dir: %w", err)
 		}
-		s.getCertificate = files.GetCertificate
-		s.runs = append(s.runs, files)
+		s.getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil }
+		s.runs = append(s.runs, files.start)
 	}
 	if o.ClientCAFile != "" {
-		clients, err := NewClients(o.ClientCAFile, shared)
+		clients, err := newClients(o.ClientCAFile, shared)
 		if err != nil {
 			return nil, fmt.Errorf("--client-ca-file: %w", err)
 		}
-		s.clientCAs = clients.Pool
-		s.runs = append(s.runs, clients)
+		s.clientCAs = clients.get
+		s.runs = append(s.runs, clients.start)
 	}
 	return s, nil
 }
 
 // Manage prepares self-managed certificates in the namespace. It does nothing if the options do not select
 // them.
-func (s *Source) Manage(client kubernetes.Interface, namespace string) error {
+func (s *Source) Manage(client kubernetes.Interface, namespace string) {
 	if !s.o.SelfManaged {
-		return nil
+		return
 	}
-	m, err := selfmanaged.New(selfmanaged.Options{
-		Client:        client,
-		Namespace:     namespace,
-		Service:       s.o.Service,
-		Configuration: s.o.WebhookConfiguration,
-		CAValidity:    s.o.CAValidity,
-		CertValidity:  s.o.CertValidity,
-		Overlap:       s.o.Overlap,
-		Clock:         s.shared.Clock,
-		Log:           s.shared.Log,
-		Metrics:       s.shared.Metrics,
-	})
-	if err != nil {
-		return fmt.Errorf("--self-managed-certs: %w", err)
-	}
-	s.getCertificate, s.ready = m.GetCertificate, m.Ready
-	s.runs = append(s.runs, m)
-	return nil
+	m := newManager(s.o, s.shared, client, namespace)
+	s.getCertificate, s.ready = m.getCertificate, m.ready
+	s.runs = append(s.runs, m.start)
 }
 
 // Ready returns an error while there is no certificate that the API server trusts.
-func (s *Source) Ready() error {
-	if s.ready == nil {
-		return nil
-	}
-	return s.ready()
-}
+func (s *Source) Ready() error { return s.ready() }
 
 // Configure makes the server of this configuration present the current certificate and, if the options do,
 // require client certificates. It has the type of an element of TLSOpts in controller-runtime.
@@ -115,7 +103,7 @@ func RequireClients(c *tls.Config, cas func() *x509.CertPool) {
 func (s *Source) Start(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range s.runs {
-		group.Go(func() error { return run.Start(ctx) })
+		group.Go(func() error { return run(ctx) })
 	}
 	return group.Wait()
 }

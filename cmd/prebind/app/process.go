@@ -230,9 +230,7 @@ func (p *process) buildServers() error {
 	if err != nil {
 		return err
 	}
-	if err := p.certs.Manage(p.client, p.o.namespace); err != nil {
-		return err
-	}
+	p.certs.Manage(p.client, p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
 	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
 	if err != nil {

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"crypto/x509"
@@ -86,21 +86,21 @@ func TestNext(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			v := view{now: at(tc.now), held: tc.held, known: tc.known, trusted: tc.trusted}
-			got := times.next(v)
+			got, r, err := times.next(v)
+			require.NoError(t, err)
 			assert.Equal(t, tc.want, got, tc.reason)
 			if got == stepNone {
-				_, err := times.take(got, v)
-				assert.Error(t, err)
+				assert.Nil(t, r)
 				return
 			}
 			// The record after each step can be written and read.
-			r, err := times.take(got, v)
-			require.NoError(t, err)
 			var secret corev1.Secret
 			require.NoError(t, r.write(&secret))
 			back, err := parseRecord(&secret)
 			require.NoError(t, err)
-			assert.NotEqual(t, got, times.next(view{now: v.now, held: back, known: v.known, trusted: v.trusted}), "the step is not repeated")
+			again, _, err := times.next(view{now: v.now, held: back, known: v.known, trusted: v.trusted})
+			require.NoError(t, err)
+			assert.NotEqual(t, got, again, "the step is not repeated")
 			for _, x := range tc.trusted {
 				if got != stepDrop && v.now.Before(x.ca.NotAfter) {
 					assert.True(t, holds(back.bundle, x.ca), "no CA is dropped too early")
@@ -110,30 +110,32 @@ func TestNext(t *testing.T) {
 	}
 }
 
-func TestTake(t *testing.T) {
+func TestNext_Record(t *testing.T) {
 	a, b, foreign, over := ca(t, 0), ca(t, 16*time.Hour), ca(t, -time.Hour), ca(t, -30*time.Hour)
 	now := at(17 * time.Hour)
+	next := func(want step, v view) *record {
+		s, r, err := times.next(v)
+		require.NoError(t, err)
+		require.Equal(t, want, s)
+		return r
+	}
 
-	r, err := times.take(stepCreate, view{now: now, trusted: trust{{ca: foreign.cert}, {ca: over.cert}}})
-	require.NoError(t, err)
+	r := next(stepCreate, view{now: now, trusted: trust{{ca: foreign.cert}, {ca: over.cert}}})
 	assert.Equal(t, []*x509.Certificate{r.current.cert, foreign.cert}, r.bundle, "CAs of certificates in use stay trusted")
 	assert.Equal(t, now, r.promoted, "the promotion time limits this trust")
 
-	r, err = times.take(stepAdd, view{now: now, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, rotate: true}})
-	require.NoError(t, err)
+	r = next(stepAdd, view{now: now, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, rotate: true}})
 	assert.Equal(t, a, r.current, "the next CA does not sign yet")
 	assert.Equal(t, []*x509.Certificate{a.cert, r.next.cert}, r.bundle)
 	assert.False(t, r.rotate, "a request causes one rotation")
 
-	r, err = times.take(stepPromote, view{now: now, held: &record{current: a, next: b, bundle: []*x509.Certificate{a.cert, b.cert}}})
-	require.NoError(t, err)
+	r = next(stepPromote, view{now: now, trusted: trust{{ca: b.cert}}, held: &record{current: a, next: b, bundle: []*x509.Certificate{a.cert, b.cert}}})
 	assert.Equal(t, b, r.current)
 	assert.Nil(t, r.next)
 	assert.Equal(t, now, r.promoted)
 	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, r.bundle, "the old CA stays trusted")
 
-	r, err = times.take(stepDrop, view{now: now, held: r})
-	require.NoError(t, err)
+	r = next(stepDrop, view{now: now.Add(2 * times.cert), held: r})
 	assert.Equal(t, []*x509.Certificate{b.cert}, r.bundle)
 }
 
@@ -234,13 +236,14 @@ func TestParseRecord(t *testing.T) {
 }
 
 func TestLives_Validate(t *testing.T) {
+	defaults := DefaultOptions()
 	cases := map[string]struct {
 		reason string
 		lives  lives
 		says   string
 	}{
-		"Default":      {reason: "the defaults are valid", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity, overlap: DefaultOverlap}},
-		"NoOverlap":    {reason: "API servers need time to receive a CA", lives: lives{ca: DefaultCAValidity, cert: DefaultCertValidity}, says: "overlap"},
+		"Default":      {reason: "the defaults are valid", lives: defaults.lives()},
+		"NoOverlap":    {reason: "API servers need time to receive a CA", lives: lives{ca: 365 * day, cert: 7 * day}, says: "overlap"},
 		"ShortCert":    {reason: "certificates would expire before the next CA signs", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "certificates"},
 		"ShortCA":      {reason: "the CA would rotate too often", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "CAs"},
 		"JustEnough":   {reason: "the minimum is allowed", lives: lives{ca: 16 * time.Second, cert: 4 * time.Second, overlap: time.Second}},

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"bytes"
@@ -62,8 +62,8 @@ func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) err
 // The caches may be older than the last write of another replica, which inject must not undo. Therefore it reads the
 // configuration first and the Secret second, and the patch fails if the configuration has changed. The bundle is then never
 // older than the one that it replaces.
-func (m *Manager) inject(ctx context.Context) error {
-	config, err := m.configs().Get(ctx, m.o.Configuration, metav1.GetOptions{})
+func (m *manager) inject(ctx context.Context) error {
+	config, err := m.configs().Get(ctx, m.configuration, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the webhook configuration: %w", err)
 	}
@@ -79,10 +79,10 @@ func (m *Manager) inject(ctx context.Context) error {
 	if err != nil || patch == nil {
 		return err
 	}
-	if _, err := m.configs().Patch(ctx, m.o.Configuration, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: fieldManager}); err != nil {
-		return fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.Configuration, err)
+	if _, err := m.configs().Patch(ctx, m.configuration, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: fieldManager}); err != nil {
+		return fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.configuration, err)
 	}
-	m.o.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.Configuration, "cas", len(r.bundle))
+	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.configuration, "cas", len(r.bundle))
 	return nil
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"bytes"
@@ -12,17 +12,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/util/cert"
-	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
 func TestManager_RestoresChangedObjects(t *testing.T) {
@@ -70,22 +68,22 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		w := newWorld(t)
 		r := w.start(times)
 		pass(time.Hour)
-		require.ErrorContains(t, r.Ready(), "missing MutatingWebhookConfiguration prebind")
-		_, err := r.GetCertificate(nil)
+		require.ErrorContains(t, r.ready(), "missing MutatingWebhookConfiguration prebind")
+		_, err := r.getCertificate(nil)
 		require.ErrorContains(t, err, "no certificate that the API server trusts")
 		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
 		require.NoError(t, err)
 		synctest.Wait()
-		require.NoError(t, r.Ready(), "immediately")
-		served, err := r.GetCertificate(nil)
+		require.NoError(t, r.ready(), "immediately")
+		served, err := r.getCertificate(nil)
 		require.NoError(t, err)
 		assert.Equal(t, []string{"prebind-webhook.prebind-system.svc", "prebind-webhook.prebind-system.svc.cluster.local"}, served.Leaf.DNSNames)
-		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(t, r, Serving))
-		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(t, r, CA))
+		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(r, Serving))
+		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(r, CA))
 
 		require.NoError(t, w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(t.Context(), config, metav1.DeleteOptions{}))
 		pass(time.Minute)
-		require.NoError(t, r.Ready(), "a replica with a certificate stays ready")
+		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
 		r.stop()
 		assert.Equal(t, 2, strings.Count(r.log.String(), "Waiting for the webhook configuration"), "the replica logs one line each time it waits:\n%s", r.log)
 	})
@@ -104,11 +102,11 @@ func TestManager_MissingPermission(t *testing.T) {
 		})
 		r := w.start(times)
 		pass(time.Minute)
-		require.ErrorContains(t, r.Ready(), "forbidden")
-		assert.NotContains(t, r.Ready().Error(), "\n")
+		require.ErrorContains(t, r.ready(), "forbidden")
+		assert.NotContains(t, r.ready().Error(), "\n")
 		w.client.Before(nil)
 		pass(2 * time.Second)
-		require.NoError(t, r.Ready(), "the write is retried")
+		require.NoError(t, r.ready(), "the write is retried")
 		r.stop()
 		assert.Equal(t, 1, strings.Count(r.log.String(), "Could not update certificates"), "%s", r.log)
 	})
@@ -122,11 +120,11 @@ func TestManager_CertManager(t *testing.T) {
 		w := newWorld(t, c)
 		r := w.start(times)
 		pass(time.Minute)
-		require.ErrorContains(t, r.Ready(), "cert-manager.io/inject-ca-from")
+		require.ErrorContains(t, r.ready(), "cert-manager.io/inject-ca-from")
 		assert.Equal(t, "its own", string(w.config().Webhooks[0].ClientConfig.CABundle))
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Annotations = nil })
 		synctest.Wait()
-		require.NoError(t, r.Ready())
+		require.NoError(t, r.ready())
 		r.stop()
 	})
 }
@@ -161,36 +159,7 @@ func TestInjected(t *testing.T) {
 	assert.Equal(t, []*x509.Certificate{b.cert}, injected(webhooks(both, b.certPEM)), "only CAs that are in every bundle count")
 }
 
-func TestNew(t *testing.T) {
-	good := Options{
-		Client: fake.NewClientset(), Namespace: namespace, Service: service, Configuration: config,
-		CAValidity: DefaultCAValidity, CertValidity: DefaultCertValidity, Overlap: DefaultOverlap,
-		Clock: clock.RealClock{}, Log: klog.Background(), Metrics: newRecorded(),
-	}
-	_, err := New(good)
-	require.NoError(t, err)
-	for name, spoil := range map[string]func(o *Options){
-		"Client":        func(o *Options) { o.Client = nil },
-		"Namespace":     func(o *Options) { o.Namespace = "" },
-		"Service":       func(o *Options) { o.Service = "" },
-		"Configuration": func(o *Options) { o.Configuration = "" },
-		"Clock":         func(o *Options) { o.Clock = nil },
-		"Metrics":       func(o *Options) { o.Metrics = nil },
-		"overlap":       func(o *Options) { o.Overlap = 0 },
-	} {
-		o := good
-		spoil(&o)
-		_, err := New(o)
-		assert.ErrorContains(t, err, name)
-	}
-}
-
 // expires is the recorded expiration time of the certificate.
-func expires(t *testing.T, r *replica, certificate string) int64 {
-	t.Helper()
-	records, ok := r.o.Metrics.(*recorded)
-	require.True(t, ok)
-	records.mu.Lock()
-	defer records.mu.Unlock()
-	return records.expires[certificate].Unix()
+func expires(r *replica, certificate string) int64 {
+	return int64(testutil.ToFloat64(r.Metrics.expiration.WithLabelValues(certificate)))
 }

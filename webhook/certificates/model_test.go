@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"fmt"
@@ -121,7 +121,7 @@ func (m *model) check() {
 			all = append(all, l)
 			m.cas[string(l.ca.Raw)] = true
 		} else {
-			require.Less(m.t, now.Sub(r.began), 2*m.lives.overlap, "a replica should be ready: %v", r.Ready())
+			require.Less(m.t, now.Sub(r.began), 2*m.lives.overlap, "a replica should be ready: %v", r.ready())
 		}
 	}
 	var left []*leaf

@@ -1,14 +1,13 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"bytes"
 	"context"
 	"crypto/x509"
 	"fmt"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,8 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/klog/v2/textlogger"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/test/fakeapi"
 )
@@ -82,25 +79,9 @@ func (w *world) setConfig(change func(c *admissionregistrationv1.MutatingWebhook
 	require.NoError(w.t, err)
 }
 
-// recorded keeps the last expiration time of each certificate.
-type recorded struct {
-	mu      sync.Mutex
-	expires map[string]time.Time
-}
-
-func newRecorded() *recorded { return &recorded{expires: map[string]time.Time{}} }
-
-func (r *recorded) Expires(certificate string, at time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.expires[certificate] = at
-}
-
-func (*recorded) Changed(string, error) {}
-
-// replica is a running Manager.
+// replica is a running manager.
 type replica struct {
-	*Manager
+	*manager
 	began time.Time
 	log   *bytes.Buffer
 	stop  func()
@@ -109,20 +90,15 @@ type replica struct {
 func (w *world) start(l lives) *replica {
 	w.t.Helper()
 	log := &bytes.Buffer{}
-	m, err := New(Options{
-		Client: w.client, Namespace: namespace, Service: service, Configuration: config,
-		CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap,
-		Clock: clock.RealClock{}, Metrics: newRecorded(),
-		Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))),
-	})
-	require.NoError(w.t, err)
+	o := Options{Service: service, WebhookConfiguration: config, CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap}
+	m := newManager(o, shared(log), w.client, namespace)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		assert.NoError(w.t, m.Start(ctx))
+		assert.NoError(w.t, m.start(ctx))
 	}()
-	return &replica{Manager: m, began: time.Now(), log: log, stop: func() {
+	return &replica{manager: m, began: time.Now(), log: log, stop: func() {
 		cancel()
 		<-done
 	}}

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 // Permissions of --self-managed-certs. `make generate` creates the roles "prebind-self-managed-certs" from these markers. Do not
 // bind the roles without that flag.

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"crypto"
@@ -13,7 +13,6 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 
 	"k8s.io/client-go/util/cert"
@@ -36,7 +35,7 @@ type authority struct {
 
 // newAuthority creates a CA.
 func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
-	template := &x509.Certificate{
+	made, key, err := sign(&x509.Certificate{
 		Subject:               pkix.Name{CommonName: caName},
 		NotBefore:             now.Add(-early),
 		NotAfter:              now.Add(validity),
@@ -44,15 +43,10 @@ func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 		MaxPathLenZero:        true, // It signs serving certificates only.
-	}
-	a := &authority{}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("creating the key of a CA: %w", err)
-	}
-	a.key = key
-	if a.cert, err = sign(template, template, key.Public(), key); err == nil {
-		a.certPEM, err = cert.EncodeCertificates(a.cert)
+	}, nil)
+	a := &authority{cert: made, key: key}
+	if err == nil {
+		a.certPEM, err = cert.EncodeCertificates(made)
 	}
 	if err == nil {
 		a.keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
@@ -84,20 +78,16 @@ type leaf struct {
 
 // issue creates a serving certificate. It expires no later than the CA.
 func (a *authority) issue(now time.Time, validity time.Duration, names []string) (*leaf, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("creating the key of a certificate: %w", err)
-	}
-	made, err := sign(&x509.Certificate{
+	made, key, err := sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: names[0]},
 		DNSNames:    names,
 		NotBefore:   now.Add(-early),
 		NotAfter:    a.ends(now, validity),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, a.cert, key.Public(), a.key)
+	}, a)
 	if err != nil {
-		return nil, fmt.Errorf("signing a certificate: %w", err)
+		return nil, fmt.Errorf("creating a certificate: %w", err)
 	}
 	return &leaf{tls: &tls.Certificate{Certificate: [][]byte{made.Raw}, PrivateKey: key, Leaf: made}, ca: a.cert}, nil
 }
@@ -110,15 +100,19 @@ func (a *authority) ends(now time.Time, validity time.Duration) time.Time {
 	return a.cert.NotAfter
 }
 
-func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer) (*x509.Certificate, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+// sign creates a key and a certificate with a random serial number. Without a CA, the certificate signs itself.
+func sign(template *x509.Certificate, ca *authority) (*x509.Certificate, crypto.Signer, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	template.SerialNumber = serial
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, key)
+	if ca == nil {
+		ca = &authority{cert: template, key: key}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return x509.ParseCertificate(der)
+	made, err := x509.ParseCertificate(der)
+	return made, key, err
 }

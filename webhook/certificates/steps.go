@@ -1,11 +1,10 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package selfmanaged
+package certificates
 
 import (
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -17,11 +16,6 @@ type lives struct {
 	ca, cert time.Duration
 	// overlap is the time for which a CA is trusted before it signs. In this time every API server receives it.
 	overlap time.Duration
-}
-
-// CheckLives returns an error if the durations are too short to rotate certificates and CAs before they expire.
-func CheckLives(ca, cert, overlap time.Duration) error {
-	return lives{ca: ca, cert: cert, overlap: overlap}.validate()
 }
 
 // validate returns an error if the durations are too short for a rotation.
@@ -93,70 +87,50 @@ const (
 	stepDrop    step = "drop earlier CAs"
 )
 
-// next returns the step to apply now.
-func (l lives) next(v view) step {
+// next returns the step to take now, and the record that results from it. Without a step, the record is nil.
+func (l lives) next(v view) (step, *record, error) {
 	r := v.held
-	switch {
-	case r == nil && v.known != nil && v.now.Before(v.known.current.cert.NotAfter):
-		return stepRestore
-	case r == nil:
-		return stepCreate
-	case !v.now.Before(r.current.cert.NotAfter) && (r.next == nil || !v.now.Before(r.next.cert.NotAfter)):
-		return stepCreate
-	case r.next != nil && (v.trusted.has(r.next.cert, v.now, l.overlap) || !v.now.Before(r.current.cert.NotAfter)):
-		return stepPromote
-	case r.next == nil && (r.rotate || !v.now.Before(renewal(r.current.cert, l.ca))):
-		return stepAdd
-	case len(r.earlier()) == 0:
-		return stepNone
-	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Unknown, or in the future.
-		return stepDate
-	// A replica without a connection since the promotion serves a certificate of the earlier CA until that expires.
-	case !v.now.Before(r.promoted.Add(l.cert + l.overlap)):
-		return stepDrop
-	default:
-		return stepNone
-	}
-}
-
-// take returns the record that results from the step.
-func (l lives) take(s step, v view) (*record, error) {
-	switch s {
-	case stepCreate:
+	if r == nil {
+		if v.known != nil && v.now.Before(v.known.current.cert.NotAfter) {
+			return stepRestore, v.known, nil
+		}
 		return l.create(v)
-	case stepRestore:
-		return v.known, nil
-	case stepAdd:
+	}
+	expired := !v.now.Before(r.current.cert.NotAfter)
+	changed := *r
+	switch earlier := r.earlier(); {
+	case expired && (r.next == nil || !v.now.Before(r.next.cert.NotAfter)):
+		return l.create(v)
+	case r.next != nil && (expired || v.trusted.has(r.next.cert, v.now, l.overlap)):
+		changed.current, changed.next, changed.promoted = r.next, nil, v.now
+		return stepPromote, &changed, nil
+	case r.next == nil && (r.rotate || !v.now.Before(renewal(r.current.cert, l.ca))):
 		next, err := newAuthority(v.now, l.ca)
 		if err != nil {
-			return nil, err
+			return stepAdd, nil, err
 		}
-		r := *v.held
-		r.next, r.bundle, r.rotate = next, append(slices.Clone(r.bundle), next.cert), false
-		return &r, nil
-	case stepPromote:
-		r := *v.held
-		r.current, r.next, r.promoted = r.next, nil, v.now
-		return &r, nil
-	case stepDate:
-		r := *v.held
-		r.promoted = v.now
-		return &r, nil
-	case stepDrop:
-		r := *v.held
-		r.bundle = without(r.bundle, func(c *x509.Certificate) bool { return holds(v.held.earlier(), c) })
-		return &r, nil
-	case stepNone:
+		changed.next, changed.bundle, changed.rotate = next, append(slices.Clone(r.bundle), next.cert), false
+		return stepAdd, &changed, nil
+	case len(earlier) == 0:
+		return stepNone, nil, nil
+	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Unknown, or in the future.
+		changed.promoted = v.now
+		return stepDate, &changed, nil
+	// A replica without a connection since the promotion serves a certificate of the earlier CA until that expires.
+	case !v.now.Before(r.promoted.Add(l.cert + l.overlap)):
+		changed.bundle = without(r.bundle, func(c *x509.Certificate) bool { return holds(earlier, c) })
+		return stepDrop, &changed, nil
+	default:
+		return stepNone, nil, nil
 	}
-	return nil, errors.New("no step")
 }
 
 // create returns a record with a new CA. The CAs in the webhook configuration stay trusted for a while, because replicas may
 // serve their certificates.
-func (l lives) create(v view) (*record, error) {
+func (l lives) create(v view) (step, *record, error) {
 	ca, err := newAuthority(v.now, l.ca)
 	if err != nil {
-		return nil, err
+		return stepCreate, nil, err
 	}
 	r := &record{current: ca, bundle: []*x509.Certificate{ca.cert}}
 	for _, t := range v.trusted {
@@ -164,7 +138,7 @@ func (l lives) create(v view) (*record, error) {
 			r.bundle, r.promoted = append(r.bundle, t.ca), v.now
 		}
 	}
-	return r, nil
+	return stepCreate, r, nil
 }
 
 // renews reports whether a replica must create a new serving certificate now. served may be nil. A replica never serves a

@@ -1,0 +1,288 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package certificates
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	admissioninformers "k8s.io/client-go/informers/admissionregistration/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	fieldManager = "prebind"
+	// oneCall is the timeout for the API calls of one step.
+	oneCall = 10 * time.Second
+	// retry is the pause after an error.
+	retry = time.Second
+)
+
+var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
+
+// manager keeps the CA, the CA bundle of the webhook configuration, and this replica's certificate up to date while start runs.
+// Its other methods are safe for concurrent use.
+type manager struct {
+	Shared
+	client kubernetes.Interface
+	// namespace of the Secret and the Service.
+	namespace string
+	// configuration is the name of the MutatingWebhookConfiguration.
+	configuration string
+	lives         lives
+	// names are the DNS names of the certificate.
+	names []string
+
+	served atomic.Pointer[leaf]
+	// waits is the reason why there is no certificate yet, and the last problem in the log.
+	waits atomic.Pointer[string]
+
+	// The following fields belong to start.
+	known   *record
+	trusted trust
+	// garbled is the version of the last invalid Secret in the log.
+	garbled string
+}
+
+// newManager starts nothing. The options must be valid.
+func newManager(o Options, shared Shared, client kubernetes.Interface, namespace string) *manager {
+	// The API server uses the first name.
+	name := o.Service + "." + namespace + ".svc"
+	m := &manager{
+		Shared: shared, client: client, namespace: namespace, configuration: o.WebhookConfiguration,
+		lives: o.lives(), names: []string{name, name + ".cluster.local"},
+	}
+	m.waits.Store(new(fmt.Sprintf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, m.configuration)))
+	return m
+}
+
+// getCertificate implements GetCertificate of tls.Config. It returns an error while there is no certificate
+// that the API server trusts.
+func (m *manager) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if served := m.served.Load(); served != nil {
+		return served.tls, nil
+	}
+	return nil, m.ready()
+}
+
+// ready returns an error while there is no certificate that the API server trusts.
+func (m *manager) ready() error {
+	if m.served.Load() != nil {
+		return nil
+	}
+	return fmt.Errorf("no certificate that the API server trusts: %s", *m.waits.Load())
+}
+
+// start keeps everything up to date until the context ends.
+func (m *manager) start(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	secrets, err := watched(coreinformers.NewFilteredSecretInformer(m.client, m.namespace, 0, nil, only(SecretName)), changed)
+	if err != nil {
+		return err
+	}
+	configs, err := watched(admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(m.client, 0, nil, only(m.configuration)), changed)
+	if err != nil {
+		return err
+	}
+	var informers sync.WaitGroup
+	defer informers.Wait()
+	informers.Go(func() { secrets.RunWithContext(ctx) })
+	informers.Go(func() { configs.RunWithContext(ctx) })
+	if !cache.WaitForCacheSync(ctx.Done(), secrets.HasSynced, configs.HasSynced) {
+		return nil // The context has ended.
+	}
+	for {
+		// Some steps depend only on the time. Their exact time does not matter.
+		pause := m.lives.overlap / 4
+		if err := m.work(ctx, one[*corev1.Secret](secrets), one[*admissionregistrationv1.MutatingWebhookConfiguration](configs)); err != nil {
+			pause = min(pause, retry)
+		}
+		timer := m.Clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-changed:
+			timer.Stop()
+		case <-timer.C():
+		}
+	}
+}
+
+// work applies all steps that are due and reports errors.
+func (m *manager) work(ctx context.Context, secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+	ctx, cancel := context.WithTimeout(ctx, oneCall)
+	defer cancel()
+	v := m.look(secret, config)
+	err := errors.Join(m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config))
+	m.report(err)
+	return err
+}
+
+// look returns the current view and stores the parts that later views need.
+func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) view {
+	now := m.Clock.Now()
+	m.trusted = m.trusted.seen(now, injected(config))
+	held, err := parseRecord(secret)
+	if err != nil && secret != nil && secret.ResourceVersion != m.garbled {
+		m.garbled = secret.ResourceVersion
+		m.Log.Error(err, "The Secret with the CA is not valid", "secret", SecretName)
+	}
+	v := view{now: now, held: held, known: m.known, trusted: m.trusted}
+	if held != nil {
+		m.Metrics.Expires(CA, held.current.cert.NotAfter)
+		if m.known != nil && !m.known.current.cert.Equal(held.current.cert) {
+			m.Metrics.Changed(CA, nil)
+		}
+		m.known = held
+	}
+	return v
+}
+
+// certify renews this replica's own certificate.
+func (m *manager) certify(v view) error {
+	served := m.served.Load()
+	if !m.lives.renews(v, served) {
+		return nil
+	}
+	made, err := v.held.current.issue(v.now, m.lives.cert, m.names)
+	if err != nil {
+		m.Metrics.Changed(Serving, err)
+		return err
+	}
+	m.served.Store(made)
+	m.Log.Info("Serving a new certificate", "names", m.names, "expires", made.tls.Leaf.NotAfter)
+	m.Metrics.Expires(Serving, made.tls.Leaf.NotAfter)
+	if served != nil {
+		m.Metrics.Changed(Serving, nil)
+	}
+	return nil
+}
+
+// step applies one step to the Secret. The resulting watch event starts the next one.
+func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
+	s, r, err := m.lives.next(v)
+	if err != nil || r == nil {
+		return err
+	}
+	next := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}, Type: corev1.SecretTypeOpaque}
+	if secret != nil {
+		next = secret.DeepCopy()
+	}
+	if err := r.write(next); err != nil {
+		return err
+	}
+	if secret == nil {
+		_, err = m.secrets().Create(ctx, next, metav1.CreateOptions{FieldManager: fieldManager})
+	} else {
+		_, err = m.secrets().Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	}
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && next.UID != "":
+		m.Log.V(2).Info("Another replica changed the Secret with the CA first", "secret", SecretName)
+		return nil // The watch reports it.
+	case err != nil:
+		return fmt.Errorf("writing Secret %s/%s: %w", m.namespace, SecretName, err)
+	}
+	m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "step", s, "expires", r.current.cert.NotAfter, "trusted", len(r.bundle))
+	return nil
+}
+
+// trust ensures that the webhook configuration contains the CAs of the Secret.
+func (m *manager) trust(ctx context.Context, v view, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+	switch {
+	case config == nil:
+		return fmt.Errorf("%w %s: apply it; Prebind then writes the CA bundle to it", errNoConfiguration, m.configuration)
+	case v.held == nil:
+		return nil // The Secret needs another step first.
+	}
+	if err := contested(config); err != nil {
+		return err
+	}
+	patch, err := bundlePatch(config, v.held.bundle)
+	if err != nil || patch == nil {
+		return err
+	}
+	err = m.inject(ctx)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		m.Log.V(2).Info("Another client changed the webhook configuration first", "webhookConfiguration", m.configuration, "reason", err.Error())
+		return nil // The watch reports it.
+	}
+	return err
+}
+
+// report logs an error once.
+func (m *manager) report(err error) {
+	text := "waiting for the CA bundle in the webhook configuration"
+	if err != nil {
+		text = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	before := *m.waits.Swap(&text)
+	switch {
+	case err == nil, text == before:
+	case errors.Is(err, errNoConfiguration):
+		m.Log.Info("Waiting for the webhook configuration", "reason", text)
+	default:
+		m.Log.Error(err, "Could not update certificates: the current ones stay in use")
+		m.Metrics.Changed(CA, err)
+	}
+}
+
+func (m *manager) secrets() coreclient.SecretInterface {
+	return m.client.CoreV1().Secrets(m.namespace)
+}
+
+func (m *manager) configs() admissionclient.MutatingWebhookConfigurationInterface {
+	return m.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+}
+
+// only selects the object with this name.
+func only(name string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}
+}
+
+// watched sends to changed on every event of the informer.
+func watched(informer cache.SharedIndexInformer, changed chan<- struct{}) (cache.SharedIndexInformer, error) {
+	signal := func() {
+		select {
+		case changed <- struct{}{}:
+		default: // A signal is already pending.
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { signal() },
+		UpdateFunc: func(any, any) { signal() },
+		DeleteFunc: func(any) { signal() },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching: %w", err)
+	}
+	return informer, nil
+}
+
+// one returns the object that the informer watches, or nil.
+func one[T any](informer cache.SharedIndexInformer) T {
+	var object T
+	for _, x := range informer.GetStore().List() {
+		object, _ = x.(T)
+	}
+	return object
+}
