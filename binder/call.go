@@ -369,7 +369,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 				return s.end(err)
 			}
 		}
-		c.awaits(err, s.first(), 0)
+		c.awaits(err, s.first(), 0, 0)
 		c.observe(ctx, s.waits)
 		if !c.reports.IsZero() && !now.Before(c.reports) {
 			c.reportWait(c.pod, err)

@@ -34,10 +34,12 @@ func (c *call) take(ctx context.Context) (leave func()) {
 	}
 }
 
-// awaits records what the call waits for, and the answer if it ended now. Over is 1 if it has ended.
-func (c *call) awaits(err *framework.Error, wait framework.Wait, over int) {
+// awaits records what the call waits for, and the answer if it ended now. Over is 1 if it has ended. Then the next one is expected after
+// that time.
+func (c *call) awaits(err *framework.Error, wait framework.Wait, over int, next time.Duration) {
 	c.waits.change(c.key, c.began, func(w *waited) {
 		w.calls += over
+		w.next = next
 		w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget
 	})
 }
@@ -56,7 +58,7 @@ func (c *call) remember(d Decision) Decision {
 		if d.wait.For == "" {
 			d.wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
 		}
-		c.awaits(d.Err, d.wait, 1)
+		c.awaits(d.Err, d.wait, 1, d.RetryAfter)
 	}
 	return d
 }

@@ -15,13 +15,8 @@ import (
 	"github.com/prebind/prebind/binder/work"
 )
 
-const (
-	// forgetWaits is how long a bind is remembered after its last call. It is longer than any
-	// Retry-After.
-	forgetWaits = 2*time.Minute + MaxRetryAfter
-	// rememberWaits is the number of binds that are remembered.
-	rememberWaits = 10_000
-)
+// rememberWaits is the number of binds that are remembered.
+const rememberWaits = 10_000
 
 // waited describes the calls for one bind. The zero waited means that there was none since the bind was rejected last.
 type waited struct {
@@ -34,6 +29,8 @@ type waited struct {
 	waiting *framework.Error
 	wait    framework.Wait
 	budget  time.Duration
+	// next is when the next call is expected, from the last change on.
+	next time.Duration
 	// reported is when an event last reported the wait, and object the object that it named.
 	reported time.Time
 	object   framework.Object
@@ -62,13 +59,13 @@ func (w *waits) before(key work.Key, began time.Time) waited {
 	return waited{since: began}
 }
 
-// change changes what is remembered of the bind.
+// change changes what is remembered of the bind, until work.AbandonAfter after the next call was expected.
 func (w *waits) change(key work.Key, began time.Time, change func(*waited)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	known := w.before(key, began)
 	change(&known)
-	w.cache.Add(key, known, forgetWaits)
+	w.cache.Add(key, known, known.next+work.AbandonAfter)
 }
 
 // all returns the binds that wait.
