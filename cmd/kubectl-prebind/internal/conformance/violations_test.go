@@ -1,0 +1,212 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
+	"github.com/prebind/prebind/test/fakeapi"
+)
+
+// scheduler is a scheduler, with the answers of Prebind to its Bindings. The zero value conforms, except that it has no backoff.
+type scheduler struct {
+	client *fakeapi.Clientset
+	// backoff is the time between the nth refusal and the next Binding.
+	backoff func(n int) time.Duration
+	// moves posts the Binding to another node after a 429.
+	moves bool
+	// drops forgets all refused pods but the first one.
+	drops bool
+	// replaces creates a pod again with spec.nodeName.
+	replaces bool
+	// workers limits the binds in progress. Nil means no limit.
+	workers chan struct{}
+	// seen is the number of pods so far. Pods are scheduled in the order of their creation.
+	seen int
+}
+
+// doubles is the backoff of kube-scheduler, with the second that a rejection takes.
+func doubles(n int) time.Duration { return time.Second + min(time.Second<<n, 30*time.Second) }
+
+func every(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+
+// schedule binds the pod, or tries until the context ends.
+func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
+	if s.workers != nil {
+		select {
+		case s.workers <- struct{}{}:
+			defer func() { <-s.workers }()
+		case <-ctx.Done():
+			return
+		}
+	}
+	_, waits := pod.Annotations[expectAnnotation]
+	switch {
+	case s.replaces:
+		pods := s.client.CoreV1().Pods(pod.Namespace)
+		_ = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{})
+		again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, Spec: corev1.PodSpec{NodeName: "node-1"}}
+		_, _ = pods.Create(ctx, again, metav1.CreateOptions{})
+	case waits:
+		s.answer(ctx, pod, work.ReasonWaiting, "node-1")
+		if s.moves {
+			s.answer(ctx, pod, work.ReasonWaiting, "node-2")
+		}
+		for sleep(ctx, time.Second) {
+			if node, err := s.client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{}); err == nil && node.Labels[releaseLabel(pod.Namespace, pod.Name)] != "" {
+				s.bind(ctx, pod, "node-1")
+				return
+			}
+		}
+	case pod.Annotations[deviceAnnotation] != "" || pod.Annotations[timeoutAnnotation] != "":
+		s.retry(ctx, pod)
+	default:
+		s.bind(ctx, pod, "node-1")
+	}
+}
+
+// retry posts Bindings until one is allowed. One with an invalid annotation never is, and one with a device when its holder is gone.
+func (s *scheduler) retry(ctx context.Context, pod *corev1.Pod) {
+	for n := 0; ; n++ {
+		_, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, fmt.Sprintf("holder-%d", n%2), metav1.GetOptions{})
+		node := fmt.Sprintf("node-%d", n%2+1)
+		if err != nil && pod.Annotations[deviceAnnotation] != "" {
+			s.bind(ctx, pod, node)
+			return
+		}
+		s.answer(ctx, pod, work.ReasonRefused, node)
+		if s.drops && !strings.HasSuffix(pod.Name, "-0") || !sleep(ctx, s.backoff(n)) {
+			return
+		}
+	}
+}
+
+// sleep returns false if the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// answer writes the event about an answer of Prebind.
+func (s *scheduler) answer(ctx context.Context, pod *corev1.Pod, reason, node string) {
+	e := event(reason, node, time.Now(), 0)
+	e.Namespace, e.Name = pod.Namespace, fmt.Sprintf("%s.%d.%s", pod.Name, time.Now().UnixNano(), node)
+	e.Regarding = corev1.ObjectReference{Kind: "Pod", Name: pod.Name, UID: pod.UID}
+	_, _ = s.client.EventsV1().Events(pod.Namespace).Create(ctx, &e, metav1.CreateOptions{})
+}
+
+func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string) {
+	_ = s.client.CoreV1().Pods(pod.Namespace).Bind(ctx, dryrun.Binding(pod, node, nil), metav1.CreateOptions{})
+}
+
+// react makes the fake API server bind pods, and the scheduler schedule the new ones.
+func (s *scheduler) react(ctx context.Context, running *sync.WaitGroup) clienttesting.ReactionFunc {
+	return func(a clienttesting.Action) (bool, runtime.Object, error) {
+		create, ok := a.(clienttesting.CreateAction)
+		if !ok {
+			return false, nil, nil
+		}
+		switch o := create.GetObject().(type) {
+		case *corev1.Binding:
+			stored, err := s.client.Tracker().Get(a.GetResource(), o.Namespace, o.Name)
+			if pod, ok := stored.(*corev1.Pod); err == nil && ok {
+				pod = pod.DeepCopy()
+				pod.Spec.NodeName = o.Target.Name
+				err = s.client.Tracker().Update(a.GetResource(), pod, o.Namespace)
+			}
+			return true, o, err
+		case *corev1.Pod:
+			if o.Spec.SchedulerName == noScheduler || o.Spec.NodeName != "" {
+				return false, nil, nil
+			}
+			s.seen++
+			after := time.Duration(s.seen) * time.Millisecond
+			running.Go(func() {
+				if sleep(ctx, after) {
+					if pod, err := s.client.CoreV1().Pods(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{}); err == nil {
+						s.schedule(ctx, pod)
+					}
+				}
+			})
+		}
+		return false, nil, nil
+	}
+}
+
+// TestViolations checks that checks find schedulers that violate the contract, and that one which conforms passes.
+func TestViolations(t *testing.T) {
+	tests := map[string]struct {
+		reason    string
+		check     string
+		scheduler scheduler
+		// says is the detail of the failure. Empty means that the check passes.
+		says string
+	}{
+		"Bind":            {reason: "a pod is bound with a Binding", check: "bind"},
+		"NodeName":        {reason: "a pod with spec.nodeName does not pass Prebind", check: "bind", scheduler: scheduler{replaces: true}, says: "pod bind was deleted or replaced by another component"},
+		"Wait":            {reason: "the scheduler stays on the node", check: "wait"},
+		"OtherNode":       {reason: "a 429 is not a failure", check: "wait", scheduler: scheduler{moves: true}, says: "the pod waited on node-1, and the scheduler posted Bindings to other nodes in the meantime: node-2"},
+		"Refused":         {reason: "backoff grows", check: "refused", scheduler: scheduler{backoff: doubles}},
+		"HotLoop":         {reason: "there is no backoff", check: "refused", scheduler: scheduler{backoff: every(50 * time.Millisecond)}, says: "Bindings of the rejected pod in"},
+		"ConstantBackoff": {reason: "backoff must grow", check: "refused", scheduler: scheduler{backoff: every(2 * time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
+		"Dropped":         {reason: "all refused pods are tried again", check: "refused", scheduler: scheduler{backoff: doubles, drops: true}, says: "pod refused-1 was not bound within"},
+		"Invalid":         {reason: "an invalid Binding is not repeated in a loop", check: "invalid", scheduler: scheduler{backoff: doubles}},
+		"InvalidLoop":     {reason: "an invalid Binding does not become valid", check: "invalid", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
+		"Workers":         {reason: "pods that wait do not delay others", check: "workers"},
+		"FewWorkers":      {reason: "each waiting pod occupies a worker", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 10)}, says: "pod workers was not bound within"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := fakeapi.NewClientset()
+				if tc.scheduler.workers != nil {
+					tc.scheduler.workers = make(chan struct{}, cap(tc.scheduler.workers)) // A channel of the bubble.
+				}
+				tc.scheduler.client = client
+				s := sessionOn(client, &bytes.Buffer{})
+				s.load = &meter{}
+				for _, node := range []string{"node-1", "node-2"} {
+					n, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelHostname: node}}}, metav1.CreateOptions{})
+					assert.NoError(t, err)
+					s.nodes = append(s.nodes, *n)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				var running sync.WaitGroup
+				client.PrependReactor("create", "pods", tc.scheduler.react(ctx, &running))
+				all := checks()
+				c := all[slices.IndexFunc(all, func(c check) bool { return c.name == tc.check })]
+				c.plugins = nil
+				r := s.make(ctx, c)
+				cancel()
+				running.Wait()
+				if tc.says == "" {
+					assert.Equal(t, Pass, r.Status, "%s: %s", tc.reason, r.Detail)
+					return
+				}
+				assert.Equal(t, Fail, r.Status, "%s: %s", tc.reason, r.Detail)
+				assert.Contains(t, r.Detail, tc.says, tc.reason)
+			})
+		})
+	}
+}
