@@ -169,30 +169,3 @@ func TestAdvice(t *testing.T) {
 		assert.Contains(t, advice, "rest.Config.Timeout")
 	}
 }
-
-// TestRecorded checks that a record of Prebind with the pod is found, in any ConfigMap.
-func TestRecorded(t *testing.T) {
-	record := func(name string, data map[string]string) *corev1.ConfigMap {
-		return &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "where-prebind-runs", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "prebind"}},
-			Data:       data,
-		}
-	}
-	tests := map[string]struct {
-		reason string
-		data   map[string]string
-		want   bool
-	}{
-		"Grant":   {reason: "a device record has the UID as a key", data: map[string]string{"node": "a", "uid-1": "{}"}, want: true},
-		"Lock":    {reason: "the lock of a node names the UID", data: map[string]string{"node-lock": `{"pod":"a/b","uid":"uid-1"}`}, want: true},
-		"Another": {reason: "the record of another pod", data: map[string]string{"node": "a", "uid-2": "{}"}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			check := &trial{session: sessionOn(fakeapi.NewClientset(record("other", nil), record("devices", tc.data)), &bytes.Buffer{})}
-			got, err := check.recorded(t.Context(), "uid-1")
-			require.NoError(t, err)
-			assert.Equal(t, tc.want, got, tc.reason)
-		})
-	}
-}
