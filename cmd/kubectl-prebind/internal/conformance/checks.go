@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/work"
-	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 )
 
 // Names of PreBind plugins that checks use.
@@ -241,20 +240,11 @@ func checkUID(ctx context.Context, t *trial) string {
 	probe := t.creates(ctx, "probe", in, unscheduled)
 	probe.UID = ""
 	// The policy applies when it rejects a Binding without a UID.
-	if !t.until(ctx, appliedTime, func(ctx context.Context) (bool, error) {
-		err := dryrun.Post(ctx, t.client, dryrun.Binding(probe, t.nodes[0].Name, nil), dryrun.DryRun)
-		return err != nil && strings.Contains(err.Error(), t.ns.Name+".conformance"), nil
-	}) {
+	if !t.applied(ctx, probe, func(err error) bool { return err != nil && strings.Contains(err.Error(), t.ns.Name+".conformance") }) {
 		t.end(skip("within %s, the API server did not apply a ValidatingAdmissionPolicy in a namespace that is exempt from Prebind; check that the label %s exempts a namespace", appliedTime, exemptLabel))
 	}
-	pod := t.creates(ctx, "uid", in)
-	if !t.until(ctx, t.Timeout/2, func(ctx context.Context) (bool, error) {
-		now, err := t.read(ctx, pod)
-		return err == nil && now.Spec.NodeName != "", err
-	}) {
-		t.violates(adviceUID+" Use POST pods/NAME/binding: the API server removes the UID on the legacy path POST bindings.",
-			"the pod was not bound in a namespace where a policy rejects Bindings without a UID%s", t.why(ctx, pod))
-	}
+	t.bound(ctx, t.creates(ctx, "uid", in), "A policy rejects Bindings without a UID in the namespace of the pod. "+adviceUID+
+		" Use POST pods/NAME/binding: the API server removes the UID on the legacy path POST bindings.")
 	return "each Binding has the UID of the pod"
 }
 

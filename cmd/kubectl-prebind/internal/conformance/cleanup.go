@@ -62,10 +62,10 @@ func setDriver(ctx context.Context, client kubernetes.Interface, node, run strin
 }
 
 // unmark removes the labels and drivers of the run from all nodes.
-func unmark(ctx context.Context, client kubernetes.Interface, run string) (bool, error) {
+func unmark(ctx context.Context, client kubernetes.Interface, run string) error {
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return false, fmt.Errorf("listing nodes: %w", err)
+		return fmt.Errorf("listing nodes: %w", err)
 	}
 	var errs []error
 	for _, n := range nodes.Items {
@@ -76,33 +76,37 @@ func unmark(ctx context.Context, client kubernetes.Interface, run string) (bool,
 		}
 	}
 	csiNodes, err := client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{})
-	if err != nil && !apierrors.IsForbidden(err) { // Without this permission, the run has made no check with volumes.
-		return false, fmt.Errorf("listing CSINodes: %w", err)
+	switch {
+	case apierrors.IsForbidden(err):
+		return errors.Join(errs...) // Without this permission, the run has made no check with volumes.
+	case err != nil:
+		return fmt.Errorf("listing CSINodes: %w", err)
 	}
-	if err == nil {
-		for _, n := range csiNodes.Items {
-			if slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == run }) {
-				errs = append(errs, setDriver(ctx, client, n.Name, run, true))
-			}
+	for _, n := range csiNodes.Items {
+		if slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == run }) {
+			errs = append(errs, setDriver(ctx, client, n.Name, run, true))
 		}
 	}
-	err = errors.Join(errs...)
-	return err == nil, err
+	return errors.Join(errs...)
 }
 
 // remove removes the objects of a run, and waits until they are gone. It retries until the context ends.
 func remove(ctx context.Context, client kubernetes.Interface, run string) error {
 	last := errors.New("the namespace still exists")
-	steps := []func(context.Context, kubernetes.Interface, string) (bool, error){unmark, deleteNamespace}
-	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-		done, err := steps[0](ctx, client, run)
+	unmarked := false
+	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (gone bool, _ error) {
+		var err error
+		if !unmarked {
+			err = unmark(ctx, client, run)
+			unmarked = err == nil
+		}
+		if unmarked {
+			gone, err = deleteNamespace(ctx, client, run)
+		}
 		if err != nil && !wait.Interrupted(err) {
 			last = err
 		}
-		if done && err == nil {
-			steps = steps[1:]
-		}
-		return len(steps) == 0, nil
+		return gone, nil
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, last, byHand(run))

@@ -63,9 +63,7 @@ func checkInvalid(ctx context.Context, t *trial) string {
 func checkInternal(ctx context.Context, t *trial) string {
 	t.apply(ctx, "internal.yaml", values{})
 	probe := t.creates(ctx, "internal-probe", unscheduled)
-	if !t.until(ctx, appliedTime, func(ctx context.Context) (bool, error) {
-		return apierrors.IsInternalError(dryrun.Post(ctx, t.client, dryrun.Binding(probe, t.nodes[0].Name, nil), dryrun.DryRun)), nil
-	}) {
+	if !t.applied(ctx, probe, apierrors.IsInternalError) {
 		t.end(skip("within %s, the API server did not apply a ValidatingWebhookConfiguration", appliedTime))
 	}
 	id := t.ns.Name + "-internal"

@@ -6,12 +6,10 @@ package conformance
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +22,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 )
 
 // requestTimeout limits the requests of one look.
@@ -111,17 +110,14 @@ func (t *trial) deletes(ctx context.Context, pod *corev1.Pod) {
 func (t *trial) discard(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.CleanupTimeout)
 	defer cancel()
-	errs := make([]error, len(t.created))
-	var all sync.WaitGroup
-	for i, pod := range t.created {
-		all.Go(func() {
-			errs[i] = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-				return apierrors.IsNotFound(t.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})), nil
-			})
+	left := t.created
+	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+		left = slices.DeleteFunc(left, func(pod *corev1.Pod) bool {
+			return apierrors.IsNotFound(t.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 		})
-	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+		return len(left) == 0, nil
+	})
+	if err != nil {
 		return fmt.Errorf("deleting the pods of the check: %w", err)
 	}
 	return nil
@@ -322,6 +318,13 @@ func (t *trial) touch(ctx context.Context, pod *corev1.Pod, n int) error {
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"conformance.prebind.dev/answers","status":"True","message":"%d"}]}}`, n)
 	_, err := t.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 	return err
+}
+
+// applied waits until the API server answers a dry-run Binding of the probe in the way that a new admission configuration causes.
+func (t *trial) applied(ctx context.Context, probe *corev1.Pod, answer func(err error) bool) bool {
+	return t.until(ctx, appliedTime, func(ctx context.Context) (bool, error) {
+		return answer(dryrun.Post(ctx, t.client, dryrun.Binding(probe, t.nodes[0].Name, nil), dryrun.DryRun)), nil
+	})
 }
 
 // deviceHeld returns whether Prebind would refuse the device on the node.
