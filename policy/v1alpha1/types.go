@@ -122,8 +122,6 @@ type MatchConstraints struct {
 }
 
 // MatchCondition is a condition for the policy to apply.
-//
-// +kubebuilder:object:generate=false
 type MatchCondition struct {
 	// Name identifies the condition in messages. It consists of alphanumeric characters, '-', '_' or '.',
 	// and can have a DNS subdomain and a slash before it, such as example.com/gpu.
@@ -187,8 +185,6 @@ type Resource struct {
 }
 
 // Variable is a named expression.
-//
-// +kubebuilder:object:generate=false
 type Variable struct {
 	// Name of the variable in expressions: variables.<name>. It is a CEL identifier.
 	//
@@ -204,8 +200,6 @@ type Variable struct {
 }
 
 // Validation is a condition of the bind.
-//
-// +kubebuilder:object:generate=false
 type Validation struct {
 	// Expression returns a bool. False rejects the bind.
 	//
@@ -225,8 +219,6 @@ type Validation struct {
 }
 
 // Wait is a condition that the bind waits for.
-//
-// +kubebuilder:object:generate=false
 type Wait struct {
 	// Name identifies the wait in messages and events. It consists of alphanumeric characters, '-', '_' or
 	// '.'.
@@ -285,8 +277,6 @@ type Mutations struct {
 }
 
 // Mutation is one annotation or label.
-//
-// +kubebuilder:object:generate=false
 type Mutation struct {
 	// Key of the annotation or label. A key without a slash becomes <policy>.policy.prebind.dev/<key>. The
 	// operator of Prebind must allow any other prefix (--policy-key-prefixes). Prefixes of
@@ -381,8 +371,6 @@ type TypeChecking struct {
 }
 
 // ExpressionWarning is a warning about one expression.
-//
-// +kubebuilder:object:generate=false
 type ExpressionWarning struct {
 	// FieldRef is the path of the expression, such as spec.validations[0].expression.
 	FieldRef string `json:"fieldRef"`
