@@ -58,8 +58,7 @@ func NewChain(o Options) (*Chain, error) {
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 			return nil, fmt.Errorf("mutator %q: the name is not a DNS label: %s", name, strings.Join(problems, "; "))
 		}
-		prefix := name + "." + v1alpha1.Domain
-		c.links = append(c.links, link{mutator: m, name: name, prefix: prefix + "/", required: slices.Contains(o.Required, name)})
+		c.links = append(c.links, link{mutator: m, name: name, prefix: name + "." + v1alpha1.Domain + "/", required: slices.Contains(o.Required, name)})
 	}
 	for _, name := range o.Required {
 		if !seen[name] {
@@ -71,15 +70,6 @@ func NewChain(o Options) (*Chain, error) {
 
 // Len returns the number of mutators.
 func (c *Chain) Len() int { return len(c.links) }
-
-// Names returns the names of the mutators in order. The caller owns the slice.
-func (c *Chain) Names() []string {
-	names := make([]string, 0, len(c.links))
-	for _, l := range c.links {
-		names = append(names, l.name)
-	}
-	return names
-}
 
 // Result is the output of the chain.
 type Result struct {
@@ -113,10 +103,11 @@ type Conflict struct {
 
 // String returns a warning for the client.
 func (c Conflict) String() string {
+	done := "replaced"
 	if c.Kept {
-		return fmt.Sprintf("%s: kept the %s's value of %s %s", c.Mutator, c.Source, c.Field, c.Key)
+		done = "kept"
 	}
-	return fmt.Sprintf("%s: replaced the %s's value of %s %s", c.Mutator, c.Source, c.Field, c.Key)
+	return fmt.Sprintf("%s: %s the %s's value of %s %s", c.Mutator, done, c.Source, c.Field, c.Key)
 }
 
 // Failure is the failure of a mutator.
@@ -216,10 +207,10 @@ func (l link) run(in Input) (out Output, stack string, err error) {
 			out, stack, err = Output{}, string(debug.Stack()), fmt.Errorf("panic: %v", r)
 		}
 	}()
-	if out, err = l.mutator.Mutate(in); err != nil {
-		return Output{}, "", err
+	if out, err = l.mutator.Mutate(in); err == nil {
+		err = check(out)
 	}
-	if err := check(out); err != nil {
+	if err != nil {
 		return Output{}, "", err
 	}
 	return out, "", nil

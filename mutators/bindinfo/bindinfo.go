@@ -20,11 +20,21 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 )
 
 // Name is the name of the mutator.
 const Name = "bind-info"
+
+// Registration returns the registry entry of the mutator.
+func Registration() mutators.Registration {
+	return mutators.Registration{
+		Name:        Name,
+		Description: "the bind: user, scheduler, time, number of calls, wait",
+		New:         func(v1alpha1.Arguments) (mutators.Mutator, error) { return New(), nil },
+	}
+}
 
 // maxRunes is the maximum length of a value in characters. The name of a user can have any length.
 const maxRunes = 256

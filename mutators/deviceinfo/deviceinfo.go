@@ -18,12 +18,23 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
 // Name is the name of the mutator.
 const Name = "device-info"
+
+// Registration returns the registry entry of the mutator.
+func Registration() mutators.Registration {
+	return mutators.Registration{
+		Name:        Name,
+		Description: "the pod's devices of the plugin device and of ResourceClaims",
+		Claims:      true,
+		New:         func(v1alpha1.Arguments) (mutators.Mutator, error) { return New(), nil },
+	}
+}
 
 // hashLength is the length of the hash in a shortened key, in characters.
 const hashLength = 8

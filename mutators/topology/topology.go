@@ -23,15 +23,70 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
 // Name is the name of the mutator.
 const Name = "topology"
+
+// Registration returns the registry entry of the mutator.
+func Registration() mutators.Registration {
+	return mutators.Registration{
+		Name:        Name,
+		On:          true,
+		Description: "labels of the node: zone, region, hostname, and those of --topology-labels; a path",
+		Arguments:   func() v1alpha1.Arguments { return &Arguments{Labels: DefaultLabels()} },
+		New: func(a v1alpha1.Arguments) (mutators.Mutator, error) {
+			args, err := v1alpha1.ArgumentsAs[*Arguments](a)
+			if err != nil {
+				return nil, err
+			}
+			return New(args)
+		},
+	}
+}
+
+// Arguments are the arguments of the mutator.
+type Arguments struct {
+	// Labels are the node labels to copy. The package comment describes the entries. Two
+	// entries without a star must not have the same key.
+	Labels []string `json:"labels"`
+	// Path are the node labels whose values, joined by '/', become the key "path". Label values
+	// never contain '/'. If a label is missing or empty on the node, there is no path.
+	Path []string `json:"path"`
+	// PodLabels are the keys that also become labels of the pod, without prefix. "*" means
+	// every key except path.
+	PodLabels []string `json:"podLabels"`
+	// ReplacePodLabels means that these labels replace existing values of the pod or the Binding.
+	ReplacePodLabels bool `json:"replacePodLabels"`
+}
+
+// AddFlags implements v1alpha1.Arguments.
+func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&a.Labels, "topology-labels", a.Labels,
+		"Node labels that the mutator topology copies. Each entry is 'label', 'label=key', or a prefix such as 'example.com/net-*' or 'example.com/net-*=n-*'; '*' means every label. The default key is the part after the slash. Entries without a star win.")
+	fs.StringSliceVar(&a.Path, "topology-path", a.Path,
+		"Node labels from the widest to the narrowest. Their values, joined by '/', become the annotation topology.prebind.dev/path. If a label is missing, there is no path.")
+	fs.StringSliceVar(&a.PodLabels, "topology-pod-labels", a.PodLabels,
+		"Keys of --topology-labels that also become labels of the pod; '*' means all. Requires Kubernetes 1.35 or later.")
+	fs.BoolVar(&a.ReplacePodLabels, "topology-replace-pod-labels", a.ReplacePodLabels,
+		"Replace existing values of these labels on the pod or the Binding. By default, they are kept with a warning.")
+}
+
+// Validate implements v1alpha1.Arguments.
+func (a *Arguments) Validate(path *field.Path) field.ErrorList {
+	if _, invalid := a.build(path); invalid != nil {
+		return field.ErrorList{invalid}
+	}
+	return nil
+}
 
 // pathKey is the key of the path.
 const pathKey = "path"
@@ -49,17 +104,10 @@ type Mutator struct {
 	path     []string
 	// labels and short are the labels and keys of entries without a star and of the path.
 	labels, short map[string]bool
-	pod           podLabels
-	replace       bool
+	// pod are the keys that become labels of the pod. "*" means every key.
+	pod     map[string]bool
+	replace bool
 }
-
-// podLabels are the keys that become labels of the pod.
-type podLabels struct {
-	all  bool
-	keys map[string]bool
-}
-
-func (p podLabels) has(key string) bool { return p.all || p.keys[key] }
 
 var _ mutators.Mutator = (*Mutator)(nil)
 
@@ -74,7 +122,7 @@ func New(a *Arguments) (*Mutator, error) {
 
 // build returns the mutator, or an error about the first invalid field.
 func (a *Arguments) build(path *field.Path) (*Mutator, *field.Error) {
-	m := &Mutator{labels: map[string]bool{}, short: map[string]bool{}, pod: podLabels{keys: map[string]bool{}}, replace: a.ReplacePodLabels}
+	m := &Mutator{labels: map[string]bool{}, short: map[string]bool{}, pod: map[string]bool{}, replace: a.ReplacePodLabels}
 	for _, f := range []struct {
 		name   string
 		values []string
@@ -122,8 +170,7 @@ func (m *Mutator) setPath(labels []string) error {
 		}
 	}
 	for i, label := range labels {
-		// An entry of the path is a label without a key.
-		if _, err := keys.Parse(keys.Label, []string{label}); err != nil || strings.Contains(label, "=") {
+		if len(validation.IsQualifiedName(label)) > 0 {
 			return fmt.Errorf("path: invalid label key %q: use node labels from the widest to the narrowest, such as %s",
 				label, corev1.LabelTopologyZone)
 		}
@@ -138,15 +185,13 @@ func (m *Mutator) setPath(labels []string) error {
 func (m *Mutator) setPodLabels(wanted []string) error {
 	for _, key := range wanted {
 		switch {
-		case key == "*":
-			m.pod.all = true
 		case key == pathKey && len(m.path) > 0:
 			return fmt.Errorf("pod labels: %q cannot be a label, because its value contains '/': remove it", key)
-		case !m.canGive(key):
+		case key != "*" && !m.canGive(key):
 			return fmt.Errorf("pod labels: %q is not the key of a copied node label: use a key without prefix%s",
 				key, m.examples())
 		default:
-			m.pod.keys[key] = true
+			m.pod[key] = true
 		}
 	}
 	return nil
@@ -228,7 +273,7 @@ func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 // although a node in the API server cannot have one.
 func (m *Mutator) add(out *mutators.Output, key, value string) {
 	out.Annotations[key] = value
-	if !m.pod.has(key) {
+	if !m.pod["*"] && !m.pod[key] {
 		return
 	}
 	if !keys.ValidLabelValue(value) {
