@@ -4,6 +4,7 @@
 package cases
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,9 @@ import (
 
 // mismatch is a value that does not have the type of its field.
 type mismatch struct{ path, message string }
+
+// forms are the kinds that have another name in JSON.
+var forms = map[reflect.Kind]string{reflect.Struct: "object", reflect.Map: "object", reflect.Slice: "list"}
 
 // mismatches compares a JSON value with a Go type. Null fits any type. It reports unknown fields, too. A decoder would report
 // only the first mismatch, and often without its path.
@@ -69,12 +73,6 @@ func decodes(t reflect.Type, v any) error {
 	case t.Kind() == reflect.String:
 		return fmt.Errorf("must be a string, got %s; quote it", encoded)
 	}
-	want := wrong.Type.Kind().String()
-	switch wrong.Type.Kind() {
-	case reflect.Struct, reflect.Map:
-		want = "object"
-	case reflect.Slice:
-		want = "list"
-	}
-	return fmt.Errorf("must be of type %s, got %s", want, encoded)
+	kind := wrong.Type.Kind()
+	return fmt.Errorf("must be of type %s, got %s", cmp.Or(forms[kind], kind.String()), encoded)
 }
