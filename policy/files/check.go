@@ -27,15 +27,12 @@ type Policy struct {
 	Compiled *policy.Compiled
 	// Problems are the reasons why the API server or Prebind would not accept the policy.
 	Problems []policy.Problem
-
-	warnings []v1alpha1.ExpressionWarning
+	// Warnings are those of the compiler and about kinds.
+	Warnings []v1alpha1.ExpressionWarning
 }
 
 // Ready returns whether the policy has no problems.
 func (p *Policy) Ready() bool { return len(p.Problems) == 0 }
-
-// Warnings returns the warnings of the compiler and about kinds.
-func (p *Policy) Warnings() []v1alpha1.ExpressionWarning { return p.warnings }
 
 // ReasonInvalid is the reason of problems that the API server would find.
 const ReasonInvalid = "Invalid"
@@ -104,7 +101,7 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 		return p
 	}
 	if p.Compiled, err = policy.Compile(p.Policy, o); err == nil {
-		p.warnings = p.Compiled.Warnings()
+		p.Warnings = p.Compiled.Warnings()
 		return p
 	}
 	invalid := p.Problems

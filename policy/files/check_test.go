@@ -112,8 +112,8 @@ func TestCheck_Timeout(t *testing.T) {
 	require.NoError(t, err)
 	policies, err := Check(t.Context(), documents, policy.Options{BindTimeout: 10 * time.Minute})
 	require.NoError(t, err)
-	require.Len(t, policies[0].Warnings(), 1)
-	assert.Equal(t, "spec.waitFor[0].timeout", policies[0].Warnings()[0].FieldRef)
+	require.Len(t, policies[0].Warnings, 1)
+	assert.Equal(t, "spec.waitFor[0].timeout", policies[0].Warnings[0].FieldRef)
 }
 
 func TestValidator_Defaults(t *testing.T) {
@@ -176,7 +176,7 @@ validations: [{expression: "resources.rack.status.reddy"}, {expression: "resourc
 	require.NoError(t, err)
 	require.Len(t, policies, 1)
 	assert.Empty(t, policies[0].Problems, "a schema causes only warnings, because it can change")
-	warnings := policies[0].Warnings()
+	warnings := policies[0].Warnings
 	require.Len(t, warnings, 1)
 	assert.Equal(t, "spec.validations[0].expression", warnings[0].FieldRef)
 	assert.Contains(t, warnings[0].Warning, "reddy")
@@ -227,12 +227,12 @@ func TestCheck_Kinds(t *testing.T) {
 			}
 			require.Empty(t, p.Problems)
 			if tc.says == "" {
-				assert.Empty(t, p.Warnings(), tc.reason)
+				assert.Empty(t, p.Warnings, tc.reason)
 				return
 			}
-			require.Len(t, p.Warnings(), 1, tc.reason)
-			assert.Equal(t, tc.field, p.Warnings()[0].FieldRef)
-			assert.Contains(t, p.Warnings()[0].Warning, tc.says, tc.reason)
+			require.Len(t, p.Warnings, 1, tc.reason)
+			assert.Equal(t, tc.field, p.Warnings[0].FieldRef)
+			assert.Contains(t, p.Warnings[0].Warning, tc.says, tc.reason)
 		})
 	}
 }

@@ -30,7 +30,7 @@ func (p *Policy) checkKinds(known Schemas) {
 		case problem != "":
 			p.unknown(path, problem)
 		default:
-			p.warnings = append(p.warnings, v1alpha1.ExpressionWarning{FieldRef: path + ".kind", Warning: "kind not known: fields are not checked; pass its CustomResourceDefinition"})
+			p.Warnings = append(p.Warnings, v1alpha1.ExpressionWarning{FieldRef: path + ".kind", Warning: "kind not known: fields are not checked; pass its CustomResourceDefinition"})
 		}
 	}
 }

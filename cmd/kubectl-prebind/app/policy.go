@@ -109,7 +109,7 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []str
 			at := fmt.Sprintf("%s: BindPolicy %s", p.At(problem.Field), p.Name())
 			fmt.Fprintf(out, "%s: %s: %s\n", at, problem.Reason, block(problem.Error()+hint(problem.Reason)))
 		}
-		for _, w := range p.Warnings() {
+		for _, w := range p.Warnings {
 			warnings++
 			fmt.Fprintf(out, "%s: BindPolicy %s: warning: %s: %s\n", p.At(w.FieldRef), p.Name(), w.FieldRef, block(w.Warning))
 		}
