@@ -62,17 +62,15 @@ type Compiled struct {
 
 	match       matcher
 	conditions  []condition
-	resources   []*declared
-	variables   []*expression
+	resources   map[string]*declared
+	variables   map[string]*expression
 	validations []rule
 	waits       []wait
 	annotations []mutation
 	labels      []mutation
 
-	// resourceIndex and variableIndex are the indexes by name.
-	resourceIndex, variableIndex map[string]int
-	reads                        []*Resource
-	warnings                     []v1alpha1.ExpressionWarning
+	reads    []*Resource
+	warnings []v1alpha1.ExpressionWarning
 }
 
 // condition is a matchCondition.
@@ -146,13 +144,15 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	c := &compiler{env: env, provider: provider, options: o, policy: p, out: &Compiled{
 		name: p.Name, uid: p.UID, generation: p.Generation,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		resourceIndex: map[string]int{}, variableIndex: map[string]int{},
+		resources: map[string]*declared{}, variables: map[string]*expression{},
 	}}
 	c.compile()
 	if err := errors.Join(c.problems...); err != nil {
 		return nil, err
 	}
-	c.findReads()
+	if slices.ContainsFunc(c.expressions, func(x *expression) bool { return len(mentions(x.ast, varClaims)) > 0 }) {
+		c.out.reads = append(c.out.reads, Claims)
+	}
 	c.check()
 	for _, x := range c.expressions {
 		x.ast = nil
@@ -287,8 +287,8 @@ func (c *compiler) declareResources() {
 			c.problem(v1alpha1.ReasonCompileError, field, problem)
 		}
 		declaredTypes[r.Name] = d.cel(nil)
-		c.out.resourceIndex[r.Name] = len(c.out.resources)
-		c.out.resources = append(c.out.resources, d)
+		c.out.resources[r.Name] = d
+		c.out.reads = append(c.out.reads, d.Resource)
 	}
 }
 
@@ -347,8 +347,7 @@ func (c *compiler) compileVariables() {
 			continue
 		}
 		variables[v.Name] = x.ast.OutputType()
-		c.out.variableIndex[v.Name] = len(c.out.variables)
-		c.out.variables = append(c.out.variables, x)
+		c.out.variables[v.Name] = x
 	}
 }
 
@@ -369,20 +368,16 @@ func (x *expression) constant() string {
 func (c *compiler) compileNames() {
 	for i := range c.policy.Spec.Resources {
 		r := &c.policy.Spec.Resources[i]
-		at, ok := c.out.resourceIndex[r.Name]
+		d, ok := c.out.resources[r.Name]
 		if !ok {
 			continue
 		}
 		field := fmt.Sprintf("spec.resources[%d]", i)
-		d := c.out.resources[at]
 		d.name = c.expression(field+".nameExpression", r.NameExpression, returnsString)
 		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, returnsString)
 		d.Constant = d.name.constant()
 		for _, x := range []*expression{d.name, d.namespace} {
-			if x == nil {
-				continue
-			}
-			if x.resources {
+			if x != nil && x.resources {
 				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources, directly or through a variable")
 			}
 		}
@@ -407,16 +402,6 @@ func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation 
 	return compiled
 }
 
-// findReads finds what the expressions read.
-func (c *compiler) findReads() {
-	if slices.ContainsFunc(c.expressions, func(x *expression) bool { return len(mentions(x.ast, varClaims)) > 0 }) {
-		c.out.reads = append(c.out.reads, Claims)
-	}
-	for _, d := range c.out.resources {
-		c.out.reads = append(c.out.reads, d.Resource)
-	}
-}
-
 // usesResources returns whether the expression uses resources, directly or through earlier variables.
 func (c *compiler) usesResources(x *expression) bool {
 	if len(mentions(x.ast, varResources)) > 0 {
@@ -427,9 +412,9 @@ func (c *compiler) usesResources(x *expression) bool {
 		if parent, ok := mention.Parent(); ok && parent.Kind() == ast.SelectKind {
 			name = parent.AsSelect().FieldName()
 		}
-		for used, i := range c.out.variableIndex {
+		for used, x := range c.out.variables {
 			// Without a name, the expression may use all of them.
-			if (name == "" || used == name) && c.out.variables[i].resources {
+			if (name == "" || used == name) && x.resources {
 				return true
 			}
 		}

@@ -84,9 +84,9 @@ func (e *evaluation) value(name string) ref.Val {
 		}
 		return typeClaims.Value(claims)
 	case varResources:
-		return newLazy(typeResources, e.policy.resourceIndex, e.resource)
+		return &lazy{of: typeResources, get: e.resource, values: map[string]ref.Val{}}
 	case varVariables:
-		return newLazy(typeVariables, e.policy.variableIndex, e.variable)
+		return &lazy{of: typeVariables, get: e.variable, values: map[string]ref.Val{}}
 	}
 	return nil
 }
@@ -210,18 +210,25 @@ func (e *evaluation) claims() (map[string]*corev1.PersistentVolumeClaim, error) 
 	return claims, nil
 }
 
-// variable returns the value of a variable of the policy.
-func (e *evaluation) variable(i int) ref.Val {
-	v, err := e.eval(e.policy.variables[i])
+// variable returns the value of a variable of the policy. It is nil if there is none with the name.
+func (e *evaluation) variable(name string) ref.Val {
+	x, ok := e.policy.variables[name]
+	if !ok {
+		return nil
+	}
+	v, err := e.eval(x)
 	if err != nil {
-		return types.WrapErr(fmt.Errorf("%s: %w", e.policy.variables[i].field, err))
+		return types.WrapErr(fmt.Errorf("%s: %w", x.field, err))
 	}
 	return v
 }
 
-// resource returns the value of a resource.
-func (e *evaluation) resource(i int) ref.Val {
-	d := e.policy.resources[i]
+// resource returns the value of a resource. It is nil if there is none with the name.
+func (e *evaluation) resource(resource string) ref.Val {
+	d, ok := e.policy.resources[resource]
+	if !ok {
+		return nil
+	}
 	namespace, name := d.Namespace, ""
 	for _, from := range []struct {
 		x    *expression
@@ -278,18 +285,14 @@ func (d *declared) value(o client.Object) ref.Val {
 
 // lazy is an object whose fields get their value at their first use.
 type lazy struct {
-	of     *types.Type
-	index  map[string]int
-	get    func(i int) ref.Val
-	values []ref.Val
+	of *types.Type
+	// get returns nil if there is no such field.
+	get    func(name string) ref.Val
+	values map[string]ref.Val
 }
 
 var _ traits.Indexer = (*lazy)(nil)
 var _ traits.FieldTester = (*lazy)(nil)
-
-func newLazy(of *types.Type, index map[string]int, get func(i int) ref.Val) *lazy {
-	return &lazy{of: of, index: index, get: get, values: make([]ref.Val, len(index))}
-}
 
 // Get implements traits.Indexer.
 func (l *lazy) Get(key ref.Val) ref.Val {
@@ -297,14 +300,14 @@ func (l *lazy) Get(key ref.Val) ref.Val {
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(key)
 	}
-	i, ok := l.index[string(name)]
+	v, ok := l.values[string(name)]
 	if !ok {
-		return types.NewErr("no such key: %v", key)
+		if v = l.get(string(name)); v == nil {
+			return types.NewErr("no such key: %v", key)
+		}
+		l.values[string(name)] = v
 	}
-	if l.values[i] == nil {
-		l.values[i] = l.get(i)
-	}
-	return l.values[i]
+	return v
 }
 
 // IsSet implements traits.FieldTester. A missing object is not set.

@@ -29,8 +29,8 @@ func (c *compiler) check() {
 		return
 	}
 	maps.Copy(p.structs, custom.structs)
-	for _, d := range c.out.resources {
-		p.structs[typeResources.TypeName()][d.Resource.Name] = d.cel(custom.resources[d.Resource.Name])
+	for name, d := range c.out.resources {
+		p.structs[typeResources.TypeName()][name] = d.cel(custom.resources[name])
 	}
 	checked := func(x *expression, want returns) *types.Type {
 		ast, text := check(env, x.source, want)
@@ -41,8 +41,8 @@ func (c *compiler) check() {
 		return ast.OutputType()
 	}
 	variables := map[*expression]string{}
-	for name, i := range c.out.variableIndex {
-		variables[c.out.variables[i]] = name
+	for name, x := range c.out.variables {
+		variables[x] = name
 	}
 	for i, x := range c.expressions {
 		t := checked(x, c.want[i])
@@ -63,7 +63,8 @@ type openAPITypes struct {
 func (c *compiler) customTypes() (*openAPITypes, string) {
 	o := &openAPITypes{resources: map[string]*types.Type{}, structs: map[string]map[string]*types.Type{}}
 	var known []string
-	for _, d := range c.out.resources {
+	for _, r := range c.policy.Spec.Resources {
+		d := c.out.resources[r.Name]
 		if d.typed != nil || c.options.Schemas == nil {
 			continue
 		}
@@ -72,10 +73,10 @@ func (c *compiler) customTypes() (*openAPITypes, string) {
 			continue
 		}
 		if d.OnNode && !mayHave(s, "spec", "nodeName") {
-			c.warn("spec.resources["+d.Resource.Name+"].onNode", d.Kind.Kind+" has no field spec.nodeName: no object is on a node")
+			c.warn("spec.resources["+r.Name+"].onNode", d.Kind.Kind+" has no field spec.nodeName: no object is on a node")
 		}
 		name := d.Kind.String()
-		o.resources[d.Resource.Name] = o.convert("policy/"+name, s, true, 0)
+		o.resources[r.Name] = o.convert("policy/"+name, s, true, 0)
 		if !slices.Contains(known, name) {
 			known = append(known, name)
 		}
