@@ -91,13 +91,9 @@ func (e *evaluation) value(name string) ref.Val {
 	return nil
 }
 
-// limited returns the value of an object that is not too large.
-func limited[T interface {
-	comparable
-	Size() int
-}](of *schema.Type, name string, o T) ref.Val {
-	var none T
-	if o != none && o.Size() > MaxObject {
+// limited returns the value of an object that is not too large. The size of a nil pointer is zero.
+func limited(of *schema.Type, name string, o interface{ Size() int }) ref.Val {
+	if o.Size() > MaxObject {
 		return types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
 	}
 	return of.Value(o)

@@ -20,8 +20,8 @@ const (
 	policyDomain = "policy." + ownDomain
 )
 
-// reserved are the domains whose keys policies must not set.
-var reserved = []string{"kubernetes.io", "k8s.io"}
+// reserved are the domains whose keys policies must not set, except for their own.
+var reserved = []string{"kubernetes.io", "k8s.io", ownDomain}
 
 // keyOf returns the complete key of an annotation or label, or the reason why the policy must not set it. A key
 // without a slash becomes <policy>.policy.prebind.dev/<key>.
@@ -42,7 +42,7 @@ func keyOf(policy, key string, allowed []string) (string, *Problem) {
 	switch {
 	case prefix == own:
 		return complete, nil
-	case slices.ContainsFunc(append(reserved, ownDomain), func(domain string) bool { return within(domain, prefix) }):
+	case slices.ContainsFunc(reserved, func(domain string) bool { return within(domain, prefix) }):
 		return "", &Problem{Reason: v1alpha1.ReasonKeyNotAllowed, Message: fmt.Sprintf("keys with the prefix %s are reserved; use a key without a prefix", prefix)}
 	case slices.ContainsFunc(allowed, func(p string) bool { return allows(p, prefix) }):
 		return complete, nil
@@ -70,7 +70,7 @@ func ValidateKeyPrefix(prefix string) string {
 	if errs := validation.IsDNS1123Subdomain(domain); len(errs) > 0 {
 		return strings.Join(errs, "; ")
 	}
-	for _, r := range append(reserved, ownDomain) {
+	for _, r := range reserved {
 		if within(r, domain) {
 			return "keys of " + r + " are never allowed"
 		}

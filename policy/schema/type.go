@@ -28,7 +28,6 @@ import (
 	"encoding/json"
 	"maps"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 
@@ -52,9 +51,8 @@ type Type struct {
 	of reflect.Type
 	// convert returns the CEL value of a Go value that is not a pointer.
 	convert func(reflect.Value) ref.Val
-	// fields are the fields of a struct by JSON name, and names are their keys in order.
+	// fields are the fields of a struct by JSON name.
 	fields map[string]*Field
-	names  []string
 }
 
 // Field is a field of a struct.
@@ -180,7 +178,6 @@ func (t *Type) asStruct() {
 		}
 		t.fields[name] = f
 	}
-	t.names = slices.Sorted(maps.Keys(t.fields))
 }
 
 // nameOf returns the name of a struct type, such as core/v1.Pod. It contains a slash unless the type has no

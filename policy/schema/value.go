@@ -141,7 +141,7 @@ func (s *structValue) Find(key ref.Val) (ref.Val, bool) {
 // all returns the fields that are present.
 func (s *structValue) all() traits.Mapper {
 	values := map[string]any{}
-	for _, name := range s.t.names {
+	for name := range s.t.fields {
 		if v, ok := s.Find(types.String(name)); ok {
 			values[name] = v
 		}
