@@ -27,20 +27,6 @@ type bind struct {
 // presence is the set of parents of patched fields that exist.
 type presence struct{ metadata, annotations, labels bool }
 
-// presenceIn returns the presence for a decoded object. It decodes the object again only if the metadata is empty.
-func presenceIn(raw []byte, b *corev1.Binding) (presence, error) {
-	has := presence{annotations: b.Annotations != nil, labels: b.Labels != nil}
-	if has.metadata = has.annotations || has.labels || b.Name != "" || b.Namespace != "" || b.UID != ""; has.metadata {
-		return has, nil
-	}
-	var object struct {
-		Metadata *struct{} `json:"metadata"`
-	}
-	err := json.Unmarshal(raw, &object)
-	has.metadata = object.Metadata != nil
-	return has, err
-}
-
 // parse returns the Binding of a request. For a request that is not the creation of a Binding, it returns a nil bind and
 // the reason. A Binding that cannot be decoded is an error.
 func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
@@ -48,13 +34,14 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 	if reason != "" {
 		return nil, reason, nil
 	}
-	b := &bind{request: binder.Request{User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false)}}
-	binding := &corev1.Binding{}
-	err := json.Unmarshal(r.Object.Raw, binding)
-	if err == nil {
-		b.has, err = presenceIn(r.Object.Raw, binding)
+	// Binding is corev1.Binding, except that it shows whether there are metadata.
+	type Binding struct {
+		metav1.TypeMeta
+		Metadata *metav1.ObjectMeta     `json:"metadata"`
+		Target   corev1.ObjectReference `json:"target"`
 	}
-	if err != nil {
+	var object Binding
+	if err := json.Unmarshal(r.Object.Raw, &object); err != nil {
 		return nil, "", &framework.Error{
 			Kind:    framework.KindInvalid,
 			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
@@ -62,18 +49,20 @@ func parse(r *admissionv1.AdmissionRequest) (*bind, string, *framework.Error) {
 			Advice:  "post a v1 Binding",
 		}
 	}
+	binding := &corev1.Binding{TypeMeta: object.TypeMeta, ObjectMeta: ptr.Deref(object.Metadata, metav1.ObjectMeta{}), Target: object.Target}
+	has := presence{metadata: object.Metadata != nil, annotations: binding.Annotations != nil, labels: binding.Labels != nil}
 	// An attempt keeps the Binding. Prebind does not read these fields, and a client controls their size.
 	binding.ManagedFields, binding.OwnerReferences, binding.Finalizers = nil, nil, nil
 	// Release the object, because Prebind may hold the call.
 	r.Object.Raw = nil
-	b.request.Binding = binding
 	// On the legacy path, POST .../bindings, only the object contains the name.
 	name := r.Name
 	if name == "" {
 		name = binding.Name
 	}
-	b.request.Pod = types.NamespacedName{Namespace: r.Namespace, Name: name}
-	return b, "", nil
+	return &bind{has: has, request: binder.Request{
+		Pod: types.NamespacedName{Namespace: r.Namespace, Name: name}, Binding: binding, User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false),
+	}}, "", nil
 }
 
 // notBinding returns why a request is not the creation of a Binding, or "". Such requests come from a webhook

@@ -134,14 +134,12 @@ func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	if d.Calls > 0 {
 		log = log.WithValues("calls", d.Calls, "waited", d.Waited)
 	}
-	if d.Err != nil {
-		log = log.WithValues("plugin", d.Err.Plugin, "reason", d.Err.Error())
-	}
+	err := d.Err
 	if a := d.Audit; a != nil {
-		log = log.WithValues("audited", a.Kind)
-		if a.Err != nil {
-			log = log.WithValues("plugin", a.Err.Plugin, "reason", a.Err.Error())
-		}
+		log, err = log.WithValues("audited", a.Kind), a.Err
+	}
+	if err != nil {
+		log = log.WithValues("plugin", err.Plugin, "reason", err.Error())
 	}
 	log.V(2).Info("Decided on a Binding")
 }

@@ -56,8 +56,6 @@ type manager struct {
 	// The following fields belong to start.
 	known   *record
 	trusted trust
-	// garbled is the version of the last invalid Secret in the log.
-	garbled string
 }
 
 // newManager starts nothing. The options must be valid.
@@ -129,20 +127,21 @@ func (m *manager) start(ctx context.Context) error {
 func (m *manager) work(ctx context.Context, secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, oneCall)
 	defer cancel()
-	v := m.look(secret, config)
-	err := errors.Join(m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config))
+	v, invalid := m.look(secret, config)
+	err := errors.Join(invalid, m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config))
 	m.report(err)
 	return err
 }
 
-// look returns the current view and stores the parts that later views need.
-func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) view {
+// look returns the current view, and an error for an invalid Secret. It stores the parts that later views need.
+func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) (view, error) {
 	now := m.Clock.Now()
 	m.trusted = m.trusted.seen(now, injected(config))
 	held, err := parseRecord(secret)
-	if err != nil && secret != nil && secret.ResourceVersion != m.garbled {
-		m.garbled = secret.ResourceVersion
-		m.Log.Error(err, "The Secret with the CA is not valid", "secret", SecretName)
+	if secret == nil {
+		err = nil
+	} else if err != nil {
+		err = fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
 	}
 	v := view{now: now, held: held, known: m.known, trusted: m.trusted}
 	if held != nil {
@@ -152,7 +151,7 @@ func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.Mu
 		}
 		m.known = held
 	}
-	return v
+	return v, err
 }
 
 // certify renews this replica's own certificate.

@@ -4,7 +4,6 @@
 package certificates
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -87,8 +86,6 @@ func (o *Options) Validate() []error {
 		err := o.lives().validate()
 		check(err == nil, "--self-managed-ca-validity, --self-managed-cert-validity, --self-managed-ca-overlap: %w", err)
 	}
-	if len(o.ClientNames) > 0 && o.ClientCAFile == "" {
-		problems = append(problems, errors.New("--client-allowed-names: requires --client-ca-file"))
-	}
+	check(len(o.ClientNames) == 0 || o.ClientCAFile != "", "--client-allowed-names: requires --client-ca-file")
 	return problems
 }
