@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -123,18 +124,15 @@ func (p *Policy) advice(path string) string {
 
 // nameProblem returns the reason why an object has no name, or an empty text.
 func nameProblem(object map[string]any) string {
-	metadata, _ := object["metadata"].(map[string]any)
-	switch name := metadata["name"].(type) {
-	case nil:
+	value, _, _ := unstructured.NestedFieldNoCopy(object, "metadata", "name")
+	name, isText := value.(string)
+	switch {
+	case value == nil || isText && name == "":
 		return "required"
-	case string:
-		if name == "" {
-			return "required"
-		}
-		return ""
-	default:
-		return fmt.Sprintf("must be a string, got %v; quote it", name)
+	case !isText:
+		return fmt.Sprintf("must be a string, got %v; quote it", value)
 	}
+	return ""
 }
 
 // invalid adds a problem that the API server would find.

@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kjson "sigs.k8s.io/json"
 	sigsyaml "sigs.k8s.io/yaml"
@@ -45,8 +46,7 @@ func (d *Document) Kind() schema.GroupVersionKind {
 
 // Name returns metadata.name, or an empty string.
 func (d *Document) Name() string {
-	metadata, _ := d.Object["metadata"].(map[string]any)
-	name, _ := metadata["name"].(string)
+	name, _, _ := unstructured.NestedString(d.Object, "metadata", "name")
 	return name
 }
 
