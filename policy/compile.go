@@ -141,11 +141,8 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CEL environment: %w", err)
 	}
-	c := &compiler{env: env, provider: provider, options: o, policy: p, out: &Compiled{
-		name: p.Name, uid: p.UID, generation: p.Generation,
-		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		resources: map[string]*declared{}, variables: map[string]*expression{},
-	}}
+	out, problems := newCompiled(p)
+	c := &compiler{env: env, provider: provider, options: o, policy: p, out: out, problems: problems}
 	c.compile()
 	if err := errors.Join(c.problems...); err != nil {
 		return nil, err
@@ -165,11 +162,19 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 	p = p.DeepCopy()
 	v1alpha1.SetDefaults(p)
-	match, _ := compileMatcher(&p.Spec.MatchConstraints)
+	out, _ := newCompiled(p)
+	out.broken = reason
+	return out
+}
+
+// newCompiled returns the policy without its expressions, and the problems of matchConstraints.
+func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, []error) {
+	match, problems := compileMatcher(&p.Spec.MatchConstraints)
 	return &Compiled{
-		name: p.Name, uid: p.UID, generation: p.Generation, broken: reason, match: match,
+		name: p.Name, uid: p.UID, generation: p.Generation, match: match,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-	}
+		resources: map[string]*declared{}, variables: map[string]*expression{},
+	}, problems
 }
 
 // compiler compiles one policy.
@@ -217,9 +222,6 @@ func (c *compiler) expression(field, source string, want returns) *expression {
 
 func (c *compiler) compile() {
 	spec := &c.policy.Spec
-	var problems []error
-	c.out.match, problems = compileMatcher(&spec.MatchConstraints)
-	c.problems = append(c.problems, problems...)
 	c.declareResources()
 	c.compileVariables()
 	c.compileNames()
