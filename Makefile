@@ -64,15 +64,14 @@ properties: ## Run property and model tests with random seeds (ROUNDS=50: number
 		-run 'Properties$$|^TestModel' $$(go list ./... | grep -v /test/)
 
 # Shows each test when it ends, and at the end the output of those that failed. The file contains the output of all.
-E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -count=1 $(2) ./test/$(1)
+E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -p 3 -count=1 -timeout 60m $(addprefix ./test/,$(2))
 
-# One package at a time, because each starts a control plane. The end-to-end tests build Prebind with the race detector.
+# The tests of faults and of the release mostly wait, so they run beside the others. Benchmarks need the machine for themselves. Prebind
+# itself is built with the race detector.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
-	$(call E2E,e2e,-timeout 60m)
-	$(call E2E,faults,-race -timeout 30m)
-	$(call E2E,bench,-timeout 30m)
-	$(call E2E,release,-timeout 30m)
+	$(call E2E,e2e,e2e faults release)
+	$(call E2E,bench,bench)
 
 # Versions of Kubernetes in addition to that of make test.
 KUBERNETES ?= $(patsubst test/kubernetes/%.mod,%,$(wildcard test/kubernetes/[0-9]*.mod))
@@ -87,7 +86,7 @@ test-versions: ## Run the end-to-end tests on the other supported versions of Ku
 
 .PHONY: test-version
 test-version:
-	$(call E2E,e2e,-timeout 60m)
+	$(call E2E,e2e,e2e)
 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
