@@ -25,6 +25,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/volumes"
 )
 
 // Name of the plugin.
@@ -62,11 +63,16 @@ type decision struct {
 // SetupBindContextExtension reads the pod's claims and everything that their binding
 // depends on, and plans the binding.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	s, err := p.read(ctx, cache, bc)
+	var d decision
+	refs := volumes.ClaimsOf(bc.Pod)
+	if len(refs) == 0 { // Most pods have no claims.
+		framework.Extend(bc, d)
+		return nil
+	}
+	s, err := p.read(ctx, cache, bc, refs)
 	if err != nil {
 		return err
 	}
-	var d decision
 	d.plan, d.err = findPodVolumes(s)
 	framework.Extend(bc, d)
 	// The index of free volumes reads none of them through the cache, so their changes would not

@@ -20,9 +20,9 @@ import (
 // read reads the objects that the decision needs. cache subscribes the bind to all that it reads. The plugin lists
 // volumes and capacities through the cache of its handle, which does not: the changes of all other volumes would wake
 // the bind.
-func (p *Plugin) read(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (snapshot, error) {
+func (p *Plugin) read(ctx context.Context, cache framework.Reader, bc *framework.BindContext, refs []volumes.ClaimRef) (snapshot, error) {
 	s := snapshot{pod: bc.Pod, node: bc.Node}
-	for _, ref := range volumes.ClaimsOf(s.pod) {
+	for _, ref := range refs {
 		u, err := p.readUse(ctx, cache, bc, ref)
 		if err != nil {
 			return s, err
