@@ -40,13 +40,6 @@ func injected(config *admissionregistrationv1.MutatingWebhookConfiguration) []*x
 	return all
 }
 
-// lacks reports whether a webhook of the configuration has another bundle.
-func lacks(config *admissionregistrationv1.MutatingWebhookConfiguration, bundle []byte) bool {
-	return slices.ContainsFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
-		return !bytes.Equal(w.ClientConfig.CABundle, bundle)
-	})
-}
-
 // contested returns an error if cert-manager also writes the bundle.
 func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	for name := range config.Annotations {
@@ -93,7 +86,10 @@ func bundlePatch(config *admissionregistrationv1.MutatingWebhookConfiguration, c
 	if err != nil {
 		return nil, fmt.Errorf("encoding CAs: %w", err)
 	}
-	if !lacks(config, bundle) {
+	differs := func(w admissionregistrationv1.MutatingWebhook) bool {
+		return !bytes.Equal(w.ClientConfig.CABundle, bundle)
+	}
+	if !slices.ContainsFunc(config.Webhooks, differs) {
 		return nil, nil
 	}
 	if config.ResourceVersion == "" {

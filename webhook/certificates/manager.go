@@ -137,21 +137,20 @@ func (m *manager) work(ctx context.Context, secret *corev1.Secret, config *admis
 func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) (view, error) {
 	now := m.Clock.Now()
 	m.trusted = m.trusted.seen(now, injected(config))
-	held, err := parseRecord(secret)
+	v := view{now: now, known: m.known, trusted: m.trusted}
 	if secret == nil {
-		err = nil
-	} else if err != nil {
-		err = fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
+		return v, nil
 	}
-	v := view{now: now, held: held, known: m.known, trusted: m.trusted}
-	if held != nil {
-		m.Metrics.Expires(CA, held.current.cert.NotAfter)
-		if m.known != nil && !m.known.current.cert.Equal(held.current.cert) {
-			m.Metrics.Changed(CA, nil)
-		}
-		m.known = held
+	held, err := parseRecord(secret)
+	if err != nil {
+		return v, fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
 	}
-	return v, err
+	m.Metrics.Expires(CA, held.current.cert.NotAfter)
+	if m.known != nil && !m.known.current.cert.Equal(held.current.cert) {
+		m.Metrics.Changed(CA, nil)
+	}
+	m.known, v.held = held, held
+	return v, nil
 }
 
 // certify renews this replica's own certificate.

@@ -5,7 +5,6 @@ package certificates
 
 import (
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -43,9 +42,6 @@ type record struct {
 
 // parseRecord parses a Secret. It returns an error if the parts do not match.
 func parseRecord(secret *corev1.Secret) (*record, error) {
-	if secret == nil {
-		return nil, errors.New("missing Secret")
-	}
 	r := &record{}
 	var err error
 	if r.current, err = parseAuthority(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]); err != nil {
