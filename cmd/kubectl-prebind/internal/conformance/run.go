@@ -41,7 +41,7 @@ type session struct {
 	// load measures the cluster during the checks. Nil means that nothing measures it.
 	load *meter
 	// progress serializes lines of progress.
-	progress *sync.Mutex
+	progress sync.Mutex
 }
 
 // errInterrupted is the error of a run whose context has ended.
@@ -53,7 +53,7 @@ func Run(ctx, clean context.Context, config *rest.Config, o Options) (*Report, e
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &session{Options: o, config: adjust(config), progress: &sync.Mutex{}}
+	s := &session{Options: o, config: adjust(config)}
 	var err error
 	if s.client, err = kubernetes.NewForConfig(s.config); err != nil {
 		return nil, fmt.Errorf("setting up a client: %w", err)

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,7 +26,7 @@ import (
 func sessionOn(client *fakeapi.Clientset, progress *bytes.Buffer) *session {
 	o := Default()
 	o.Progress, o.CleanupTimeout = progress, 2*time.Second
-	return &session{Options: o, client: client, ns: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-a"}}, progress: &sync.Mutex{}}
+	return &session{Options: o, client: client, ns: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-a"}}}
 }
 
 // podsIn returns the names of the pods of the run.
