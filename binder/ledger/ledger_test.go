@@ -71,10 +71,10 @@ func increment(c *count) error {
 	return nil
 }
 
-// numberOf returns the number of a record, or -1.
-func numberOf(t *testing.T, server client.Client, key string) int {
+// numberOf returns the number of the record a, or -1.
+func numberOf(t *testing.T, server client.Client) int {
 	t.Helper()
-	v, err := open(server).Get(t.Context(), server, key)
+	v, err := open(server).Get(t.Context(), server, "a")
 	require.NoError(t, err)
 	if v == nil {
 		return -1
@@ -110,7 +110,7 @@ func TestUpdate_LosesNoChange(t *testing.T) {
 	for err := range errs {
 		require.NoError(t, err)
 	}
-	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server, "a"), "the first record is from Missing")
+	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server), "the first record is from Missing")
 }
 
 // Another replica writes the record between the read and the write of an Update.
@@ -126,7 +126,7 @@ func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
 		return increment(c)
 	}))
 	assert.Equal(t, []int{101, 102}, seen)
-	assert.Equal(t, 103, numberOf(t, server, "a"))
+	assert.Equal(t, 103, numberOf(t, server))
 }
 
 // behind is a cache that contains only an old version of a record.
@@ -162,7 +162,7 @@ func TestUpdate_CacheIsBehind(t *testing.T) {
 				return increment(c)
 			}))
 			assert.Equal(t, []int{101, 102}, seen)
-			assert.Equal(t, 103, numberOf(t, server, "a"))
+			assert.Equal(t, 103, numberOf(t, server))
 		})
 	}
 }
@@ -174,7 +174,7 @@ func TestUpdate_UsesTheCache(t *testing.T) {
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 	s.h.Live = nil
 	require.NoError(t, s.Update(t.Context(), "a", increment))
-	assert.Equal(t, 102, numberOf(t, server, "a"))
+	assert.Equal(t, 102, numberOf(t, server))
 }
 
 func TestUpdate_WritesOnlyChanges(t *testing.T) {
@@ -183,7 +183,7 @@ func TestUpdate_WritesOnlyChanges(t *testing.T) {
 	odd := func(c *count) error { c.n++; return errOdd }
 	assert.ErrorIs(t, open(server).Update(t.Context(), "a", odd), errOdd)
 	require.NoError(t, open(server).Update(t.Context(), "a", func(*count) error { return nil }))
-	assert.Equal(t, -1, numberOf(t, server, "a"))
+	assert.Equal(t, -1, numberOf(t, server))
 }
 
 // A record without its label is not in the cache.
