@@ -187,12 +187,16 @@ func TestConformance(t *testing.T) {
 			}
 			content, err := os.ReadFile(junit)
 			require.NoError(t, err)
-			var suite struct {
-				Tests    int `xml:"tests,attr"`
-				Failures int `xml:"failures,attr"`
-				Skipped  int `xml:"skipped,attr"`
+			var report struct {
+				Suites []struct {
+					Tests    int `xml:"tests,attr"`
+					Failures int `xml:"failures,attr"`
+					Skipped  int `xml:"skipped,attr"`
+				} `xml:"testsuite"`
 			}
-			require.NoError(t, xml.Unmarshal(content, &suite))
+			require.NoError(t, xml.Unmarshal(content, &report))
+			require.Len(t, report.Suites, 1)
+			suite := report.Suites[0]
 			assert.Equal(t, 13, suite.Tests)
 			assert.Zero(t, suite.Failures)
 			assert.Len(t, tc.skipped, suite.Skipped)
@@ -217,7 +221,7 @@ func TestConformance_Violations(t *testing.T) {
 			"internal": {reason: "an internal error is not final", says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
 		}},
 		"forgets": {faults: faults{withoutUID: true, forgets: true}, args: []string{"--binding-annotation=" + ownAnnotation}, checks: map[string]violation{
-			"uid":                 {reason: "the Binding can apply to another pod", says: "Bindings without a UID", advice: "Set metadata.uid"},
+			"uid":                 {reason: "the Binding can apply to another pod", says: "pod uid was not bound within 1m0s", advice: "Set metadata.uid"},
 			"binding-annotations": {reason: "the annotations of the scheduler are lost", says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
 		}},
 	}
