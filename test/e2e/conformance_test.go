@@ -291,7 +291,8 @@ func TestConformance_Interrupted(t *testing.T) {
 	assert.Contains(t, progress.String(), "kubectl delete namespace "+conformancePrefix(t))
 	r := conformance(t, shared, "--cleanup")
 	assert.Equal(t, 0, r.code)
-	assert.Contains(t, r.out, "Runs removed: 1")
+	// The API server may complete the deletion that the first run has begun.
+	assert.Regexp(t, "Runs removed: [01]", r.out)
 	assertNothingLeft(t, shared)
 }
 
