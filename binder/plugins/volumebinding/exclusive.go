@@ -123,11 +123,24 @@ func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claims 
 // plugin lists the pods of the namespace from the API server, for ReadWriteOncePod claims only.
 const podPage = 500
 
-// checkUnused checks that no other pod uses one of the claims. It makes no request if there are no
+// errReplaced means that the cache contains a claim that does not exist any more.
+var errReplaced = errors.New("the claim was deleted")
+
+// checkUnused checks that the claims still exist, and that no other pod uses one of them. It makes no request if there are no
 // claims.
 func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []reservation) error {
 	if len(claims) == 0 {
 		return nil
+	}
+	for _, r := range claims {
+		// A claim can be deleted and created again while the process is suspended.
+		now, err := framework.Get(ctx, p.h.Live, &corev1.PersistentVolumeClaim{}, pod.Namespace, r.claim.Name)
+		if err != nil {
+			return err
+		}
+		if now == nil || now.UID != r.claim.UID {
+			return behind(r.claim, errReplaced)
+		}
 	}
 	// As in kube-scheduler, these are the pods that can use a volume.
 	using := client.MatchingFieldsSelector{Selector: fields.AndSelectors(

@@ -133,6 +133,18 @@ func TestExclusive_ChecksUsersOfAnOldReservation(t *testing.T) {
 	assert.Len(t, w.records(), 1)
 }
 
+// TestExclusive_Replaced: the cache of a process that was suspended contains a claim that was deleted and created again.
+func TestExclusive_Replaced(t *testing.T) {
+	w := onePod()
+	p, bc := pluginIn(w), contextFor(thePod())
+	_, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	w.put(theClaim(gen.UID("another"), gen.AccessModes(corev1.ReadWriteOncePod)))
+	err = p.PreBind(t.Context(), bc)
+	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+	assert.ErrorIs(t, err, errReplaced)
+}
+
 // TestExclusive_TwoReplicas: two pods with one claim are bound by two replicas at once. The cache of the second
 // one does not show the reservation of the first one at first.
 func TestExclusive_TwoReplicas(t *testing.T) {
