@@ -77,11 +77,11 @@ func (d *denied) handle(ctx context.Context, r *toolscache.Reflector, err error)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if by, ok := d.users[resource]; ok {
-		what, lacks := "A permission is missing", "the service account lacks a permission"
+		what, lacks, remedy := "A permission is missing", "the service account lacks a permission", by.remedy
 		if apierrors.IsNotFound(err) {
-			what, lacks = "A kind is missing", "the API server does not serve a kind"
+			what, lacks, remedy = "A kind is missing", "the API server does not serve a kind", "enable it in the API server, or restart Prebind"
 		}
-		err = fmt.Errorf("%s: %s: %w; %s", by.name, lacks, err, by.remedy)
+		err = fmt.Errorf("%s: %s: %w; %s", by.name, lacks, err, remedy)
 		if !d.watches[resource].persists() {
 			klog.FromContext(ctx).Error(err, what)
 		}

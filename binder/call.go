@@ -6,7 +6,6 @@ package binder
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -340,86 +339,4 @@ func (c *call) allow(ctx context.Context) step {
 		}
 	}
 	return step{do: finish, answer: d}
-}
-
-// The objects whose changes every call awaits that waits.
-var (
-	anyPod  = &corev1.Pod{}
-	anyNode = &corev1.Node{}
-)
-
-// wait waits until something changes that was read, until the step's time, or until the hold ends. It returns finish if the call
-// ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
-func (c *call) wait(ctx context.Context, s step) step {
-	if c.changes == nil {
-		c.changes = c.Engine.changes.Subscribe(notify.RefTo(anyPod, c.Pod.Namespace, c.Pod.Name), notify.RefTo(anyNode, "", c.key.Node), notify.AllBinds())
-		return step{do: repeat}
-	}
-	now := c.clock.Now()
-	until := c.settles
-	c.last = s
-	if s.do == wait {
-		end := c.first.Add(c.budget)
-		if !now.Before(end) {
-			return s.end(c.overBudget(s))
-		}
-		err := c.waiting(s, now)
-		if c.leave == nil {
-			if c.leave = c.take(ctx); c.leave == nil {
-				return s.end(err)
-			}
-		}
-		c.awaits(err, s.first(), 0, 0)
-		c.observe(ctx, s.waits)
-		if !c.reports.IsZero() && !now.Before(c.reports) {
-			c.reportWait(c.pod, err)
-			c.reports = time.Time{}
-		}
-		if until = s.until; until.IsZero() || end.Before(until) {
-			until = end
-		}
-	}
-	for _, sooner := range []time.Time{c.reports, c.rereads} {
-		if !sooner.IsZero() && sooner.Before(until) {
-			until = sooner
-		}
-	}
-	timer := c.clock.NewTimer(max(until.Sub(now), pace))
-	defer timer.Stop()
-	select {
-	case <-c.changes.C():
-	case <-timer.C():
-	case <-s.over:
-		c.work.Leave(c.entry, false, 0)
-		c.entry, c.id = nil, ""
-	case <-c.draining:
-		return s.end(c.waiting(s, c.clock.Now()))
-	case <-ctx.Done():
-	}
-	clear(c.asked)
-	if left := pace - c.clock.Since(now); left > 0 {
-		select {
-		case <-c.clock.After(left):
-		case <-ctx.Done():
-		}
-	}
-	if ctx.Err() != nil { // A pass could only find that it has ended.
-		c.held = true
-		return s.end(c.waiting(s, c.clock.Now()).Because(context.Cause(ctx)))
-	}
-	return step{do: repeat}
-}
-
-// observe reports to observers what the bind waits for, if that has changed.
-func (c *call) observe(ctx context.Context, waits []framework.Wait) {
-	same := func(a, b framework.Wait) bool { return a.Object == b.Object && a.For == b.For }
-	if slices.EqualFunc(waits, c.observed, same) {
-		return
-	}
-	c.observed = waits
-	for _, r := range c.results {
-		if o, ok := r.plugin.(framework.Observer); ok {
-			o.BindWaits(ctx, r.bc, waits)
-		}
-	}
 }

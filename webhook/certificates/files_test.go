@@ -191,7 +191,7 @@ func TestClients_Reload(t *testing.T) {
 		require.NoError(t, err)
 		go func() { _ = c.start(t.Context()) }()
 		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
-		time.Sleep(interval) //nolint:forbidigo // In a synctest bubble.
+		<-time.After(interval)
 		synctest.Wait()
 		assert.True(t, gencert.Pool(next).Equal(c.get()))
 	})
