@@ -291,7 +291,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 		late = d.between(0, max(0, 49*time.Second-time.Since(began)))
 	}
 	lost := w.stormy() && d.one(30)
-	reserved := w.reserve(p, pod, binding.Target.Name)
+	allowed := time.Now()
 	do := func() {
 		if !w.pause(late) || lost {
 			return
@@ -311,7 +311,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 			maps.Copy(o.Annotations, annotations)
 			o.Status.Phase, o.Status.NominatedNodeName = corev1.PodPending, ""
 		})
-		w.starts(p, now, binding.Target.Name, reserved)
+		w.starts(p, now, binding.Target.Name, allowed)
 	}
 	if late > 34*time.Second || d.one(2) {
 		// The client does not wait for the end.

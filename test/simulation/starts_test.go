@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -58,26 +57,11 @@ func packed(s framework.Selection, o client.Object) any {
 }
 
 // slot is the slot of a pod on a node, by the replica that allowed the bind.
-type slot struct {
-	replica, node string
-	pod           types.UID
-}
-
-// reserve returns when the replica reserved the slot of a bind that is allowed now.
-func (w *world) reserve(p *process, pod *corev1.Pod, node string) time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := slot{replica: p.id, node: node, pod: pod.UID}
-	if since, ok := w.slots[s]; ok && time.Since(since) <= framework.BindSettles {
-		return since
-	}
-	w.slots[s] = time.Now()
-	return w.slots[s]
-}
+type slot struct{ replica, node string }
 
 // starts checks the limit when a pod is bound, and lets the kubelet start it. The limit is exact for the binds of one replica that its watch
 // shows before their reservations end.
-func (w *world) starts(p *process, pod *corev1.Pod, node string, reserved time.Time) {
+func (w *world) starts(p *process, pod *corev1.Pod, node string, allowed time.Time) {
 	w.actors.Go(func() {
 		if !w.pause(w.random("kubelet "+string(pod.UID)).between(0, 40*time.Second)) {
 			return
@@ -88,16 +72,16 @@ func (w *world) starts(p *process, pod *corev1.Pod, node string, reserved time.T
 			}
 		})
 	})
-	if time.Since(reserved) > framework.BindSettles-latest || p.wasSuspended() {
+	if time.Since(allowed) > framework.BindSettles-latest || p.wasSuspended() {
 		return
 	}
 	starting := 0
 	w.mu.Lock()
-	w.starting[pod.UID] = slot{replica: p.id, node: node, pod: pod.UID}
+	w.starting[pod.UID] = slot{replica: p.id, node: node}
 	by := maps.Clone(w.starting)
 	w.mu.Unlock()
 	for _, now := range fakeapi.All(w.api, &corev1.Pod{}) {
-		if s := by[now.UID]; s.replica == p.id && s.node == node && now.Spec.NodeName == node && now.Status.Phase == corev1.PodPending {
+		if by[now.UID] == (slot{replica: p.id, node: node}) && now.Spec.NodeName == node && now.Status.Phase == corev1.PodPending {
 			starting++
 		}
 	}

@@ -68,8 +68,7 @@ type world struct {
 	created map[types.UID]time.Time
 	// resumed is the replica that was suspended last.
 	resumed *process
-	// slots and starting are of the oracle about start-limit.
-	slots    map[slot]time.Time
+	// starting are the slots of pods in the oracle about start-limit.
 	starting map[types.UID]slot
 	// spells are the times of states, by name.
 	spells map[string]spell
@@ -80,7 +79,7 @@ type world struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{},
-		slots: map[slot]time.Time{}, starting: map[types.UID]slot{}, foreign: map[types.UID]bool{}, held: map[string]map[string]bool{}, created: map[types.UID]time.Time{}}
+		starting: map[types.UID]slot{}, foreign: map[types.UID]bool{}, held: map[string]map[string]bool{}, created: map[types.UID]time.Time{}}
 	for _, name := range nodes {
 		w.putNode(name, types.UID(name+"-uid"))
 	}

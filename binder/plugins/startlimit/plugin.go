@@ -11,7 +11,7 @@
 // replica. Other replicas observe the pod only after its bind. So that they exceed the limit by little, each
 // replica reserves only its share of the free slots; see rules.share.
 //
-// Binds that wait get free slots in any order. If an allowed bind fails, its slot is lost for observeTime.
+// Binds that wait get free slots in any order. If an allowed bind fails, its slot is lost for observeTime after its last call.
 package startlimit
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// observeTime is how long a reservation is kept if the watch does not report the
+// observeTime is how long a reservation is kept after the last allowed bind if the watch does not report the
 // pod. The pod can have left the phase Pending during an interruption of the watch, or its bind can have failed.
 const observeTime = framework.BindSettles
 
@@ -82,9 +82,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 	switch {
 	case state == open, state == trying && s.busy:
 		return framework.Verdict{}, rejected(bc, state, until)
-	case s.own:
-		return framework.Verdict{}, nil
-	case r.fits(s):
+	case s.own, r.fits(s): // Each allowed bind renews its reservation.
 		return framework.Verdict{Late: true, Writes: []string{"reserve a slot on the node"}}, nil
 	}
 	w := framework.Wait{Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(r.limit) + ")"}

@@ -224,20 +224,24 @@ func TestPost_Ends(t *testing.T) {
 	}
 }
 
-// The cache shows the pod only after its bind, or never.
+// The cache shows the pod only after its bind, or never. A bind that is repeated can take effect for observeTime after its last call.
 func TestReservation_Ends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		args := small(1)
-		args.Wait.Duration = time.Minute
-		w := newWorld(t, args)
+		w := newWorld(t, small(1))
 		assertTaken(t, "a slot is free", w.start(t.Context(), "web"))
-		next := w.start(t.Context(), "next")
-		<-time.After(30 * time.Second)
+		<-time.After(observeTime - time.Nanosecond)
 		assertTaken(t, "the bind is repeated", w.start(t.Context(), "web"))
-		<-time.After(observeTime - 30*time.Second - time.Nanosecond)
+		<-time.After(observeTime - 10*time.Second)
+		next, again := w.start(t.Context(), "next"), w.start(t.Context(), "web")
+		<-time.After(10*time.Second - time.Nanosecond)
 		assertWaits(t, "the watch may be behind", next)
+		assertWaits(t, "a bind that never succeeds does not keep its slot", again)
+		assert.Equal(t, 1, w.plugin.slots.count())
 		<-time.After(time.Nanosecond)
-		assertTaken(t, "the pod has left the phase Pending unnoticed, or its bind never succeeds", next)
+		synctest.Wait()
+		ended, _ := next.Ended()
+		endedAgain, _ := again.Ended()
+		assert.NotEqual(t, ended, endedAgain, "one of both has the slot")
 	})
 }
 

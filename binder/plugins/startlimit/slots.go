@@ -46,19 +46,19 @@ func (r rules) fits(s sight) bool {
 
 // sight is the state of a node for one bind.
 type sight struct {
-	// observed and reserved are the numbers of pods that start, and of reservations, without those of the pod itself.
+	// observed and reserved are the numbers of pods that start, and of reservations, without the slot that own means.
 	observed, reserved int
-	// own means that the pod has a slot. busy means that another pod of its namespace has one.
+	// own means that the bind may use the slot that its pod has. busy means that another pod of its namespace has one.
 	own, busy bool
 }
 
 // slot is a slot of a node in use: by a pod that starts, or by a bind.
 type slot struct {
 	namespace string
-	// reserved is set for a reservation of a bind.
-	reserved bool
-	// timer removes the slot. It starts when this replica first observes the pod. The time of the bind in the pod is not used,
-	// because the clock of the API server can differ.
+	// reserved is when a bind reserved the slot. It is zero if this replica has observed the pod.
+	reserved time.Time
+	// timer removes the slot. It starts when this replica first observes the pod, and each time when a bind reserves the slot. The time
+	// of the bind in the pod is not used, because the clock of the API server can differ.
 	timer clock.Timer
 }
 
@@ -86,10 +86,10 @@ func (s *slots) look(node, namespace string, uid types.UID) sight {
 	var all sight
 	for id, other := range s.nodes[node] {
 		switch {
-		case id == uid:
+		case id == uid && (other.reserved.IsZero() || s.clock.Since(other.reserved) < observeTime):
 			all.own = true
 			continue
-		case other.reserved:
+		case !other.reserved.IsZero():
 			all.reserved++
 		default:
 			all.observed++
@@ -100,19 +100,22 @@ func (s *slots) look(node, namespace string, uid types.UID) sight {
 }
 
 // reserve reserves a slot for the pod if there is one, and returns whether it has one. If alone is set, there is none while another
-// pod of the namespace has one. The reservation ends when the cache contains the pod, or after observeTime.
+// pod of the namespace has one. The reservation ends when the cache contains the pod, or observeTime after the last call, because a
+// bind that is repeated can take effect late. After observeTime, a repeated bind needs another slot, so that a bind that never succeeds
+// does not keep its slot.
 func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seen := s.look(node, namespace, uid)
-	if seen.own {
-		// The timer does not start again, so that a bind that never succeeds does not keep its slot.
-		return true
-	}
-	if !r.fits(seen) || alone && seen.busy {
+	seen, since := s.look(node, namespace, uid), s.clock.Now()
+	switch {
+	case seen.own:
+		if since = s.nodes[node][uid].reserved; since.IsZero() {
+			return true
+		}
+	case !r.fits(seen) || alone && seen.busy:
 		return false
 	}
-	s.put(node, uid, &slot{namespace: namespace, reserved: true}, observeTime)
+	s.put(node, uid, &slot{namespace: namespace, reserved: since}, observeTime)
 	return true
 }
 
@@ -157,7 +160,7 @@ func (s *slots) observed(pod *corev1.Pod) {
 
 // ended records that a pod no longer starts.
 func (s *slots) ended(pod *corev1.Pod) {
-	s.remove(pod.Spec.NodeName, pod.UID, func(old *slot) bool { return !old.reserved })
+	s.remove(pod.Spec.NodeName, pod.UID, func(old *slot) bool { return old.reserved.IsZero() })
 }
 
 // handler returns a handler for an informer of pods that start.
@@ -189,7 +192,7 @@ func (s *slots) count() int {
 	count := 0
 	for _, of := range s.nodes {
 		for _, one := range of {
-			if one.reserved {
+			if !one.reserved.IsZero() {
 				count++
 			}
 		}
