@@ -68,12 +68,3 @@ type cached struct {
 
 // cache returns a cache. Its reads do not count as reads from the API server.
 func (s *apiServer) cache() *cached { return &cached{Reader: s.Cache(), api: s} }
-
-// freeze stops updates of the claims.
-func (c *cached) freeze() {
-	frozen := withIndex()
-	for _, claim := range fakeapi.All(c.api.Server, &resourcev1.ResourceClaim{}) {
-		frozen.Put(claim)
-	}
-	c.Reader = frozen.Cache()
-}

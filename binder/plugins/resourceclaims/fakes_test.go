@@ -5,6 +5,7 @@ package resourceclaims
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -256,4 +257,29 @@ func bound(pod *corev1.Pod, node string) *corev1.Pod {
 	pod = pod.DeepCopy()
 	pod.Spec.NodeName = node
 	return pod
+}
+
+var errDown = errors.New("the API server is down")
+
+// firstWrite makes the first request with the verb fail.
+func firstWrite(verb string, err error) func(fakeapi.Call) error {
+	done := false
+	return func(w fakeapi.Call) error {
+		if w.Verb == verb && !done {
+			done = true
+			return err
+		}
+		return nil
+	}
+}
+
+// devices returns the names of the devices of the claim.
+func devices(claim *resourcev1.ResourceClaim) []string {
+	var names []string
+	if claim.Status.Allocation != nil {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			names = append(names, r.Device)
+		}
+	}
+	return names
 }

@@ -8,12 +8,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -32,15 +30,12 @@ func TestSplitKey(t *testing.T) {
 		uid, attempt string
 		ok           bool
 	}{
-		"Mark":         {reason: "a UID contains no dot", key: "resource-claims.prebind.dev/u.a", uid: "u", attempt: "a", ok: true},
-		"Points":       {reason: "an attempt can contain dots", key: "resource-claims.prebind.dev/u.a.b", uid: "u", attempt: "a.b", ok: true},
-		"OtherDomain":  {reason: "the domain is different", key: "resource-claims.example.com/u.a"},
-		"OtherPlugin":  {reason: "the plugin is different", key: "device.prebind.dev/u.a"},
-		"NoUID":        {reason: "the UID is missing", key: "resource-claims.prebind.dev/.a"},
-		"NoAttempt":    {reason: "the attempt is missing", key: "resource-claims.prebind.dev/u."},
-		"NoPoint":      {reason: "the dot is missing", key: "resource-claims.prebind.dev/note"},
-		"Prefix":       {reason: "the UID is missing", key: "resource-claims.prebind.dev/"},
-		"NoAnnotation": {reason: "the key is empty", key: ""},
+		"Mark":        {reason: "a UID contains no dot", key: "resource-claims.prebind.dev/u.a", uid: "u", attempt: "a", ok: true},
+		"Points":      {reason: "an attempt can contain dots", key: "resource-claims.prebind.dev/u.a.b", uid: "u", attempt: "a.b", ok: true},
+		"OtherDomain": {reason: "the domain is different", key: "resource-claims.example.com/u.a"},
+		"NoUID":       {reason: "the UID is missing", key: "resource-claims.prebind.dev/.a"},
+		"NoAttempt":   {reason: "the attempt is missing", key: "resource-claims.prebind.dev/u."},
+		"NoPoint":     {reason: "the dot is missing", key: "resource-claims.prebind.dev/note"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -60,16 +55,14 @@ func TestDecodeMark(t *testing.T) {
 		want          mark
 		ok            bool
 	}{
-		"Mark":      {reason: "encode writes this form", value: mark{Pod: "web", Node: "node-a"}.encode(), want: mark{Pod: "web", Node: "node-a"}, ok: true},
-		"Earlier":   {reason: "unknown fields are ignored", value: `{"pod":"web","node":"node-a","allocated":true}`, want: mark{Pod: "web", Node: "node-a"}, ok: true},
-		"Path":      {reason: "the name is invalid", value: `{"pod":"a/b","node":"node-a"}`},
-		"LongName":  {reason: "the name is too long", value: `{"node":"node-a","pod":"` + strings.Repeat("a", 254) + `"}`},
-		"Long":      {reason: "the value is too long", value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
-		"NoPod":     {reason: "the pod is missing", value: `{"node":"node-a"}`},
-		"NoNode":    {reason: "the node is missing", value: `{"pod":"web"}`},
-		"NoJSON":    {reason: "the value is not JSON", value: "mine"},
-		"Empty":     {reason: "the value is empty", value: ""},
-		"WrongType": {reason: "the value has the wrong type", value: `["web"]`},
+		"Mark":     {reason: "encode writes this form", value: mark{Pod: "web", Node: "node-a"}.encode(), want: mark{Pod: "web", Node: "node-a"}, ok: true},
+		"Earlier":  {reason: "unknown fields are ignored", value: `{"pod":"web","node":"node-a","allocated":true}`, want: mark{Pod: "web", Node: "node-a"}, ok: true},
+		"Path":     {reason: "the name is invalid", value: `{"pod":"a/b","node":"node-a"}`},
+		"LongName": {reason: "the name is too long", value: `{"node":"node-a","pod":"` + strings.Repeat("a", 254) + `"}`},
+		"Long":     {reason: "the value is too long", value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
+		"NoPod":    {reason: "the pod is missing", value: `{"node":"node-a"}`},
+		"NoNode":   {reason: "the node is missing", value: `{"pod":"web"}`},
+		"NoJSON":   {reason: "the value is not JSON", value: "mine"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -78,39 +71,6 @@ func TestDecodeMark(t *testing.T) {
 			if tc.ok {
 				assert.Equal(t, tc.want, m, tc.reason)
 			}
-		})
-	}
-}
-
-func TestUnsettled_ListsMarksInOrder(t *testing.T) {
-	claim := theClaim("c", marked("b", "here-2"), marked("a", "here-1"),
-		meta1(gen.Annotation("resource-claims.prebind.dev/pod-x.here-3", "not a mark")), meta1(gen.Annotation("note", "x")))
-	want := []framework.Mark{
-		{Pod: types.NamespacedName{Namespace: "default", Name: "a"}, PodUID: "pod-a", Node: "node-a", Attempt: "here-1"},
-		{Pod: types.NamespacedName{Namespace: "default", Name: "b"}, PodUID: "pod-b", Node: "node-a", Attempt: "here-2"},
-	}
-	assert.Equal(t, want, unsettled(claim), "only annotations that have the form of a mark count")
-	other := meta1(gen.Annotation(Name+".example.com/pod-a.here-1", mark{Pod: "a", Node: "node-a"}.encode()))
-	assert.Empty(t, unsettled(theClaim("c", other)), "marks of another domain do not count")
-}
-
-func TestMarkedByOthers(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		claim  *resourcev1.ResourceClaim
-		want   bool
-	}{
-		"Unmarked":  {reason: "the claim has no mark", claim: theClaim("c")},
-		"Own":       {reason: "the mark is from the same attempt", claim: theClaim("c", marked("web", "here-1"))},
-		"Another":   {reason: "another attempt at the pod's bind has marked the claim", claim: theClaim("c", marked("web", "here-1"), marked("web", "there-1")), want: true},
-		"OtherPod":  {reason: "the mark is for another pod", claim: theClaim("c", marked("db", "there-1"))},
-		"NoMark":    {reason: "an invalid mark is never swept, so it must not keep a reservation", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), "x")))},
-		"NoDomain":  {reason: "the domain is different", claim: theClaim("c", meta1(gen.Annotation(Name+".example.com/pod-web.there-1", mark{Pod: "web", Node: "n"}.encode())))},
-		"OtherNode": {reason: "the node does not matter", claim: theClaim("c", meta1(gen.Annotation(markKey("pod-web", "there-1"), mark{Pod: "web", Node: "node-b"}.encode()))), want: true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, markedByOthers(tc.claim, "pod-web", "here-1"), tc.reason)
 		})
 	}
 }
@@ -138,7 +98,6 @@ func TestReservedByOthers(t *testing.T) {
 		"Scheduler": {reason: "kube-scheduler was faster", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "web"), managed(string(fieldOwner), "db")}, want: true},
 		"Both":      {reason: "an apply by another client adds a manager", entries: []metav1.ManagedFieldsEntry{managed("kubectl", "web"), managed(string(fieldOwner), "web")}},
 		"OtherPods": {reason: "the reservation is for another pod", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db")}},
-		"NoFields":  {reason: "the entry has no fields", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler"}}},
 		"Broken":    {reason: "the entry is invalid", entries: []metav1.ManagedFieldsEntry{{Manager: "kube-scheduler", FieldsV1: metav1.NewFieldsV1("{")}}},
 		"NoStatus":  {reason: "the entry is about annotations", entries: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:x":{}}}}`)}}},
 	}

@@ -4,9 +4,6 @@
 package resourceclaims
 
 import (
-	"context"
-	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -14,8 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -78,23 +73,6 @@ func TestPreBind_APIServerFails(t *testing.T) {
 			r.conn.Before = nil
 			require.NoError(t, r.PreBindRollBack(t.Context(), bc))
 			assert.Empty(t, users(s.claim()))
-			assert.Empty(t, unsettled(s.claim()))
-		})
-	}
-}
-
-// The write succeeds, and its response is lost.
-func TestPreBind_LostResponse(t *testing.T) {
-	for _, verb := range []string{"patch", "patch status"} {
-		t.Run(verb, func(t *testing.T) {
-			s, pod, r, _ := setup(t)
-			r.conn.After = firstWrite(verb, apierrors.NewTimeoutError("lost", 1))
-			bc := bind(pod, "node-a", "here-1")
-			require.True(t, framework.IsKind(r.PreBind(t.Context(), bc), framework.KindWait))
-			again := bind(pod, "node-a", "here-1")
-			require.NoError(t, r.PreBind(t.Context(), again), "the next call continues")
-			require.NoError(t, r.PreBindRollBack(t.Context(), again))
-			assert.Empty(t, users(s.claim()), "the roll-back removes the reservation of this attempt")
 			assert.Empty(t, unsettled(s.claim()))
 		})
 	}
@@ -210,15 +188,6 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 	})
 }
 
-func TestRollBack_WithoutTheMarkInTheCache(t *testing.T) {
-	s, pod, r, _ := setup(t)
-	r.cache.freeze()
-	bc := bind(pod, "node-a", "here-1")
-	require.NoError(t, r.PreBind(t.Context(), bc))
-	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
-	assert.Empty(t, users(s.claim()))
-}
-
 func TestPreFlight_ClaimIsGone(t *testing.T) {
 	s, pod, r, _ := setup(t)
 	bc := bind(pod, "node-a", "here-1")
@@ -232,74 +201,6 @@ func TestPreFlight_ClaimIsGone(t *testing.T) {
 	assert.Equal(t, []string{"web"}, users(s.claim()), "a claim with another UID keeps its reservations")
 }
 
-func TestMarks(t *testing.T) {
-	s, pod, r, two := setup(t)
-	marks, err := r.Marks(t.Context())
-	require.NoError(t, err)
-	assert.Empty(t, marks)
-	bc := bind(pod, "node-a", "here-1")
-	require.NoError(t, r.PreBind(t.Context(), bc))
-	marks, err = two.Marks(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "node-a", Attempt: "here-1"}}, marks)
-	require.NoError(t, two.PostBind(t.Context(), recovered(pod, "node-a", "here-1")))
-	marks, err = two.Marks(t.Context())
-	require.NoError(t, err)
-	assert.Empty(t, marks, "PostBind removes the mark")
-	assert.Equal(t, []string{"web"}, users(s.claim()))
-}
-
-// The replica crashes after each of its writes, and another one rolls back.
-func TestCrash_AfterEachWrite(t *testing.T) {
-	for n := 1; n <= 2; n++ {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			s, pod, r, two := setup(t)
-			left := n
-			r.conn.Before = func(w fakeapi.Call) error {
-				if w.Verb != "get" && w.Verb != "list" {
-					left--
-				}
-				if left < 0 {
-					return errDown
-				}
-				return nil
-			}
-			_ = r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-			marks, err := two.Marks(t.Context())
-			require.NoError(t, err)
-			require.Len(t, marks, 1, "the first write is the mark")
-			for _, m := range marks {
-				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
-			}
-			assert.Empty(t, users(s.claim()))
-			assert.Equal(t, []string{"gpu-0"}, devices(s.claim()), "the roll-back keeps the allocation")
-			assert.Empty(t, unsettled(s.claim()))
-		})
-	}
-}
-
-func TestReserve_ManyPods(t *testing.T) {
-	s, _, r, two := setup(t)
-	var all sync.WaitGroup
-	errs := make([]error, 60)
-	for i := range errs {
-		pod := thePod(fmt.Sprintf("web-%d", i), uses("c"))
-		s.Put(pod)
-		all.Go(func() {
-			errs[i] = []*replica{r, two}[i%2].PreBind(context.WithoutCancel(t.Context()), bind(pod, "node-a", fmt.Sprintf("here-%d", i)))
-		})
-	}
-	all.Wait()
-	for _, err := range errs {
-		require.NoError(t, err)
-	}
-	assert.Len(t, s.claim().Status.ReservedFor, 60)
-	s.change("kube-scheduler", func(c *resourcev1.ResourceClaim) { full(c); c.Status.ReservedFor = c.Status.ReservedFor[60:] })
-	err := r.PreBind(t.Context(), bind(thePod("web-0", uses("c")), "node-a", "here-x"))
-	require.ErrorContains(t, err, "256 pods")
-	assert.Equal(t, framework.KindRefuse, framework.AsError(Name, err).Kind)
-}
-
 // Two pods reserve a claim that has room for one.
 func TestReserve_LastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
@@ -307,33 +208,4 @@ func TestReserve_LastPlace(t *testing.T) {
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Len(t, s.claim().Status.ReservedFor, 256)
-}
-
-// BenchmarkPreFlight measures a bind whose claim the scheduler has already reserved.
-func BenchmarkPreFlight(b *testing.B) {
-	pod := thePod("web", uses("c"))
-	claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), needs(both, nil), says("gpu-0", yes))
-	s := newAPI(pod, claim)
-	r := newReplica(b, s)
-	cache := oneClaim{claim: claim}
-	bc := bind(pod, "node-a", "here-1")
-	b.ReportAllocs()
-	for b.Loop() {
-		if v, err := r.ask(b.Context(), cache, bc); err != nil || !isReady(v) {
-			b.Fatal(v, err)
-		}
-	}
-}
-
-// oneClaim is a cache without cost.
-type oneClaim struct {
-	client.Reader
-	claim *resourcev1.ResourceClaim
-}
-
-func (c oneClaim) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	if claim, ok := into.(*resourcev1.ResourceClaim); ok {
-		*claim = *c.claim
-	}
-	return nil
 }
