@@ -19,7 +19,6 @@ func TestJudge(t *testing.T) {
 	rejects := policy.Result{Policy: "b", Verdict: policy.Rejected, Rule: "spec.validations[0]", Message: "node n has no clique"}
 	waits := policy.Result{Policy: "a", Verdict: policy.Waiting, Rule: "spec.waitFor[driver]", Message: "CSI driver not registered on n", Until: at.Add(2 * time.Minute)}
 	named := func(r policy.Result, name string) policy.Result { r.Policy = name; return r }
-	audit := func(r policy.Result) policy.Result { r.Audit = true; return r }
 	until := func(r policy.Result, t time.Time) policy.Result { r.Until = t; return r }
 	cases := map[string]struct {
 		reason  string
@@ -27,12 +26,7 @@ func TestJudge(t *testing.T) {
 		refusal string
 		waiting framework.Wait
 	}{
-		"None":    {reason: "no policy exists"},
 		"Allowed": {reason: "all policies allow the bind", results: []policy.Result{{Policy: "a", Verdict: policy.Allowed}, {Policy: "b", Verdict: policy.Ignored}}},
-		"Rejected": {
-			reason: "the message names the policy and the rule", results: []policy.Result{rejects},
-			refusal: "BindPolicy b: node n has no clique; choose another node, or see spec.validations[0] of the policy",
-		},
 		"RejectedFirst": {
 			reason: "a bind that would be rejected does not wait", results: []policy.Result{waits, rejects},
 			refusal: "BindPolicy b: node n has no clique; choose another node, or see spec.validations[0] of the policy",
@@ -49,8 +43,6 @@ func TestJudge(t *testing.T) {
 			reason: "the policy needs a correction", results: []policy.Result{{Policy: "a", Verdict: policy.Failed, Rule: "spec.variables[x]", Message: "no such key: x"}},
 			refusal: "BindPolicy a: no such key: x; correct the policy, or set failurePolicy: Ignore",
 		},
-		"AuditRejects": {reason: "mode Audit only reports", results: []policy.Result{audit(rejects)}},
-		"AuditWaits":   {reason: "mode Audit only reports", results: []policy.Result{audit(waits)}},
 		"Waiting": {
 			reason: "the wait ends with the timeout", results: []policy.Result{waits},
 			waiting: framework.Wait{Object: framework.Object{Kind: "BindPolicy", Name: "a"}, For: "driver: CSI driver not registered on n", Until: at.Add(2 * time.Minute)},

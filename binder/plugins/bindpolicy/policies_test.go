@@ -276,18 +276,6 @@ func TestStatus_WrittenByLeader(t *testing.T) {
 	})
 }
 
-func TestStatus_RestoredAfterForeignWrite(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := policyOf(t, "a", rejectAll)
-		w := newWorld(t, b)
-		fakeapi.Change(w.server, b, "someone", func(b *v1alpha1.BindPolicy) { b.Status = v1alpha1.BindPolicyStatus{} })
-		synctest.Wait()
-		elapse(checkInterval)
-		text, _ := w.status("a")
-		assert.Equal(t, inForceText+"1 is in force", text)
-	})
-}
-
 func TestStatus_FailedWriteIsRepeated(t *testing.T) {
 	cases := map[string]error{
 		"Conflict": fakeapi.Conflict("BindPolicy", "a"), "Unavailable": errors.New("connection refused"),

@@ -75,8 +75,6 @@ func TestSelectionOf_ByNode(t *testing.T) {
 		"Pod":           {reason: "the API server selects pods by node", kind: corev1.SchemeGroupVersion.WithKind("Pod"), object: gen.Pod("a", gen.BoundTo("n")), want: "n"},
 		"ResourceSlice": {reason: "the API server selects slices by node, and the field is a pointer", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: gen.ResourceSlice("driver", "n"), want: "n"},
 		"NoNode":        {reason: "a slice can have no node", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: &resourcev1.ResourceSlice{}},
-		"Attachment":    {reason: "an attachment has a node", kind: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), object: &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}, want: "n"},
-		"NoField":       {reason: "the kind has no node", kind: storagev1.SchemeGroupVersion.WithKind("CSINode"), object: gen.CSINode("n")},
 		"Custom": {
 			reason: "the fields of custom resources are unknown", kind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Agent"},
 			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": "n"}}}, want: "n",

@@ -24,31 +24,21 @@ func TestParseShare(t *testing.T) {
 		"Whole":          {reason: "1 is a whole device", text: "1", want: whole},
 		"WholeWithZeros": {reason: "zeros at the end have no effect", text: "1.000000", want: whole},
 		"Half":           {reason: "0.5 is half of a device", text: "0.5", want: whole / 2},
-		"HalfWithZeros":  {reason: "zeros at the end have no effect", text: "0.500000", want: whole / 2},
 		"Smallest":       {reason: "one millionth is the smallest share", text: "0.000001", want: millionth},
 		"Third":          {reason: "a share can have six digits", text: "0.333333", want: 333333},
 		"TooFine":        {reason: "rounded shares would not add up", text: "0.3333333"},
 		"Nothing":        {reason: "a share of 0 holds nothing", text: "0"},
-		"NothingFine":    {reason: "a share of 0 holds nothing", text: "0.000000"},
 		"OverOne":        {reason: "a share cannot exceed the device", text: "1.000001"},
-		"Two":            {reason: "a share cannot exceed the device", text: "2"},
 		"NoInteger":      {reason: "the number has another form", text: ".5"},
-		"NoFraction":     {reason: "the number has another form", text: "1."},
 		"Exponent":       {reason: "the number has another form", text: "5e-1"},
 		"Comma":          {reason: "a comma separates devices", text: "0,5"},
 		"Sign":           {reason: "a share has no sign", text: "+1"},
-		"Negative":       {reason: "a share has no sign", text: "-0.5"},
-		"SignInFraction": {reason: "a share has no sign", text: "0.-5"},
 		"LeadingZero":    {reason: "the end of a PCI address is not a share", text: "00.0"},
 		"Hexadecimal":    {reason: "a share contains only digits and a point", text: "0x1"},
-		"Underscore":     {reason: "a share contains only digits and a point", text: "0.0_1"},
-		"Fraction":       {reason: "a share contains only digits and a point", text: "1/2"},
-		"Percent":        {reason: "a share contains only digits and a point", text: "50%"},
 		"Space":          {reason: "a share contains only digits and a point", text: "0.5 "},
 		"OtherDigits":    {reason: "digits of other scripts look alike", text: "0.٥"},
 		"Infinity":       {reason: "the value is not a number", text: "Inf"},
 		"Empty":          {reason: "the value is not a number", text: ""},
-		"Point":          {reason: "the value is not a number", text: "."},
 		"TwoPoints":      {reason: "the value is not a number", text: "0.5.5"},
 		"Long":           {reason: "the value is not a number", text: "0." + strings.Repeat("0", 1<<20)},
 	}
@@ -87,26 +77,20 @@ func TestParseIDs(t *testing.T) {
 		"MIG":            {reason: "drivers use slashes in IDs", value: "MIG-GPU-8f6d/3/0", want: map[string]share{"MIG-GPU-8f6d/3/0": whole}},
 		"Unicode":        {reason: "IDs that look alike must not be two devices", value: "GPU-１", wrong: "printable ASCII"},
 		"Control":        {reason: "terminals print IDs", value: "GPU-\x1b[31m", wrong: "printable ASCII"},
-		"NUL":            {reason: "terminals print IDs", value: "GPU\x00", wrong: "printable ASCII"},
 		"NotUTF8":        {reason: "a record is JSON", value: "GPU-\xff", wrong: "printable ASCII"},
 		"SpaceInside":    {reason: "the comma between two IDs is missing", value: "GPU-1 GPU-2", wrong: "without spaces"},
 		"Longest":        {reason: "the ID has the maximum length", value: long, want: map[string]share{long: whole}},
 		"TooLong":        {reason: "the ID exceeds the maximum length", value: long + "x", wrong: "1 to 253"},
 		"Twice":          {reason: "the share would be ambiguous", value: "GPU-1:0.5,GPU-1:0.5", wrong: "listed twice"},
-		"TwiceMixed":     {reason: "the share would be ambiguous", value: "GPU-1,GPU-1:0.5", wrong: "listed twice"},
 		"Empty":          {reason: "the list is empty", value: "", wrong: "invalid device ID"},
-		"Blank":          {reason: "the list is empty", value: "  ", wrong: "invalid device ID"},
 		"TrailingComma":  {reason: "an ID may be missing", value: "GPU-1,", wrong: "invalid device ID"},
-		"TwoCommas":      {reason: "an ID may be missing", value: "GPU-1,,GPU-2", wrong: "invalid device ID"},
 		"ShareOfNothing": {reason: "the ID is missing", value: ":0.5", wrong: "invalid device ID"},
 		"ShareZero":      {reason: "a share of 0 holds nothing", value: "GPU-1:0", wrong: "greater than 0 and at most 1"},
-		"ShareTwo":       {reason: "a share cannot exceed the device", value: "GPU-1:2", wrong: "greater than 0 and at most 1"},
 		"ShareMissing":   {reason: "the share is missing", value: "GPU-1:", wrong: "greater than 0 and at most 1"},
 		"ShareSpace":     {reason: "a share begins at its colon", value: "GPU-1: 0.5", wrong: "greater than 0 and at most 1"},
 		"SpaceShare":     {reason: "an ID ends at its colon", value: "GPU-1 :0.5", wrong: "without spaces"},
 		"CommaForPoint":  {reason: "a comma separates IDs and is not a decimal point", value: "GPU-1:0,5", wrong: "greater than 0 and at most 1"},
 		"True":           {reason: "a misspelled node-lock key must not be ignored", value: "true", wrong: lockKey},
-		"False":          {reason: "a misspelled node-lock key must not be ignored", value: "GPU-1,false", wrong: lockKey},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -215,15 +199,4 @@ func TestParse_BoundsTheMessage(t *testing.T) {
 	assert.Contains(t, err.Error(), "and 2995 more")
 	assert.Less(t, len(err.Error()), 3000)
 	assert.Len(t, invalid.Fields, 5)
-}
-
-func TestListAndString(t *testing.T) {
-	a := ask{devices: devices{"gpu": {"GPU-2": whole, "GPU-1": whole / 2}, "fpga": {"F": whole}}}
-	assert.Equal(t, []framework.Device{{Request: "fpga", Name: "F"}, {Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "gpu", Name: "GPU-2"}}, a.devices.list())
-	assert.Equal(t, "F (fpga), 0.5 of GPU-1 (gpu), GPU-2 (gpu)", a.devices.String())
-	var ids []string
-	for i := range 256 {
-		ids = append(ids, strconv.Itoa(i))
-	}
-	assert.True(t, strings.HasSuffix(devices{"gpu": wholes(ids)}.String(), ", and 248 more"), "the text stays short")
 }

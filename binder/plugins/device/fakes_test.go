@@ -6,8 +6,6 @@ package device
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -123,107 +121,34 @@ func (s *server) count() int {
 	return s.writes
 }
 
-// line is the connection of a replica to the server. before can reject a request, and after
-// can drop its response.
+// line is the connection of a replica to the server, and its hub.
 type line struct {
-	*server
-	before, after func(verb string, o any) error
-	hub           *notify.Hub
+	*fakeapi.Connection
+	hub *notify.Hub
 }
 
-func (l *line) call(verb string, o any, do func() error) error {
-	if l.before != nil {
-		if err := l.before(verb, o); err != nil {
-			return err
-		}
-	}
-	if err := do(); err != nil {
-		return err
-	}
-	if l.after != nil {
-		return l.after(verb, o)
-	}
-	return nil
-}
-
-func (l *line) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
-	return l.call("get", o, func() error { return l.server.Get(ctx, key, o, options...) })
-}
-
-func (l *line) List(ctx context.Context, o client.ObjectList, options ...client.ListOption) error {
-	return l.call("list", o, func() error { return l.server.List(ctx, o, options...) })
-}
-
-func (l *line) Create(ctx context.Context, o client.Object, options ...client.CreateOption) error {
-	return l.call("create", o, func() error { return l.server.Create(ctx, o, options...) })
-}
-
-func (l *line) Update(ctx context.Context, o client.Object, options ...client.UpdateOption) error {
-	return l.call("update", o, func() error { return l.server.Update(ctx, o, options...) })
-}
-
-func (l *line) Delete(ctx context.Context, o client.Object, options ...client.DeleteOption) error {
-	return l.call("delete", o, func() error { return l.server.Delete(ctx, o, options...) })
-}
+func newLine(s *server) *line { return &line{Connection: s.api.Connect()} }
 
 // lagging is a cache of the records as of its last sync.
 type lagging struct {
-	*server
-	hub  *notify.Hub
-	seen map[string]*corev1.ConfigMap
+	client.Reader
+	server, cache *fakeapi.Server
+	hub           *notify.Hub
 }
 
 func newLagging(s *server) *lagging {
-	return &lagging{server: s, hub: notify.NewHub(), seen: map[string]*corev1.ConfigMap{}}
+	s.t.Helper()
+	cache := fakeapi.New()
+	require.NoError(s.t, SetupIndexes(s.t.Context(), cache, nil))
+	return &lagging{Reader: cache.Cache(), server: s.api, cache: cache, hub: notify.NewHub()}
 }
 
 // sync updates the cache, and notifies waiting binds.
-func (l *lagging) sync(ctx context.Context) error {
-	err := l.load(ctx)
-	for name := range l.seen {
-		l.hub.Changed(notify.RefTo(&corev1.ConfigMap{}, namespace, name))
+func (l *lagging) sync() {
+	for _, record := range fakeapi.All(l.server, &corev1.ConfigMap{}) {
+		l.cache.Put(record)
+		l.hub.Wake(record)
 	}
-	return err
-}
-
-func (l *lagging) load(ctx context.Context) error {
-	var all corev1.ConfigMapList
-	if err := l.server.List(ctx, &all); err != nil {
-		return err
-	}
-	l.seen = map[string]*corev1.ConfigMap{}
-	for i := range all.Items {
-		l.seen[all.Items[i].Name] = &all.Items[i]
-	}
-	return nil
-}
-
-// Get returns the cached object itself, like a cache without copies.
-func (l *lagging) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
-	into, ok := o.(*corev1.ConfigMap)
-	if !ok {
-		return fmt.Errorf("the cache holds no %T", o)
-	}
-	object, ok := l.seen[key.Name]
-	if !ok {
-		return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
-	}
-	*into = *object
-	return nil
-}
-
-func (l *lagging) List(_ context.Context, o client.ObjectList, options ...client.ListOption) error {
-	into, ok := o.(*corev1.ConfigMapList)
-	if !ok {
-		return fmt.Errorf("the cache holds no %T", o)
-	}
-	byIndex := (&client.ListOptions{}).ApplyOptions(options).FieldSelector != nil
-	for _, name := range slices.Sorted(maps.Keys(l.seen)) {
-		if object := l.seen[name]; !byIndex || unconfirmed(object) != nil {
-			into.Items = append(into.Items, *object)
-		}
-	}
-	return nil
 }
 
 // timeout is the lock timeout in tests.
@@ -240,7 +165,7 @@ func replicaOf(s *server, options ...option) *Plugin {
 	s.mu.Lock()
 	s.hubs = append(s.hubs, hub)
 	s.mu.Unlock()
-	return pluginOn(s, s, &line{server: s}, hub, options...)
+	return pluginOn(s, s, newLine(s), hub, options...)
 }
 
 func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options ...option) *Plugin {

@@ -9,6 +9,9 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -52,60 +55,66 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 	}
 }
 
-// FuzzUnconfirmed checks that the index contains every record with marks.
-func FuzzUnconfirmed(f *testing.F) {
-	f.Add("p", `{"pod":"ns/p","grants":[{"attempt":"a","devices":{"bound":{"x":"1"}}}]}`)
-	f.Add("p", `{"pod":"ns/p","Bound":true,"bound":false,"grants":[{"attempt":"a","devices":{"gpu":{"\"bound\":true":"1"}}}]}`)
-	f.Add(lockField, `{"pod":"ns/p","uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`)
-	f.Fuzz(func(t *testing.T, key, text string) {
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{key: text, nodeField: "node-a"}}
-		if rec, err := decode(object.Data); err == nil && len(rec.marks()) > 0 && unconfirmed(object) == nil {
-			t.Fatalf("the record has marks and is not found: %q", text)
+// tidying returns a plugin with this many records, each of a pod that was deleted, and the nodes whose pods it lists.
+func tidying(t *testing.T, nodes int) (s *server, l *line, p *Plugin, listed *[]string) {
+	t.Helper()
+	s, listed = newServer(t), new([]string)
+	l = newLine(s)
+	for n := range nodes {
+		rec := &record{Node: fmt.Sprintf("node-%d", n), Entries: map[types.UID]*entry{}}
+		rec.grant(podNamed("gone"), "a", one)
+		rec.Entries["gone"].Bound = true
+		data, err := rec.Encode()
+		require.NoError(t, err)
+		s.api.Put(&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: ledger.Devices}}, Data: data,
+		})
+	}
+	l.Before = func(c fakeapi.Call) error {
+		if c.Verb == "list" && c.List.FieldSelector != nil {
+			if node, ok := c.List.FieldSelector.RequiresExactMatch("spec.nodeName"); ok {
+				*listed = append(*listed, node)
+			}
 		}
-	})
+		return nil
+	}
+	return s, l, pluginOn(s, s, l, notify.NewHub()), listed
 }
 
 // A call does not list the pods of all nodes of a large cluster. A few calls do.
 func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
-	const nodes = 2*tidyNodes + 10
-	c := newCrowd(t, nodes, 0)
-	c.mu.Lock()
-	for n := range nodes {
-		delete(c.pods, types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("pod-%d-0", n)})
-	}
-	c.mu.Unlock()
-	left := func() int {
-		count := 0
-		for n := range nodes {
-			object := &corev1.ConfigMap{}
-			require.NoError(t, c.Get(t.Context(), keyOf(nodeNamed(n)), object))
-			if len(object.Data) == podsPerNode+1 {
-				count++
+	s, _, p, listed := tidying(t, 2*tidyNodes+10)
+	for call, want := range []struct{ lists, left int }{{tidyNodes, tidyNodes + 10}, {tidyNodes, 10}, {10, 0}} {
+		*listed = nil
+		require.NoError(t, p.Tidy(t.Context()))
+		assert.Len(t, *listed, want.lists, "list requests for pods in call %d", call+1)
+		left := 0
+		for _, object := range fakeapi.All(s.api, &corev1.ConfigMap{}) {
+			if object.Data["gone"] != "" {
+				left++
 			}
 		}
-		return count
+		assert.Equal(t, want.left, left, "records of deleted pods after call %d", call+1)
 	}
-	for call, want := range []struct{ lists, left int }{{tidyNodes, tidyNodes + 10}, {tidyNodes, 10}, {10, 0}, {tidyNodes, 0}} {
-		before := c.podLists()
-		require.NoError(t, c.plugin.Tidy(t.Context()))
-		assert.Equal(t, want.left, left(), "records of deleted pods after call %d", call+1)
-		assert.Equal(t, want.lists, c.podLists()-before, "list requests for pods in call %d; the fourth call starts over", call+1)
-	}
+	require.NoError(t, p.Tidy(t.Context()))
+	assert.Len(t, fakeapi.All(s.api, &corev1.ConfigMap{}), tidyNodes+10, "the fourth call starts over")
 }
 
 // A slow API server delays the later records, but does not exclude them.
 func TestTidy_ContinuesAfterATimeout(t *testing.T) {
-	c := newCrowd(t, 31, 0)
+	_, l, p, listed := tidying(t, 31)
+	note := l.Before
 	for range 3 {
 		ctx, cancel := context.WithCancel(t.Context())
-		until := c.podLists() + 10
-		c.onList = func() {
-			if len(c.looked) == until {
+		until := len(*listed) + 10
+		l.Before = func(c fakeapi.Call) error {
+			if err := note(c); err != nil || len(*listed) == until {
 				cancel()
 			}
+			return nil
 		}
-		assert.ErrorIs(t, c.plugin.Tidy(ctx), context.Canceled)
+		assert.ErrorIs(t, p.Tidy(ctx), context.Canceled)
 	}
-	assert.Len(t, c.looked, 30)
-	assert.Len(t, sets.New(c.looked...), 30, "Tidy visits each record once")
+	assert.Len(t, *listed, 30)
+	assert.Len(t, sets.New(*listed...), 30, "Tidy visits each record once")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prebind/prebind/binder/ledger"
 	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -85,14 +86,14 @@ func TestLostRecord_DuringABind(t *testing.T) {
 func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
 	web, next := podNamed("web"), podNamed("next")
 	s := newServer(t, web, next)
-	l := &line{server: s}
+	l := newLine(s)
 	p, other := pluginOn(s, s, l, notify.NewHub()), replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	s.bind(bc)
-	l.after = func(_ string, o any) error {
-		if _, ok := o.(*corev1.Pod); ok {
-			l.after = nil
+	l.After = func(c fakeapi.Call) error {
+		if c.Kind == "Pod" {
+			l.After = nil
 			s.finish(web)
 			require.NoError(t, prepare(t.Context(), other, bindOf(next, "b", gen.Annotation(gpu, "GPU-1"))))
 		}

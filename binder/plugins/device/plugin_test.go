@@ -17,6 +17,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -120,17 +121,6 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 		want string
 	}{
 		"InProgress": {reason: "the bind can still succeed", want: "device GPU-1 (gpu) is held by pod default/holder (bind in progress)"},
-		"BoundNotConfirmed": {
-			reason: "PostBind may not have run yet", want: "is held by pod default/holder",
-			then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.bind(bc) },
-		},
-		"Bound": {
-			reason: "the pod is running", want: "is held by pod default/holder",
-			then: func(s *server, p *Plugin, bc *framework.BindContext) {
-				s.bind(bc)
-				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
-			},
-		},
 		"Ending": {
 			reason: "the containers of a terminating pod may still run", want: "is held by pod default/holder",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
@@ -138,12 +128,6 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 				s.bind(bc)
 				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
 				s.delete(bc.Pod)
-			},
-		},
-		"RolledBack": {
-			reason: "the roll-back released the devices",
-			then: func(s *server, p *Plugin, bc *framework.BindContext) {
-				require.NoError(s.t, p.PreBindRollBack(s.t.Context(), bc))
 			},
 		},
 		"Finished": {
@@ -163,8 +147,7 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
 			s.change(bc.Pod, func(pod *corev1.Pod) { pod.Spec.NodeName = "node-b" })
 		}},
-		"Recreated":         {reason: "the new pod has no grant", then: recreate},
-		"RecreatedAndBound": {reason: "a grant belongs to a UID and not to a name", then: func(s *server, p *Plugin, bc *framework.BindContext) { recreate(s, p, bc); s.bind(bc) }},
+		"Recreated": {reason: "the new pod has no grant", then: recreate},
 	}
 	for name, tc := range cases {
 		for _, behind := range []string{"", "Behind"} {
@@ -175,7 +158,7 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 				if behind != "" {
 					// The cache of the other replica is always empty.
 					cached := newLagging(s)
-					two = pluginOn(s, cached, &line{server: s}, cached.hub)
+					two = pluginOn(s, cached, newLine(s), cached.hub)
 				}
 				theirs := bindOf(holder, "a", gen.Annotation(gpu, "GPU-1"))
 				require.NoError(t, prepare(t.Context(), one, theirs))
@@ -201,94 +184,6 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 func recreate(s *server, _ *Plugin, bc *framework.BindContext) {
 	s.delete(bc.Pod)
 	require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
-}
-
-func TestGrant_Shares(t *testing.T) {
-	s := newServer(t)
-	p := replicaOf(s)
-	for _, name := range []string{"a", "b", "c"} {
-		require.NoError(t, s.Create(t.Context(), podNamed(name)))
-	}
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("a"), "1", gen.Annotation(gpu, "GPU-1:0.5"))))
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("b"), "2", gen.Annotation(gpu, "GPU-1:0.3"))))
-	err := prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.3")))
-	assert.ErrorContains(t, err, "pod default/a (0.5, bind in progress) and pod default/b (0.3, bind in progress): requested 0.3, free 0.2")
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("c"), "3", gen.Annotation(gpu, "GPU-1:0.2"))))
-}
-
-func TestGrant_AllDevicesOrNone(t *testing.T) {
-	s := newServer(t, podNamed("a"), podNamed("b"))
-	p := replicaOf(s)
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("a"), "1", gen.Annotation(gpu, "GPU-1"))))
-	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("b"), "2", gen.Annotation(gpu, "GPU-1,GPU-2"))))
-	assert.Len(t, held(s), 1)
-}
-
-// Two replicas work on the bind of one pod.
-func TestTwoAttempts_AtOneBind(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		then   func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext)
-		want   map[string]string
-	}{
-		"OneRolledBack": {
-			reason: "a roll-back keeps the grant of the other attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
-			then: func(t *testing.T, _ *server, one, _ *Plugin, a, _ *framework.BindContext) {
-				require.NoError(t, one.PreBindRollBack(t.Context(), a))
-			},
-		},
-		"RolledBackByOther": {
-			reason: "the sweep rolls back the attempt of a dead replica", want: map[string]string{"web": "[b: GPU-1 (gpu)]"},
-			then: func(t *testing.T, _ *server, _, two *Plugin, a, _ *framework.BindContext) {
-				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)))
-				require.NoError(t, two.PreBindRollBack(t.Context(), recovered(a)), "PreBindRollBack is idempotent")
-			},
-		},
-		"BothRolledBack": {
-			reason: "both attempts are rolled back", want: map[string]string{},
-			then: func(t *testing.T, _ *server, one, two *Plugin, a, b *framework.BindContext) {
-				require.NoError(t, one.PreBindRollBack(t.Context(), a))
-				require.NoError(t, two.PreBindRollBack(t.Context(), b))
-			},
-		},
-		"BoundByOne": {
-			reason: "the annotations of the bound pod name the attempt", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
-			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
-				s.bind(b)
-				require.NoError(t, one.PostBind(t.Context(), a))
-				require.NoError(t, two.PostBind(t.Context(), recovered(b)))
-			},
-		},
-		"BoundAndLateRollBack": {
-			reason: "a confirmed grant has no mark", want: map[string]string{"web": "[b: GPU-1 (gpu)] bound"},
-			then: func(t *testing.T, s *server, one, two *Plugin, a, b *framework.BindContext) {
-				s.bind(b)
-				require.NoError(t, two.PostBind(t.Context(), b))
-				require.NoError(t, one.PreBindRollBack(t.Context(), a))
-				require.NoError(t, two.PreBindRollBack(t.Context(), b))
-			},
-		},
-		"Gone": {
-			reason: "any replica can remove the grants of a deleted pod", want: map[string]string{},
-			then: func(t *testing.T, s *server, one, _ *Plugin, a, _ *framework.BindContext) {
-				s.bind(a)
-				s.delete(a.Pod)
-				require.NoError(t, one.PostBind(t.Context(), a))
-			},
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			web := podNamed("web")
-			s := newServer(t, web)
-			one, two := replicaOf(s), replicaOf(s)
-			a, b := bindOf(web, "a", gen.Annotation(gpu, "GPU-1")), bindOf(web, "b", gen.Annotation(gpu, "GPU-1"))
-			require.NoError(t, prepare(t.Context(), one, a))
-			require.NoError(t, prepare(t.Context(), two, b))
-			tc.then(t, s, one, two, a, b)
-			assert.Equal(t, tc.want, held(s), tc.reason)
-		})
-	}
 }
 
 // recovered returns the context of an attempt that is known only by its mark.
@@ -327,7 +222,7 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	s.bind(bc)
 	require.NoError(t, p.PostBind(t.Context(), bc))
 	cached := newLagging(s)
-	late := pluginOn(s, cached, &line{server: s}, cached.hub)
+	late := pluginOn(s, cached, newLine(s), cached.hub)
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
 	assert.True(t, framework.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
@@ -346,20 +241,20 @@ func TestAPIServerFails_AtEachRequest(t *testing.T) {
 			if !tc.first {
 				before := bindOf(podNamed("before"), "x", gen.Annotation(gpu, "GPU-9"))
 				require.NoError(t, prepare(t.Context(), replicaOf(s), before))
-				require.NoError(t, cached.sync(t.Context()))
+				cached.sync()
 			}
 			calls := 0
-			fail := func(string, any) error {
+			fail := func(fakeapi.Call) error {
 				if calls++; calls == failing+1 {
 					return errDown
 				}
 				return nil
 			}
-			l := &line{server: s}
+			l := newLine(s)
 			if tc.lost {
-				l.after = fail
+				l.After = fail
 			} else {
-				l.before = fail
+				l.Before = fail
 			}
 			p := pluginOn(s, cached, l, cached.hub)
 			bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
@@ -413,11 +308,11 @@ func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web)
 	cached := newLagging(s)
-	p := pluginOn(s, cached, &line{server: s}, cached.hub)
+	p := pluginOn(s, cached, newLine(s), cached.hub)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
-	require.NoError(t, cached.sync(t.Context()))
+	cached.sync()
 	require.NoError(t, prepare(t.Context(), replicaOf(s), bc))
 	require.NoError(t, p.Tidy(t.Context()))
 	assert.Len(t, held(s), 1)

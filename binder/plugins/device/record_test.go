@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -216,20 +215,6 @@ func TestPrepared(t *testing.T) {
 	assert.True(t, r.prepared("q", "x", ask{}, noon), "a bind without requests is always prepared")
 }
 
-func TestMarks(t *testing.T) {
-	r := of(map[types.UID]*entry{
-		"q": grants(grant{"b", one}),
-		"p": grants(grant{"a", one}, grant{"a", two}, grant{"c", one}),
-		"r": boundBy(grant{"d", one}),
-	})
-	r.take(podNamed("q"), "b", noon)
-	r.take(podNamed("q"), "e", noon)
-	mark := func(pod, attempt string) framework.Mark {
-		return framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: pod}, PodUID: types.UID(pod), Node: "node-a", Attempt: attempt}
-	}
-	assert.Equal(t, sets.New(mark("p", "a"), mark("p", "c"), mark("q", "b"), mark("q", "e")), sets.New(r.marks()...), "marks lists each attempt, without grants of bound pods")
-}
-
 func TestWhereaboutsOf(t *testing.T) {
 	cases := map[string]struct {
 		reason string
@@ -243,10 +228,8 @@ func TestWhereaboutsOf(t *testing.T) {
 		"Bound":        {reason: "the pod is bound to the node", pod: podNamed("p", gen.BoundTo("node-a")), want: framework.BoundHere},
 		"Ending":       {reason: "the containers of the pod may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: framework.BoundHere},
 		"Elsewhere":    {reason: "the pod is bound to another node", pod: podNamed("p", gen.BoundTo("node-b")), want: framework.BoundElsewhere},
-		"Running":      {reason: "the pod is running", pod: phased(corev1.PodRunning), want: framework.BoundHere},
 		"Unknown":      {reason: "the pod may still run", pod: phased(corev1.PodUnknown), want: framework.BoundHere},
 		"Succeeded":    {reason: "a finished pod never runs again", pod: phased(corev1.PodSucceeded), want: framework.Gone},
-		"Failed":       {reason: "a finished pod never runs again", pod: phased(corev1.PodFailed), want: framework.Gone},
 		"NeverStarted": {reason: "the pod failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: framework.Gone},
 	}
 	for name, tc := range cases {
@@ -293,31 +276,24 @@ func TestDecode(t *testing.T) {
 		"TwoDevices":       {reason: "device IDs are case-sensitive", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","gpu-1":"1"}}}]}`},
 		"Lock":             {reason: "Encode writes this form", key: lockField, text: `{` + pod + `,"uid":"p","attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`},
 		"NotJSON":          {reason: "the entry has no content", key: "p", text: `GPU-1`, want: "invalid character"},
-		"Empty":            {reason: "the entry has no content", key: "p", text: ``, want: "unexpected end of JSON input"},
 		"Null":             {reason: "the entry has no content", key: "p", text: `null`, want: "required"},
-		"CutOff":           {reason: "the value is incomplete", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs, want: "unexpected end of JSON input"},
 		"Behind":           {reason: "text after the value would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}]}{}`, want: "after top-level value"},
 		"Unknown":          {reason: "a later version wrote it", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"since":1}`, want: `unknown field "since"`},
 		"UnknownLong":      {reason: "the message shortens long values", key: "p", text: `{"` + strings.Repeat("x", 1<<16) + `":1}`, want: "unknown field"},
 		"GrantsTwice":      {reason: "one of them would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"grants":[{"attempt":"b",` + devs + `}]}`, want: "duplicate field"},
-		"GrantsTwiceUpper": {reason: "keys are case-sensitive", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `}],"Grants":[{"attempt":"b",` + devs + `}]}`, want: "unknown field"},
 		"DevicesTwice":     {reason: "keys are case-sensitive", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a",` + devs + `,"DEVICES":{"gpu":{"GPU-2":"1"}}}]}`, want: "unknown field"},
 		"DeviceTwice":      {reason: "one share would be lost", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-1":"0.5"}}}]}`, want: "duplicate field"},
 		"DeviceEscaped":    {reason: "an escaped ID is the same device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"1","GPU-\u0031":"0.5"}}}]}`, want: "duplicate field"},
 		"NoPod":            {reason: "the holder is unknown", key: "p", text: `{"grants":[{"attempt":"a",` + devs + `}]}`, want: "required"},
 		"BadPod":           {reason: "the name cannot be looked up", key: "p", text: `{"pod":"default/a/b","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
-		"BadNamespace":     {reason: "the name cannot be looked up", key: "p", text: `{"pod":"/p","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
 		"LongPod":          {reason: "no pod has such a name", key: "p", text: `{"pod":"default/` + strings.Repeat("p", 300) + `","grants":[{"attempt":"a",` + devs + `}]}`, want: "namespace/name"},
 		"NoGrants":         {reason: "an entry must hold a device", key: "p", text: `{` + pod + `}`, want: "required"},
-		"EmptyGrants":      {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[]}`, want: "required"},
 		"NullGrant":        {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[null]}`, want: "required"},
 		"NoAttemptPending": {reason: "a pending grant without an attempt would never end", key: "p", text: `{` + pod + `,"grants":[{` + devs + `}]}`, want: "required"},
 		"NoDevices":        {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a"}]}`, want: "required"},
 		"NullIDs":          {reason: "an entry must hold a device", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":null}}]}`, want: "requires a name and devices"},
 		"NullShare":        {reason: "the share is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":null}}}]}`, want: "requires a name and a share"},
-		"NumberShare":      {reason: "shares are strings", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":0.5}}}]}`, want: "cannot unmarshal"},
 		"BadShare":         {reason: "the share is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"GPU-1":"half"}}}]}`, want: "invalid share"},
-		"NoID":             {reason: "the device is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"gpu":{"":"1"}}}]}`, want: "requires a name"},
 		"NoKey":            {reason: "the device is unknown", key: "p", text: `{` + pod + `,"grants":[{"attempt":"a","devices":{"":{"GPU-1":"1"}}}]}`, want: "requires a name"},
 		"LockNoUID":        {reason: "the holder is unknown", key: lockField, text: `{` + pod + `,"attempts":["a"],"expires":"2026-01-01T12:00:00Z"}`, want: "required"},
 		"LockNoAttempts":   {reason: "the holder is unknown", key: lockField, text: `{` + pod + `,"uid":"p","attempts":[],"expires":"2026-01-01T12:00:00Z"}`, want: "required"},

@@ -84,22 +84,3 @@ func TestCheckAffinity(t *testing.T) {
 		})
 	}
 }
-
-// A volume is matched with its translation for the node. Otherwise a claim could be bound to a
-// volume that cannot be used on the node.
-func TestFindPodVolumes_MatchesMigratedVolumes(t *testing.T) {
-	migrated := gen.CSINode("node-a", gcePlugin)
-	node := theNode(gen.Label(gceZone, "z1"))
-	inTree := gceDisk("z2", gen.OnNodesWith(corev1.LabelTopologyZone, "z1"))
-	inTree.Spec.NodeAffinity = nil
-	pl, err := findPodVolumes(snap(theClaim(), local, node, migrated, inTree))
-	require.NoError(t, err)
-	assert.Empty(t, pl.static, "the volume is in another zone")
-	assert.Len(t, pl.dynamic, 1)
-
-	disk := gceDisk("z1")
-	pl, err = findPodVolumes(snap(theClaim(), local, node, migrated, disk))
-	require.NoError(t, err)
-	require.Len(t, pl.static, 1)
-	assert.Same(t, disk, pl.static[0].volume, "PreBind writes the volume, not its translation")
-}

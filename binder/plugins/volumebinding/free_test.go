@@ -126,32 +126,6 @@ func randomClaim(random *rand.Rand) *corev1.PersistentVolumeClaim {
 	)
 }
 
-func TestFreeVolumes_OmitsVolumesOfOtherNodes(t *testing.T) {
-	free := NewFreeVolumes()
-	for i := range 100 {
-		free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.OnNode(fmt.Sprintf("node-%d", i%10))), true)
-	}
-	free.OnAdd(volumeNamed("net"), true)
-	count := func(host string) (n int) {
-		for _, on := range free.of("local", host) {
-			n += on.Len()
-		}
-		return n
-	}
-	assert.Equal(t, 11, count("node-3"))
-	assert.Equal(t, 1, count("node-30"))
-	assert.Equal(t, 1, count(""), "a node without the label")
-
-	before := free.of("local", "node-3")
-	free.OnDelete(volumeNamed("pv-3"))
-	assert.Equal(t, 10, count("node-3"))
-	n := 0
-	for _, on := range before {
-		n += on.Len()
-	}
-	assert.Equal(t, 11, n, "the result is a snapshot")
-}
-
 // The cache holds a bound volume as another type.
 func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	free := NewFreeVolumes()

@@ -17,7 +17,6 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -59,59 +58,6 @@ func TestBind_Dynamic(t *testing.T) {
 		again := newReplica(t, w, "s").bind(t.Context(), thePod(), "node-a")
 		require.Nil(t, again.Err, "a repeated call has nothing to do")
 		assert.Empty(t, again.Attempt)
-	})
-}
-
-// TestBind_CacheBehindItsWrites: the cache shows the writes seconds after the API server has them, and other
-// changes wake the bind. That is neither a reason to write again nor a removal by the provisioner.
-func TestBind_CacheBehindItsWrites(t *testing.T) {
-	for name, volumes := range map[string]volumeList{"Dynamic": nil, "Static": {volumeNamed("pv")}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(append(list(volumes...), thePod(), theNode(), theClaim(), local)...)
-				outcome := newReplica(t, w, "r").start(t, thePod(), "node-a")
-				w.lag()
-				for range 5 {
-					<-time.After(500 * time.Millisecond)
-					w.hub.Changed(notify.RefTo(&corev1.Node{}, "", "node-a"))
-					synctest.Wait()
-					require.Empty(t, outcome)
-					assert.Equal(t, 1, w.applied, "the API server rejects a repetition")
-				}
-				w.catchUp()
-				<-time.After(time.Second)
-				if volumes == nil {
-					w.provision(theClaim(), "pv")
-				} else {
-					w.complete(theClaim(), "pv")
-				}
-				require.Nil(t, (<-outcome).Err)
-				assert.Equal(t, 1, w.applied)
-			})
-		})
-	}
-}
-
-// TestBind_ProvisionerRequestsAnotherNode: the provisioner removes selected-node.
-func TestBind_ProvisionerRequestsAnotherNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(thePod(), theNode(), gen.Node("node-b"), theClaim(), local)
-		r := newReplica(t, w, "r")
-		outcome := r.start(t, thePod(), "node-a")
-		<-time.After(3 * time.Second)
-		remove := func(c *corev1.PersistentVolumeClaim) { delete(c.Annotations, volume.AnnSelectedNode) }
-		fakeapi.Change(w.server, theClaim(), "provisioner", remove)
-		o := <-outcome
-		require.NotNil(t, o.Err)
-		assert.Equal(t, refuse, o.Err.Kind)
-		assert.Contains(t, o.Err.Error(), "the provisioner failed on node node-a and requests another node")
-		assert.Equal(t, 1, w.applied)
-
-		other := r.start(t, thePod(), "node-b")
-		synctest.Wait()
-		assert.Equal(t, 2, w.applied, "the bind to another node selects it")
-		w.provision(theClaim(), "made")
-		require.Nil(t, (<-other).Err)
 	})
 }
 
@@ -168,8 +114,7 @@ func TestBind_ManyPodsOneClaim(t *testing.T) {
 		volumes volumeList
 		patched string
 	}{
-		"Static":  {volumes: volumeList{volumeNamed("pv"), volumeNamed("pv2")}, patched: "pv"},
-		"Dynamic": {patched: "data"},
+		"Static": {volumes: volumeList{volumeNamed("pv"), volumeNamed("pv2")}, patched: "pv"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -218,20 +163,6 @@ func TestBind_VolumeBecomesAvailable(t *testing.T) {
 		<-time.After(time.Second)
 		require.Equal(t, 1, w.applied, "the change of the index wakes the bind")
 		w.complete(theClaim(), "pv")
-		require.Nil(t, (<-outcome).Err)
-	})
-}
-
-// TestBind_VolumeArrivesAfterItsClaim: the two watches are apart, minutes after the call.
-func TestBind_VolumeArrivesAfterItsClaim(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(thePod(), theNode(), theClaim(), local)
-		outcome := newReplica(t, w, "r").start(t, thePod(), "node-a")
-		<-time.After(3 * time.Second)
-		w.complete(theClaim(), "made")
-		<-time.After(3 * time.Second)
-		require.Empty(t, outcome)
-		w.put(volumeNamed("made", gen.ClaimRef(theClaim())))
 		require.Nil(t, (<-outcome).Err)
 	})
 }

@@ -41,18 +41,6 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	}
 }
 
-func BenchmarkMatch(b *testing.B) {
-	for place := range places {
-		b.Run(place, func(b *testing.B) {
-			match := matcher(b, place, 20_000)
-			b.ReportAllocs()
-			for b.Loop() {
-				match()
-			}
-		})
-	}
-}
-
 // The allocations of a match do not depend on the number of free volumes.
 func TestMatch_DoesNotGrowWithFreeVolumes(t *testing.T) {
 	for place := range places {

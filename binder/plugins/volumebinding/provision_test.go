@@ -26,10 +26,9 @@ func TestCheckCapacity(t *testing.T) {
 		want    framework.Kind
 		says    string
 	}{
-		"NotADriver":    {reason: "the provisioner publishes nothing", objects: []client.Object{theClaim()}},
-		"OtherDriver":   {reason: "another driver's setting does not apply", objects: []client.Object{theClaim(), gen.CSIDriver("other", true)}},
-		"NotPublishing": {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), gen.CSIDriver("csi.example.com", false)}},
-		"NotSaid":       {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), &storagev1.CSIDriver{ObjectMeta: driver.ObjectMeta}}},
+		"NotADriver":  {reason: "the provisioner publishes nothing", objects: []client.Object{theClaim()}},
+		"OtherDriver": {reason: "another driver's setting does not apply", objects: []client.Object{theClaim(), gen.CSIDriver("other", true)}},
+		"NotSaid":     {reason: "the driver does not request capacity checks", objects: []client.Object{theClaim(), &storagev1.CSIDriver{ObjectMeta: driver.ObjectMeta}}},
 		"NoRequest": {reason: "the claim requests no storage", objects: []client.Object{driver, func() client.Object {
 			claim := theClaim()
 			claim.Spec.Resources.Requests = nil
@@ -58,10 +57,6 @@ func TestCheckCapacity(t *testing.T) {
 		"Begun": {
 			reason:  "the volume being provisioned may have used the capacity",
 			objects: []client.Object{theClaim(gen.SelectedNode("node-a")), driver},
-		},
-		"Static": {
-			reason:  "an existing volume needs no capacity",
-			objects: []client.Object{theClaim(), driver, volumeNamed("pv")},
 		},
 	}
 	for name, tc := range cases {

@@ -38,9 +38,6 @@ func TestUpstreamCapacity(t *testing.T) {
 		"zero-volume-size":         {upstream: tooLittle, capacities: list(of("net", provisionerClass, on("node1"), gen.LargestVolume("0Mi")))},
 		"nil-storage":              {upstream: tooLittle, capacities: list(of("net", provisionerClass, on("node1")))},
 	}
-	checkTable(t, cases,
-		"network-attached", "local-storage", "multiple", "no-storage", "wrong-node", "wrong-storage-class", "insufficient-storage",
-		"insufficient-volume-size", "zero-storage", "zero-volume-size", "nil-storage")
 	for name, tc := range cases {
 		found := findCase{claims: claimList{provisionedPVC}, dynamic: []string{"provisioned-pvc"}}
 		t.Run("CSIDriver.StorageCapacity=false/"+name, func(t *testing.T) {

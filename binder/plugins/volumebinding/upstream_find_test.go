@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -144,12 +143,6 @@ func TestUpstreamFindPodVolumesWithoutProvisioning(t *testing.T) {
 		"generic-ephemeral,with-pvc":  {pod: ephemeral, claims: claimList{owned}, volumes: volumeList{pvGeneric}},
 		"generic-ephemeral,wrong-pvc": {pod: ephemeral, claims: claimList{generic}, volumes: volumeList{pvGeneric}, upstream: refused("was not created for")},
 	}
-	checkTable(t, cases,
-		"no-volumes", "no-pvcs", "pvc-not-found", "bound-pvc", "bound-pvc,pv-not-exists", "prebound-pvc", "unbound-pvc,pv-same-node",
-		"unbound-pvc,pv-different-node", "two-unbound-pvcs", "two-unbound-pvcs,order-by-size", "two-unbound-pvcs,partial-match",
-		"one-bound,one-unbound", "one-bound,one-unbound,no-match", "one-prebound,one-unbound", "immediate-bound-pvc",
-		"immediate-bound-pvc-wrong-node", "immediate-unbound-pvc", "immediate-unbound-pvc,delayed-mode-bound",
-		"immediate-unbound-pvc,delayed-mode-unbound", "generic-ephemeral,no-pvc", "generic-ephemeral,with-pvc", "generic-ephemeral,wrong-pvc")
 	for description, driver := range drivers() {
 		for name, tc := range cases {
 			t.Run(description+"/"+name, func(t *testing.T) { tc.run(t, driver) })
@@ -177,48 +170,9 @@ func TestUpstreamFindPodVolumesWithProvisioning(t *testing.T) {
 		"invalid-provisioner":         {claims: claimList{noProvisionerPVC}, upstream: refused("does not provision")},
 		"volume-topology-unsatisfied": {claims: claimList{topoMismatchPVC}, upstream: refused("allowedTopologies")},
 	}
-	checkTable(t, cases,
-		"one-provisioned", "two-unbound-pvcs,one-matched,one-provisioned", "one-bound,one-provisioned", "one-binding,one-selected-node",
-		"immediate-unbound-pvc", "one-immediate-bound,one-provisioned", "invalid-provisioner", "volume-topology-unsatisfied")
 	for description, driver := range drivers() {
 		for name, tc := range cases {
 			t.Run(description+"/"+name, func(t *testing.T) { tc.run(t, driver) })
 		}
-	}
-}
-
-func TestUpstreamFindPodVolumesWithCSIMigration(t *testing.T) {
-	claims, volumes := claimList{boundMigrationPVC}, volumeList{migrationPV(gceSource, boundMigrationPVC)}
-	cases := map[string]findCase{
-		"pvc-bound":                      {claims: claims, volumes: volumes, node: node1Zone1, csiNode: csiNode1Migrated},
-		"pvc-bound,csinode-not-migrated": {claims: claims, volumes: volumes, node: node1Zone1, csiNode: csiNode1Not},
-		"pvc-bound,missing-csinode":      {claims: claims, volumes: volumes, node: node1Zone1},
-		"pvc-bound,node-different-zone": {
-			claims: claims, volumes: volumes, node: node1Zone2, csiNode: csiNode1Migrated, upstream: refused("excludes node node1"),
-		},
-	}
-	checkTable(t, cases, "pvc-bound", "pvc-bound,csinode-not-migrated", "pvc-bound,missing-csinode", "pvc-bound,node-different-zone")
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { tc.run(t, nil) })
-	}
-}
-
-// TestUpstreamFindAssumeVolumes checks that every repetition finds the claimed volume again. The
-// plugin needs no assume cache, because the API server has the state.
-func TestUpstreamFindAssumeVolumes(t *testing.T) {
-	w := worldOf(node1, unboundPVC, pvNode2, pvNode1a, pvNode1c)
-	p := pluginIn(w)
-	bc := onNode(testPod(unboundPVC), node1)
-	_, err := p.pass(t.Context(), bc)
-	require.NoError(t, err)
-	require.NoError(t, p.PreBind(t.Context(), bc))
-	first := planned(t, bc)
-	require.Len(t, first.static, 1)
-	for range 50 {
-		verdict, err := p.pass(t.Context(), bc)
-		require.NoError(t, err)
-		assert.Empty(t, verdict.Writes)
-		require.Len(t, planned(t, bc).static, 1)
-		assert.Equal(t, first.static[0].volume.Name, planned(t, bc).static[0].volume.Name)
 	}
 }

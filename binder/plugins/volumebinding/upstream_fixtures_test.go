@@ -4,8 +4,6 @@
 package volumebinding
 
 import (
-	"maps"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -44,20 +42,6 @@ func (u upstream) check(t *testing.T, err error) {
 	require.Error(t, err, u.differs)
 	assert.Equal(t, u.want, framework.AsError(Name, err).Kind, "%v", err)
 	assert.ErrorContains(t, err, u.says)
-}
-
-// cannotApply contains the upstream cases that do not apply, because a plan is a value, so that a
-// missing plan equals an empty one.
-var cannotApply = []string{"nothing-to-bind-nil", "nothing-to-bind-bindings-nil", "nothing-to-bind-provisionings-nil"}
-
-// checkTable checks that the table contains all upstream cases.
-func checkTable[T any](t *testing.T, cases map[string]T, names ...string) {
-	t.Helper()
-	names = slices.DeleteFunc(names, func(name string) bool {
-		_, here := cases[name]
-		return slices.Contains(cannotApply, name) && !here
-	})
-	assert.ElementsMatch(t, names, slices.Collect(maps.Keys(cases)), "the table contains every upstream case")
 }
 
 const refuse = framework.KindRefuse
@@ -114,7 +98,6 @@ var (
 
 	pvNode1a         = upVolume("pv-node1a", "node1", "5G", waitClass)
 	pvNode1b         = upVolume("pv-node1b", "node1", "10G", waitClass)
-	pvNode1c         = upVolume("pv-node1b", "node1", "5G", waitClass)
 	pvNode2          = upVolume("pv-node2", "node2", "1G", waitClass)
 	pvBound          = upVolume("pv-bound", "node1", "1G", waitClass, ownedBy(boundPVC))
 	pvNode1aBound    = upVolume("pv-node1a", "node1", "5G", waitClass, ownedBy(unboundPVC))
@@ -124,18 +107,8 @@ var (
 
 // Objects for CSI migration.
 var (
-	boundMigrationPVC = upClaim("pvc-migration-bound", "1G", waitClass, gen.BoundToVolume("pv-migration-bound"))
-	node1Zone1        = gen.Node("node1", gen.Label(gceZone, "us-east-1"))
-	node1Zone2        = gen.Node("node1", gen.Label(gceZone, "us-east-2"))
-	csiNode1Migrated  = gen.CSINode("node1", gcePlugin)
-	csiNode1Not       = gen.CSINode("node1", "")
-	gceSource         = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "test-disk", FSType: "ext4"}}
+	gceSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "test-disk", FSType: "ext4"}}
 )
-
-func migrationPV(source corev1.PersistentVolumeSource, claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolume {
-	return gen.Volume("pv-migration-bound", gen.Version("1"), gen.Capacity("1G"), gen.VolumeOfClass(waitClass), ownedBy(claim), gen.VolumeSource(source),
-		gen.Label(corev1.LabelFailureDomainBetaZone, "us-east-1"), gen.Label(corev1.LabelFailureDomainBetaRegion, "us-east-1a"))
-}
 
 // testPod returns the upstream pod with these claims.
 func testPod(claims ...*corev1.PersistentVolumeClaim) *corev1.Pod {
