@@ -67,6 +67,10 @@ func NewOptionsCommand() *cobra.Command {
 func (c *Client) Config() (*rest.Config, string, error) {
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides)
 	config, err := loader.ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, "", fmt.Errorf("no kubeconfig: set --kubeconfig or the environment variable %s to a kubeconfig file, or create the default %s",
+			clientcmd.RecommendedConfigPathEnvVar, clientcmd.RecommendedHomeFile)
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("client configuration: %w", err)
 	}

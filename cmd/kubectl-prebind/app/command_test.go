@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
 )
@@ -64,4 +65,28 @@ func TestVersion(t *testing.T) {
 	out, err := run(t, "version")
 	require.NoError(t, err)
 	assert.Equal(t, cli.Version()+"\n", out)
+}
+
+// TestNoKubeconfig checks that each command that connects to the cluster shows how to name a kubeconfig, with its usual exit code.
+func TestNoKubeconfig(t *testing.T) {
+	cases := map[string]struct {
+		args []string
+		code int
+	}{
+		"Explain":     {args: []string{"explain", "web", "--node=n"}, code: exitUnknown},
+		"Status":      {args: []string{"status"}, code: 1},
+		"Conformance": {args: []string{"conformance", "--scheduler-name=x"}, code: exitIncomplete},
+		"Cleanup":     {args: []string{"conformance", "--cleanup"}, code: exitIncomplete},
+		"Unregister":  {args: []string{"unregister"}, code: 1},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBECONFIG", "testdata/no-such-file")
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			out, err := run(t, tc.args...)
+			require.EqualError(t, err, "no kubeconfig: set --kubeconfig or the environment variable KUBECONFIG to a kubeconfig file, or create the default "+clientcmd.RecommendedHomeFile)
+			assert.Equal(t, tc.code, cli.ExitCode(err))
+			assert.Empty(t, out)
+		})
+	}
 }
