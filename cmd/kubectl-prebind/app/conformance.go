@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"regexp"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -63,7 +61,6 @@ not be completed, for example because a permission is missing, 3 if a check has 
 	fs.StringVar(&o.run, "run", "", "Regular expression that selects checks by name. The check bind always runs.")
 	fs.DurationVar(&o.Wait, "wait", o.Wait, "Time for which Prebind makes a pod wait in the check wait.")
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "Time in which the scheduler must bind a pod that does not have to wait, or post a Binding again.")
-	fs.DurationVar(&o.CleanupTimeout, "cleanup-timeout", o.CleanupTimeout, "Time in which the objects of the run must be removed.")
 	fs.IntVar(&o.Burst, "burst", o.Burst, "Number of pods in the check burst.")
 	fs.StringSliceVar(&o.Nodes, "nodes", nil, "Nodes that the checks use, at least two. By default, two nodes that are Ready and have no taints.")
 	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check binding-annotations.")
@@ -72,7 +69,6 @@ not be completed, for example because a permission is missing, 3 if a check has 
 	fs.StringToStringVar(&o.PodLabels, "pod-labels", nil, "Labels of the pods, as key=value, such as the queue of the scheduler.")
 	fs.StringVar(&o.Image, "image", o.Image, "Image of the pods. They need not start.")
 	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
-	fs.BoolVar(&o.Keep, "keep", false, "Do not remove the objects, and print the commands that remove them.")
 	fs.BoolVar(&o.cleanup, "cleanup", false, "Remove the objects of all runs with the namespace prefix, also of runs in progress, and exit.")
 	o.client.AddFlags(fs, "namespace", "username", "password") // The command creates its namespaces.
 	return cmd
@@ -106,9 +102,7 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 		}
 		return err
 	}
-	clean, stop := secondInterrupt(ctx)
-	defer stop()
-	report, err := conformance.Run(ctx, clean, config, o.Options)
+	report, err := conformance.Run(ctx, config, o.Options)
 	if report != nil && ctx.Err() == nil {
 		err = errors.Join(err, report.WriteText(out), o.writeJUnit(report))
 	}
@@ -154,25 +148,4 @@ func (o *conformanceOptions) writeJUnit(report *conformance.Report) error {
 		return fmt.Errorf("--junit: %w", err)
 	}
 	return nil
-}
-
-// secondInterrupt returns a context that ends at the second signal. The first signal ends ctx. Without this, the signal
-// handler of the program would exit at the second signal without a message.
-func secondInterrupt(ctx context.Context) (context.Context, context.CancelFunc) {
-	second, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := context.AfterFunc(ctx, func() {
-		interrupts := make(chan os.Signal, 1)
-		signal.Reset(os.Interrupt, syscall.SIGTERM)
-		signal.Notify(interrupts, os.Interrupt, syscall.SIGTERM)
-		defer signal.Stop(interrupts)
-		select {
-		case <-interrupts:
-			cancel()
-		case <-second.Done():
-		}
-	})
-	return second, func() {
-		done()
-		cancel()
-	}
 }

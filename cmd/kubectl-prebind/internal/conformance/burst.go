@@ -57,7 +57,7 @@ func (t *trial) bindsMany(ctx context.Context) (pods []corev1.Pod, detail string
 	for i := range t.Burst {
 		nodes[t.creates(ctx, fmt.Sprintf("burst-%d", i), label(burstLabel, "yes")).UID] = ""
 	}
-	var seen []boundPod
+	bound, last := 0, ""
 	if t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
 		list, err := t.client.CoreV1().Pods(t.ns.Name).List(ctx, metav1.ListOptions{LabelSelector: burstLabel + "=yes"})
 		if err != nil {
@@ -70,45 +70,24 @@ func (t *trial) bindsMany(ctx context.Context) (pods []corev1.Pod, detail string
 			case !ours:
 				t.violates("Bind with a Binding. Do not create pods again with spec.nodeName.", "pod %s was replaced by another pod", pod.Name)
 			case node == "" && pod.Spec.NodeName != "":
-				seen = append(seen, boundPod{pod.Name, time.Since(began)})
+				bound, last = bound+1, pod.Name
 				nodes[pod.UID] = pod.Spec.NodeName
 			case node != pod.Spec.NodeName:
 				t.violates("Bind each pod once.", "pod %s was bound to %s and to %s", pod.Name, node, pod.Spec.NodeName)
 			}
 		}
-		return len(seen) == t.Burst, nil
+		return bound == t.Burst, nil
 	}) {
-		return pods, fmt.Sprintf("%d pods bound%s", t.Burst, rateOf(seen, t.Burst))
+		took := time.Since(began)
+		return pods, fmt.Sprintf("%d pods bound in %s (%.0f per second), the last was %s", bound, seconds(took), float64(bound)/took.Seconds(), last)
 	}
 	late := ""
 	if i := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return pod.Spec.NodeName == "" }); i >= 0 {
 		late = fmt.Sprintf("; pod %s was not bound%s", pods[i].Name, t.why(ctx, &pods[i]))
 	}
 	t.violates("Check the rate limit of the client (QPS) and the number of bind workers, and that the nodes have room for the pods.",
-		"%d of %d pods were bound within %s%s%s", len(seen), t.Burst, t.Timeout, rateOf(seen, t.Burst), late)
+		"%d of %d pods were bound within %s%s", bound, t.Burst, t.Timeout, late)
 	return nil, ""
-}
-
-// boundPod is a pod of the burst, with the time until it was bound.
-type boundPod struct {
-	name  string
-	after time.Duration
-}
-
-// rateOf returns when 90 % of the pods of the burst were bound, and when the last one, as the end of a sentence. The pods
-// are in the order in which they were bound. It is empty if fewer were bound.
-func rateOf(seen []boundPod, burst int) string {
-	most := (9*burst + 9) / 10
-	if len(seen) < most {
-		return ""
-	}
-	after := seen[most-1].after
-	text := fmt.Sprintf(", 90 %% in %s (%.0f per second)", seconds(after), float64(most)/after.Seconds())
-	if len(seen) == burst {
-		last := seen[len(seen)-1]
-		text += fmt.Sprintf(", the last (%s) after %s", last.name, seconds(last.after))
-	}
-	return text
 }
 
 // calls returns the number of calls of Prebind that the API server has made. It is false if that is unknown.

@@ -79,8 +79,6 @@ type check struct {
 	// plugins are the PreBind plugins that the check needs, and nodes the number of nodes.
 	plugins []string
 	nodes   int
-	// needs are permissions in addition to those of every run.
-	needs []permission
 	// alone runs the check after the others.
 	alone bool
 	// run makes the check, and returns what it has observed.
@@ -89,25 +87,18 @@ type check struct {
 
 // checks returns all checks in the order of the report.
 func checks() []check {
-	status := []permission{{"pods/status", "patch"}}
-	policies := []permission{{"validatingadmissionpolicies.admissionregistration.k8s.io", "create"}, {"validatingadmissionpolicybindings.admissionregistration.k8s.io", "create"}}
-	webhooks := []permission{{"validatingwebhookconfigurations.admissionregistration.k8s.io", "create delete"}}
-	volumes := []permission{
-		{"persistentvolumeclaims", "create get"}, {"persistentvolumes", "create"},
-		{"storageclasses.storage.k8s.io", "create"}, {"csinodes.storage.k8s.io", "list patch"},
-	}
 	return []check{
 		{name: "bind", rule: "Bind a pod to the node that it requires.", section: "answers", run: checkBind},
 		{name: "annotations", rule: "Keep the annotations that Prebind adds.", section: "request-devices-plugins-and-a-budget", run: checkAnnotations},
 		{name: "binding-annotations", rule: "Repeat a Binding with the same annotations.", section: "repeat-a-binding", run: checkBindingAnnotations},
-		{name: "uid", rule: "Set the UID of the pod in the Binding.", section: "set-the-uid", needs: policies, run: checkUID},
+		{name: "uid", rule: "Set the UID of the pod in the Binding.", section: "set-the-uid", run: checkUID},
 		{name: "wait", rule: "Repeat a Binding that has to wait (429).", section: "answers", plugins: []string{nodeState}, run: checkWait},
-		{name: "refused", rule: "Try again after a refusal (403), with backoff.", section: "answers", plugins: []string{device}, nodes: 2, needs: status, run: checkRefused},
-		{name: "invalid", rule: "Do not repeat an invalid Binding (422) in a loop.", section: "answers", needs: status, run: checkInvalid},
-		{name: "internal", rule: "Try again after an internal error (500).", section: "errors-that-are-not-from-prebind", plugins: []string{device}, needs: webhooks, run: checkInternal},
+		{name: "refused", rule: "Try again after a refusal (403), with backoff.", section: "answers", plugins: []string{device}, nodes: 2, run: checkRefused},
+		{name: "invalid", rule: "Do not repeat an invalid Binding (422) in a loop.", section: "answers", run: checkInvalid},
+		{name: "internal", rule: "Try again after an internal error (500).", section: "errors-that-are-not-from-prebind", plugins: []string{device}, run: checkInternal},
 		{name: "stale", rule: "Drop the bind of a deleted pod.", section: "set-the-uid", plugins: []string{nodeState}, run: checkStale},
-		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{volumeBinding}, needs: volumes, run: checkVolume},
-		{name: "rollback", rule: "Release everything when a waiting pod is deleted.", section: "repeat-a-binding", plugins: []string{device, volumeBinding}, needs: volumes, run: checkRollback},
+		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{volumeBinding}, run: checkVolume},
+		{name: "rollback", rule: "Release everything when a waiting pod is deleted.", section: "repeat-a-binding", plugins: []string{device, volumeBinding}, run: checkRollback},
 		{name: "workers", rule: "Bind other pods while some wait.", section: "few-bind-workers", plugins: []string{nodeState}, alone: true, run: checkWorkers},
 		{name: "burst", rule: "Bind many pods, each once.", section: "time-limits", alone: true, run: checkBurst},
 	}

@@ -25,6 +25,9 @@ import (
 // ErrLeftovers means that objects were not removed. The text contains the command that removes them.
 var ErrLeftovers = errors.New("objects of the run were not removed")
 
+// cleanupTimeout limits the removal of the objects of a run.
+const cleanupTimeout = 2 * time.Minute
+
 // byHand returns the commands that remove the objects of a run. The driver remains in the CSINodes; it has no effect.
 func byHand(run string) string {
 	return fmt.Sprintf("kubectl label nodes --all %s- %s-\nkubectl delete namespace %s", releaseLabel(run, "wait"), releaseLabel(run, "binding-annotations"), run)
@@ -90,63 +93,41 @@ func unmark(ctx context.Context, client kubernetes.Interface, run string) error 
 	return errors.Join(errs...)
 }
 
-// remove removes the objects of a run, and waits until they are gone. It retries until the context ends.
+// remove removes the objects of a run, and waits until they are gone. It retries for a limited time.
 func remove(ctx context.Context, client kubernetes.Interface, run string) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
 	last := errors.New("the namespace still exists")
-	unmarked := false
-	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (gone bool, _ error) {
-		var err error
-		if !unmarked {
-			err = unmark(ctx, client, run)
-			unmarked = err == nil
+	for _, step := range []func() (gone bool, err error){
+		func() (bool, error) { err := unmark(ctx, client, run); return err == nil, err },
+		func() (bool, error) {
+			// The garbage collector deletes the objects that belong to the namespace first.
+			err := client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)})
+			return apierrors.IsNotFound(err), err
+		},
+	} {
+		err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(context.Context) (bool, error) {
+			gone, err := step()
+			if err != nil && ctx.Err() == nil {
+				last = err
+			}
+			return gone, nil
+		})
+		if err != nil {
+			return fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, last, byHand(run))
 		}
-		if unmarked {
-			gone, err = deleteNamespace(ctx, client, run)
-		}
-		if err != nil && !wait.Interrupted(err) {
-			last = err
-		}
-		return gone, nil
-	})
-	if err != nil {
-		return fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, last, byHand(run))
 	}
 	return nil
 }
 
-// deleteNamespace deletes the namespace, and returns whether it is gone. The garbage collector deletes the objects that belong to it first.
-func deleteNamespace(ctx context.Context, client kubernetes.Interface, run string) (bool, error) {
-	ns, err := client.CoreV1().Namespaces().Get(ctx, run, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("reading namespace %s: %w", run, err)
-	case ns.Labels[managedBy] != managedByValue:
-		return false, fmt.Errorf("namespace %s does not have the label %s=%s", run, managedBy, managedByValue)
-	case ns.DeletionTimestamp != nil:
-		return false, nil
-	}
-	err = client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{
-		Preconditions: metav1.NewUIDPreconditions(string(ns.UID)), PropagationPolicy: ptr.To(metav1.DeletePropagationForeground),
-	})
-	return false, err
-}
-
-// finish removes the objects of the run after the context has ended, until clean ends.
-func (s *session) finish(ctx, clean context.Context) error {
+// finish removes the objects of the run, also after the context has ended. A second interrupt ends the process.
+func (s *session) finish(ctx context.Context) error {
 	run := s.ns.Name
-	if s.Keep {
-		s.say("kept namespace %s; remove the objects with:\n%s", run, byHand(run))
-		return nil
-	}
 	if ctx.Err() != nil {
-		s.say("interrupted: removing the objects of the run, at most for %s; interrupt again to exit at once", s.CleanupTimeout)
+		s.say("interrupted: removing the objects of the run, at most for %s; interrupt again to exit at once, and remove them with:\n%s", cleanupTimeout, byHand(run))
 	}
-	clean, cancel := context.WithTimeout(clean, s.CleanupTimeout)
-	defer cancel()
 	began := time.Now()
-	if err := remove(clean, s.client, run); err != nil {
+	if err := remove(context.WithoutCancel(ctx), s.client, run); err != nil {
 		return err
 	}
 	s.say("removed all objects of the run (%s)", seconds(time.Since(began)))
@@ -175,8 +156,6 @@ func Cleanup(ctx context.Context, config *rest.Config, o Options) ([]string, err
 	if err != nil {
 		return nil, fmt.Errorf("setting up a client: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.CleanupTimeout)
-	defer cancel()
 	return cleanup(ctx, client, o.NamespacePrefix)
 }
 

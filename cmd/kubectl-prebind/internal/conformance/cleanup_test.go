@@ -7,7 +7,7 @@ import (
 	"bytes"
 	"context"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -69,13 +69,12 @@ func TestFinish(t *testing.T) {
 		// answer is the answer of the API server to the nth request of the cleanup.
 		answer      func(n int, a clienttesting.Action) error
 		interrupted bool
-		keep        bool
 		left        bool
 		err         string
 		says        string
 	}{
 		"Completed":   {reason: "all objects are removed", says: "removed all objects"},
-		"Interrupted": {reason: "the cleanup does not depend on the context of the run", interrupted: true, says: "interrupt again to exit at once"},
+		"Interrupted": {reason: "the cleanup does not depend on the context of the run", interrupted: true, says: "kubectl delete namespace prebind-conformance-a"},
 		"Outage": {
 			reason: "the API server fails for a moment", says: "removed all objects",
 			answer: func(n int, _ clienttesting.Action) error {
@@ -89,64 +88,44 @@ func TestFinish(t *testing.T) {
 			reason: "the user must know how to clean up", left: true, err: "kubectl delete namespace prebind-conformance-a",
 			answer: func(int, clienttesting.Action) error { return apierrors.NewServiceUnavailable("down") },
 		},
-		"Keep": {reason: "the user wants to look at the objects", keep: true, left: true, says: "kubectl delete namespace prebind-conformance-a"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			client := fakeapi.NewClientset(append(leftBy(run), shop)...)
-			requests, over := 0, false
-			client.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-				if over || tc.answer == nil {
-					return false, nil, nil
+			synctest.Test(t, func(t *testing.T) {
+				client := fakeapi.NewClientset(append(leftBy(run), shop)...)
+				requests, over := 0, false
+				client.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if over || tc.answer == nil {
+						return false, nil, nil
+					}
+					requests++
+					err := tc.answer(requests, a)
+					return err != nil, nil, err
+				})
+				var progress bytes.Buffer
+				s := sessionOn(client, &progress)
+				ctx, cancel := context.WithCancel(t.Context())
+				if tc.interrupted {
+					cancel()
 				}
-				requests++
-				err := tc.answer(requests, a)
-				return err != nil, nil, err
+				defer cancel()
+				err := s.finish(ctx)
+				over = true
+				if tc.err != "" {
+					require.ErrorIs(t, err, ErrLeftovers)
+					require.ErrorContains(t, err, tc.err, tc.reason)
+				} else {
+					require.NoError(t, err, tc.reason)
+				}
+				assert.Contains(t, progress.String(), tc.says, tc.reason)
+				want := kept
+				if tc.left {
+					want = all
+				}
+				assert.ElementsMatch(t, want, left(t, client), tc.reason)
 			})
-			var progress bytes.Buffer
-			s := sessionOn(client, &progress)
-			s.Keep = tc.keep
-			ctx, cancel := context.WithCancel(t.Context())
-			if tc.interrupted {
-				cancel()
-			}
-			defer cancel()
-			err := s.finish(ctx, t.Context())
-			over = true
-			if tc.err != "" {
-				require.ErrorIs(t, err, ErrLeftovers)
-				require.ErrorContains(t, err, tc.err, tc.reason)
-			} else {
-				require.NoError(t, err, tc.reason)
-			}
-			assert.Contains(t, progress.String(), tc.says, tc.reason)
-			want := kept
-			if tc.left {
-				want = all
-			}
-			assert.ElementsMatch(t, want, left(t, client), tc.reason)
 		})
 	}
-}
-
-// TestFinish_SecondInterrupt checks that a second interrupt ends the cleanup.
-func TestFinish_SecondInterrupt(t *testing.T) {
-	client := fakeapi.NewClientset(leftBy("prebind-conformance-a")...)
-	ctx, first := context.WithCancel(t.Context())
-	second, again := context.WithCancel(t.Context())
-	client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
-		again()
-		return true, nil, apierrors.NewServiceUnavailable("down")
-	})
-	var progress bytes.Buffer
-	s := sessionOn(client, &progress)
-	s.CleanupTimeout = 20 * time.Second
-	first()
-	began := time.Now()
-	err := s.finish(ctx, second)
-	require.ErrorIs(t, err, ErrLeftovers)
-	assert.Less(t, time.Since(began), s.CleanupTimeout/2, "the second interrupt should end the cleanup")
-	assert.ErrorContains(t, err, "kubectl delete namespace")
 }
 
 // TestCleanup checks that --cleanup removes the runs with the prefix.
@@ -162,7 +141,4 @@ func TestCleanup(t *testing.T) {
 	runs, err = cleanup(t.Context(), client, "prebind-conformance-")
 	require.NoError(t, err)
 	assert.Empty(t, runs, "a namespace without the label is not of a run")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	assert.ErrorContains(t, remove(ctx, client, "prebind-conformance-own"), "does not have the label")
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const (
@@ -19,86 +21,55 @@ const (
 	slowShare = 0.1
 )
 
-// meter measures the cluster with calls, one after the other. It is safe for concurrent use.
+// meter adds up the time in which calls are slow. It makes one call after the other. The zero value has seen no call. It is safe for
+// concurrent use.
 type meter struct {
-	call func(ctx context.Context) error
-
-	mu    sync.Mutex
-	calls []measured
-}
-
-// measured is one call of a meter.
-type measured struct {
+	mu sync.Mutex
+	// began is when the call in progress began, or zero.
 	began time.Time
-	// ended is zero while the call is in progress.
-	ended  time.Time
-	failed bool
+	slow  time.Duration
 }
 
-// start makes calls until the context ends or the returned function is called.
-func (m *meter) start(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() {
-		tick := time.NewTicker(meterInterval)
-		defer tick.Stop()
-		for ctx.Err() == nil {
-			m.measure(ctx)
-			select {
-			case <-ctx.Done():
-			case <-tick.C:
-			}
+// run makes calls until the context ends. A call that fails counts as slow until the next one.
+func (m *meter) run(ctx context.Context, call func(ctx context.Context) error) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		m.mu.Lock()
+		began := time.Now()
+		m.began = began
+		m.mu.Unlock()
+		calling, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		err := call(calling)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.began = time.Time{}
+		switch took := time.Since(began); {
+		case took > slowCall:
+			m.slow += took
+		case err != nil && ctx.Err() == nil:
+			m.slow += meterInterval
 		}
-	})
-	return func() {
-		cancel()
-		running.Wait()
-	}
+	}, meterInterval)
 }
 
-func (m *meter) measure(ctx context.Context) {
-	m.mu.Lock()
-	m.calls = append(m.calls, measured{began: time.Now()})
-	m.mu.Unlock()
-	calling, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	err := m.call(calling)
+// total returns the time in which calls were slow until now.
+func (m *meter) total() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	last := &m.calls[len(m.calls)-1]
-	last.ended, last.failed = time.Now(), err != nil && ctx.Err() == nil
+	if took := time.Since(m.began); !m.began.IsZero() && took > slowCall {
+		return m.slow + took
+	}
+	return m.slow
 }
 
-// overload describes the overload of the cluster in the period, or returns an empty string. A call that fails counts as slow until the
-// next one.
-func (m *meter) overload(from, to time.Time) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	length := to.Sub(from)
-	var slow, slowest time.Duration
-	for i, c := range m.calls {
-		if c.ended.IsZero() {
-			c.ended = to
+// watch returns a function that describes the overload of the cluster since the call of watch, or returns an empty string.
+func (m *meter) watch() (overload func() string) {
+	began, before := time.Now(), m.total()
+	return func() string {
+		slow, length := m.total()-before, time.Since(began)
+		if slow == 0 || slow.Seconds() < slowShare*length.Seconds() {
+			return ""
 		}
-		took := c.ended.Sub(c.began)
-		if c.failed {
-			c.ended = to
-			if i+1 < len(m.calls) {
-				c.ended = m.calls[i+1].began
-			}
-		}
-		inside := min(c.ended.Sub(from), length) - max(c.began.Sub(from), 0)
-		if inside <= 0 {
-			continue
-		}
-		slowest = max(slowest, took)
-		if c.failed || took > slowCall {
-			slow += inside
-		}
+		return fmt.Sprintf("the cluster is overloaded: for %s of %s, dry-run Bindings of this command failed or took more than %s", seconds(slow), seconds(length), slowCall)
 	}
-	if slow == 0 || slow.Seconds() < slowShare*length.Seconds() {
-		return ""
-	}
-	return fmt.Sprintf("the cluster is overloaded: for %s of %s, dry-run Bindings of this command failed or took more than %s (the slowest %s)",
-		seconds(slow), seconds(length), slowCall, seconds(slowest))
 }

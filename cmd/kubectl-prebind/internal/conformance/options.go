@@ -28,8 +28,6 @@ type Options struct {
 	Wait time.Duration
 	// Timeout is the time in which the scheduler must bind a pod that does not have to wait, or react to an answer.
 	Timeout time.Duration
-	// CleanupTimeout limits the removal of all objects.
-	CleanupTimeout time.Duration
 	// Burst is the number of pods of the check burst.
 	Burst int
 	// Nodes are the nodes to which the checks pin pods, at least two. If empty, two usable nodes are chosen.
@@ -42,8 +40,6 @@ type Options struct {
 	PodLabels map[string]string
 	// Image is the image of the pods.
 	Image string
-	// Keep leaves all objects in place.
-	Keep bool
 	// Progress receives one line per step.
 	Progress io.Writer
 }
@@ -52,7 +48,7 @@ type Options struct {
 func Default() Options {
 	return Options{
 		NamespacePrefix: "prebind-conformance-",
-		Wait:            35 * time.Second, Timeout: 2 * time.Minute, CleanupTimeout: 2 * time.Minute, Burst: 50,
+		Wait:            35 * time.Second, Timeout: 2 * time.Minute, Burst: 50,
 		Image: "registry.k8s.io/pause:3.10", Progress: io.Discard,
 	}
 }
@@ -62,7 +58,7 @@ func (o Options) Validate() error {
 	if o.Scheduler == "" {
 		return errors.New("--scheduler-name: required; it is the spec.schedulerName of the pods that your scheduler binds")
 	}
-	for name, d := range map[string]time.Duration{"--wait": o.Wait, "--timeout": o.Timeout, "--cleanup-timeout": o.CleanupTimeout} {
+	for name, d := range map[string]time.Duration{"--wait": o.Wait, "--timeout": o.Timeout} {
 		if d <= 0 {
 			return fmt.Errorf("%s: must be positive, got %s", name, d)
 		}

@@ -78,7 +78,7 @@ func resultOf(c check, took time.Duration, detail string, err error, overload st
 	if err == nil {
 		return r
 	}
-	r.Status, r.Detail = Errored, oneLine(err.Error())
+	r.Status, r.Detail = Errored, oneLine(forbidden(err).Error())
 	if o, ok := errors.AsType[*outcome](err); ok {
 		r.Status, r.Detail, r.Advice = o.status, oneLine(o.detail), o.advice
 	}

@@ -12,10 +12,9 @@ import (
 	"sync"
 	"time"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -38,8 +37,8 @@ type session struct {
 	probe *corev1.Pod
 	// plugins are the enabled PreBind plugins.
 	plugins []string
-	// load measures the cluster during the checks. Nil means that nothing measures it.
-	load *meter
+	// load measures the cluster during the checks.
+	load meter
 	// progress serializes lines of progress.
 	progress sync.Mutex
 }
@@ -48,8 +47,8 @@ type session struct {
 var errInterrupted = errors.New("interrupted")
 
 // Run makes the checks and removes all that it has created. An error means that the run could not start or clean up; the report is not
-// nil if at least one check was made. When ctx ends, Run breaks off and cleans up. When clean ends, it stops to clean up.
-func Run(ctx, clean context.Context, config *rest.Config, o Options) (*Report, error) {
+// nil if at least one check was made. When ctx ends, Run breaks off and cleans up.
+func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -65,9 +64,6 @@ func Run(ctx, clean context.Context, config *rest.Config, o Options) (*Report, e
 	if err != nil {
 		return nil, err
 	}
-	if err := s.permitted(ctx, selected); err != nil {
-		return nil, err
-	}
 	if err := s.chooseNodes(ctx); err != nil {
 		return nil, err
 	}
@@ -78,14 +74,14 @@ func Run(ctx, clean context.Context, config *rest.Config, o Options) (*Report, e
 		GenerateName: s.NamespacePrefix, Labels: map[string]string{managedBy: managedByValue},
 	}}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("creating a namespace: %w", err)
+		return nil, forbidden(fmt.Errorf("creating a namespace: %w", err))
 	}
 	s.say("namespace %s, scheduler %s", s.ns.Name, s.Scheduler)
 	report, err := s.checkAll(ctx, selected)
 	if ctx.Err() != nil {
 		err = errInterrupted
 	}
-	return report, errors.Join(err, s.finish(ctx, clean))
+	return report, errors.Join(err, s.finish(ctx))
 }
 
 // checkAll makes the first check, then most others at the same time, and the rest one after the other.
@@ -93,10 +89,11 @@ func (s *session) checkAll(ctx context.Context, selected []check) (*Report, erro
 	if err := s.ask(ctx); err != nil {
 		return nil, err
 	}
-	s.load = &meter{call: func(ctx context.Context) error {
+	metering, stop := context.WithCancel(ctx)
+	defer stop()
+	go s.load.run(metering, func(ctx context.Context) error {
 		return dryrun.Post(ctx, s.client, dryrun.Binding(s.probe, s.nodes[0].Name, nil), dryrun.DryRun)
-	}}
-	defer s.load.start(ctx)()
+	})
 	report := &Report{Scheduler: s.Scheduler, Results: make([]Result, len(selected))}
 	report.Results[0] = s.make(ctx, selected[0])
 	run := func(i int) {
@@ -127,7 +124,7 @@ func (s *session) make(ctx context.Context, c check) Result {
 	if ctx.Err() != nil {
 		return resultOf(c, 0, "", errInterrupted, "")
 	}
-	began := time.Now()
+	began, overload := time.Now(), s.load.watch()
 	t := &trial{session: s, err: s.possible(c)}
 	detail := ""
 	if t.err == nil {
@@ -136,16 +133,12 @@ func (s *session) make(ctx context.Context, c check) Result {
 		running.Go(func() { detail = c.run(ctx, t) })
 		running.Wait()
 	}
-	overload := ""
-	if s.load != nil {
-		overload = s.load.overload(began, time.Now())
-	}
-	r := resultOf(c, time.Since(began), detail, t.err, overload)
+	r := resultOf(c, time.Since(began), detail, t.err, overload())
 	if ctx.Err() != nil {
 		return r
 	}
 	s.say("%s: %s (%s)", c.name, r.Status, seconds(r.Duration))
-	if r.Status != Pass && r.Status != Skipped && !s.Keep {
+	if r.Status != Pass && r.Status != Skipped {
 		if err := t.discard(ctx); err != nil && ctx.Err() == nil {
 			s.say("%s: the next checks can be affected: %s", c.name, oneLine(err.Error()))
 		}
@@ -214,7 +207,7 @@ func (s *session) explain(ctx context.Context, node string, annotations map[stri
 func (s *session) chooseNodes(ctx context.Context) error {
 	list, err := s.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("listing nodes: %w", err)
+		return forbidden(fmt.Errorf("listing nodes: %w", err))
 	}
 	for _, name := range s.Nodes {
 		i := slices.IndexFunc(list.Items, func(n corev1.Node) bool { return n.Name == name })
@@ -249,57 +242,10 @@ func isUsable(n *corev1.Node) bool {
 	})
 }
 
-// permission is verbs on a resource, in all namespaces.
-type permission struct {
-	// resource has the format resource.group or resource/subresource.
-	resource, verbs string
-}
-
-// basePermissions are those of every run.
-var basePermissions = []permission{
-	{"namespaces", "create delete get list"},
-	{"namespaces/finalizers", "update"},
-	{"nodes", "list patch"},
-	{"pods", "create delete get list"},
-	{"pods/binding", "create"},
-	{"events.events.k8s.io", "list"},
-}
-
-// permitted returns an error with all permissions that the user lacks.
-func (s *session) permitted(ctx context.Context, selected []check) error {
-	all := slices.Clone(basePermissions)
-	for _, c := range selected {
-		all = append(all, c.needs...)
+// forbidden adds the remedy to an error of the API server because of a missing permission.
+func forbidden(err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%w; if your user lacks the permission, grant the ClusterRole of docs/conformance.md", err)
 	}
-	var missing []string
-	for _, p := range all {
-		for verb := range strings.FieldsSeq(p.verbs) {
-			allowed, err := s.allowed(ctx, verb, p.resource)
-			if err != nil {
-				return err
-			}
-			if text := verb + " " + p.resource; !allowed && !slices.Contains(missing, text) {
-				missing = append(missing, text)
-			}
-		}
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("your user lacks permissions: %s; grant the ClusterRole of docs/conformance.md, or select other checks with --run", strings.Join(missing, ", "))
-	}
-	return nil
-}
-
-// allowed returns whether the user has the permission in all namespaces.
-func (s *session) allowed(ctx context.Context, verb, resource string) (bool, error) {
-	name, sub, _ := strings.Cut(resource, "/")
-	of := schema.ParseGroupResource(name)
-	review, err := s.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Verb: verb, Group: of.Group, Resource: of.Resource, Subresource: sub,
-		}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return false, fmt.Errorf("checking permissions: %w", err)
-	}
-	return review.Status.Allowed, nil
+	return err
 }

@@ -108,7 +108,7 @@ func (t *trial) deletes(ctx context.Context, pod *corev1.Pod) {
 
 // discard deletes the pods of the check, also pods that replaced them, and waits until they are gone.
 func (t *trial) discard(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, t.CleanupTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	left := t.created
 	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
@@ -289,7 +289,7 @@ const (
 // the contract.
 func (t *trial) refusals(ctx context.Context, pod *corev1.Pod) []sighting {
 	t.answered(ctx, pod, work.ReasonRefused)
-	began := time.Now()
+	began, overload := time.Now(), t.load.watch()
 	var seen []sighting
 	looped := t.until(ctx, paceTime, func(ctx context.Context) (bool, error) {
 		all, err := t.events(ctx, pod)
@@ -307,8 +307,8 @@ func (t *trial) refusals(ctx context.Context, pod *corev1.Pod) []sighting {
 			"the scheduler posted %d Bindings of the rejected pod in %s", len(seen), seconds(time.Since(began)))
 	}
 	// Slow calls look like backoff.
-	if overload := t.load.overload(began, time.Now()); overload != "" {
-		t.end(&outcome{status: NoResult, detail: overload})
+	if slow := overload(); slow != "" {
+		t.end(&outcome{status: NoResult, detail: slow})
 	}
 	return seen
 }

@@ -185,7 +185,6 @@ func TestViolations(t *testing.T) {
 				}
 				tc.scheduler.client = client
 				s := sessionOn(client, &bytes.Buffer{})
-				s.load = &meter{}
 				for _, node := range []string{"node-1", "node-2"} {
 					n, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelHostname: node}}}, metav1.CreateOptions{})
 					assert.NoError(t, err)
