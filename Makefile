@@ -113,7 +113,6 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
-	$(BENCH) -bench 'BenchmarkTwoWaits$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkLostReplica$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
 	@echo "in-process review, compared with the committed result; on another machine compare only the allocations and the ratios below:"
@@ -125,8 +124,6 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 scale: control-plane ## Benchmark a large cluster, many waiting pods and growth in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller cluster)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
-	$(BENCH) -bench 'BenchmarkNodeMemory$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
-	$(BENCH) -bench 'BenchmarkWaiting$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowd$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowdWithSeats$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkGrowth$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)

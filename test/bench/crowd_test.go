@@ -5,6 +5,7 @@ package bench
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,7 +79,7 @@ func (w *world) crowds(b *testing.B, name string, ways []way) {
 			require.NoError(b, calm(b.Context(), w.cluster.Process(cluster.APIServer).PID(), w.cluster.Process(cluster.ControllerManager).PID()))
 			watching, stop := context.WithCancel(b.Context())
 			look := observe.look(watching)
-			found, err := w.delays(b.Context(), ways[i].scheduler, namespaces[i], round, alike(1000, 40*time.Second))
+			found, err := w.delays(b.Context(), ways[i].scheduler, namespaces[i], round, slices.Repeat([]time.Duration{40 * time.Second}, 1000))
 			stop()
 			require.NoError(b, err)
 			seen := <-look

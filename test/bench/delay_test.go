@@ -26,22 +26,11 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// spread returns n evenly spread waits from 2 s to 4 min. The waits do not coincide with each other or
-// with timers of Prebind or kube-scheduler.
-func spread(n int) []time.Duration {
-	const shortest, longest = 2 * time.Second, 4 * time.Minute
+// spread returns n evenly spread waits. The waits do not coincide with each other or with timers of Prebind or kube-scheduler.
+func spread(n int, shortest, longest time.Duration) []time.Duration {
 	waits := make([]time.Duration, 0, n)
 	for i := range n {
 		waits = append(waits, shortest+(longest-shortest)*time.Duration(i)/time.Duration(n-1)+time.Duration(i*i*37%1000)*time.Millisecond)
-	}
-	return waits
-}
-
-// alike returns n waits of the same length.
-func alike(n int, wait time.Duration) []time.Duration {
-	waits := make([]time.Duration, n)
-	for i := range waits {
-		waits[i] = wait
 	}
 	return waits
 }
@@ -60,11 +49,7 @@ type delayed struct {
 // pod bound. The namespace must exist, and must not have been used for this round before. delays deletes the
 // pods and claims at the end.
 func (w *world) delays(ctx context.Context, scheduler, namespace string, round int, waits []time.Duration) (delayed, error) {
-	longest := time.Duration(0)
-	for _, wait := range waits {
-		longest = max(longest, wait)
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, longest+2*patience, fmt.Errorf("the pods of %s are not bound", scheduler))
+	ctx, cancel := context.WithTimeoutCause(ctx, slices.Max(waits)+2*patience, fmt.Errorf("the pods of %s are not bound", scheduler))
 	defer cancel()
 	var d delayed
 	core := w.client.CoreV1()
@@ -174,7 +159,7 @@ func BenchmarkDelay(b *testing.B) {
 			if err != nil {
 				return err
 			}
-			found[i], err = w.delays(ctx, ways[i].scheduler, ns, round, spread(30))
+			found[i], err = w.delays(ctx, ways[i].scheduler, ns, round, spread(30, 2*time.Second, 4*time.Minute))
 			return err
 		})
 		require.NoError(b, err)

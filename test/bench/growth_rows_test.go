@@ -106,7 +106,7 @@ func devices() growth {
 				return err
 			}
 			// Measure the replica at rest before any bind, because Prebind confirms a grant after the bind.
-			if err := g.idle(ctx, n, "10 s at rest", g.window()); err != nil {
+			if err := g.idle(ctx, n, "10 s at rest"); err != nil {
 				return err
 			}
 			pods, err := g.create(ctx, prebind, fmt.Sprintf("grant-%d", n), min(g.most, n), gen.Tolerates(corev1.TaintNodeNotReady))
@@ -164,7 +164,7 @@ func marks() growth {
 			if err := g.sinceStart(ctx, n, "start until rest"); err != nil {
 				return err
 			}
-			return g.idle(ctx, n, "10 s after it", g.window())
+			return g.idle(ctx, n, "10 s after it")
 		},
 	}
 }

@@ -28,8 +28,7 @@ type growth struct {
 	// size is the smaller size. The larger size is ten times as large.
 	size int
 	// most is the maximum number of measured binds of one kind.
-	most    int
-	shipped shipped
+	most int
 	// controllers keeps kube-controller-manager running. Otherwise it stops before fill.
 	controllers bool
 	// fill creates the objects from had to n.
@@ -40,7 +39,7 @@ type growth struct {
 
 // growths lists the measurements of BenchmarkGrowth.
 func growths() []growth {
-	return []growth{staticLocal(), staticShared(), devices(), marks(), bound()}
+	return []growth{staticLocal(), staticShared(), devices(), marks()}
 }
 
 // grown is the cluster of one measurement.
@@ -75,7 +74,7 @@ func BenchmarkGrowth(b *testing.B) {
 func (o growth) cluster(tb testing.TB) *grown {
 	tb.Helper()
 	options := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, StartTimeout: 5 * time.Minute}
-	return &grown{rivals: newRivalsWith(tb, options, cluster.Nodes("node", 1), o.shipped, prebind), most: o.most}
+	return &grown{rivals: newRivals(tb, options, cluster.Nodes("node", 1), prebind), most: o.most}
 }
 
 // run measures at both sizes.
@@ -96,7 +95,7 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 		require.NoError(tb, g.forgetLeases(ctx))
 		require.NoError(tb, g.turn(ctx, prebind, func(ctx context.Context) error {
 			// The new leader starts within seconds.
-			if err := errors.Join(pass(ctx, min(g.window(), 5*time.Second)), g.rest(ctx)); err != nil {
+			if err := errors.Join(pass(ctx, 5*time.Second), g.rest(ctx)); err != nil {
 				return err
 			}
 			return o.measure(ctx, g, n)
@@ -154,13 +153,8 @@ func pass(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// window returns the duration of the measurement of an idle replica. Sweeps are ten seconds apart.
-func (g *grown) window() time.Duration {
-	if g.most < 10 {
-		return time.Second // Short run in TestGrowth.
-	}
-	return 30 * time.Second
-}
+// window is the duration of the measurement of an idle replica. Sweeps are ten seconds apart.
+const window = 30 * time.Second
 
 // usage contains the resources that the replica has used since its start.
 type usage struct {
@@ -224,19 +218,19 @@ func (g *grown) binds(ctx context.Context, size int, what string, n int, own []o
 }
 
 // idle measures the usage of the replica without binds, per ten seconds.
-func (g *grown) idle(ctx context.Context, size int, what string, length time.Duration) error {
+func (g *grown) idle(ctx context.Context, size int, what string) error {
 	before, err := g.usageBefore(ctx)
 	if err != nil {
 		return err
 	}
-	if err := pass(ctx, length); err != nil {
+	if err := pass(ctx, window); err != nil {
 		return err
 	}
 	after, err := g.usageAfter(ctx)
 	if err != nil {
 		return err
 	}
-	tens := length.Seconds() / 10
+	const tens = float64(window / (10 * time.Second))
 	g.out.add(prebind, size, what+": CPU ms", (after.cpu-before.cpu)*1e3/tens)
 	g.out.add(prebind, size, what+": allocated KiB", after.more(before, "go_memstats_alloc_bytes_total", "")/1024/tens)
 	g.out.add(prebind, size, what+": API requests", after.more(before, "rest_client_requests_total", "")/tens)

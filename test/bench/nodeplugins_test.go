@@ -44,8 +44,8 @@ func withNodePlugins() shipped {
 	}
 	return shipped{
 		components: []string{"plugins/node-ready", "plugins/announce"},
-		args:       fixed([]string{"--prebind-plugins=*"}),
-		second:     fixed(on), secondVariant: nodePlugins,
+		args:       []string{"--prebind-plugins=*"},
+		second:     on, secondVariant: nodePlugins,
 	}
 }
 

@@ -11,11 +11,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -33,8 +31,6 @@ const (
 	policies          = "policies"           // no BindPolicy
 	policiesUnmatched = "policies-unmatched" // 200 BindPolicies that do not match
 	policiesMatching  = "policies-matching"  // five BindPolicies that match
-	// memoryOfPolicies is the variant with 200 BindPolicies that match, and 10,000 objects that they read.
-	memoryOfPolicies = "policies-memory"
 )
 
 // sizes of the variants.
@@ -49,24 +45,14 @@ const (
 type policyBench struct {
 	*rivals
 	policies client.Client
-	debug    string
 }
 
 // newPolicyBench starts the control plane. It grants Prebind the kinds that the policies read.
 func newPolicyBench(tb testing.TB, nodes int) *policyBench {
 	tb.Helper()
 	p := &policyBench{}
-	// Only one replica runs at a time, so both use the same address.
-	args := func(plugins string) func(*cluster.Cluster) ([]string, error) {
-		return func(c *cluster.Cluster) (args []string, err error) {
-			if p.debug == "" {
-				p.debug, err = c.ReserveAddress(tb.Context())
-			}
-			return []string{"--prebind-plugins=" + plugins, "--debug-bind-address=" + p.debug}, err
-		}
-	}
 	p.rivals = newRivalsWith(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", nodes), shipped{
-		components: []string{"plugins/policy"}, args: args("*,-policy"), second: args("*"), secondVariant: policies,
+		components: []string{"plugins/policy"}, args: []string{"--prebind-plugins=*,-policy"}, second: []string{"--prebind-plugins=*"}, secondVariant: policies,
 	}, constant, prebind, policies)
 	p.targets = nodes
 	scheme := runtime.NewScheme()
@@ -80,8 +66,6 @@ func newPolicyBench(tb testing.TB, nodes int) *policyBench {
 		ObjectMeta: metav1.ObjectMeta{Name: "bench", Labels: map[string]string{"rbac.prebind.dev/aggregate-to-policy": "true"}},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{storagev1.GroupName}, Resources: []string{"csinodes"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"bench.example.com"}, Resources: []string{"agents"}, Verbs: []string{"get", "list", "watch"}},
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(tb, err)
@@ -129,17 +113,6 @@ func policiesOf(variant string) ([]*v1alpha1.BindPolicy, error) {
 	case policiesMatching:
 		for range matching {
 			specs = append(specs, threeExpressions)
-		}
-	case memoryOfPolicies:
-		for i := range unmatched {
-			specs = append(specs, fmt.Sprintf(`
-resources:
-- {name: agent, apiVersion: bench.example.com/v1, kind: Agent, nameExpression: node.metadata.name}
-- {name: config, apiVersion: v1, kind: ConfigMap, nameExpression: node.metadata.name, namespaceExpression: pod.metadata.namespace}
-variables: [{name: tier, expression: "resources.agent == null ? 'none' : resources.agent.spec.tier"}]
-validations: [{expression: "variables.tier != '%d'"}]
-mutations: {annotations: [{key: tier, valueExpression: "resources.config == null ? variables.tier : resources.config.metadata.annotations[?'tier'].orValue('')"}]}
-`, i))
 		}
 	}
 	all := make([]*v1alpha1.BindPolicy, 0, len(specs))
@@ -249,7 +222,7 @@ func (p *policyBench) checkOne(ctx context.Context, variant string) error {
 
 // BenchmarkPolicies measures the latency of a bind, and its CPU time, without the plugin policy, and with it: without a
 // BindPolicy, with 200 BindPolicies that do not match, and with five that match. Then it measures the delay from an awaited
-// change to the bind, and the memory of 200 BindPolicies that read 10,000 objects.
+// change to the bind, and the memory of 200 BindPolicies.
 func BenchmarkPolicies(b *testing.B) {
 	p := newPolicyBench(b, 30)
 	variants := []string{constant, prebind, policies, policiesUnmatched, policiesMatching}
@@ -266,7 +239,7 @@ func BenchmarkPolicies(b *testing.B) {
 		require.NoError(b, out.save())
 		round++
 	}
-	require.NoError(b, p.weigh(b.Context(), out, 5000, 2*time.Second))
+	require.NoError(b, p.weigh(b.Context(), out))
 	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 	for _, metric := range []string{"p50", "p99", "binds/s", cpuOfWebhook, cpuOfAPIServer} {
 		for _, variant := range variants[2:] {
@@ -276,13 +249,6 @@ func BenchmarkPolicies(b *testing.B) {
 	}
 	for _, metric := range []string{"wake p50", "wake worst"} {
 		b.Logf("%s: %.1f ms", metric, stat.Median(stat.Values(out.samples, metric, policies)))
-	}
-	for _, metric := range memoryMetrics() {
-		off := stat.Values(out.samples, metric, prebind)
-		for _, variant := range []string{policiesUnmatched, memoryOfPolicies} {
-			on := stat.Values(out.samples, metric, variant)
-			b.Logf("%s: %.1f with %s, %.1f without the plugin, difference %.1f", metric, on[0], variant, off[0], on[0]-off[0])
-		}
 	}
 	require.NoError(b, out.save())
 }
@@ -348,41 +314,18 @@ waitFor: [{name: driver, expression: "resources.csinode != null && resources.csi
 	})
 }
 
-// agentKind is the CustomResourceDefinition of watched objects.
-const agentKind = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: agents.bench.example.com}
-spec:
-  group: bench.example.com
-  scope: Cluster
-  names: {plural: agents, singular: agent, kind: Agent, listKind: AgentList}
-  versions:
-  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
-`
-
-// weigh measures the memory of a replica without the plugin, with 200 policies, and with 200 policies that read n ConfigMaps and n
-// custom resources.
-func (p *policyBench) weigh(ctx context.Context, out *results, n int, settle time.Duration) error {
-	if err := p.createAgents(ctx, n); err != nil {
-		return err
-	}
-	for _, variant := range []string{prebind, policiesUnmatched, memoryOfPolicies} {
+// weigh measures the memory of a replica without the plugin, and with 200 policies.
+func (p *policyBench) weigh(ctx context.Context, out *results) error {
+	for i, variant := range []string{prebind, policiesUnmatched} {
 		all, err := policiesOf(variant)
 		if err != nil {
 			return err
 		}
-		replica := p.prebind.Replicas()[min(len(all), 1)]
 		weigh := func(ctx context.Context) error {
-			if err := pass(ctx, settle); err != nil {
+			if err := pass(ctx, 2*time.Second); err != nil {
 				return err
 			}
-			resident, err := memory(replica.PID(), "VmRSS")
-			if err != nil {
-				return err
-			}
-			live, err := liveHeap(ctx, replica, p.debug)
-			out.add(variant, 0, "resident MiB", resident/(1<<20))
+			live, err := liveHeap(ctx, p.prebind.Replicas()[i])
 			out.add(variant, 0, "live heap MiB", live/(1<<20))
 			return err
 		}
@@ -399,41 +342,4 @@ func (p *policyBench) weigh(ctx context.Context, out *results, n int, settle tim
 		}
 	}
 	return nil
-}
-
-// createAgents creates n ConfigMaps and n custom resources of about 2 kB each.
-func (p *policyBench) createAgents(ctx context.Context, n int) error {
-	crd := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(agentKind), &crd.Object); err != nil {
-		return err
-	}
-	if err := p.policies.Create(ctx, crd); err != nil {
-		return err
-	}
-	agent := func(i int) *unstructured.Unstructured {
-		status := map[string]any{}
-		for j := range 20 {
-			status[fmt.Sprintf("field%d", j)] = strings.Repeat("x", 80)
-		}
-		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "bench.example.com/v1", "kind": "Agent", "metadata": map[string]any{"name": fmt.Sprintf("agent-%d", i)},
-			"spec": map[string]any{"tier": fmt.Sprint(i % 10)}, "status": status,
-		}}
-	}
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		return p.policies.Create(ctx, agent(n)) == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("waiting until the API server serves the kind: %w", err)
-	}
-	return inParallel(ctx, 16, n, func(ctx context.Context, i int) error {
-		if err := p.policies.Create(ctx, agent(i)); err != nil {
-			return err
-		}
-		_, err := p.client.CoreV1().ConfigMaps(policies).Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("config-%d", i), Annotations: map[string]string{"tier": fmt.Sprint(i % 10)}},
-			Data:       map[string]string{"data": strings.Repeat("x", 1600)},
-		}, metav1.CreateOptions{})
-		return err
-	})
 }

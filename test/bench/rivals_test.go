@@ -66,10 +66,10 @@ func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants 
 type shipped struct {
 	// components of config/webhook to add.
 	components []string
-	// args returns additional arguments of the replica. It may be nil.
-	args func(c *cluster.Cluster) ([]string, error)
-	// second returns the additional arguments of another replica, whose variant is secondVariant. Nil means no other replica.
-	second        func(c *cluster.Cluster) ([]string, error)
+	// args are additional arguments of the replica.
+	args []string
+	// second are the additional arguments of another replica, whose variant is secondVariant. Nil means no other replica.
+	second        []string
 	secondVariant string
 }
 
@@ -89,14 +89,8 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, err)
 	r.prebind, err = install.New(ctx, install.Options{Cluster: c, Binary: binary})
 	require.NoError(tb, err)
-	start := func(additional func(*cluster.Cluster) ([]string, error)) *install.Replica {
-		args := []string{"-v=0"} // As shipped.
-		if additional != nil {
-			more, err := additional(c)
-			require.NoError(tb, err)
-			args = append(args, more...)
-		}
-		replica, err := r.prebind.Start(ctx, args...)
+	start := func(additional []string) *install.Replica {
+		replica, err := r.prebind.Start(ctx, append([]string{"-v=0"}, additional...)...) // -v as shipped.
 		require.NoError(tb, err)
 		require.NoError(tb, replica.Kill())
 		return replica

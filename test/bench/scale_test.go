@@ -206,14 +206,10 @@ func (r *rivals) weigh(ctx context.Context, out *results, round int, settle time
 			out.add(who, round, metric, bytes/(1<<20))
 		}
 	}
-	// The Go runtime lets the heap grow to twice the live heap of the last collection. Resident memory therefore
-	// also depends on the time of that collection.
-	own, err := r.prebind.Replicas()[0].Metrics(ctx)
-	if err != nil {
-		return err
-	}
-	out.add(prebind, round, "live heap MiB", sum(own, "go_memstats_next_gc_bytes", "")/2/(1<<20))
-	return nil
+	// Resident memory also depends on the time of the last garbage collection.
+	live, err := liveHeap(ctx, r.prebind.Replicas()[0])
+	out.add(prebind, round, "live heap MiB", live/(1<<20))
+	return err
 }
 
 // runningPod returns a pod of typical size: two containers with environment variables, an owner, tolerations

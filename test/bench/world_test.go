@@ -13,14 +13,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
-	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -36,10 +34,6 @@ var ways = []way{
 // patience is the timeout for a batch.
 const patience = cluster.Patience
 
-// delay returns the provisioning time of the n-th claim of a batch. kube-scheduler polls once a second. The delays of a batch are
-// spread over a second, so that claims are bound at different times after a poll.
-func delay(n int) time.Duration { return time.Second + time.Duration(n)*time.Second/batch }
-
 // worldNodes is the number of nodes, enough for 1,000 pods.
 const worldNodes = 60
 
@@ -48,7 +42,6 @@ type world struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
-	classes []string
 }
 
 // newWorld starts a control plane and two replicas with additional arguments.
@@ -71,51 +64,7 @@ func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 			}
 		})
 	}
-	w := &world{cluster: c, client: client, prebind: prebind}
-	for i := range batch {
-		class := gen.StorageClass(fmt.Sprintf("slow-%d", i), cluster.ProvisionerName, gen.Parameter("delay", delay(i).String()))
-		_, err := client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})
-		require.NoError(tb, err)
-		w.classes = append(w.classes, class.Name)
-	}
-	return w
-}
-
-// measure creates n pods with a claim each, and returns the delays from claim bound to pod bound.
-func (w *world) measure(ctx context.Context, scheduler string, n int) ([]time.Duration, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the pods of %s are not bound after %s", scheduler, patience))
-	defer cancel()
-	ns, err := w.client.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
-	if err != nil {
-		return nil, err
-	}
-	claims, err := w.client.CoreV1().PersistentVolumeClaims(ns.Name).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	defer claims.Stop()
-	pods, err := w.client.CoreV1().Pods(ns.Name).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	defer pods.Stop()
-	for i := range n {
-		if err := w.create(ctx, ns.Name, fmt.Sprintf("pod-%d", i), scheduler, w.classes[i%len(w.classes)]); err != nil {
-			return nil, err
-		}
-	}
-	return follow(ctx, n, "", claims.ResultChan(), pods.ResultChan())
-}
-
-func (w *world) create(ctx context.Context, namespace, name, scheduler, class string) error {
-	claim := gen.Claim(name, gen.InNamespace(namespace), gen.OfClass(class))
-	if _, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	pod := gen.Pod(name, gen.InNamespace(namespace), gen.Scheduler(scheduler), gen.UsesClaim(name))
-	_, err := w.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
-	return err
+	return &world{cluster: c, client: client, prebind: prebind}
 }
 
 // follow returns the delays from claim bound to pod bound when n claims and n pods are bound. A pod has the name of its

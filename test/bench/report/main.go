@@ -1,13 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command report creates tables and plots of benchmark results:
+// Command report creates tables of benchmark results:
 //
 //	report DATA [README]
 //
-// DATA is the directory with the samples. Without README, report prints all results. With README, it replaces the tables
-// between the markers in that file by the figures and the rows with a target, and writes all results as CSV, and the plots, to the
-// same directory.
+// DATA is the directory with the samples. Without README, report prints all results. With README, it replaces the lists
+// between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same directory.
 package main
 
 import (
@@ -42,20 +41,15 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	results, growth := resultsOf(data), grownOf(data)
+	results := resultsOf(data)
 	if len(args) == 1 {
-		var all strings.Builder
-		all.WriteString(figures(data))
+		fmt.Print(figures(data))
 		for _, r := range results {
-			all.WriteString(line(r.fields()...))
+			fmt.Println("| " + strings.Join(r.fields(), " | ") + " |")
 		}
-		for _, g := range growth {
-			all.WriteString(line(g.fields()...))
-		}
-		fmt.Print(all.String())
 		return nil
 	}
-	files, err := written(args[1], data, results, growth)
+	files, err := written(args[1], data, results)
 	if err != nil {
 		return err
 	}
@@ -66,45 +60,24 @@ func run(args []string) error {
 }
 
 // written returns the files that report writes, by path.
-func written(readme string, data map[string][]stat.Sample, results []result, growth []grown) (map[string][]byte, error) {
+func written(readme string, data map[string][]stat.Sample, results []result) (map[string][]byte, error) {
 	content, err := os.ReadFile(readme)
 	if err != nil {
 		return nil, err
 	}
 	text := string(content)
-	for name, list := range map[string]string{"figures": figures(data), "results": markdown(results), "growth": growthMarkdown(growth)} {
+	for name, list := range map[string]string{"figures": figures(data), "results": markdown(results)} {
 		if text, err = replace(text, name, list); err != nil {
 			return nil, fmt.Errorf("%s: %w", readme, err)
 		}
 	}
-	all, err := allResults(results, growth)
-	if err != nil {
-		return nil, err
-	}
-	dir := filepath.Dir(readme)
-	return map[string][]byte{
-		readme:                            []byte(text),
-		filepath.Join(dir, "results.csv"): all,
-		filepath.Join(dir, "ratios.svg"):  ratiosPlot(results),
-		filepath.Join(dir, "memory.svg"):  memoryPlot(data["scale"]),
-		filepath.Join(dir, "claims.svg"):  claimsPlot(data["claims"]),
-	}, nil
-}
-
-// allResults returns all results as CSV: first the rows of table, then those of cost against size.
-func allResults(results []result, growth []grown) ([]byte, error) {
-	var out bytes.Buffer
-	w := csv.NewWriter(&out)
 	records := [][]string{header}
 	for _, r := range results {
 		records = append(records, r.fields())
 	}
-	records = append(records, growthHeader)
-	for _, g := range growth {
-		records = append(records, g.fields())
-	}
-	err := w.WriteAll(records)
-	return out.Bytes(), err
+	var all bytes.Buffer
+	err = csv.NewWriter(&all).WriteAll(records)
+	return map[string][]byte{readme: []byte(text), filepath.Join(filepath.Dir(readme), "results.csv"): all.Bytes()}, err
 }
 
 // read returns the samples by file name. Files that do not exist are omitted.
@@ -189,9 +162,6 @@ func markdown(results []result) string {
 	}
 	return fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
 }
-
-// line returns a line of a table in Markdown.
-func line(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
 
 // replace returns the text with another list between the markers of the name.
 func replace(text, name, list string) (string, error) {

@@ -4,9 +4,6 @@
 package main
 
 import (
-	"encoding/xml"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,57 +71,14 @@ func TestReadme(t *testing.T) {
 	dir := filepath.Join("..", "..", "..", "docs", "performance")
 	data, err := read(filepath.Join(dir, "data"))
 	require.NoError(t, err)
-	results, growth := resultsOf(data), grownOf(data)
+	results := resultsOf(data)
 	assert.Len(t, results, len(table()), "every row has data")
-	assert.Len(t, growth, len(growthTable()), "every row of cost against size has data")
-	files, err := written(filepath.Join(dir, "README.md"), data, results, growth)
+	files, err := written(filepath.Join(dir, "README.md"), data, results)
 	require.NoError(t, err)
 	for path, want := range files {
 		kept, err := os.ReadFile(path)
 		require.NoError(t, err)
 		assert.Equal(t, string(want), string(kept), "%s: run 'make bench-keep'", path)
-		if filepath.Ext(path) == ".svg" {
-			wellFormed(t, string(want))
-		}
-	}
-}
-
-func TestGrowth(t *testing.T) {
-	samples := []stat.Sample{
-		{Variant: prebind, Round: 5000, Metric: "x", Value: 3}, {Variant: prebind, Round: 500, Metric: "x", Value: 2}, {Variant: prebind, Round: 0, Metric: "x", Value: 1},
-		{Variant: prebind, Round: 5, Metric: "new", Value: 0}, {Variant: prebind, Round: 50, Metric: "new", Value: 7}, {Variant: prebind, Round: 50, Metric: "one size", Value: 7},
-	}
-	cases := map[string]struct {
-		reason string
-		row    growthRow
-		want   string
-	}{
-		"Met":     {reason: "the two largest sizes count, in any order", row: growthRow{what: "a", metric: "x", unit: " ms"}, want: " | a | 500 → 5000 | 2 ms | 3 ms | 1.50× | yes"},
-		"Limit":   {reason: "a row can have a maximum instead of a ratio", row: growthRow{what: "a", metric: "x", free: true, most: new(2.5)}, want: " | a | 500 → 5000 | 2 | 3 | 1.50× | no"},
-		"Free":    {reason: "a row can have no target", row: growthRow{what: "a", metric: "x", free: true}, want: " | a | 500 → 5000 | 2 | 3 | 1.50× | "},
-		"Nothing": {reason: "a value of 0 has no ratio", row: growthRow{what: "a", metric: "new"}, want: " | a | 5 → 50 | 0 | 7 | – | yes"},
-		"OneSize": {reason: "a row needs both sizes", row: growthRow{what: "a", metric: "one size"}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			found, ok := tc.row.of(samples)
-			require.Equal(t, tc.want != "", ok, tc.reason)
-			if ok {
-				assert.Equal(t, tc.want, strings.Join(found.fields(), " | "), tc.reason)
-			}
-		})
-	}
-}
-
-func wellFormed(t *testing.T, text string) {
-	t.Helper()
-	decoder := xml.NewDecoder(strings.NewReader(text))
-	for {
-		_, err := decoder.Token()
-		if errors.Is(err, io.EOF) {
-			return
-		}
-		require.NoError(t, err)
 	}
 }
 
@@ -136,21 +90,5 @@ func TestReplace(t *testing.T) {
 	for _, broken := range []string{"", begin, end, end + begin} {
 		_, err := replace(broken, "a", "new\n")
 		require.Error(t, err, "%q", broken)
-	}
-}
-
-func TestTicks(t *testing.T) {
-	cases := map[string]struct {
-		axis axis
-		want []float64
-	}{
-		"Ratios": {axis{low: 0, high: 2}, []float64{0, 0.5, 1, 1.5, 2}},
-		"Pods":   {axis{low: 0, high: 50000}, []float64{0, 10000, 20000, 30000, 40000, 50000}},
-		"Odd":    {axis{low: 0, high: 930}, []float64{0, 200, 400, 600, 800}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.InDeltaSlice(t, tc.want, tc.axis.ticks(), 1e-9)
-		})
 	}
 }

@@ -23,8 +23,6 @@ type row struct {
 	most, least *float64
 	// unit follows the numbers: × for a ratio.
 	unit string
-	// plotted rows are part of the plot of ratios.
-	plotted bool
 }
 
 // Names of variants and metrics in the samples.
@@ -37,12 +35,11 @@ const (
 	informer  = "informer"
 	// nodePlugins is Prebind with the plugins of nodes. In its files, prebind is Prebind without them.
 	nodePlugins = "node-plugins"
-	// Prebind with the plugin policy, and no BindPolicy, 200 BindPolicies that do not match, five that match, and 200 that read
-	// 10,000 objects. In their file, prebind is Prebind without the plugin.
+	// Prebind with the plugin policy, and no BindPolicy, 200 BindPolicies that do not match, and five that match. In their file,
+	// prebind is Prebind without the plugin.
 	policies          = "policies"
 	policiesUnmatched = "policies-unmatched"
 	policiesMatching  = "policies-matching"
-	policiesMemory    = "policies-memory"
 
 	cpuOfWebhook   = "cpu-us/bind"
 	cpuOfAPIServer = "apiserver-cpu-us/bind"
@@ -110,21 +107,23 @@ func difference(metric, variant, other string) func([]stat.Sample) []float64 {
 
 func highest(values []float64) float64 { return stat.Quantile(values, 1) }
 
+// times is the unit of a ratio.
+const times = "×"
+
 // table returns all rows, in the order in which they are shown.
 func table() []row {
-	const times = "×"
-	return []row{
-		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times, plotted: true},
-		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times, plotted: true},
+	return append([]row{
+		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times},
+		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times},
 		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times},
 		{number: 1, what: "constant webhook that caches pending pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times},
 		{number: 1, what: "latency of a bind, p50" + overNone, file: "binds", of: ratio("p50", prebind, none), unit: times},
 		{number: 1, what: "constant webhook, p50" + overNone, file: "binds", of: ratio("p50", constant, none), unit: times},
-		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times, plotted: true},
+		{number: 2, what: "binds/s of 16 clients" + overConstant, file: "binds", of: ratio("binds/s", prebind, constant), least: new(0.95), unit: times},
 		{number: 2, what: "binds/s of 16 clients" + overFollowing, file: "binds", of: ratio("binds/s", prebind, following), unit: times},
 		{number: 2, what: "binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", prebind, none), unit: times},
 		{number: 2, what: "constant webhook, binds/s of 16 clients" + overNone, file: "binds", of: ratio("binds/s", constant, none), unit: times},
-		{number: 3, what: "CPU time of a review in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times, plotted: true},
+		{number: 3, what: "CPU time of a review in process / handler that does nothing", file: "admission", of: ratio("cpu-ns/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 3, what: "allocations of a review / handler that does nothing", file: "admission", of: ratio("allocs/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 3, what: "bytes allocated in a review / handler that does nothing", file: "admission", of: ratio("B/op", prebind, nothing), most: new(1.5), unit: times},
 		{number: 4, what: "claim bound → pod bound", file: "claims", of: values("ms", prebind), most: new(20.0), unit: " ms"},
@@ -136,14 +135,12 @@ func table() []row {
 		{number: 6, what: "time from start to ready, 50,000 running pods / none", file: "scale", of: growth("seconds to ready"), unit: times},
 		{number: 6, what: "resident memory, 50,000 running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
 		{number: 6, what: "peak resident memory, 50,000 running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
-		{number: 7, what: "p99 of other requests while 1,000 pods wait / Prebind off", file: "waiting", of: ratio("other p99", prebind, none), most: new(1.2), unit: times, plotted: true},
-		{number: 7, what: "calls held by one replica at the same time, maximum", file: "waiting", of: values("holds", prebind), by: highest, most: new(512.0)},
-		{number: 7, what: "API server seats of kube-scheduler, median", file: "waiting", of: values("seats p50", prebind), by: highest, most: new(32.0)},
-		{number: 7, what: "API server seats of kube-scheduler, maximum", file: "waiting", of: values("seats", prebind), by: highest},
-		{number: 7, what: "FailedScheduling events", file: "waiting", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
-		{number: 7, what: "time until all 1,000 pods are bound / Prebind off", file: "waiting", of: ratio("seconds", prebind, none), unit: times},
-		{number: 8, what: "kube-scheduler with its default client limit, pods/s" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
-		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times, plotted: true},
+		{number: 7, what: "p99 of other requests while 1,000 pods wait / kube-scheduler without Prebind", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
+		{number: 7, what: "calls held by one replica at the same time, maximum", file: "crowd", of: values("holds", prebind), by: highest, most: new(512.0)},
+		{number: 7, what: "API server seats of kube-scheduler, median", file: "crowd", of: values("seats p50", prebind), by: highest, most: new(32.0)},
+		{number: 7, what: "API server seats of kube-scheduler, maximum", file: "crowd", of: values("seats", prebind), by: highest},
+		{number: 8, what: "kube-scheduler with its default client limit, pods/s" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times},
+		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times},
 		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times},
 		{number: 8, what: "the same: new connections to Prebind per bind", file: "scheduler", of: values("connections/bind", prebind)},
 		{number: 8, what: "the same: constant webhook, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", constant, none), unit: times},
@@ -160,7 +157,6 @@ func table() []row {
 		{number: 10, what: "the same: extra Bindings", file: "crowd", of: values("repeats", prebind), by: highest, most: new(2000.0)},
 		{number: 10, what: "the same: new replicas, extra Bindings", file: "crowd", of: values("repeats", prebind+unlearned), by: highest, most: new(2000.0)},
 		{number: 10, what: "the same: FailedScheduling events", file: "crowd", of: values("FailedScheduling", prebind), by: highest, most: new(0.0)},
-		{number: 10, what: "the same: p99 of other requests / kube-scheduler without Prebind", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
 		{number: 10, what: "1,000 pods, scheduler not exempt by the FlowSchema: median", file: "crowd-seats", of: milliseconds("p50", prebind), most: new(1000.0), unit: " ms"},
 		{number: 10, what: "scheduler not exempt: p90", file: "crowd-seats", of: milliseconds("p90", prebind), most: new(6000.0), unit: " ms"},
 		{number: 10, what: "scheduler not exempt: new replicas, median", file: "crowd-seats", of: milliseconds("p50", prebind+unlearned), most: new(1000.0), unit: " ms"},
@@ -172,33 +168,47 @@ func table() []row {
 		{number: 11, what: "the same: mean", file: "lost", of: values("mean", "kill"), unit: " s"},
 		{number: 11, what: "rolling restart with 60 held calls: FailedScheduling events", file: "lost", of: values("FailedScheduling", "roll"), by: highest, most: new(0.0)},
 		{number: 11, what: "the same: claim bound → pod bound, worst", file: "lost", of: values("worst", "roll"), by: highest, unit: " s"},
-		{number: 12, what: "CPU time per bind, webhook" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, prebind, constant), most: new(1.35), unit: times, plotted: true},
-		{number: 12, what: "CPU time per bind, API server" + overConstant, file: "cpu", of: ratio(cpuOfAPIServer, prebind, constant), most: new(1.05), unit: times, plotted: true},
+		{number: 12, what: "CPU time per bind, webhook" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, prebind, constant), most: new(1.35), unit: times},
+		{number: 12, what: "CPU time per bind, API server" + overConstant, file: "cpu", of: ratio(cpuOfAPIServer, prebind, constant), most: new(1.05), unit: times},
 		{number: 12, what: "CPU time per bind, webhook" + overFollowing, file: "cpu", of: ratio(cpuOfWebhook, prebind, following), unit: times},
 		{number: 12, what: "CPU time per bind, API server" + overFollowing, file: "cpu", of: ratio(cpuOfAPIServer, prebind, following), unit: times},
 		{number: 12, what: "constant webhook that caches pending pods, CPU time per bind" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, following, constant), unit: times},
-		{number: 13, what: "latency of a bind, p50, node-ready, start-limit and announce on / off", file: "node-plugins", of: ratio("p50", nodePlugins, prebind), most: new(1.03), unit: times, plotted: true},
+		{number: 13, what: "latency of a bind, p50, node-ready, start-limit and announce on / off", file: "node-plugins", of: ratio("p50", nodePlugins, prebind), most: new(1.03), unit: times},
 		{number: 13, what: "the same: p99", file: "node-plugins", of: ratio("p99", nodePlugins, prebind), unit: times},
 		{number: 13, what: "the same: binds/s of 16 clients", file: "node-plugins", of: ratio("binds/s", nodePlugins, prebind), unit: times},
 		{number: 13, what: "the same: CPU time per bind, webhook", file: "node-plugins", of: ratio(cpuOfWebhook, nodePlugins, prebind), unit: times},
-		{number: 14, what: "5,000 nodes, 25,000 agents, 50,000 running pods: memory in use, node-ready, start-limit and announce on − off", file: "node-memory", of: difference("live heap MiB", nodePlugins, prebind), most: new(30.0), unit: " MiB"},
-		{number: 14, what: "the same: resident memory", file: "node-memory", of: difference("resident MiB", nodePlugins, prebind), unit: " MiB"},
-		{number: 15, what: "latency of a bind, p50, no BindPolicy / plugin policy off", file: "policies", of: ratio("p50", policies, prebind), most: new(1.02), unit: times, plotted: true},
-		{number: 15, what: "latency of a bind, p50, 200 BindPolicies that do not match / plugin policy off", file: "policies", of: ratio("p50", policiesUnmatched, prebind), most: new(1.02), unit: times, plotted: true},
-		{number: 15, what: "latency of a bind, p50, five BindPolicies that match / plugin policy off", file: "policies", of: ratio("p50", policiesMatching, prebind), most: new(1.15), unit: times, plotted: true},
-		{number: 15, what: "the same: p99", file: "policies", of: ratio("p99", policiesMatching, prebind), unit: times},
-		{number: 15, what: "the same: binds/s of 16 clients", file: "policies", of: ratio("binds/s", policiesMatching, prebind), unit: times},
-		{number: 15, what: "the same: CPU time per bind, webhook", file: "policies", of: ratio(cpuOfWebhook, policiesMatching, prebind), unit: times},
-		{number: 15, what: "the same: CPU time per bind, API server", file: "policies", of: ratio(cpuOfAPIServer, policiesMatching, prebind), unit: times},
-		{number: 15, what: "latency of a bind, p50, plugin policy off" + overConstant, file: "policies", of: ratio("p50", prebind, constant), unit: times},
-		{number: 16, what: "CSINode that a BindPolicy waits for is changed → pod bound, median", file: "policies", of: values("wake p50", policies), most: new(50.0), unit: " ms"},
-		{number: 16, what: "the same: worst", file: "policies", of: values("wake worst", policies), by: highest, most: new(50.0), unit: " ms"},
-		{number: 17, what: "200 BindPolicies: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesUnmatched, prebind), unit: " MiB"},
-		{number: 17, what: "200 BindPolicies that read 10,000 objects: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesMemory, prebind), unit: " MiB"},
-		{number: 17, what: "the same: resident memory", file: "policies", of: difference("resident MiB", policiesMemory, prebind), unit: " MiB"},
-		{number: 18, what: "pod created → bound, wait of 10 s for a volume and of 10 s for a device / for the volume alone", file: "twowaits", of: ratio("seconds", prebind, "one wait"), most: new(1.1), unit: times},
-		{number: 18, what: "the same: kube-scheduler without Prebind / Prebind for the volume alone", file: "twowaits", of: ratio("seconds", "kube-scheduler", "one wait"), unit: times},
+		{number: 14, what: "latency of a bind, p50, no BindPolicy / plugin policy off", file: "policies", of: ratio("p50", policies, prebind), most: new(1.02), unit: times},
+		{number: 14, what: "latency of a bind, p50, 200 BindPolicies that do not match / plugin policy off", file: "policies", of: ratio("p50", policiesUnmatched, prebind), most: new(1.02), unit: times},
+		{number: 14, what: "latency of a bind, p50, five BindPolicies that match / plugin policy off", file: "policies", of: ratio("p50", policiesMatching, prebind), most: new(1.15), unit: times},
+		{number: 14, what: "the same: p99", file: "policies", of: ratio("p99", policiesMatching, prebind), unit: times},
+		{number: 14, what: "the same: binds/s of 16 clients", file: "policies", of: ratio("binds/s", policiesMatching, prebind), unit: times},
+		{number: 14, what: "the same: CPU time per bind, webhook", file: "policies", of: ratio(cpuOfWebhook, policiesMatching, prebind), unit: times},
+		{number: 14, what: "the same: CPU time per bind, API server", file: "policies", of: ratio(cpuOfAPIServer, policiesMatching, prebind), unit: times},
+		{number: 14, what: "latency of a bind, p50, plugin policy off" + overConstant, file: "policies", of: ratio("p50", prebind, constant), unit: times},
+		{number: 15, what: "CSINode that a BindPolicy waits for is changed → pod bound, median", file: "policies", of: values("wake p50", policies), most: new(50.0), unit: " ms"},
+		{number: 15, what: "the same: worst", file: "policies", of: values("wake worst", policies), by: highest, most: new(50.0), unit: " ms"},
+		{number: 16, what: "200 BindPolicies: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesUnmatched, prebind), unit: " MiB"},
+	}, growthRows()...)
+}
+
+// growthRows returns the rows of cost against size. They compare a cluster with one that has ten times as many objects of one kind.
+func growthRows() []row {
+	var rows []row
+	add := func(what, file, operation string, metrics ...string) {
+		for _, metric := range metrics {
+			rows = append(rows, row{
+				number: 17, what: what + ": " + metric, file: "growth-" + file, of: growth(operation + ": " + metric), most: new(1.5), unit: times,
+			})
+		}
 	}
+	const cpu, p50, allocated, requests = "CPU ms", "p50 ms", "allocated KiB", "API requests"
+	add("bind, 20,000 / 2,000 free local volumes of the class", "static-local", "bind", cpu, "PreFlight ms", p50, allocated)
+	add("bind, 20,000 / 2,000 free shared volumes of the class", "static-shared", "bind", cpu, "PreFlight ms", p50, allocated)
+	add("device grant, 5,000 / 500 nodes with device records", "devices", "bind", cpu, "PreFlight ms", "PreBind ms", p50, allocated, requests)
+	add("10 s of sweeps, 5,000 / 500 device records", "devices", "10 s at rest", cpu, allocated, requests)
+	add("start of a replica, 5,000 / 500 forged marks", "marks", "start until rest", cpu, requests)
+	add("10 s of sweeps, 5,000 / 500 forged marks", "marks", "10 s after it", allocated, requests)
+	return rows
 }
 
 // result is a row with its values.

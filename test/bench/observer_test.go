@@ -6,135 +6,26 @@ package bench
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
-
-// crowd describes many pods that wait for slow claims.
-type crowd struct {
-	pods  int
-	delay time.Duration
-}
-
-// BenchmarkWaiting measures the effect of many waiting pods on other clients: the concurrency seats of the API
-// server that the pods occupy, and the duration of requests of kube-controller-manager, which shares the seats
-// and binds the claims. Without Prebind, kube-scheduler waits for the claims itself. Each loop is a round that
-// measures both variants once.
-func BenchmarkWaiting(b *testing.B) {
-	r, out := newWaiting(b, crowd{pods: 1000, delay: 3 * time.Second}), &results{name: "waiting"}
-	round := 0
-	for b.Loop() {
-		for i := range 2 {
-			if err := r.wait(b.Context(), out, []string{none, prebind}[(i+round)%2], round, crowd{pods: 1000, delay: 3 * time.Second}); err != nil {
-				b.Fatal(err)
-			}
-		}
-		round++
-	}
-	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
-	for _, metric := range []string{"other p50", "other p99", "seconds"} {
-		out.ratio(b, metric, prebind, none)
-	}
-	for _, metric := range []string{"holds", "seats p50", "seats", "FailedScheduling"} {
-		b.Logf("%s, at most: %g with Prebind, %g without", metric,
-			stat.Quantile(stat.Values(out.samples, metric, prebind), 1), stat.Quantile(stat.Values(out.samples, metric, none), 1))
-	}
-	require.NoError(b, out.save())
-}
-
-// newWaiting starts a control plane with a class of slow claims.
-func newWaiting(tb testing.TB, c crowd) *rivals {
-	tb.Helper()
-	r := newRivals(tb, cluster.Options{SchedulerConfig: schedulerWith(unlimited)}, cluster.Nodes("node", 50), none, prebind)
-	class := gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", c.delay.String()))
-	_, err := r.client.StorageV1().StorageClasses().Create(tb.Context(), class, metav1.CreateOptions{})
-	require.NoError(tb, err)
-	return r
-}
-
-// wait binds a crowd and observes the API server during the binds.
-func (r *rivals) wait(ctx context.Context, out *results, variant string, round int, c crowd) error {
-	return r.turn(ctx, variant, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, 2*patience, fmt.Errorf("the pods of %s are not bound", variant))
-		defer cancel()
-		core := r.client.CoreV1()
-		scheduler := cluster.DefaultScheduler
-		if variant == prebind {
-			scheduler = cluster.NoPreBindScheduler
-		}
-		if err := errors.Join(r.createClaims(ctx, variant, round, c), r.calm(ctx, variant)); err != nil {
-			return err
-		}
-		watching, stop := context.WithCancel(ctx)
-		defer stop()
-		look := r.observer(variant).look(watching)
-		began := time.Now()
-		if _, err := r.firstToLast(ctx, variant, c.pods, func() error { return r.createCrowd(ctx, variant, scheduler, round, c) }); err != nil {
-			return err
-		}
-		out.add(variant, round, "seconds", time.Since(began).Seconds())
-		stop()
-		found := <-look
-		found.add(out, variant, round)
-		failed, err := core.Events(variant).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
-		if err != nil {
-			return err
-		}
-		out.add(variant, round, "FailedScheduling", float64(len(failed.Items)))
-		return errors.Join(found.err, r.clearClaims(ctx, variant))
-	})
-}
 
 // nameInCrowd returns the name of the n-th pod and of its claim.
 func nameInCrowd(round, n int) string { return prefixInCrowd(round) + strconv.Itoa(n) }
 
 // prefixInCrowd returns the prefix of the names of a round.
 func prefixInCrowd(round int) string { return fmt.Sprintf("round-%d-", round) }
-
-// createClaims creates the claims of a crowd. Create all claims before any pod, because a scheduler that does
-// not see a pod's claim yet reports a failure.
-func (r *rivals) createClaims(ctx context.Context, variant string, round int, c crowd) error {
-	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
-		claim := gen.Claim(nameInCrowd(round, i), gen.InNamespace(variant), gen.OfClass("slow"))
-		_, err := r.client.CoreV1().PersistentVolumeClaims(variant).Create(ctx, claim, metav1.CreateOptions{})
-		return err
-	})
-}
-
-// createCrowd creates the pods of a crowd.
-func (r *rivals) createCrowd(ctx context.Context, variant, scheduler string, round int, c crowd) error {
-	return inParallel(ctx, 16, c.pods, func(ctx context.Context, i int) error {
-		name := nameInCrowd(round, i)
-		pod := gen.Pod(name, gen.InNamespace(variant), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
-		_, err := r.client.CoreV1().Pods(variant).Create(ctx, pod, metav1.CreateOptions{})
-		return err
-	})
-}
-
-// clearClaims deletes the pods, their claims with the volumes, and the events.
-func (r *rivals) clearClaims(ctx context.Context, variant string) error {
-	core := r.client.CoreV1()
-	return errors.Join(
-		r.clear(ctx, variant),
-		core.PersistentVolumeClaims(variant).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-		core.Events(variant).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-	)
-}
 
 // found contains the observations of the API server.
 type found struct {
@@ -167,14 +58,6 @@ type observer struct {
 	client  kubernetes.Interface
 	// replicas contains the replicas of Prebind. It is empty if Prebind is off.
 	replicas []*install.Replica
-}
-
-func (r *rivals) observer(variant string) observer {
-	o := observer{cluster: r.cluster, client: r.client}
-	if variant == prebind {
-		o.replicas = r.prebind.Replicas()
-	}
-	return o
 }
 
 // used returns the CPU times of kube-apiserver and Prebind.
