@@ -96,7 +96,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// The index names every page, that of the runbooks its own.
+// The index names every page, and those of the runbooks and of the examples their own.
 func TestIndex(t *testing.T) {
 	t.Parallel()
 	pages := pagesOfProse(t)
@@ -104,6 +104,12 @@ func TestIndex(t *testing.T) {
 		if page, ok := strings.CutPrefix(name, "docs/"); ok && page != "README.md" && path.Dir(page) != "runbooks" || page == "runbooks/README.md" {
 			assert.Contains(t, pages["docs/README.md"], "("+page+")", "docs/README.md should name it")
 		}
+	}
+	examples, err := fs.Glob(os.DirFS(root), "docs/manifests/*.yaml")
+	require.NoError(t, err)
+	require.NotEmpty(t, examples)
+	for _, example := range examples {
+		assert.Contains(t, pages["docs/manifests/README.md"], "("+path.Base(example)+")", "docs/manifests/README.md should name it")
 	}
 }
 

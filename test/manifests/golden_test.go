@@ -20,17 +20,11 @@ import (
 
 var update = flag.Bool("update", false, "Update the files in testdata.")
 
-// TestRendered compares the shipped kustomizations and components, and the chart with some values, with the files in testdata. The files of
-// other renderings contain only the objects that differ. After a change of a manifest, run the test with -update and review the
-// changes: for example, a role needs no wildcards, and a webhook must not match Prebind's own namespace.
+// TestRendered compares the shipped kustomizations and components with the files in testdata. The files of other renderings
+// contain only the objects that differ. After a change of a manifest, run the test with -update and review the changes: for
+// example, a role needs no wildcards, and a webhook must not match Prebind's own namespace.
 func TestRendered(t *testing.T) {
-	kustomization := func(t *testing.T, dir string) []string {
-		t.Helper()
-		out, err := kustomize(t.Context(), dir)
-		require.NoError(t, err)
-		return documents(t, out)
-	}
-	shipped, alone := kustomization(t, everything), kustomization(t, base)
+	shipped, alone := kustomization(t, everything), kustomization(t, overlay(t, base))
 	compare(t, "default", shipped)
 	own := kustomization(t, selfManaged)
 	compare(t, "self-managed", difference(own, shipped))
@@ -39,49 +33,104 @@ func TestRendered(t *testing.T) {
 	// A component that needed another one would not build here.
 	for _, component := range components(t) {
 		name := strings.ReplaceAll(component, "/", "-")
-		t.Run(name, func(t *testing.T) {
-			var files map[string]string
-			if component == "certificates/files" {
-				files = map[string]string{"secret.yaml": "{apiVersion: v1, kind: Secret, metadata: {name: prebind-webhook-tls, namespace: prebind-system}, data: {ca.crt: " + caBundle + "}}"}
-			}
-			compare(t, name, difference(kustomization(t, overlay(t, []string{base}, []string{component}, files)), alone))
-		})
-	}
-	rendered := func(t *testing.T, args ...string) []string {
-		t.Helper()
-		out, err := helmTemplate(t, args...)
-		require.NoError(t, err)
-		return documents(t, out)
-	}
-	chartDefault := rendered(t)
-	compare(t, "chart-hooks", slices.DeleteFunc(slices.Clone(chartDefault), func(document string) bool { return !strings.Contains(document, hook) }))
-	for name, values := range map[string]string{
-		"chart-values": "config.budgets.prebindTimeout=5m,config.arguments.topology.labels={example.com/rack},mutators.bind-info.enabled=true,prebindPlugins.device.enabled=false," +
-			"annotationPolicy.enabled=true,annotationPolicy.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}," +
-			"flowSchema.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler},networkPolicy.apiServerCIDRs={192.0.2.0/24},replicas=3," +
-			"exemptNamespaces={prebind-system,kube-system,gpu-operator},timeoutSeconds=15,image.tag=v1.2.3,image.pullSecrets[0].name=registry,tolerations[0].operator=Exists," +
-			"extraArgs={--hold=3s},certificates.mode=selfManaged,clientCA.enabled=true",
-		"chart-less": "networkPolicy.enabled=false,podDisruptionBudget.enabled=false,resourceQuota.enabled=false,image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64),
-	} {
-		t.Run(name, func(t *testing.T) { compare(t, name, difference(rendered(t, "--set="+values), chartDefault)) })
+		t.Run(name, func(t *testing.T) { compare(t, name, difference(kustomization(t, overlay(t, base, component)), alone)) })
 	}
 }
 
-// helmLabel matches labels that only Helm adds.
-var helmLabel = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/(instance|managed-by|version)|helm\.sh/chart): .*\n`)
+// TestRenderedChart compares the chart with the kustomization that has the same objects, so that both ways of installation have the
+// same result, and with itself for other values.
+func TestRenderedChart(t *testing.T) {
+	const ca = "certificates.files.caBundle=" + caBundle
+	byDefault := rendered(t)
+	isHook := func(document string) bool { return strings.Contains(document, "helm.sh/hook: ") }
+	compare(t, "chart-hooks", slices.DeleteFunc(slices.Clone(byDefault), func(document string) bool { return !isHook(document) }))
+	cases := map[string]struct {
+		values []string
+		like   []string
+	}{
+		"default":      {values: []string{"createNamespace=true"}, like: kustomization(t, everything)},
+		"self-managed": {values: []string{"createNamespace=true", "certificates.mode=selfManaged"}, like: kustomization(t, selfManaged)},
+		"files": {
+			values: []string{"createNamespace=true", "certificates.mode=files", ca},
+			like:   kustomization(t, overlay(t, base, "certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding")),
+		},
+		"components": {
+			values: []string{
+				"createNamespace=true", "clientCA.enabled=true", "failurePolicy=Ignore", "annotationPolicy.enabled=true", "explainRole.enabled=true",
+				"monitoring.enabled=true", "prebindPlugins.policy.enabled=true", "mutators.device-info.enabled=true",
+			},
+			like: kustomization(t, overlay(t, everything, "client-ca", "failure-policy-ignore", "annotation-policy", "explain",
+				"monitoring", "plugins/policy", "mutators/device-info")),
+		},
+		"values": {
+			values: []string{"config.budgets.prebindTimeout=5m,config.arguments.topology.labels={example.com/rack},mutators.bind-info.enabled=true,prebindPlugins.device.enabled=false," +
+				"annotationPolicy.enabled=true,annotationPolicy.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler}," +
+				"flowSchema.schedulers={system:kube-scheduler,system:serviceaccount:volcano:scheduler},networkPolicy.apiServerCIDRs={192.0.2.0/24},replicas=3," +
+				"exemptNamespaces={prebind-system,kube-system,gpu-operator},timeoutSeconds=15,image.tag=v1.2.3,image.pullSecrets[0].name=registry,tolerations[0].operator=Exists," +
+				"extraArgs={--hold=3s},certificates.mode=selfManaged,clientCA.enabled=true,monitoring.enabled=true,monitoring.labels.release=prometheus"},
+			like: byDefault,
+		},
+		"less": {
+			values: []string{"networkPolicy.enabled=false,podDisruptionBudget.enabled=false,resourceQuota.enabled=false,image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64)},
+			like:   byDefault,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			objects := difference(rendered(t, "--set="+strings.Join(tc.values, ",")), tc.like)
+			compare(t, "chart-"+name, slices.DeleteFunc(objects, isHook))
+		})
+	}
+	for _, mode := range []string{"certManager", "selfManaged"} {
+		elsewhere := strings.Join(rendered(t, "--namespace=elsewhere", "--set=annotationPolicy.enabled=true,monitoring.enabled=true,"+
+			"prebindPlugins.policy.enabled=true,mutators.device-info.enabled=true,certificates.mode="+mode), "")
+		assert.NotContains(t, strings.ReplaceAll(elsewhere, "--namespace=elsewhere", ""), namespace, "%s: everything is in the namespace of the release", mode)
+	}
+}
 
-// documents returns the objects of a rendering without those that are large and have tests of their own: CustomResourceDefinitions and the dashboard.
+// kustomization returns the objects of a kustomization.
+func kustomization(t *testing.T, dir string) []string {
+	t.Helper()
+	out, err := kustomize(t.Context(), dir)
+	require.NoError(t, err)
+	return documents(t, out)
+}
+
+// rendered returns the objects of the chart.
+func rendered(t *testing.T, args ...string) []string {
+	t.Helper()
+	out, err := helmTemplate(t, args...)
+	require.NoError(t, err)
+	return documents(t, out)
+}
+
+var (
+	// helmOnly matches labels and the checksum that only Helm adds.
+	helmOnly = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/(instance|managed-by|version)|helm\.sh/chart|checksum/config): .*\n`)
+	// hashed matches the name of the ConfigMap, which kustomize generates.
+	hashed = regexp.MustCompile(`prebind-config-[a-z0-9]{10}`)
+)
+
+// documents returns the objects of a rendering. It omits the content of CustomResourceDefinitions and of the dashboard, which are large
+// and have tests of their own.
 func documents(t *testing.T, content []byte) []string {
 	t.Helper()
 	var out []string
 	for document := range strings.SplitSeq(string(content), "\n---\n") {
-		var object any
+		var object map[string]any
 		require.NoError(t, yaml.Unmarshal([]byte(document), &object), document)
+		if object == nil {
+			continue
+		}
+		if object["kind"] == "CustomResourceDefinition" {
+			delete(object, "spec")
+		}
+		if strings.Contains(document, "grafana_dashboard:") {
+			delete(object, "data")
+		}
 		normal, err := yaml.Marshal(object)
 		require.NoError(t, err)
-		if text := helmLabel.ReplaceAllString(string(normal), ""); object != nil && !strings.Contains(text, "\nkind: CustomResourceDefinition\n") && !strings.Contains(text, "grafana_dashboard:") {
-			out = append(out, text)
-		}
+		out = append(out, hashed.ReplaceAllString(helmOnly.ReplaceAllString(string(normal), ""), "prebind-config"))
 	}
 	return out
 }
@@ -94,22 +143,20 @@ func difference(of, other []string) []string {
 	}
 	out := slices.DeleteFunc(slices.Clone(of), func(document string) bool { return slices.Contains(other, document) })
 	for _, document := range other {
-		if name := nameOf(document); name != "" && !names[name] {
+		if name := nameOf(document); !names[name] {
 			out = append(out, "# without "+name+"\n")
 		}
 	}
 	return out
 }
 
-// nameOf returns the kind and the name of a document. A ConfigMap with a generated name has none.
+// nameOf returns the kind and the name of a document.
 func nameOf(document string) string {
 	var object struct {
 		Kind     string
 		Metadata struct{ Name string }
 	}
-	if err := yaml.Unmarshal([]byte(document), &object); err != nil || object.Kind == "ConfigMap" {
-		return ""
-	}
+	_ = yaml.Unmarshal([]byte(document), &object) // documents has written it.
 	return object.Kind + " " + object.Metadata.Name
 }
 

@@ -1,100 +1,63 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifests_test holds config/webhook to its promises: it renders the
-// manifests as an operator would and checks them as typed objects.
+// Package manifests_test holds config/webhook and the chart to their promises: it renders them as an operator would.
 package manifests_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"testing"
 
-	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	"github.com/stretchr/testify/require"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/install"
 )
 
 const (
-	root       = "../.."
-	everything = "config/webhook"
-	base       = "config/webhook/base"
-	namespace  = "prebind-system"
-
-	policyComponent = "config/webhook/plugins/policy"
+	root        = "../.."
+	everything  = "config/webhook"
+	base        = "config/webhook/base"
+	selfManaged = "config/webhook/overlays/self-managed"
+	namespace   = "prebind-system"
+	caBundle    = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
 )
 
-// object is what every decoded manifest is.
-type object interface {
-	runtime.Object
-	metav1.Object
-}
-
-// render builds the kustomization in dir, relative to the repository's root,
-// and decodes it in the order in which it would be applied. Decoding is
-// strict: a field that the API does not know fails the test.
-func render(t *testing.T, dir string) []object {
+// overlay writes an operator's own kustomization of the resource and the components of config/webhook, and returns its folder. The
+// component for certificates in files gets a Secret. Labels and image are those of the shipped kustomization.
+func overlay(t *testing.T, resource string, components ...string) string {
 	t.Helper()
-
-	out, err := kustomize(t.Context(), dir)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
-
-	return decode(t, out, admissionregistrationv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, flowcontrolv1.AddToScheme,
-		networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, certmanagerv1.AddToScheme, addDefinitions)
-}
-
-// addDefinitions adds CustomResourceDefinitions. An end-to-end test applies the shipped one strictly.
-func addDefinitions(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypeWithName(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}, &unstructured.Unstructured{})
-	return nil
-}
-
-// decode reads manifests, of these kinds only.
-func decode(t *testing.T, content []byte, kinds ...func(*runtime.Scheme) error) []object {
-	t.Helper()
-
-	scheme := runtime.NewScheme()
-	for _, add := range kinds {
-		require.NoError(t, add(scheme))
+	top, err := filepath.Abs(root)
+	require.NoError(t, err)
+	way, err := filepath.Rel(dir, top)
+	require.NoError(t, err)
+	way = filepath.ToSlash(way)
+	resources, on := []string{path.Join(way, resource)}, make([]string, 0, len(components))
+	for _, c := range components {
+		on = append(on, path.Join(way, everything, c))
 	}
-	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-
-	var objects []object
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return objects
-		}
-		require.NoError(t, err)
-
-		decoded, _, err := decoder.Decode(document, nil, nil)
-		require.NoError(t, err, "in\n%s", document)
-		obj, ok := decoded.(object)
-		require.True(t, ok, "%T has no metadata", decoded)
-		objects = append(objects, obj)
+	if slices.Contains(components, "certificates/files") {
+		secret := "{apiVersion: v1, kind: Secret, metadata: {name: prebind-webhook-tls, namespace: prebind-system}, data: {ca.crt: " + caBundle + "}}"
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "secret.yaml"), []byte(secret), 0o600))
+		resources = append(resources, "secret.yaml")
 	}
+	content, err := yaml.Marshal(map[string]any{
+		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources, "components": on,
+		"labels": []any{map[string]any{"pairs": map[string]string{"app.kubernetes.io/name": "prebind", "app.kubernetes.io/part-of": "prebind"}}},
+		"images": []any{map[string]string{"name": "prebind", "newName": "ghcr.io/prebind/prebind", "newTag": "latest"}},
+	})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), content, 0o600))
+	return dir
 }
 
 func kustomize(ctx context.Context, dir string) ([]byte, error) {
@@ -136,33 +99,4 @@ func touch(paths ...string) error {
 		}
 	}
 	return nil
-}
-
-// get returns the one object of type T with that name.
-func get[T object](t *testing.T, objects []object, name string) T {
-	t.Helper()
-
-	var found []T
-	for _, obj := range all[T](objects) {
-		if obj.GetName() == name {
-			found = append(found, obj)
-		}
-	}
-	require.Len(t, found, 1, "objects of type %T with the name %q", *new(T), name)
-	return found[0]
-}
-
-// all returns the objects of type T, in order.
-func all[T object](objects []object) []T {
-	var found []T
-	for _, obj := range objects {
-		if typed, ok := obj.(T); ok {
-			found = append(found, typed)
-		}
-	}
-	return found
-}
-
-func kind(obj object) string {
-	return obj.GetObjectKind().GroupVersionKind().Kind
 }
