@@ -172,13 +172,8 @@ func (c *call) pass(ctx context.Context) step {
 	if s := c.look(ctx); s.do != allow {
 		return s
 	}
-	if c.entry == nil && !c.DryRun {
-		if c.entry = c.work.Join(c.key); c.entry != nil {
-			c.id = c.entry.ID()
-		}
-	}
-	if c.id == "" && !c.DryRun {
-		c.id = c.work.NewID()
+	if !c.DryRun {
+		c.entry, c.id = c.work.Join(c.key, c.entry, c.id)
 	}
 	now := c.clock.Now()
 	for _, p := range c.plugins {
@@ -296,7 +291,7 @@ func (c *call) failed(plugin string, err error) step {
 	var own *framework.Error
 	switch {
 	case errors.Is(err, work.Closing):
-		return step{do: wait, over: c.entry.Over(), waits: []framework.Wait{{Object: podObject(c.Pod), For: "the rollback of an earlier attempt"}}}
+		return step{do: wait, waits: []framework.Wait{{Object: podObject(c.Pod), For: "the rollback of an earlier attempt"}}}
 	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped):
 		return step{do: finish, err: c.lease(err)}
 	case errors.As(err, &own) && own.Kind == framework.KindWait:

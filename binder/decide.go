@@ -42,8 +42,6 @@ type step struct {
 	waits  []framework.Wait
 	plugin string
 	until  time.Time
-	// over is closed when an earlier attempt is rolled back. It may be nil.
-	over <-chan struct{}
 }
 
 // first returns the first wait.

@@ -170,10 +170,6 @@ func (e *Engine) InFlight() []work.InFlight {
 // KindWait. It cannot be undone.
 func (e *Engine) Drain() { e.drain() }
 
-// Settle waits until the outcome of every allowed bind is known, or the context ends. Call it
-// between Drain and Stop, while the caches are still updated.
-func (e *Engine) Settle(ctx context.Context) { e.work.Settle(ctx) }
-
 // Stop drains, ends the work without a rollback, and waits for it until the context
 // ends. The repeated calls reach another replica, which continues.
 func (e *Engine) Stop(ctx context.Context) error {

@@ -137,9 +137,6 @@ func (c *call) wait(ctx context.Context, s step) step {
 	select {
 	case <-c.changes.C():
 	case <-timer.C():
-	case <-s.over:
-		c.work.Leave(c.entry, false, 0)
-		c.entry, c.id = nil, ""
 	case <-c.draining:
 		return s.end(c.waiting(s, c.clock.Now()))
 	case <-ctx.Done():

@@ -97,7 +97,7 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 			}
 			until = now.Add(readAgain)
 		}
-		if !s.sleep(ctx, e, changed, until) {
+		if !s.sleep(ctx, changed, until) {
 			return
 		}
 	}
@@ -127,7 +127,7 @@ func (s *Set) LivePod(ctx context.Context, name types.NamespacedName, reason str
 }
 
 // sleep returns false when the process ends.
-func (s *Set) sleep(ctx context.Context, e *Entry, changed *notify.Subscription, until time.Time) bool {
+func (s *Set) sleep(ctx context.Context, changed *notify.Subscription, until time.Time) bool {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		timer := s.o.Clock.NewTimer(max(until.Sub(s.o.Clock.Now()), 0) + time.Millisecond)
@@ -136,7 +136,6 @@ func (s *Set) sleep(ctx context.Context, e *Entry, changed *notify.Subscription,
 	}
 	select {
 	case <-changed.C():
-	case <-e.poke:
 	case <-over:
 	case <-ctx.Done():
 	}

@@ -61,9 +61,9 @@ type Key struct {
 // IDSeparator separates the replica from the rest of an attempt's ID.
 const IDSeparator = "-"
 
-// NewID returns an ID that no other attempt for the same pod and node has. It begins with the
+// newID returns an ID that no other attempt for the same pod and node has. It begins with the
 // replica. All IDs of a replica have the same length.
-func (s *Set) NewID() string { return s.o.Replica + IDSeparator + rand.String(10) }
+func (s *Set) newID() string { return s.o.Replica + IDSeparator + rand.String(10) }
 
 // ReplicaOf returns the replica that the attempt belongs to.
 func ReplicaOf(id string) string {
@@ -120,8 +120,6 @@ type Entry struct {
 	began time.Time
 	// writing holds a value while a plugin writes.
 	writing chan struct{}
-	// over is closed when the entry is removed. poke wakes the follower.
-	over, poke chan struct{}
 	// leave ends the follower with the process.
 	leave context.CancelFunc
 
@@ -157,22 +155,26 @@ type writer struct {
 // ID returns the attempt's ID, which marks the writes of plugins.
 func (e *Entry) ID() string { return e.id }
 
-// Over returns a channel that is closed when the writes are confirmed or rolled back.
-func (e *Entry) Over() <-chan struct{} { return e.over }
-
-// Join returns the entry of the bind for a call, or nil if there is none. The call must Leave it.
-func (s *Set) Join(key Key) *Entry {
+// Join returns the entry of the bind for a call, or nil if there is none, and the attempt's ID: that of the entry, or else
+// a new one. e and id are those that the call has already. They are kept until the writes of e are confirmed or rolled
+// back. The call must Leave the last entry.
+func (s *Set) Join(key Key, e *Entry, id string) (*Entry, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.entries[key]
-	if e == nil {
-		return nil
+	switch found := s.entries[key]; {
+	case found == nil && e == nil && id != "":
+		return nil, id
+	case found == nil:
+		return nil, s.newID()
+	case found != e:
+		found.calls++
+		if term, _ := s.o.Term(); found.term != term && found.allowed.IsZero() {
+			s.end(found, LeaseLost)
+		}
+		return found, found.id
+	default:
+		return e, id
 	}
-	e.calls++
-	if term, _ := s.o.Term(); e.term != term && e.allowed.IsZero() {
-		s.end(e, LeaseLost)
-	}
-	return e
 }
 
 // Open returns the entry of the bind for a call, and makes one with the ID if there is none. The
@@ -201,7 +203,7 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Entry{
 		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), state: state{calls: 1}, leave: leave,
-		writing: make(chan struct{}, 1), over: make(chan struct{}), poke: make(chan struct{}, 1),
+		writing: make(chan struct{}, 1),
 	}
 	s.entries[key] = e
 	s.running.Go(func() { s.follow(ctx, e) })
@@ -321,11 +323,9 @@ func (s *Set) end(e *Entry, cause error) {
 	}
 }
 
+// wake wakes the follower of the entry and the calls for its pod. They all have subscribed to the pod.
 func (s *Set) wake(e *Entry) {
-	select {
-	case e.poke <- struct{}{}:
-	default:
-	}
+	s.o.Changes.Changed(notify.RefTo(&corev1.Pod{}, e.pod.Namespace, e.pod.Name))
 }
 
 // forget removes the entry.
@@ -334,7 +334,7 @@ func (s *Set) forget(e *Entry) {
 	defer s.mu.Unlock()
 	delete(s.entries, e.key)
 	e.leave()
-	close(e.over)
+	s.wake(e)
 }
 
 // working returns the attempts that are in progress in this replica.
@@ -346,25 +346,6 @@ func (s *Set) working() map[string]bool {
 		all[e.id] = true
 	}
 	return all
-}
-
-// Settle waits until the outcome of every allowed bind is known, or the context ends.
-func (s *Set) Settle(ctx context.Context) {
-	s.mu.Lock()
-	var followed []*Entry
-	for _, e := range s.entries {
-		if !e.allowed.IsZero() {
-			followed = append(followed, e)
-		}
-	}
-	s.mu.Unlock()
-	for _, e := range followed {
-		select {
-		case <-e.over:
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // Stop leaves all work as it is, prevents more, and waits for the followers until the context ends.

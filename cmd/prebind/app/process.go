@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/client-go/kubernetes"
@@ -99,8 +100,8 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 }
 
 // shutDown returns when the manager can stop all parts. Prebind answers held calls with 429, and
-// new calls go to other replicas. While the cluster removes the endpoint of this replica, shutDown
-// waits for the outcome of allowed binds. The attempts end while the lease still shows that this
+// new calls go to other replicas. shutDown waits while the cluster removes the endpoint of this replica and
+// binds allowed ones. The attempts end while the lease still shows that this
 // replica is alive, so that other replicas do not change them.
 func (p *process) shutDown(ctx context.Context) {
 	wasReady := p.ready.Check() == nil
@@ -108,10 +109,10 @@ func (p *process) shutDown(ctx context.Context) {
 	p.engine.Drain()
 	if wasReady {
 		klog.InfoS("Shutting down: new calls go to other replicas", "delay", p.o.shutdownDelay)
-		settling, cancel := context.WithTimeout(ctx, p.o.shutdownDelay)
-		defer cancel()
-		p.engine.Settle(settling)
-		<-settling.Done()
+		select {
+		case <-time.After(p.o.shutdownDelay):
+		case <-ctx.Done():
+		}
 	}
 	stopping, cancel := context.WithTimeout(ctx, p.o.shutdownTimeout)
 	defer cancel()
