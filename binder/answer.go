@@ -89,19 +89,6 @@ func add(d Decision, r result) error {
 	return nil
 }
 
-// warningsOf returns the warnings of plugins, each once, as many as a decision has.
-func warningsOf(results []result) []string {
-	var all []string
-	for _, r := range results {
-		for _, w := range r.verdict.Warnings {
-			if len(all) < maxWarnings && !slices.Contains(all, w) {
-				all = append(all, w)
-			}
-		}
-	}
-	return all
-}
-
 // waiting returns the answer to a call that could not wait any longer.
 func (c *call) waiting(s step, now time.Time) *framework.Error {
 	if len(s.waits) == 0 {

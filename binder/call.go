@@ -29,10 +29,8 @@ const (
 type call struct {
 	*Engine
 	Request
-	// policy is what the settings say of the pod's namespace.
-	policy policy
-	// plugins are those of the settings.
-	plugins []framework.Plugin
+	// settings are those of the pod's namespace.
+	settings Settings
 	// audit is set if Request.DryRun is because of the mode Audit.
 	audit bool
 	began time.Time
@@ -87,7 +85,9 @@ func (c *call) run(ctx context.Context) Decision {
 	held, cancel := context.WithTimeout(ctx, c.settings.Hold)
 	defer cancel()
 	d := c.loop(held)
-	d.Warnings = append(d.Warnings, warningsOf(c.results)...)
+	for _, r := range c.results {
+		d.Warnings = append(d.Warnings, r.verdict.Warnings...)
+	}
 	if c.changes != nil {
 		c.changes.Close()
 	}
@@ -129,16 +129,13 @@ func (c *call) loop(ctx context.Context) Decision {
 		case next.err != nil:
 			next.do = finish
 		default: // The explanation says what the bind would write and wait for.
-			next.do = allow
+			next = step{do: allow}
 		}
 		if next.do == write {
 			next = c.write(ctx, next)
 		}
-		if next.do == reserve {
-			next = c.reserve(next)
-		}
 		if next.do == allow {
-			next = c.allow(ctx)
+			next = c.allow(ctx, next.plugins)
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			c.held = true
@@ -176,7 +173,7 @@ func (c *call) pass(ctx context.Context) step {
 		c.entry, c.id = c.work.Join(c.key, c.entry, c.id)
 	}
 	now := c.clock.Now()
-	for _, p := range c.plugins {
+	for _, p := range c.settings.Plugins {
 		if _, onRequest := p.(framework.OnRequest); onRequest && !c.required[p.Name()] && len(framework.Parameters(p.Name(), c.Binding, c.pod)) == 0 {
 			continue
 		}
@@ -218,7 +215,7 @@ func (c *call) look(ctx context.Context) step {
 		}
 	}
 	room := 0
-	if len(c.plugins) > 0 {
+	if len(c.settings.Plugins) > 0 {
 		room = attemptRoom
 	}
 	if err := guardMerged(c.pod, c.Binding, nil, room); err != nil {
@@ -228,16 +225,16 @@ func (c *call) look(ctx context.Context) step {
 	var err *framework.Error
 	given := framework.Parameters(framework.Binder, c.Binding, c.pod)
 	if p, ok := given[requireKey]; ok {
-		if c.required, err = requiredPlugins(c.plugins, p); err != nil {
+		if c.required, err = requiredPlugins(c.settings.Plugins, p); err != nil {
 			return ends(err)
 		}
 	}
-	if len(c.plugins) == 0 && c.settings.Mutators.Len() == 0 {
+	if len(c.settings.Plugins) == 0 && c.settings.Mutators.Len() == 0 {
 		return step{do: finish, answer: Decision{PassThrough: true}} // Nothing is enabled.
 	}
-	c.budget = c.policy.preBindTimeout
+	c.budget = c.settings.PreBindTimeout
 	if p, ok := given[timeoutKey]; ok {
-		if c.budget, err = budgetOf(c.policy, p); err != nil {
+		if c.budget, err = budgetOf(c.settings.MaxPreBindTimeout, p); err != nil {
 			return ends(err)
 		}
 	}
@@ -303,9 +300,9 @@ func (c *call) failed(plugin string, err error) step {
 	}
 }
 
-// reserve calls Reserve of the plugins that come last.
-func (c *call) reserve(s step) step {
-	for _, i := range s.plugins {
+// allow calls Reserve of the plugins with late writes, builds the answer, and records that the call is allowed.
+func (c *call) allow(ctx context.Context, late []int) step {
+	for _, i := range late {
 		r := c.results[i]
 		p, ok := r.plugin.(framework.Reserver)
 		if !ok {
@@ -315,11 +312,6 @@ func (c *call) reserve(s step) step {
 			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}
 		}
 	}
-	return step{do: allow}
-}
-
-// allow builds the answer, and records that the call is allowed.
-func (c *call) allow(ctx context.Context) step {
 	attempt := ""
 	if c.entry != nil {
 		attempt = c.id

@@ -13,12 +13,10 @@ import (
 type action int
 
 const (
-	// allow the bind: no plugin writes, waits or rejects.
+	// allow the bind: no plugin writes, waits or rejects. Plugins with late writes reserve first.
 	allow action = iota
 	// write calls PreBind of plugins.
 	write
-	// reserve calls Reserve of plugins, and then allows the bind.
-	reserve
 	// wait for a change.
 	wait
 	// reject the bind, unless the cache can be behind.
@@ -104,9 +102,7 @@ func decide(results []result, asked map[string]bool) step {
 		return step{do: write, plugins: writes}
 	case len(s.waits) > 0:
 		return s
-	case len(late) > 0:
-		return step{do: reserve, plugins: late}
 	default:
-		return step{do: allow}
+		return step{do: allow, plugins: late}
 	}
 }

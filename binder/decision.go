@@ -5,6 +5,7 @@ package binder
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -179,12 +180,15 @@ const (
 	maxFindings = 200
 )
 
-// bounded returns the complete decision with texts within the limits. It changes only the copy, and the explanation.
+// bounded returns the complete decision with each warning once, and texts within the limits. It changes only the copy, and the
+// explanation.
 func (d Decision) bounded() Decision {
 	all := d.Warnings
 	d.Warnings = nil
-	for _, w := range all[:min(len(all), maxWarnings)] {
-		d.Warnings = append(d.Warnings, framework.Clip(w, maxMessage))
+	for _, w := range all {
+		if w = framework.Clip(w, maxMessage); len(d.Warnings) < maxWarnings && !slices.Contains(d.Warnings, w) {
+			d.Warnings = append(d.Warnings, w)
+		}
 	}
 	if d.Err != nil {
 		err := framework.AsError(framework.Binder, d.Err)

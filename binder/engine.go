@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -186,25 +187,25 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	ctx, began := e.recorder.Begin(ctx), e.clock.Now()
-	d := e.answer(ctx, r)
+	d := e.answer(ctx, r, began)
 	e.recorder.Decided(ctx, r, d, e.clock.Since(began))
 	return d
 }
 
 // answer decides on one Binding.
-func (e *Engine) answer(ctx context.Context, r Request) Decision {
-	policy := e.settings.policyFor(r.Pod.Namespace)
-	if passes(r) || policy.mode == ModeOff {
+func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
+	settings := e.settings.in(r.Pod.Namespace)
+	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Engine: e, Request: r, policy: policy, plugins: e.settings.Plugins, began: e.clock.Now()}
-	c.audit = !r.DryRun && policy.mode == ModeAudit
+	c := &call{Engine: e, Request: r, settings: settings, began: began}
+	c.audit = !r.DryRun && settings.Mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
 	d := c.decide(ctx)
 	if c.DryRun && !d.PassThrough {
 		d = c.explained(d)
 	}
-	if d = d.bounded(); policy.mode == ModeAudit {
+	if d = d.bounded(); settings.Mode == ModeAudit {
 		d = auditOnly(d)
 	}
 	if c.pod != nil && !r.DryRun && (d.Err != nil || d.Audit != nil) {

@@ -20,12 +20,12 @@ func refusalOf(err *framework.Error) *Refusal {
 // explained returns the decision on a dry run with its explanation. The first plugin that rejects the bind decides. The explanation has
 // the obstacles of all.
 func (c *call) explained(d Decision) Decision {
-	x := &Explanation{Verdict: VerdictBind, Mode: c.policy.mode, Annotations: d.Annotations, Labels: d.Labels}
+	x := &Explanation{Verdict: VerdictBind, Mode: c.settings.Mode, Annotations: d.Annotations, Labels: d.Labels}
 	asked := map[string]result{}
 	for _, r := range c.results {
 		asked[r.plugin.Name()] = r
 	}
-	for _, p := range c.plugins {
+	for _, p := range c.settings.Plugins {
 		if c.pod == nil {
 			break // The bind ended before PreFlight.
 		}

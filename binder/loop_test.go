@@ -162,9 +162,10 @@ func (w *world) bind(node string, plugins ...framework.Plugin) posted {
 
 // run posts the Binding.
 func (w *world) run(ctx context.Context, p posted) Decision {
-	pod := w.live()
+	pod, settings := w.live(), w.settings
+	settings.Plugins, settings.PreBindTimeout = p.plugins, p.budget
 	c := &call{
-		Engine: w.Engine, plugins: p.plugins, began: time.Now(), policy: policy{preBindTimeout: p.budget},
+		Engine: w.Engine, settings: settings, began: time.Now(),
 		Request: Request{
 			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
 			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,

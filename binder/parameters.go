@@ -20,14 +20,14 @@ const (
 )
 
 // budgetOf returns how long the attempt may take: what the Binding, or else the pod, requests,
-// up to the limit of the policy.
-func budgetOf(own policy, p framework.Parameter) (time.Duration, *framework.Error) {
+// up to the limit.
+func budgetOf(limit time.Duration, p framework.Parameter) (time.Duration, *framework.Error) {
 	budget, err := time.ParseDuration(p.Value)
 	if err != nil || budget <= 0 {
 		return 0, framework.Invalid(p.On, "annotation "+p.Annotation+": invalid duration", p.Field("must be a positive duration")).
 			Advise("use a positive duration, for example 90s or 5m")
 	}
-	return min(budget, own.maxPreBindTimeout), nil
+	return min(budget, limit), nil
 }
 
 // requiredPlugins returns the PreBind plugins that must take part in the bind. It is an error if one

@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"cmp"
 	"context"
 	"path"
 	"slices"
@@ -25,9 +26,6 @@ const (
 	ModeAudit   = v1alpha1.ModeAudit
 	ModeOff     = v1alpha1.ModeOff
 )
-
-// NamespaceRule overrides settings for the pods of some namespaces.
-type NamespaceRule = v1alpha1.NamespaceRule
 
 // Settings are those of the configuration. They are immutable. All fields are required except Plugins, Claimed and Namespaces. The values
 // must be valid; see PrebindConfiguration.Validate in config/v1alpha1.
@@ -53,45 +51,27 @@ type Settings struct {
 	MaxPreBindTimeout time.Duration
 	// Namespaces override settings for some namespaces. Only the first rule that matches a
 	// namespace applies.
-	Namespaces []NamespaceRule
+	Namespaces []v1alpha1.NamespaceRule
 }
 
-// matches returns whether the rule matches the namespace.
-func matches(r NamespaceRule, namespace string) bool {
-	return slices.ContainsFunc(r.Names, func(pattern string) bool {
+// in returns the settings for the pods of the namespace.
+func (s Settings) in(namespace string) Settings {
+	matches := func(pattern string) bool {
 		ok, err := path.Match(pattern, namespace)
 		return ok && err == nil
-	})
-}
-
-// policy applies to the pods of one namespace.
-type policy struct {
-	mode                              Mode
-	preBindTimeout, maxPreBindTimeout time.Duration
-}
-
-// policyFor returns the policy for the pods of the namespace.
-func (s *Settings) policyFor(namespace string) policy {
-	p := policy{mode: s.Mode, preBindTimeout: s.PreBindTimeout, maxPreBindTimeout: s.MaxPreBindTimeout}
-	i := slices.IndexFunc(s.Namespaces, func(r NamespaceRule) bool { return matches(r, namespace) })
-	if i < 0 {
-		return p
 	}
-	return overridden(s.Namespaces[i], p)
-}
-
-// overridden returns the policy with the overrides of the rule.
-func overridden(r NamespaceRule, p policy) policy {
-	if r.Mode != "" {
-		p.mode = r.Mode
+	for _, r := range s.Namespaces {
+		if !slices.ContainsFunc(r.Names, matches) {
+			continue
+		}
+		s.Mode = cmp.Or(r.Mode, s.Mode)
+		if limit := r.MaxPreBindTimeout.Duration; limit > 0 {
+			s.MaxPreBindTimeout, s.PreBindTimeout = limit, min(s.PreBindTimeout, limit)
+		}
+		if timeout := r.PreBindTimeout.Duration; timeout > 0 {
+			s.PreBindTimeout, s.MaxPreBindTimeout = timeout, max(s.MaxPreBindTimeout, timeout)
+		}
+		break
 	}
-	if r.MaxPreBindTimeout.Duration > 0 {
-		p.maxPreBindTimeout = r.MaxPreBindTimeout.Duration
-		p.preBindTimeout = min(p.preBindTimeout, r.MaxPreBindTimeout.Duration)
-	}
-	if r.PreBindTimeout.Duration > 0 {
-		p.preBindTimeout = r.PreBindTimeout.Duration
-		p.maxPreBindTimeout = max(p.maxPreBindTimeout, r.PreBindTimeout.Duration)
-	}
-	return p
+	return s
 }

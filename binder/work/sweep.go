@@ -148,13 +148,7 @@ func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orpha
 		}
 		marks, err := s.marks(ctx, p)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err))
-			// The list may be incomplete.
-			for key := range before {
-				if key.plugin == p.Name() {
-					marks = append(marks, key.mark)
-				}
-			}
+			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err)) // The next list has the others.
 		}
 		working, now := s.working(), s.o.Clock.Now()
 		for _, m := range marks {
