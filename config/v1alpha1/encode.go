@@ -15,15 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Encode returns the configuration as a file.
+// Encode returns the configuration as a file that describes each field.
 func (c *PrebindConfiguration) Encode() ([]byte, error) {
-	return c.encode(noUsage)
-}
-
-// EncodeWithComments returns the configuration as a file that describes each field.
-func (c *PrebindConfiguration) EncodeWithComments() ([]byte, error) { return c.encode(c.usage()) }
-
-func (c *PrebindConfiguration) encode(help usage) ([]byte, error) {
 	var document yaml.Node
 	encoded, err := json.Marshal(c)
 	if err == nil {
@@ -32,7 +25,7 @@ func (c *PrebindConfiguration) encode(help usage) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the configuration: %w", err)
 	}
-	format(document.Content[0], "", help)
+	format(document.Content[0], "", c.usage())
 	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
@@ -166,10 +159,6 @@ func fieldsOf(v reflect.Value) ([]namedField, bool) {
 // Fields returns the names of the fields of arguments in order.
 func Fields(a Arguments) []string {
 	fields, _ := fieldsOf(reflect.ValueOf(a).Elem())
-	return namesOf(fields)
-}
-
-func namesOf(fields []namedField) []string {
 	names := make([]string, 0, len(fields))
 	for _, f := range fields {
 		names = append(names, f.name)

@@ -94,8 +94,6 @@ func flagOf(field string) string {
 // empty for fields without a flag, such as elements of lists.
 type usage func(field string) string
 
-func noUsage(string) string { return "" }
-
 func (c *PrebindConfiguration) usage() usage {
 	own := c.ownFlags()
 	return func(field string) string {

@@ -20,12 +20,12 @@ const maxFile = 1 << 20
 // Loaded is a valid configuration.
 type Loaded struct {
 	*PrebindConfiguration
-	// Hash is the same for equal configurations.
+	// Hash is the same for equal configurations of one version of Prebind.
 	Hash string
 }
 
 // Load returns the configuration. The file overrides the defaults, and the given flags override the
-// file. Without a file, the name is empty. The error joins all unknown and duplicate fields of the file or, if there are
+// file. Without a file, the name is empty. The error joins all unknown fields of the file or, if there are
 // none, all invalid values. Each is one line with the file and the path of the field, or with the flag.
 func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 	if file == "" {

@@ -158,11 +158,11 @@ func (l ArgumentsList) object() any {
 	return object.Interface()
 }
 
-// UnmarshalText implements encoding.TextUnmarshaler. YAML 1.1 tools such as Helm convert the bare word Off to false.
-func (m *Mode) UnmarshalText(text []byte) error {
-	*m = Mode(text)
-	if *m == "false" {
+// UnmarshalJSON implements json.Unmarshaler. YAML 1.1 tools such as Helm convert the bare word Off to false.
+func (m *Mode) UnmarshalJSON(encoded []byte) error {
+	if string(encoded) == "false" {
 		*m = ModeOff
+		return nil
 	}
-	return nil
+	return json.Unmarshal(encoded, (*string)(m))
 }

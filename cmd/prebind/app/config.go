@@ -38,7 +38,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 		Short: "Print a configuration file with every field, its default and its description",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			encoded, err := v1alpha1.Default(r.Components()).EncodeWithComments()
+			encoded, err := v1alpha1.Default(r.Components()).Encode()
 			if err == nil {
 				_, err = cmd.OutOrStdout().Write(encoded)
 			}
