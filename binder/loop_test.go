@@ -256,18 +256,6 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
-func TestRun_NothingToDo(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		began := time.Now()
-		o := w.run(t.Context(), w.bind(nodeName, framework.NewPlugin("quiet", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
-			return framework.Verdict{}, nil
-		})))
-		require.Nil(t, o.Err)
-		assert.Equal(t, []string{"answer "}, w.said(), "a bind without writes has no attempt")
-		assert.Zero(t, time.Since(began))
-	})
-}
-
 // TestRun_WaitsOverlap: two plugins that wait for ten seconds each delay the bind by ten seconds.
 func TestRun_WaitsOverlap(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -308,15 +296,6 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 			return framework.Verdict{}, framework.Refuse(framework.Object{}, "broken")
 		}}
 	}
-	t.Run("Stays", func(t *testing.T) {
-		inWorld(t, func(t *testing.T, w *world) {
-			began := time.Now()
-			o := w.run(t.Context(), w.bind(nodeName, rejecter(w)))
-			require.NotNil(t, o.Err)
-			assert.Equal(t, framework.KindRefuse, o.Err.Kind)
-			assert.Equal(t, Settle, time.Since(began), "the cache may be behind for that long")
-		})
-	})
 	t.Run("Passes", func(t *testing.T) {
 		inWorld(t, func(t *testing.T, w *world) {
 			time.AfterFunc(Settle/2, func() { w.set("fixed") })
@@ -366,32 +345,6 @@ func TestRun_WritesOncePerChange(t *testing.T) {
 	})
 }
 
-// TestRun_ConflictWaits: a conflict means that the cache is behind.
-func TestRun_ConflictWaits(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		p := plugin{
-			name: "p", world: w,
-			decide: func(*framework.BindContext) (framework.Verdict, error) {
-				if w.is("done") {
-					return framework.Verdict{}, nil
-				}
-				return framework.Verdict{Writes: []string{"writes"}}, nil
-			},
-			preBind: func(*framework.BindContext) error {
-				if w.is("current") {
-					w.set("done")
-					return nil
-				}
-				return framework.NotYet(framework.Object{}, "conflict")
-			},
-		}
-		time.AfterFunc(500*time.Millisecond, func() { w.set("current") })
-		began := time.Now()
-		require.Nil(t, w.run(t.Context(), w.bind(nodeName, p)).Err)
-		assert.Less(t, time.Since(began), time.Second, "the change wakes the bind")
-	})
-}
-
 // TestRun_LateReservesLast: no slot is held while another plugin waits.
 func TestRun_LateReservesLast(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -401,25 +354,6 @@ func TestRun_LateReservesLast(t *testing.T) {
 		time.AfterFunc(time.Second, func() { w.say("ready"); w.set("a") })
 		require.Nil(t, w.run(t.Context(), w.bind(nodeName, late, w.writer("b"), w.waiter("a"))).Err)
 		assert.Equal(t, []string{"write-b PreBind", "ready", "late Reserve", "answer with attempt"}, w.said())
-	})
-}
-
-// TestRun_EndedContextIsNeverAllowed: the client does not read the answer, whatever the plugins decided.
-func TestRun_EndedContextIsNeverAllowed(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		o := w.run(ctx, w.bind(nodeName, w.writer("a")))
-		require.NotNil(t, o.Err)
-		assert.Equal(t, framework.KindWait, o.Err.Kind)
-	})
-	inWorld(t, func(t *testing.T, w *world) {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		began := time.Now()
-		o := w.run(ctx, w.bind(nodeName, w.waiter("a")))
-		assert.Equal(t, framework.KindWait, o.Err.Kind)
-		assert.Equal(t, 3*time.Second, time.Since(began))
 	})
 }
 
@@ -565,32 +499,6 @@ func TestRun_AllowedIsNotRolledBack(t *testing.T) {
 	})
 }
 
-// TestRun_LeaseLostIsNotAllowed: other replicas roll back the work of a replica without a lease.
-func TestRun_LeaseLostIsNotAllowed(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		w.answering = func() {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.held = false
-		}
-		o := w.run(t.Context(), w.bind(nodeName, w.writer("w")))
-		require.NotNil(t, o.Err)
-		assert.Equal(t, framework.KindWait, o.Err.Kind)
-	})
-}
-
-// TestRun_Drain: a replica that shuts down answers, and another one continues.
-func TestRun_Drain(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		time.AfterFunc(time.Second, w.Drain)
-		o := w.run(t.Context(), w.bind(nodeName, w.writer("w"), w.waiter("a")))
-		assert.Equal(t, framework.KindWait, o.Err.Kind)
-		assert.Equal(t, atOnce, o.RetryAfter)
-		require.NoError(t, w.Stop(t.Context()))
-		assert.NotContains(t, w.said(), "write-w PreBindRollBack", "the replica that continues takes the writes over")
-	})
-}
-
 // TestRun_PanicFailsOneBind: a bug in a plugin is an error of the bind.
 func TestRun_PanicFailsOneBind(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -637,19 +545,6 @@ func TestRun_TwoNodes(t *testing.T) {
 		}
 		calls.Wait()
 		assert.ElementsMatch(t, []string{"write-x PreBind", "write-y PreBind"}, w.said())
-	})
-}
-
-func TestRun_DryRunWritesNothing(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
-		b.dryRun = true
-		o := w.run(t.Context(), b)
-		require.Nil(t, o.Err)
-		assert.Equal(t, []string{"answer "}, w.said())
-		require.Len(t, o.Explanation.Plugins, 2)
-		assert.Equal(t, []string{"writes w"}, o.Explanation.Plugins[0].Would)
-		assert.Equal(t, []string{"a"}, o.Explanation.Plugins[1].WaitsFor)
 	})
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -39,14 +38,6 @@ func TestDeny_Repeats(t *testing.T) {
 			assert.Equal(t, tc.scheduler, apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err), tc.reason)
 			assert.False(t, apierrors.IsNotFound(err))
 		})
-	}
-}
-
-// TestDeny_NamesPlugin checks that every denial has the cause from which clients read its origin.
-func TestDeny_NamesPlugin(t *testing.T) {
-	for plugin, want := range map[string]string{"": "binder", "device": "device"} {
-		causes := deny(&framework.Error{Kind: framework.KindWait, Plugin: plugin}, 0).Result.Details.Causes
-		assert.Equal(t, []metav1.StatusCause{{Type: CausePlugin, Message: want}}, causes)
 	}
 }
 

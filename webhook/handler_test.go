@@ -195,16 +195,6 @@ func readable(t testing.TB, body []byte) []byte {
 	return out.Bytes()
 }
 
-func TestNewHandler_RequiredOptions(t *testing.T) {
-	engine := engineFunc(func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
-	_, err := NewHandler(Options{Ready: ready, Clock: clock.RealClock{}})
-	require.Error(t, err, "Engine is required")
-	_, err = NewHandler(Options{Engine: engine, Clock: clock.RealClock{}})
-	require.Error(t, err, "Ready is required")
-	_, err = NewHandler(Options{Engine: engine, Ready: ready})
-	require.Error(t, err, "Clock is required")
-}
-
 // TestHandler_NotReady checks that a replica that is not ready answers 503 before it reads the body, so that the API server repeats
 // the call over a new connection.
 func TestHandler_NotReady(t *testing.T) {

@@ -36,15 +36,6 @@ func TestReadiness_WaitFor(t *testing.T) {
 	require.Error(t, r.Check(), "a replica that shuts down stays unready")
 }
 
-func TestReadiness_WithoutCaches(t *testing.T) {
-	r := &Readiness{}
-	require.NoError(t, r.Check())
-	fresh := &Readiness{}
-	fresh.WaitFor("Pod", func() bool { return false })
-	fresh.Drain()
-	assert.ErrorContains(t, fresh.Check(), "shutting down", "the error reports the shutdown, not the start")
-}
-
 func TestReadiness_RequireOnce(t *testing.T) {
 	r := &Readiness{}
 	problem := errors.New("no certificate yet")

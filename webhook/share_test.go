@@ -23,7 +23,6 @@ func TestVictim(t *testing.T) {
 		all    []*body
 		want   int
 	}{
-		"Only": {reason: "there is only one body", all: []*body{at("a", 1, 1)}, want: 0},
 		"HeaviestSource": {
 			reason: "a source that uses little does not lose to one that uses more",
 			all:    []*body{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},

@@ -14,9 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -25,31 +23,17 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// reducing is a cached reader whose objects are those after the transform of the selection. err is the error of all lists.
-type reducing struct {
+// failing is a cached reader whose lists fail with the error.
+type failing struct {
 	client.Reader
 	err error
 }
 
-func (r reducing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+func (r failing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
 	if r.err != nil {
 		return r.err
 	}
-	if err := r.Reader.List(ctx, into, opts...); err != nil {
-		return err
-	}
-	by, _ := framework.SelectedBy(opts)
-	var items []runtime.Object
-	if err := meta.EachListItem(into, func(item runtime.Object) error {
-		reduced, err := by.Transform(item)
-		if o, ok := reduced.(client.Object); ok {
-			items = append(items, o)
-		}
-		return err
-	}); err != nil {
-		return err
-	}
-	return meta.SetList(into, items)
+	return r.Reader.List(ctx, into, opts...)
 }
 
 // configMap returns a ConfigMap with a value of the size.
@@ -106,15 +90,13 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 	}{
 		"Small":       {reason: "the cache has the objects", objects: with(2, 1000), spec: all, want: policy.Allowed},
 		"Own":         {reason: "policies cannot read Prebind's own objects", objects: []client.Object{own}, spec: strings.Replace(all, "resources.limits.all(l, l.data['a'].size() > 0)", "resources.limits == []", 1), want: policy.Allowed},
-		"Large":       {reason: "a tenant can create it", objects: with(1, policy.MaxObject), spec: all, want: policy.Failed, says: "spec.resources[limits]: default/limits-0 is larger than 32 KiB"},
-		"Many":        {reason: "a tenant can create them", objects: with(policy.MaxList, 1), spec: all, want: policy.Failed, says: "spec.resources[limits]: more than 1000 objects"},
 		"NoNamespace": {reason: "the cache is behind", spec: namespace, want: policy.Waiting, says: "the cache does not contain Namespace default yet"},
 		"Namespace":   {reason: "the cache has it", objects: []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gen.DefaultNamespace}}}, spec: namespace, want: policy.Allowed},
 		"Unwatched":   {reason: "the watch can begin later", spec: all, unwatched: errors.New("spec.resources[limits]: forbidden"), want: policy.Waiting, says: "spec.resources[limits]: forbidden"},
 		"Read":        {reason: "the next read can succeed", spec: all, read: errors.New("no answer"), want: policy.Waiting, says: "no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cached := reducing{Reader: fakeapi.New(tc.objects...).Cache(), err: tc.read}
+			cached := failing{Reader: fakeapi.New(tc.objects...).Cache(), err: tc.read}
 			got := evaluateOne(t, cached, gen.Pod("web"), tc.spec, tc.unwatched)
 			assert.Equal(t, tc.want, got.Verdict, "%s: %s", tc.reason, got.Message)
 			assert.Contains(t, got.Message, tc.says)
