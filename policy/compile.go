@@ -137,22 +137,22 @@ func (c *Compiled) Reads() []*Resource { return c.reads }
 func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	p = p.DeepCopy()
 	v1alpha1.SetDefaults(p)
-	env, provider, err := newEnvironment()
+	scope, err := newScope()
+	if err != nil {
+		return nil, fmt.Errorf("CEL environment: %w", err)
+	}
+	custom, err := newScope()
 	if err != nil {
 		return nil, fmt.Errorf("CEL environment: %w", err)
 	}
 	out, problems := newCompiled(p)
-	c := &compiler{env: env, provider: provider, options: o, policy: p, out: out, problems: problems}
+	c := &compiler{scope: scope, custom: custom, options: o, policy: p, out: out, problems: problems}
 	c.compile()
 	if err := errors.Join(c.problems...); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(c.expressions, func(x *expression) bool { return len(mentions(x.ast, varClaims)) > 0 }) {
+	if c.claims {
 		c.out.reads = append(c.out.reads, Claims)
-	}
-	c.check()
-	for _, x := range c.expressions {
-		x.ast = nil
 	}
 	return c.out, nil
 }
@@ -179,15 +179,16 @@ func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, []error) {
 
 // compiler compiles one policy.
 type compiler struct {
-	env      *cel.Env
-	provider *provider
+	scope *scope
+	// custom also knows the schemas of custom resources of the kinds.
+	custom *scope
+	known  []string
+	// claims means that an expression uses the claims.
+	claims   bool
 	options  Options
 	policy   *v1alpha1.BindPolicy
 	out      *Compiled
-	// expressions are all expressions in the order of their compilation, and want are their results.
-	expressions []*expression
-	want        []returns
-	problems    []error
+	problems []error
 }
 
 func (c *compiler) problem(reason, field, message string) {
@@ -203,21 +204,23 @@ func (c *compiler) expression(field, source string, want returns) *expression {
 	if source == "" {
 		return nil
 	}
-	checked, text := check(c.env, source, want)
+	checked, text := c.scope.check(source, want)
+	var program cel.Program
+	if text == "" {
+		var err error
+		if program, err = programOf(checked); err != nil {
+			text = line(err.Error())
+		}
+	}
 	if text != "" {
 		c.problem(v1alpha1.ReasonCompileError, field, text)
 		return nil
 	}
-	program, err := program(checked)
-	if err != nil {
-		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error()))
-		return nil
+	c.claims = c.claims || len(mentions(checked, varClaims)) > 0
+	return &expression{
+		field: field, source: source, program: program, output: checked.OutputType(), withSchemas: c.checkSchemas(field, source, want, checked.OutputType()),
+		constant: constant(checked), resources: c.usesResources(checked),
 	}
-	x := &expression{field: field, source: source, ast: checked, program: program}
-	x.resources = c.usesResources(x)
-	c.expressions = append(c.expressions, x)
-	c.want = append(c.want, want)
-	return x
 }
 
 func (c *compiler) compile() {
@@ -256,7 +259,6 @@ func (c *compiler) rule(path, field, source, text, message string) rule {
 
 // declareResources declares the resources, so that expressions can use them.
 func (c *compiler) declareResources() {
-	declaredTypes := c.provider.structs[typeResources.TypeName()]
 	for i := range c.policy.Spec.Resources {
 		r := &c.policy.Spec.Resources[i]
 		field := fmt.Sprintf("spec.resources[%d]", i)
@@ -288,7 +290,12 @@ func (c *compiler) declareResources() {
 		if problem := c.scopeProblem(gv.WithKind(r.Kind), r); problem != "" {
 			c.problem(v1alpha1.ReasonCompileError, field, problem)
 		}
-		declaredTypes[r.Name] = d.cel(nil)
+		object := types.DynType
+		if d.typed != nil {
+			object = d.typed.CEL()
+		}
+		c.scope.declare(typeResources, r.Name, d.cel(object))
+		c.custom.declare(typeResources, r.Name, d.cel(c.withSchema(d, object)))
 		c.out.resources[r.Name] = d
 		c.out.reads = append(c.out.reads, d.Resource)
 	}
@@ -324,14 +331,8 @@ func hasNodeName(t *schema.Type) bool {
 	return ok
 }
 
-// cel returns the type of the resource in expressions, for objects of the type. Nil means the type of the kind.
+// cel returns the type of the resource in expressions, for objects of the type.
 func (d *declared) cel(object *types.Type) *types.Type {
-	if object == nil {
-		object = types.DynType
-		if d.typed != nil {
-			object = d.typed.CEL()
-		}
-	}
 	if d.ByName {
 		return object
 	}
@@ -340,25 +341,21 @@ func (d *declared) cel(object *types.Type) *types.Type {
 
 // compileVariables compiles the variables in order. Each is declared after its own expression.
 func (c *compiler) compileVariables() {
-	variables := c.provider.structs[typeVariables.TypeName()]
 	for i, v := range c.policy.Spec.Variables {
-		x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, returnsAny)
-		if x == nil {
-			// Errors in other expressions because of this one would be misleading.
-			variables[v.Name] = types.DynType
-			continue
+		// After a problem, errors in other expressions because of this one would be misleading.
+		output, withSchemas := types.DynType, types.DynType
+		if x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, returnsAny); x != nil {
+			output, withSchemas = x.output, x.withSchemas
+			c.out.variables[v.Name] = x
 		}
-		variables[v.Name] = x.ast.OutputType()
-		c.out.variables[v.Name] = x
+		c.scope.declare(typeVariables, v.Name, output)
+		c.custom.declare(typeVariables, v.Name, withSchemas)
 	}
 }
 
 // constant returns the value of an expression that is only a text, otherwise an empty text.
-func (x *expression) constant() string {
-	if x == nil || x.ast == nil {
-		return ""
-	}
-	literal := x.ast.NativeRep().Expr().AsLiteral()
+func constant(checked *cel.Ast) string {
+	literal := checked.NativeRep().Expr().AsLiteral()
 	if literal == nil {
 		return ""
 	}
@@ -377,7 +374,9 @@ func (c *compiler) compileNames() {
 		field := fmt.Sprintf("spec.resources[%d]", i)
 		d.name = c.expression(field+".nameExpression", r.NameExpression, returnsString)
 		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, returnsString)
-		d.Constant = d.name.constant()
+		if d.name != nil {
+			d.Constant = d.name.constant
+		}
 		for _, x := range []*expression{d.name, d.namespace} {
 			if x != nil && x.resources {
 				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources, directly or through a variable")
@@ -404,12 +403,12 @@ func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation 
 	return compiled
 }
 
-// usesResources returns whether the expression uses resources, directly or through earlier variables.
-func (c *compiler) usesResources(x *expression) bool {
-	if len(mentions(x.ast, varResources)) > 0 {
+// usesResources returns whether an expression uses resources, directly or through earlier variables.
+func (c *compiler) usesResources(a *cel.Ast) bool {
+	if len(mentions(a, varResources)) > 0 {
 		return true
 	}
-	for _, mention := range mentions(x.ast, varVariables) {
+	for _, mention := range mentions(a, varVariables) {
 		name := ""
 		if parent, ok := mention.Parent(); ok && parent.Kind() == ast.SelectKind {
 			name = parent.AsSelect().FieldName()

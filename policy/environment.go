@@ -89,44 +89,49 @@ var newBase = sync.OnceValues(func() (*base, error) {
 	return &base{Env: env, limits: cel.CustomDecoratorV2(bounded(all))}, err
 })
 
-// provider knows the types of a policy's expressions: those of Go types, the resources and variables of the policy, and
-// those of custom resources. It changes only while the policy is being compiled.
-type provider struct {
+// scope is the environment of a policy's expressions. It knows their types: those of Go types, the resources and variables of the
+// policy, and those of custom resources. It changes only while the policy is being compiled.
+type scope struct {
 	types.Provider
+	env *cel.Env
 	// structs are the types of the fields of struct types that are not Go types.
 	structs map[string]map[string]*types.Type
 }
 
-// newEnvironment returns an environment for a policy, and its types.
-func newEnvironment() (*cel.Env, *provider, error) {
+func newScope() (*scope, error) {
 	base, err := newBase()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	p := &provider{Provider: base.CELTypeProvider(), structs: map[string]map[string]*types.Type{
+	s := &scope{Provider: base.CELTypeProvider(), structs: map[string]map[string]*types.Type{
 		typeResources.TypeName(): {}, typeVariables.TypeName(): {},
 	}}
-	env, err := base.Extend(cel.CustomTypeProvider(p))
-	return env, p, err
+	s.env, err = base.Extend(cel.CustomTypeProvider(s))
+	return s, err
+}
+
+// declare adds a field of a struct type.
+func (s *scope) declare(of *types.Type, field string, t *types.Type) {
+	s.structs[of.TypeName()][field] = t
 }
 
 // FindStructType implements types.Provider.
-func (p *provider) FindStructType(name string) (*types.Type, bool) {
-	if _, ok := p.structs[name]; ok {
+func (s *scope) FindStructType(name string) (*types.Type, bool) {
+	if _, ok := s.structs[name]; ok {
 		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
 	}
 	if t, ok := schema.ByName(name); ok {
 		return types.NewTypeTypeWithParam(t.CEL()), true
 	}
-	return p.Provider.FindStructType(name)
+	return s.Provider.FindStructType(name)
 }
 
 // FindStructFieldNames implements types.Provider.
-func (p *provider) FindStructFieldNames(string) ([]string, bool) { return nil, false }
+func (s *scope) FindStructFieldNames(string) ([]string, bool) { return nil, false }
 
 // FindStructFieldType implements types.Provider.
-func (p *provider) FindStructFieldType(name, field string) (*types.FieldType, bool) {
-	if fields, ok := p.structs[name]; ok {
+func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
+	if fields, ok := s.structs[name]; ok {
 		t, ok := fields[field]
 		if !ok {
 			return nil, false
@@ -140,7 +145,7 @@ func (p *provider) FindStructFieldType(name, field string) (*types.FieldType, bo
 		}
 		return &types.FieldType{Type: f.Type.CEL()}, true
 	}
-	return p.Provider.FindStructFieldType(name, field)
+	return s.Provider.FindStructFieldType(name, field)
 }
 
 // returns are the types of the results of an expression, with their names. None means any.
@@ -170,25 +175,24 @@ func (r returns) check(t *types.Type) string {
 // expression is a compiled expression.
 type expression struct {
 	// field is its path in the policy.
-	field  string
-	source string
-	// ast is nil in compiled policies.
-	ast     *cel.Ast
+	field   string
+	source  string
 	program cel.Program
+	// output is the type of its results, and withSchemas the type according to the schemas of custom resources.
+	output, withSchemas *types.Type
+	// constant is the value if the expression is only a text. Otherwise, it is empty.
+	constant string
 	// resources means that it uses resources, directly or through variables.
 	resources bool
 }
 
-// check parses an expression and checks its type.
-func check(env *cel.Env, source string, want returns) (*cel.Ast, string) {
-	ast, issues := env.Compile(source)
-	if err := issues.Err(); err != nil {
+// check parses an expression and checks its type. The text is the problem, or empty.
+func (s *scope) check(source string, want returns) (ast *cel.Ast, text string) {
+	ast, issues := s.env.Compile(source)
+	if issues.Err() != nil {
 		return nil, textOf(issues)
 	}
-	if text := want.check(ast.OutputType()); text != "" {
-		return nil, text
-	}
-	return ast, ""
+	return ast, want.check(ast.OutputType())
 }
 
 // textOf returns the issues as one line.
@@ -204,9 +208,9 @@ func textOf(issues *cel.Issues) string {
 	return line(strings.Join(texts, "; "))
 }
 
-// program makes a checked expression executable. Programs of all policies share an environment, because each keeps
+// programOf makes a checked expression executable. Programs of all policies share an environment, because each keeps
 // its own in memory. They need only the types in the checked expression.
-func program(ast *cel.Ast) (cel.Program, error) {
+func programOf(ast *cel.Ast) (cel.Program, error) {
 	base, err := newBase()
 	if err != nil {
 		return nil, err

@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,72 +15,38 @@ import (
 	"github.com/prebind/prebind/policy/schema"
 )
 
-// check compiles the expressions again with the schemas of custom resources. The errors are warnings.
-// The policy is in force in any case, as with the type checking of ValidatingAdmissionPolicy: the schema
-// of a custom resource can change at any time.
-func (c *compiler) check() {
-	custom, known := c.customTypes()
-	if len(custom.resources) == 0 {
-		return
+// withSchema returns the type of the objects of a resource according to the schema of its kind, or the type without a schema.
+func (c *compiler) withSchema(d *declared, object *types.Type) *types.Type {
+	if d.typed != nil || c.options.Schemas == nil {
+		return object
 	}
-	env, p, err := newEnvironment()
-	if err != nil {
-		return
+	s, err := c.options.Schemas.ResolveSchema(d.Kind)
+	if err != nil || s == nil {
+		return object
 	}
-	maps.Copy(p.structs, custom.structs)
-	for name, d := range c.out.resources {
-		p.structs[typeResources.TypeName()][name] = d.cel(custom.resources[name])
+	if d.OnNode && !mayHave(s, "spec", "nodeName") {
+		c.warn(d.Path+".onNode", d.Kind.Kind+" has no field spec.nodeName: no object is on a node")
 	}
-	checked := func(x *expression, want returns) *types.Type {
-		ast, text := check(env, x.source, want)
-		if text != "" {
-			c.warn(x.field, line(known+": "+text))
-			return types.DynType
-		}
-		return ast.OutputType()
+	kind := d.Kind.String()
+	if !slices.Contains(c.known, kind) {
+		c.known = append(c.known, kind)
 	}
-	variables := map[*expression]string{}
-	for name, x := range c.out.variables {
-		variables[x] = name
-	}
-	for i, x := range c.expressions {
-		t := checked(x, c.want[i])
-		if name, ok := variables[x]; ok {
-			p.structs[typeVariables.TypeName()][name] = t
-		}
-	}
+	return c.custom.convert("policy/"+kind, s, true, 0)
 }
 
-// openAPITypes are the CEL types of schemas.
-type openAPITypes struct {
-	// resources are the types of the objects of resources by name.
-	resources map[string]*types.Type
-	structs   map[string]map[string]*types.Type
-}
-
-// customTypes returns the types of the custom resources whose schemas are known, and their kinds.
-func (c *compiler) customTypes() (*openAPITypes, string) {
-	o := &openAPITypes{resources: map[string]*types.Type{}, structs: map[string]map[string]*types.Type{}}
-	var known []string
-	for _, r := range c.policy.Spec.Resources {
-		d := c.out.resources[r.Name]
-		if d.typed != nil || c.options.Schemas == nil {
-			continue
-		}
-		s, err := c.options.Schemas.ResolveSchema(d.Kind)
-		if err != nil || s == nil {
-			continue
-		}
-		if d.OnNode && !mayHave(s, "spec", "nodeName") {
-			c.warn("spec.resources["+r.Name+"].onNode", d.Kind.Kind+" has no field spec.nodeName: no object is on a node")
-		}
-		name := d.Kind.String()
-		o.resources[r.Name] = o.convert("policy/"+name, s, true, 0)
-		if !slices.Contains(known, name) {
-			known = append(known, name)
-		}
+// checkSchemas checks an expression with the schemas of custom resources, and returns its type, which is output without schemas. Errors are
+// warnings. The policy is in force in any case, as with the type checking of ValidatingAdmissionPolicy: the schema of a custom resource can
+// change at any time.
+func (c *compiler) checkSchemas(field, source string, want returns, output *types.Type) *types.Type {
+	if len(c.known) == 0 {
+		return output
 	}
-	return o, strings.Join(known, "; ")
+	checked, text := c.custom.check(source, want)
+	if text != "" {
+		c.warn(field, line(strings.Join(c.known, "; ")+": "+text))
+		return types.DynType
+	}
+	return checked.OutputType()
 }
 
 // mayHave returns whether an object with the schema can have the field.
@@ -105,7 +70,7 @@ const (
 
 // convert returns the type of unstructured values with the schema. Strings have no format: their values are not
 // converted. The type is dyn if the schema allows fields that it does not describe.
-func (o *openAPITypes) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
+func (o *scope) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
 	if s == nil || depth > maxSchemaDepth || len(o.structs) > maxSchemaObjects {
 		return types.DynType
 	}
@@ -139,7 +104,7 @@ func (o *openAPITypes) convert(name string, s *spec.Schema, resource bool, depth
 	return types.DynType
 }
 
-func (o *openAPITypes) object(name string, s *spec.Schema, resource bool, depth int) *types.Type {
+func (o *scope) object(name string, s *spec.Schema, resource bool, depth int) *types.Type {
 	a := s.AdditionalProperties
 	switch {
 	case len(s.Properties) > 0 && (a == nil || !a.Allows && a.Schema == nil):
