@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
@@ -84,9 +83,9 @@ func (e *evaluation) value(name string) ref.Val {
 		}
 		return typeClaims.Value(claims)
 	case varResources:
-		return &lazy{of: typeResources, get: e.resource, values: map[string]ref.Val{}}
+		return newLazy(typeResources, e.resource)
 	case varVariables:
-		return &lazy{of: typeVariables, get: e.variable, values: map[string]ref.Val{}}
+		return newLazy(typeVariables, e.variable)
 	}
 	return nil
 }
@@ -279,12 +278,18 @@ func (d *declared) value(o client.Object) ref.Val {
 	return types.NewErr("%s: unexpected Go type %T", d.Path, o)
 }
 
-// lazy is an object whose fields get their value at their first use.
+// lazy is an object whose fields get their value at their first use. Expressions can only select its fields, so the rest of ref.Val is that of
+// its type.
 type lazy struct {
+	ref.Val
 	of *types.Type
 	// get returns nil if there is no such field.
 	get    func(name string) ref.Val
 	values map[string]ref.Val
+}
+
+func newLazy(of *types.Type, get func(name string) ref.Val) *lazy {
+	return &lazy{Val: of, of: of, get: get, values: map[string]ref.Val{}}
 }
 
 var _ traits.Indexer = (*lazy)(nil)
@@ -315,24 +320,5 @@ func (l *lazy) IsSet(key ref.Val) ref.Val {
 	return types.Bool(v != types.NullValue)
 }
 
-// ConvertToNative implements ref.Val.
-func (l *lazy) ConvertToNative(to reflect.Type) (any, error) {
-	return nil, fmt.Errorf("type conversion error from %s to %v", l.of.TypeName(), to)
-}
-
-// ConvertToType implements ref.Val.
-func (l *lazy) ConvertToType(to ref.Type) ref.Val {
-	if to == types.TypeType {
-		return l.of
-	}
-	return types.NewErr("type conversion error from %s to %s", l.of.TypeName(), to.TypeName())
-}
-
-// Equal implements ref.Val.
-func (l *lazy) Equal(other ref.Val) ref.Val { return types.Bool(other == ref.Val(l)) }
-
 // Type implements ref.Val.
 func (l *lazy) Type() ref.Type { return l.of }
-
-// Value implements ref.Val.
-func (l *lazy) Value() any { return l }

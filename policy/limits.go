@@ -4,10 +4,10 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"github.com/google/cel-go/cel"
@@ -31,10 +31,8 @@ const (
 	maxString = apivalidation.TotalAnnotationSizeLimitB
 	// maxList is the limit of the elements of a list. An expression cannot iterate over more.
 	maxList = expressionCostLimit
-	// maxMatch is the limit of the product of the lengths of a text and of a pattern. The cost of a regular expression is a fortieth of it. Plain
-	// text is about 25 times as fast.
+	// maxMatch is the limit of the product of the lengths of a text and of a pattern. The cost of a regular expression is a fortieth of it.
 	maxMatch = 40 * expressionCostLimit
-	maxIndex = 25 * maxMatch
 	// maxPairs and maxPairBytes limit functions that compare each element of a list with each of another: to about 20 ms.
 	maxPairs     = 2_000_000
 	maxPairBytes = 256 << 20
@@ -46,20 +44,20 @@ const (
 // checks return an error for a call that exceeds a limit. They need little time themselves, and do not allocate.
 var checks = map[string]func(args []ref.Val) error{
 	operators.Add:     checkAdd,
-	overloads.Matches: func(args []ref.Val) error { return checkSearch(args, maxMatch) },
+	overloads.Matches: checkSearch,
 	"replace":         checkReplace,
 	"join":            checkJoin,
 	"format":          checkFormat,
 	"strings.quote":   func(args []ref.Val) error { return checkResult(3 * textSize(args[0], maxString)) },
-	"find":            func(args []ref.Val) error { return checkSearch(args, maxMatch) },
-	"findAll":         func(args []ref.Val) error { return checkSearch(args, maxMatch) },
-	"indexOf":         func(args []ref.Val) error { return checkSearch(args, maxIndex) },
-	"lastIndexOf":     func(args []ref.Val) error { return checkSearch(args, maxIndex) },
+	"find":            checkSearch,
+	"findAll":         checkSearch,
+	"indexOf":         checkSearch,
+	"lastIndexOf":     checkSearch,
 	"distinct":        func(args []ref.Val) error { return checkPairs(args[0], args[0]) },
 	"sets.contains":   func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
 	"sets.equivalent": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
 	"sets.intersects": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
-	"flatten":         func(args []ref.Val) error { return checkLength(elements(args[0], maxList)) },
+	"flatten":         func(args []ref.Val) error { return checkResult(textSize(args[0], maxString)) },
 	"lists.range":     checkRange,
 	"quantity":        checkQuantity,
 	"isQuantity":      checkQuantity,
@@ -117,30 +115,24 @@ func checkJoin(args []ref.Val) error {
 	return checkResult(size)
 }
 
-// precisions are the digits after the point in a format.
-var precisions = regexp.MustCompile(`%[.](\d+)`)
+// longPrecision is a precision of more than three digits in a format.
+var longPrecision = regexp.MustCompile(`%[.]\d{4}`)
 
-// checkFormat adds up the text and the arguments, which are at most hexadecimal. A precision adds that many digits.
+// checkFormat adds up the text and the arguments, which are at most hexadecimal. A precision adds up to 1,000 digits.
 func checkFormat(args []ref.Val) error {
 	format, _ := args[0].(types.String)
-	size := len(format) + 2*textSize(args[1], maxString)
-	if strings.Contains(string(format), "%.") {
-		for _, m := range precisions.FindAllStringSubmatch(string(format), -1) {
-			// An error means that the number is too large. Then, the function fails, too.
-			if precision, err := strconv.Atoi(m[1]); err == nil {
-				size += min(precision, maxString+1)
-			}
-		}
+	if longPrecision.MatchString(string(format)) {
+		return errors.New("the precision has more than 3 digits")
 	}
-	return checkResult(size)
+	return checkResult(len(format) + 2*textSize(args[1], maxString) + 1_000*strings.Count(string(format), "%."))
 }
 
-func checkSearch(args []ref.Val, limit int) error {
+func checkSearch(args []ref.Val) error {
 	text, isText := args[0].(types.String)
 	if !isText || len(args) < 2 {
 		return nil
 	}
-	if pattern, ok := args[1].(types.String); ok && len(text)*len(pattern) > limit {
+	if pattern, ok := args[1].(types.String); ok && len(text)*len(pattern) > maxMatch {
 		return fmt.Errorf("searching a text of %d bytes in one of %d bytes exceeds the cost limit", len(pattern), len(text))
 	}
 	return nil
@@ -196,19 +188,6 @@ func lengthOf(list ref.Val) int {
 		return int(n)
 	}
 	return 0
-}
-
-// elements returns the number of elements of a list and of the lists in it. It ends when the number is larger than the limit.
-func elements(v ref.Val, limit int) int {
-	l, ok := v.(traits.Lister)
-	if !ok {
-		return 1
-	}
-	count := 1
-	for it := l.Iterator(); count <= limit && it.HasNext() == types.True; {
-		count += elements(it.Next(), limit-count)
-	}
-	return count
 }
 
 // implementations returns the implementations of the functions with a limit, by the ID of the overload or the name of the function.
@@ -271,19 +250,16 @@ func invoke(name string, f *functions.Overload, args []ref.Val) ref.Val {
 	return types.NewErr("no such overload: %s", name)
 }
 
-// textSize returns the size of a value as text, without escapes. It ends when the size is larger than the limit.
+// scalarSize is the size of a number or another small value as text.
+const scalarSize = 20
+
+// textSize returns about the size of a value as text, without escapes. It ends when the size is larger than the limit.
 func textSize(v ref.Val, limit int) int {
 	switch v := v.(type) {
 	case types.String:
 		return len(v)
 	case types.Bytes:
 		return len(v)
-	case types.Int:
-		return digits(float64(v))
-	case types.Uint:
-		return digits(float64(v))
-	case types.Double:
-		return digits(float64(v))
 	case traits.Mapper:
 		size := len("{}")
 		for it := v.Iterator(); size <= limit && it.HasNext() == types.True; {
@@ -301,15 +277,7 @@ func textSize(v ref.Val, limit int) int {
 		}
 		return size
 	}
-	return 1
-}
-
-// digits returns about the number of digits before the point.
-func digits(f float64) int {
-	if f = math.Abs(f); f > 1 && !math.IsInf(f, 0) {
-		return 1 + int(math.Log10(f))
-	}
-	return 1
+	return scalarSize
 }
 
 // costs adds the size of the results to the cost of the functions with a limit, as CEL does for join and +. Otherwise,

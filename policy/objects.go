@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -143,20 +144,13 @@ func NodeNameOf(o client.Object) string {
 	if node, large := strings.CutPrefix(o.GetSelfLink(), largeMark); large {
 		return node
 	}
-	switch typed := o.(type) {
-	case *corev1.Pod:
-		return typed.Spec.NodeName
-	case *unstructured.Unstructured:
-		name, _, _ := unstructured.NestedString(typed.Object, "spec", "nodeName")
-		return name
+	if pod, ok := o.(*corev1.Pod); ok {
+		return pod.Spec.NodeName // Pods change often.
 	}
-	spec := reflect.Indirect(reflect.ValueOf(o)).FieldByName("Spec")
-	if spec.Kind() != reflect.Struct {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
 		return ""
 	}
-	name := reflect.Indirect(spec.FieldByName("NodeName"))
-	if name.Kind() != reflect.String {
-		return ""
-	}
-	return name.String()
+	name, _, _ := unstructured.NestedString(content, "spec", "nodeName")
+	return name
 }
