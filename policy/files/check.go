@@ -89,7 +89,7 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 		if path == "" {
 			path = "metadata.name" // The only rule of the object itself.
 		}
-		p.invalid(path, detail(err)+p.advice(path))
+		p.invalid(path, detail(err)+advice(path, err))
 	}
 	strict, err := d.DecodeStrict(p.Policy)
 	for _, err := range strict {
@@ -114,9 +114,9 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 	return p
 }
 
-// advice returns how to write an expression that YAML does not read as a text.
-func (p *Policy) advice(path string) string {
-	if strings.HasSuffix(strings.ToLower(path), "expression") && !p.isText(path) {
+// advice returns how to write an expression that YAML does not read as a text, or reads as an empty one.
+func advice(path string, err *field.Error) string {
+	if strings.HasSuffix(strings.ToLower(path), "expression") && (err.Type == field.ErrorTypeTypeInvalid || err.BadValue == "") {
 		return "; " + quoteExpression
 	}
 	return ""

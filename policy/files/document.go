@@ -74,17 +74,6 @@ func (d *Document) At(path string) string {
 // quoteExpression is the advice for an expression that YAML reads as something else than a text.
 const quoteExpression = "quote the expression, because YAML reads it as something else than a text"
 
-// isText returns whether the field is a text. A missing field counts as one.
-func (d *Document) isText(path string) bool {
-	node := d.node
-	for _, step := range steps(path) {
-		if _, node = child(node, step); node == nil {
-			return true
-		}
-	}
-	return node.Kind == yaml.ScalarNode && node.Tag == "!!str"
-}
-
 // steps splits the path of a field. A dot in brackets is part of an index.
 func steps(path string) []string {
 	inIndex := false

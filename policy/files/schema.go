@@ -22,7 +22,6 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/prebind/prebind/config"
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Schemas are the kinds of custom resources, from CustomResourceDefinitions. It implements policy.Schemas.
@@ -100,21 +99,15 @@ func newValidator() (*validator, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range crd.Spec.Versions {
-		if v.Name != v1alpha1.GroupVersion.Version {
-			continue
-		}
-		structural, props, err := schemaOf(v.Schema)
-		if err != nil {
-			return nil, err
-		}
-		byType, _, err := validation.NewSchemaValidator(props)
-		if err != nil {
-			return nil, fmt.Errorf("schema of BindPolicy: %w", err)
-		}
-		return &validator{structural: structural, schema: byType, rules: schemacel.NewValidator(structural, true, celconfig.PerCallLimit)}, nil
+	structural, props, err := schemaOf(crd.Spec.Versions[0].Schema) // The only version is v1alpha1.
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("the embedded CustomResourceDefinition has no version %s", v1alpha1.GroupVersion.Version)
+	byType, _, err := validation.NewSchemaValidator(props)
+	if err != nil {
+		return nil, fmt.Errorf("schema of BindPolicy: %w", err)
+	}
+	return &validator{structural: structural, schema: byType, rules: schemacel.NewValidator(structural, true, celconfig.PerCallLimit)}, nil
 }
 
 // validate returns the violations. It sets the defaults of the object.

@@ -4,7 +4,6 @@
 package schema
 
 import (
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -115,7 +114,6 @@ type structValue struct {
 }
 
 var _ traits.Mapper = (*structValue)(nil)
-var _ traits.FieldTester = (*structValue)(nil)
 
 // Find implements traits.Mapper.
 func (s *structValue) Find(key ref.Val) (ref.Val, bool) {
@@ -148,9 +146,6 @@ func (s *structValue) all() traits.Mapper {
 	}
 	return sortedMap{types.NewStringInterfaceMap(Adapter{}, values)}
 }
-
-// IsSet implements traits.FieldTester.
-func (s *structValue) IsSet(key ref.Val) ref.Val { return s.Contains(key) }
 
 // Contains implements traits.Mapper.
 func (s *structValue) Contains(key ref.Val) ref.Val {
@@ -186,21 +181,18 @@ func (s *structValue) Value() any { return s.v.Interface() }
 
 // ConvertToType implements ref.Val.
 func (s *structValue) ConvertToType(to ref.Type) ref.Val {
-	switch {
-	case to == types.TypeType:
+	switch to {
+	case types.TypeType:
 		return s.t.cel
-	case to.TypeName() == s.t.cel.TypeName(), to == types.MapType:
+	case types.MapType:
 		return s
 	}
-	return types.NewErr("type conversion error from %s to %s", s.t.cel.TypeName(), to.TypeName())
+	return s.all().ConvertToType(to)
 }
 
 // ConvertToNative implements ref.Val.
 func (s *structValue) ConvertToNative(to reflect.Type) (any, error) {
-	if s.t.of.AssignableTo(to) {
-		return s.v.Interface(), nil
-	}
-	return nil, fmt.Errorf("type conversion error from %s to %v", s.t.cel.TypeName(), to)
+	return s.all().ConvertToNative(to)
 }
 
 // Adapter converts the values of unstructured objects. Maps iterate in the order of their keys.
