@@ -62,7 +62,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	if attempt != "" {
 		d.Annotations[framework.AttemptAnnotation] = attempt
 	}
-	return d, guardMerged(c.pod, c.Binding, d.Annotations, 0)
+	return d, guardSize(c.pod, c.Binding, d.Annotations, 0)
 }
 
 // add adds to the decision what a plugin adds. If several add a key, the last plugin wins.

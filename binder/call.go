@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -218,7 +219,7 @@ func (c *call) look(ctx context.Context) step {
 	if len(c.settings.Plugins) > 0 {
 		room = attemptRoom
 	}
-	if err := guardMerged(c.pod, c.Binding, nil, room); err != nil {
+	if err := cmp.Or(guardBinding(c.pod, c.Binding), guardSize(c.pod, c.Binding, nil, room)); err != nil {
 		return ends(err)
 	}
 	c.required = nil

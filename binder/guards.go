@@ -55,40 +55,56 @@ const maxLabels = 64 << 10
 // attemptRoom is the size of the annotation that a bind gets if a plugin writes.
 const attemptRoom = len(framework.AttemptAnnotation) + 64
 
-// guardMerged checks the metadata that the pod will have after the API server has merged the Binding and the added annotations into
-// it, with room for more bytes of annotations. The API server does not check it: it stores the pod, and then rejects every later
-// update, the kubelet's included. The metadata of the pod, of mutators and of plugins is valid already.
-func guardMerged(pod *corev1.Pod, b *corev1.Binding, added map[string]string, room int) *framework.Error {
+// guardBinding checks what the API server merges from the Binding into the pod. The API server does not check it: it stores the
+// pod, and then rejects every later update, the kubelet's included. The metadata of the pod is valid already.
+func guardBinding(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	var problems field.ErrorList
 	for key := range b.Annotations {
 		if _, valid := pod.Annotations[key]; !valid {
 			problems = append(problems, apivalidation.ValidateAnnotations(map[string]string{key: ""}, annotationsPath)...)
 		}
 	}
-	fits := room+sizeOf(pod.Annotations)+sizeOf(b.Annotations)+sizeOf(added) <= apivalidation.TotalAnnotationSizeLimitB
-	if !fits { // A replaced value does not count.
-		merged := maps.Clone(pod.Annotations)
-		if merged == nil {
-			merged = map[string]string{}
-		}
-		maps.Copy(merged, b.Annotations)
-		maps.Copy(merged, added)
-		fits = room+sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB
-	}
-	if !fits {
-		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
-	}
 	if sizeOf(b.Labels) > maxLabels {
 		problems = append(problems, field.TooLong(labelsPath, "", maxLabels))
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	}
-	if len(problems) == 0 {
+	return badMetadata(pod, problems, "correct the Binding, because the API server rejects every update of a pod with such metadata")
+}
+
+// guardSize checks the size of the annotations of the pod, the Binding and added together, with room for more bytes. The API server
+// does not check it, as in guardBinding.
+func guardSize(pod *corev1.Pod, b *corev1.Binding, added map[string]string, room int) *framework.Error {
+	if fits(room, pod.Annotations, b.Annotations, added) {
 		return nil
 	}
 	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
-	if len(added)+room > 0 && !fits && guardMerged(pod, b, nil, 0) == nil {
+	if fits(0, pod.Annotations, b.Annotations) {
 		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
+	}
+	return badMetadata(pod, field.ErrorList{field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB)}, advice)
+}
+
+// fits reports whether the API server accepts the annotations, of which later ones replace earlier ones, with room for more bytes.
+func fits(room int, annotations ...map[string]string) bool {
+	size := room
+	for _, a := range annotations {
+		size += sizeOf(a)
+	}
+	if size <= apivalidation.TotalAnnotationSizeLimitB {
+		return true
+	}
+	merged := map[string]string{} // A replaced value does not count.
+	for _, a := range annotations {
+		maps.Copy(merged, a)
+	}
+	return room+sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB
+}
+
+// badMetadata returns the error of the problems, or nil if there are none.
+func badMetadata(pod *corev1.Pod, problems field.ErrorList, advice string) *framework.Error {
+	if len(problems) == 0 {
+		return nil
 	}
 	err := framework.Invalid(podObject(client.ObjectKeyFromObject(pod)),
 		"invalid metadata after the merge with the Binding: "+short(problems.ToAggregate().Error())).Advise("%s", advice)

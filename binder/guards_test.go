@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -141,7 +142,7 @@ func TestGuardMerged(t *testing.T) {
 			b := gen.Binding(tc.pod, "node-a", tc.binding...)
 			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
 
-			err := guardMerged(tc.pod, b, tc.added, tc.room)
+			err := cmp.Or(guardBinding(tc.pod, b), guardSize(tc.pod, b, tc.added, tc.room))
 
 			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")

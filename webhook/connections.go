@@ -63,10 +63,8 @@ type listener struct {
 	// closed is closed by Close.
 	closed chan struct{}
 	close  sync.Once
-	// waiting are the connections that wait to be accepted, by source and in order, and count is their number. Only Accept uses
-	// them, one call at a time.
+	// waiting are the connections that wait to be accepted, by source and in order. Only Accept uses them, one call at a time.
 	waiting map[string][]*connection
-	count   int
 }
 
 // result is a result of the inner listener.
@@ -84,7 +82,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return c, nil
 		}
 		var later <-chan time.Time
-		if l.count > 0 {
+		if l.limits.waiting.Load() > 0 {
 			later = l.limits.o.Clock.After(time.Second)
 		}
 		slow = false
@@ -134,7 +132,7 @@ func (l *listener) enqueue(conn net.Conn) {
 	peer := conn.RemoteAddr().String()
 	c := &connection{Conn: conn, limits: l.limits, peer: peer, source: sourceOf(peer)}
 	l.waiting[c.source] = append(l.waiting[c.source], c)
-	if l.count++; l.count <= maxWaiting {
+	if l.limits.waiting.Add(1) <= maxWaiting {
 		return
 	}
 	most := c.source
@@ -151,7 +149,7 @@ func (l *listener) enqueue(conn net.Conn) {
 
 // set replaces the connections of the source by one less.
 func (l *listener) set(source string, all []*connection) {
-	l.count--
+	l.limits.waiting.Add(-1)
 	if l.waiting[source] = all; len(all) == 0 {
 		delete(l.waiting, source)
 	}
@@ -160,7 +158,7 @@ func (l *listener) set(source string, all []*connection) {
 // next returns the next connection to accept, or nil if all have to wait: the first one of the source with the fewest arriving
 // connections. To make room, it closes an idle connection, and, if slow is set, one that is slow.
 func (l *listener) next(slow bool) *connection {
-	if l.count == 0 {
+	if l.limits.waiting.Load() == 0 {
 		return nil
 	}
 	l.limits.mu.Lock()
@@ -225,7 +223,11 @@ func (l *Limits) remove(c *connection) {
 	}
 }
 
+// signal makes Accept look for room, if a connection waits for it.
 func (l *Limits) signal() {
+	if l.waiting.Load() == 0 {
+		return
+	}
 	select {
 	case l.wake <- struct{}{}:
 	default:

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -77,6 +78,8 @@ type Limits struct {
 	maxConnections, maxArriving, maxOfSource int
 	// wake receives when a connection may have made room for another one.
 	wake chan struct{}
+	// waiting is the number of connections that wait to be accepted. Accept counts one before it looks for room.
+	waiting atomic.Int64
 
 	mu sync.Mutex
 	// connections contains the open connections by address and port of the peer.
