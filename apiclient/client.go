@@ -49,8 +49,9 @@ func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error)
 func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.QPS = -1
 	config.UserAgent = userAgent
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return impatient{next: next, takes: answerTakes} })
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return observed{next: next, health: health} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return observed{impatient: impatient{next: next, takes: answerTakes}, health: health}
+	})
 }
 
 // NewWithTimeout returns a client with a time limit for all requests, including watches.

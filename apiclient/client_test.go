@@ -90,7 +90,7 @@ func TestPrepare(t *testing.T) {
 	transport, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {
-		if i, ok := transport.(impatient); ok {
+		if i, ok := transport.(observed); ok {
 			assert.Equal(t, answerTakes, i.takes)
 			return
 		}

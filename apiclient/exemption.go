@@ -5,6 +5,7 @@ package apiclient
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -71,11 +72,8 @@ func (x *Exemption) update(ctx context.Context) {
 		text = err.Error()
 		x.apply(nil)
 	} else {
-		var names []string
-		for _, s := range subjects {
-			names = append(names, subjectName(s))
-		}
-		text = strings.Join(names, ", ")
+		encoded, _ := json.Marshal(subjects) // Encoding strings cannot fail.
+		text = string(encoded)
 		x.apply(func(u authenticationv1.UserInfo) bool {
 			return slices.ContainsFunc(subjects, func(s flowcontrolv1.Subject) bool { return covers(s, u) })
 		})
@@ -141,19 +139,5 @@ func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
 		return u.Username == serviceAccountPrefix+s.ServiceAccount.Namespace+":"+s.ServiceAccount.Name
 	default:
 		return false
-	}
-}
-
-// subjectName returns the name of the subject for the log.
-func subjectName(s flowcontrolv1.Subject) string {
-	switch {
-	case s.User != nil:
-		return s.User.Name
-	case s.Group != nil:
-		return "group " + s.Group.Name
-	case s.ServiceAccount != nil:
-		return serviceAccountPrefix + s.ServiceAccount.Namespace + ":" + s.ServiceAccount.Name
-	default:
-		return string(s.Kind)
 	}
 }

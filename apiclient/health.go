@@ -68,16 +68,13 @@ func (h *Health) observe(r *http.Request, response *http.Response, err error) {
 
 // observed reports the outcome of each request to health.
 type observed struct {
-	next   http.RoundTripper
+	impatient
 	health *Health
 }
 
 // RoundTrip implements http.RoundTripper.
 func (o observed) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := o.next.RoundTrip(r)
+	response, err := o.impatient.RoundTrip(r)
 	o.health.observe(r, response, err)
 	return response, err
 }
-
-// WrappedRoundTripper returns the transport, so that client-go can close its idle connections.
-func (o observed) WrappedRoundTripper() http.RoundTripper { return o.next }
