@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/component-base/tracing"
 	"k8s.io/utils/clock"
@@ -67,7 +68,7 @@ type Recorder struct {
 	metrics
 	clock  clock.PassiveClock
 	traces *Traces
-	// tracer is nil if tracing is off.
+	// tracer creates spans that record nothing if tracing is off.
 	tracer trace.Tracer
 	// stats and ready are the sources that Show sets.
 	stats func() binder.Stats
@@ -79,7 +80,7 @@ var _ binder.Recorder = (*Recorder)(nil)
 // New returns a Recorder whose metrics are registered.
 func New(o Options) (*Recorder, error) {
 	r := &Recorder{
-		metrics: newMetrics(o.Version, o.Config), clock: o.Clock, traces: o.Traces,
+		metrics: newMetrics(o.Version, o.Config), clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{},
 		stats: func() binder.Stats { return binder.Stats{} },
 		ready: func() error { return nil },
 	}
@@ -116,7 +117,7 @@ func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
 
 // Handler creates a server span for each request, under the span of the API server.
 func (r *Recorder) Handler(h http.Handler) http.Handler {
-	if r.tracer == nil {
+	if r.traces == nil {
 		return h
 	}
 	return tracing.WithTracing(h, r.traces.provider, "AdmissionReview")
@@ -124,9 +125,7 @@ func (r *Recorder) Handler(h http.Handler) http.Handler {
 
 // Begin implements binder.Recorder: it begins the span of a decision.
 func (r *Recorder) Begin(ctx context.Context) context.Context {
-	if r.tracer != nil {
-		ctx, _ = r.tracer.Start(ctx, "Bind")
-	}
+	ctx, _ = r.tracer.Start(ctx, "Bind")
 	return ctx
 }
 
@@ -158,9 +157,7 @@ func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder
 	if d.Err == nil && d.Calls > 0 {
 		r.wait.Observe(d.Waited.Seconds())
 	}
-	if r.tracer != nil {
-		endDecision(trace.SpanFromContext(ctx), request, d)
-	}
+	endDecision(trace.SpanFromContext(ctx), request, d)
 }
 
 // endDecision ends the span of a decision.
@@ -184,22 +181,14 @@ func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
 // Step implements binder.Recorder: it measures calls of plugins and creates a span for each
 // step.
 func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func(error)) {
-	if s.Plugin == "" && r.tracer == nil {
-		return ctx, func(error) {}
-	}
 	begin := r.clock.Now()
-	var span trace.Span
-	if r.tracer != nil {
-		ctx, span = r.startStep(ctx, s)
-	}
+	ctx, span := r.startStep(ctx, s)
 	return ctx, func(err error) {
 		result := work.Result(err)
 		if s.Plugin != "" {
 			r.plugins.WithLabelValues(s.Plugin, s.Name, result).Observe(r.clock.Since(begin).Seconds())
 		}
-		if span != nil {
-			endStep(span, result, err)
-		}
+		endStep(span, result, err)
 	}
 }
 
@@ -222,6 +211,9 @@ func (r *Recorder) startStep(ctx context.Context, s work.Step) (context.Context,
 // endStep ends the span of a step. Waiting and rejecting are not failures.
 func endStep(span trace.Span, result string, err error) {
 	defer span.End()
+	if !span.IsRecording() {
+		return
+	}
 	span.SetAttributes(resultAttribute.String(result))
 	switch {
 	case err == nil:
