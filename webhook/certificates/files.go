@@ -18,16 +18,7 @@ import (
 // previous certificate if the new files or the new certificate are not valid. It returns an error if a file is missing, if
 // certificate and key do not match, or if the certificate is not valid now.
 func newFiles(dir string, o Shared) (*follower[*tls.Certificate], error) {
-	f, err := (&follower[*tls.Certificate]{
-		o:     o,
-		name:  Serving,
-		paths: []string{filepath.Join(dir, corev1.TLSCertKey), filepath.Join(dir, corev1.TLSPrivateKeyKey)},
-		parse: parsePair,
-	}).begin()
-	if err != nil {
-		return nil, fmt.Errorf("reading the certificate: %w", err)
-	}
-	return f, nil
+	return newFollower(o, Serving, parsePair, filepath.Join(dir, corev1.TLSCertKey), filepath.Join(dir, corev1.TLSPrivateKeyKey))
 }
 
 func parsePair(files [][]byte, now time.Time) (*tls.Certificate, time.Time, error) {
@@ -61,11 +52,7 @@ func nameOf(c *x509.Certificate) string {
 // newClients follows the CAs of callers in a file with one or more CAs. It keeps the previous ones if the changed file is not
 // valid. It returns an error if the file contains no CA that is valid now.
 func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
-	f, err := (&follower[*x509.CertPool]{o: o, name: ClientCA, paths: []string{file}, parse: parsePool}).begin()
-	if err != nil {
-		return nil, fmt.Errorf("reading the CA of clients: %w", err)
-	}
-	return f, nil
+	return newFollower(o, ClientCA, parsePool, file)
 }
 
 // parsePool skips CAs that are not valid now, because a bundle may keep old ones. The pool expires with the first of its CAs.

@@ -44,8 +44,9 @@ type content[T any] struct {
 	expires time.Time
 }
 
-// begin reads the files for the first time.
-func (f *follower[T]) begin() (*follower[T], error) {
+// newFollower reads the files for the first time.
+func newFollower[T any](o Shared, name string, parse func([][]byte, time.Time) (T, time.Time, error), paths ...string) (*follower[T], error) {
+	f := &follower[T]{o: o, name: name, paths: paths, parse: parse}
 	loaded, err := f.load()
 	if err != nil {
 		return nil, err

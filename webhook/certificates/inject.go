@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -52,14 +51,10 @@ func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) err
 
 // inject writes the bundle of the Secret to every webhook of the configuration.
 //
-// The caches may be older than the last write of another replica, which inject must not undo. Therefore it reads the
-// configuration first and the Secret second, and the patch fails if the configuration has changed. The bundle is then never
-// older than the one that it replaces.
-func (m *manager) inject(ctx context.Context) error {
-	config, err := m.configs().Get(ctx, m.configuration, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("reading the webhook configuration: %w", err)
-	}
+// The cached Secret may be older than the last write of another replica, which inject must not undo. Therefore it reads the
+// Secret after the configuration, and the patch fails if the configuration has changed. The bundle is then never older than
+// the one that it replaces.
+func (m *manager) inject(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	secret, err := m.secrets().Get(ctx, SecretName, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the Secret with the CA: %w", err)
@@ -91,9 +86,6 @@ func bundlePatch(config *admissionregistrationv1.MutatingWebhookConfiguration, c
 	}
 	if !slices.ContainsFunc(config.Webhooks, differs) {
 		return nil, nil
-	}
-	if config.ResourceVersion == "" {
-		return nil, errors.New("the webhook configuration has no resourceVersion")
 	}
 	type operation struct {
 		Op    string `json:"op"`

@@ -217,7 +217,7 @@ func (m *manager) trust(ctx context.Context, v view, config *admissionregistrati
 	if err != nil || patch == nil {
 		return err
 	}
-	err = m.inject(ctx)
+	err = m.inject(ctx, config)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		m.Log.V(2).Info("Another client changed the webhook configuration first", "webhookConfiguration", m.configuration, "reason", err.Error())
 		return nil // The watch reports it.

@@ -46,7 +46,7 @@ func New(o Options, shared Shared) (*Source, error) {
 	if !o.SelfManaged {
 		files, err := newFiles(o.Dir, shared)
 		if err != nil {
-			return nil, fmt.Errorf("--cert-dir: %w", err)
+			return nil, fmt.Errorf("--cert-dir: reading the certificate: %w", err)
 		}
 		s.getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil }
 		s.runs = append(s.runs, files.start)
@@ -54,7 +54,7 @@ func New(o Options, shared Shared) (*Source, error) {
 	if o.ClientCAFile != "" {
 		clients, err := newClients(o.ClientCAFile, shared)
 		if err != nil {
-			return nil, fmt.Errorf("--client-ca-file: %w", err)
+			return nil, fmt.Errorf("--client-ca-file: reading the CA of clients: %w", err)
 		}
 		s.clientCAs = clients.get
 		s.runs = append(s.runs, clients.start)
