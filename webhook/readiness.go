@@ -27,8 +27,8 @@ type Readiness struct {
 	once   []func() error
 	// always contains the functions that each probe calls.
 	always []func() error
-	// unready is set while a function in always returns an error, and wasReady once Probe has succeeded.
-	unready, wasReady bool
+	// unready is set while a function in always returns an error.
+	unready bool
 }
 
 type cacheState struct {
@@ -101,21 +101,17 @@ func (r *Readiness) Probe() error {
 	defer r.mu.Unlock()
 	for _, ready := range r.always {
 		if err := ready(); err != nil {
-			switch {
-			case r.unready:
-			case !r.wasReady:
-				klog.InfoS("Not ready yet", "reason", err)
-			default:
-				klog.ErrorS(err, "Not ready: calls should go to another replica")
+			if !r.unready {
+				klog.InfoS("Not ready: calls should go to another replica", "reason", err)
 			}
 			r.unready = true
 			return err
 		}
 	}
-	if r.unready && r.wasReady {
-		klog.InfoS("Ready again")
+	if r.unready {
+		klog.InfoS("Ready")
 	}
-	r.unready, r.wasReady = false, true
+	r.unready = false
 	return nil
 }
 

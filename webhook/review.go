@@ -9,7 +9,6 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"strings"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -19,8 +18,6 @@ import (
 )
 
 const (
-	// ordinaryBody is the maximum length of a body for which readAll allocates a buffer in advance. Most reviews have 2 KiB.
-	ordinaryBody = 8 << 10
 	// maxUID is larger than every UID of the API server. The answer repeats the UID.
 	maxUID = 128
 	// defaultTimeout is the API server's own default.
@@ -53,7 +50,7 @@ func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionR
 		return nil, tooLarge()
 	}
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
-	body, err := readAll(r.Body, r.ContentLength)
+	body, err := io.ReadAll(r.Body)
 	limit := (*http.MaxBytesError)(nil)
 	switch {
 	case errors.As(err, &limit):
@@ -71,22 +68,8 @@ func tooLarge() *metav1.Status {
 }
 
 func isJSON(contentType string) bool {
-	if contentType == mediaType {
-		return true
-	}
 	kind, _, err := mime.ParseMediaType(contentType)
 	return err == nil && kind == mediaType
-}
-
-// readAll reads a body of the given length. For lengths up to ordinaryBody it allocates once. A length that is not
-// positive is unknown. The server does not read past a known length.
-func readAll(body io.Reader, length int64) ([]byte, error) {
-	if length <= 0 || length > ordinaryBody {
-		return io.ReadAll(body)
-	}
-	all := make([]byte, length)
-	_, err := io.ReadFull(body, all)
-	return all, err
 }
 
 // decode returns the request of an AdmissionReview of v1, without the parts that Prebind does not read: a held call would
@@ -113,11 +96,7 @@ func decode(body []byte) (*admissionv1.AdmissionRequest, *metav1.Status) {
 
 // budget returns the time for deciding on a request: the timeout of the API server less the margin.
 func budget(r *http.Request) time.Duration {
-	value, plain := strings.CutPrefix(r.URL.RawQuery, "timeout=")
-	if !plain || strings.ContainsAny(value, "&%+;") {
-		value = r.URL.Query().Get("timeout")
-	}
-	timeout, err := time.ParseDuration(value)
+	timeout, err := time.ParseDuration(r.URL.Query().Get("timeout"))
 	if err != nil || timeout <= 0 {
 		timeout = defaultTimeout
 	}
