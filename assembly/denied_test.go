@@ -6,7 +6,6 @@ package assembly
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"testing"
 
@@ -71,25 +70,4 @@ func TestDenied(t *testing.T) {
 	require.ErrorIs(t, run(forbidden, nil), forbidden, "the permission is lost")
 	require.ErrorIs(t, run(nil, forbidden), forbidden, "a list without a watch is not enough")
 	require.NoError(t, run(nil, nil))
-}
-
-func TestDeniedResource(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reason string
-		err    error
-		want   bool
-	}{
-		"Forbidden": {reason: "reflectors wrap errors", err: fmt.Errorf("failed to list: %w", apierrors.NewForbidden(volumes, "", nil)), want: true},
-		"NotFound":  {reason: "the kind is gone", err: apierrors.NewNotFound(volumes, ""), want: true},
-		"Other":     {reason: "the API server may answer later", err: apierrors.NewServiceUnavailable("starting")},
-		"NoDetails": {reason: "a proxy may answer", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, ok := deniedResource(tc.err)
-			assert.Equal(t, tc.want, ok, tc.reason)
-			if tc.want {
-				assert.Equal(t, volumes, got, tc.reason)
-			}
-		})
-	}
 }

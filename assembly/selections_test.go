@@ -4,7 +4,6 @@
 package assembly
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -65,30 +64,10 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// A selection whose objects do not arrive is not readable. A later call waits for it again.
-func TestSelections_AwaitFails(t *testing.T) {
-	synced := false
-	found := &selection{denied: &denied{}, stop: make(chan struct{}), synced: []toolscache.InformerSynced{func() bool { return synced }}}
-	s := &selections{all: map[string]*selection{racks.Name: found}}
-	late, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorContains(t, s.await(late, racks, found), "did not begin in time")
-	require.Error(t, s.List(&corev1.PodList{}, framework.Selected{Selection: racks}, 0), "it may lack objects")
-	synced = true
-	require.NoError(t, s.await(t.Context(), racks, found), "another call still waited")
-	synced = false
-	require.Error(t, s.await(late, racks, found))
-	assert.False(t, isClosed(found.stop), "it is in use")
-}
-
 func TestSelections_ListUnknown(t *testing.T) {
 	v := &view{selections: &selections{all: map[string]*selection{}}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
 	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration, and Select has not added it`)
-}
-
-func TestUseRegistered_Incomplete(t *testing.T) {
-	require.ErrorContains(t, (&Assembly{}).useRegistered(t.Context(), framework.Selection{Name: "test/x"}, core), "required")
 }
 
 // A plugin reads a selection through its reader, and a change wakes its waits.

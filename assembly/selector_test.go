@@ -15,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
-	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/notify"
@@ -137,38 +135,6 @@ func TestSelector_Timeout(t *testing.T) {
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
 }
 
-// A plugin ends its own selections only.
-func TestSelector_Lifetime(t *testing.T) {
-	s, h, other, now := newServer(t), framework.Handle{}, framework.Handle{}, clocktesting.NewFakeClock(time.Time{})
-	s.installed.Store(true)
-	a := newAssemblyAt(t, s, handles("test", &h), handles("other", &other))
-	a.o.Manager.selections.clock = now
-	configured(t, a)
-	run(t, a)
-	named := func(name string) framework.Selection {
-		s := gadgets
-		s.Name = name
-		return s
-	}
-	left := func() sets.Set[string] {
-		a.o.Manager.selections.mu.RLock()
-		defer a.o.Manager.selections.mu.RUnlock()
-		return sets.KeySet(a.o.Manager.selections.all)
-	}
-	for _, name := range []string{"test/a", "test/b", "test/c"} {
-		require.NoError(t, h.Selections.Select(t.Context(), named(name)))
-	}
-	require.NoError(t, other.Selections.Select(t.Context(), named("other/a")))
-	assert.Equal(t, sets.New("test/a", "test/b", "test/c", "other/a"), left(), "all are in use")
-	for range 2 {
-		h.Selections.Keep(sets.New("test/a", "test/b"))
-		now.Step(selectionLingers)
-	}
-	h.Selections.Keep(sets.New("test/a", "test/b"))
-	assert.Equal(t, sets.New("test/a", "test/b", "other/a"), left())
-	assert.Len(t, s.watched(), 4, "each selection has one watch")
-}
-
 // A plugin adds selections concurrently. The race detector checks this test.
 func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
@@ -196,34 +162,6 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	}
 	group.Wait()
 	assert.Len(t, s.watched(), 2, "one for each name")
-}
-
-// adding is a manager that calls a function before it adds a runnable.
-type adding struct {
-	manager.Manager
-	before func()
-}
-
-func (m adding) Add(r manager.Runnable) error {
-	m.before()
-	return m.Manager.Add(r)
-}
-
-// No other call starts a selection with the same name in the meantime.
-func TestSelections_FindExcludes(t *testing.T) {
-	a, added := newAssembly(t), 0
-	all := a.o.Manager.selections
-	a.o.Manager.Manager = adding{Manager: a.o.Manager.Manager, before: func() {
-		added++
-		if all.starting.TryLock() {
-			all.starting.Unlock()
-			t.Error("another call can start the selection")
-		}
-	}}
-	for range 2 {
-		require.NoError(t, a.useRegistered(t.Context(), racks, core))
-	}
-	assert.Equal(t, 1, added)
 }
 
 // A watch cannot continue if the permission is revoked or the kind is removed.

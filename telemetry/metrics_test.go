@@ -5,6 +5,7 @@ package telemetry
 
 import (
 	"errors"
+	"maps"
 	"regexp"
 	"strings"
 	"testing"
@@ -88,22 +89,10 @@ func TestRecorder_Attempts(t *testing.T) {
 	o.RolledBack("device", errors.New("no"))
 	o.Swept("device", "roll back", nil)
 
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	values := map[string]float64{}
-	for _, family := range families {
-		assert.NotEmpty(t, family.GetHelp())
-		if family.GetName() != "prebind_holds" && !regexp.MustCompile("attempts|rollbacks|swept|max_holds").MatchString(family.GetName()) {
-			continue
-		}
-		for _, metric := range family.GetMetric() {
-			key := family.GetName()
-			for _, l := range metric.GetLabel() {
-				key += " " + l.GetValue()
-			}
-			values[key] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue()
-		}
-	}
+	values := gathered(t, registry)
+	maps.DeleteFunc(values, func(name string, _ float64) bool {
+		return !regexp.MustCompile("attempts|rollbacks|swept|holds( |$)").MatchString(name)
+	})
 	assert.Equal(t, map[string]float64{
 		"prebind_attempts_total bound": 2, "prebind_rollbacks_total device done": 1, "prebind_rollbacks_total device failed": 1,
 		"prebind_rollbacks_total volumebinding failed": 0, "prebind_swept_total device failed commit": 0, "prebind_swept_total device failed roll back": 0,

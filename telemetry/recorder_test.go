@@ -4,7 +4,6 @@
 package telemetry
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -23,7 +21,6 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
-	"github.com/prebind/prebind/mutators/topology"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -99,35 +96,4 @@ func TestRecorder_Steps(t *testing.T) {
 	}, values, "steps of the engine do not count for a plugin")
 	_, err = New(Options{Registry: registry, Clock: now})
 	assert.Error(t, err, "a second registration is an error, not a panic")
-}
-
-// BenchmarkStep measures the cost of recording one call of a plugin. A bind has several.
-func BenchmarkStep(b *testing.B) {
-	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
-	require.NoError(b, err)
-	step := work.Step{Name: work.StepPreFlight, Plugin: "device", Node: "node-a"}
-	ctx := context.WithoutCancel(b.Context())
-	for b.Loop() {
-		_, end := s.Step(ctx, step)
-		end(nil)
-	}
-}
-
-// BenchmarkMutator measures one call of the mutator topology, with and without recording.
-func BenchmarkMutator(b *testing.B) {
-	s, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
-	require.NoError(b, err)
-	plain, err := topology.New(&topology.Arguments{Labels: topology.DefaultLabels()})
-	require.NoError(b, err)
-	pod := gen.Pod("web")
-	in := mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a")}
-	for name, m := range map[string]mutators.Mutator{"Plain": plain, "Timed": s.Mutator(plain)} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				if _, err := m.Mutate(in); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

@@ -171,18 +171,6 @@ func TestTracing_MissingCollector(t *testing.T) {
 	recorder.traces.Flush(ctx)
 }
 
-// BenchmarkStepTraced measures the cost of recording one call of a plugin while tracing is
-// on and the bind is not sampled. BenchmarkStep measures it without tracing.
-func BenchmarkStepTraced(b *testing.B) {
-	tracker := recording(b.Context(), b, "127.0.0.1:1", 0)
-	step := work.Step{Name: work.StepPreFlight, Plugin: "device", Node: "node-a"}
-	ctx := context.WithoutCancel(b.Context())
-	for b.Loop() {
-		_, end := tracker.Step(ctx, step)
-		end(nil)
-	}
-}
-
 func TestTracesOptions_Validate(t *testing.T) {
 	cases := map[string]struct {
 		reason string
@@ -191,9 +179,7 @@ func TestTracesOptions_Validate(t *testing.T) {
 	}{
 		"Off":         {reason: "tracing is off by default"},
 		"On":          {reason: "binds that the API server traces are traced", o: TracesOptions{Endpoint: "localhost:4317"}},
-		"All":         {reason: "every bind can be traced", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_000}},
 		"NoPort":      {reason: "the endpoint must have a port", o: TracesOptions{Endpoint: "localhost"}, says: "--tracing-endpoint: "},
-		"URL":         {reason: "the endpoint is not a URL", o: TracesOptions{Endpoint: "http://localhost:4317"}, says: "--tracing-endpoint: "},
 		"TooMuch":     {reason: "the rate must not exceed a million", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
 		"Negative":    {reason: "the rate must not be negative", o: TracesOptions{Endpoint: "localhost:4317", Rate: -1}, says: "--tracing-sampling-rate-per-million: "},
 		"RateForNone": {reason: "a rate requires an endpoint", o: TracesOptions{Rate: 1}, says: "--tracing-endpoint"},

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -87,30 +86,6 @@ func objectOf(t *testing.T, server client.Client, key string) *corev1.ConfigMap 
 	object := &corev1.ConfigMap{}
 	require.NoError(t, server.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: nameOf(key)}, object))
 	return object
-}
-
-// Two replicas write one record.
-func TestUpdate_LosesNoChange(t *testing.T) {
-	const each = 20
-	server := newServer(t)
-	stores := []*Store[string, *count]{open(server), open(server)}
-	var all sync.WaitGroup
-	errs := make(chan error, 2*each*len(stores))
-	for _, s := range stores {
-		for range 2 {
-			all.Go(func() {
-				for range each {
-					errs <- s.Update(t.Context(), "a", increment)
-				}
-			})
-		}
-	}
-	all.Wait()
-	close(errs)
-	for err := range errs {
-		require.NoError(t, err)
-	}
-	assert.Equal(t, 100+2*each*len(stores), numberOf(t, server), "the first record is from Missing")
 }
 
 // Another replica writes the record between the read and the write of an Update.

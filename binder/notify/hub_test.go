@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
-	fcache "k8s.io/client-go/tools/cache/testing"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
@@ -103,45 +102,6 @@ func TestHub_IsSafeForConcurrentUse(t *testing.T) {
 	}
 	group.Wait()
 	assert.Empty(t, h.subs)
-}
-
-// TestAttach runs a real informer. Additions, updates and deletions wake the subscription, and the
-// store already contains the change.
-func TestAttach(t *testing.T) {
-	source := fcache.NewFakeControllerSource()
-	informer := cache.NewSharedIndexInformer(source, &corev1.Pod{}, 0, nil)
-	h := NewHub()
-	require.NoError(t, h.Attach(&corev1.Pod{}, informer))
-	s := h.Subscribe(podA)
-	stop := make(chan struct{})
-	var group sync.WaitGroup
-	group.Go(func() { informer.Run(stop) })
-	defer group.Wait()
-	defer close(stop)
-	require.True(t, cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced))
-	assert.False(t, woken(s))
-
-	source.Add(gen.Pod("a", gen.UID("1")))
-	<-s.C()
-	held := func() *corev1.Pod {
-		o, exists, err := informer.GetStore().GetByKey("default/a")
-		require.NoError(t, err)
-		if !exists {
-			return nil
-		}
-		pod, ok := o.(*corev1.Pod)
-		require.True(t, ok)
-		return pod
-	}
-	assert.NotNil(t, held())
-
-	source.Modify(gen.Pod("a", gen.UID("1"), gen.Label("changed", "yes")))
-	<-s.C()
-	assert.Equal(t, "yes", held().Labels["changed"])
-
-	source.Delete(gen.Pod("a", gen.UID("1")))
-	<-s.C()
-	assert.Nil(t, held())
 }
 
 // handlers is an Informer that keeps its handler.

@@ -81,21 +81,3 @@ func TestTurns(t *testing.T) {
 		})
 	}
 }
-
-// BenchmarkSweep measures a sweep by the number of marks of one tenant. Another one has one mark.
-func BenchmarkSweep(b *testing.B) {
-	for _, size := range []int{1_000, 10_000} {
-		b.Run(fmt.Sprintf("marks=%d", size), func(b *testing.B) {
-			m := &marker{recordingWriter: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", size), tenantMarks("victim", 1))}
-			m.rollBack = func(context.Context, *framework.BindContext) error { return errScripted }
-			scene := newScene(m)
-			scene.podIs(nil)
-			s := scene.sweeper(livingReplicas{})
-			ctx := quiet(b)
-			for b.Loop() {
-				_ = s.sweep(ctx) // Every rollback fails.
-			}
-			b.ReportMetric(float64(scene.live.reads.Load())/float64(b.N), "reads/op")
-		})
-	}
-}

@@ -5,7 +5,6 @@ package nodeinfo
 
 import (
 	"maps"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -129,25 +128,20 @@ func TestCapacityType(t *testing.T) {
 		labels map[string]string
 		want   string
 	}{
-		"None":             {reason: "a node without the labels has no capacity type"},
-		"Karpenter":        {reason: "the value is not changed", labels: map[string]string{"karpenter.sh/capacity-type": "on-demand"}, want: "on-demand"},
-		"KarpenterReserve": {reason: "the value is not changed", labels: map[string]string{"karpenter.sh/capacity-type": "reserved"}, want: "reserved"},
-		"EKS":              {reason: "the value is in lower case", labels: map[string]string{"eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
-		"EKSOnDemand":      {reason: "an underscore becomes a dash", labels: map[string]string{"eks.amazonaws.com/capacityType": "ON_DEMAND"}, want: "on-demand"},
-		"EKSBlock":         {reason: "an unknown value is in lower case and has dashes", labels: map[string]string{"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, want: "capacity-block"},
-		"GKESpot":          {reason: "the label is a flag", labels: map[string]string{"cloud.google.com/gke-spot": "true"}, want: "spot"},
-		"GKENotSpot":       {reason: "a flag that is false is ignored", labels: map[string]string{"cloud.google.com/gke-spot": "false"}},
-		"GKEPreemptible":   {reason: "the label is a flag", labels: map[string]string{"cloud.google.com/gke-preemptible": "true"}, want: "preemptible"},
-		"GKEStandard":      {reason: "the value is a synonym", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard"}, want: "on-demand"},
-		"GKEFlagFirst":     {reason: "the flag has priority", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard", "cloud.google.com/gke-spot": "true"}, want: "spot"},
-		"GKEFlagFalse":     {reason: "the next label is used", labels: map[string]string{"cloud.google.com/gke-provisioning": "spot", "cloud.google.com/gke-preemptible": "false"}, want: "spot"},
-		"AKS":              {reason: "the value is not changed", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "spot"}, want: "spot"},
-		"AKSRegular":       {reason: "the value is a synonym", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "regular"}, want: "on-demand"},
-		"Lifecycle":        {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal"}, want: "on-demand"},
-		"LifecycleOld":     {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "Ec2Spot"}, want: "spot"},
-		"LifecycleOldToo":  {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "OnDemand"}, want: "on-demand"},
-		"Order":            {reason: "the label of the provisioner has priority", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal", "kubernetes.azure.com/scalesetpriority": "regular", "karpenter.sh/capacity-type": "spot"}, want: "spot"},
-		"EmptySkipped":     {reason: "an empty label is ignored", labels: map[string]string{"karpenter.sh/capacity-type": "", "eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
+		"None":           {reason: "a node without the labels has no capacity type"},
+		"Karpenter":      {reason: "the value is not changed", labels: map[string]string{"karpenter.sh/capacity-type": "on-demand"}, want: "on-demand"},
+		"EKS":            {reason: "the value is in lower case", labels: map[string]string{"eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
+		"GKESpot":        {reason: "the label is a flag", labels: map[string]string{"cloud.google.com/gke-spot": "true"}, want: "spot"},
+		"GKENotSpot":     {reason: "a flag that is false is ignored", labels: map[string]string{"cloud.google.com/gke-spot": "false"}},
+		"GKEPreemptible": {reason: "the label is a flag", labels: map[string]string{"cloud.google.com/gke-preemptible": "true"}, want: "preemptible"},
+		"GKEStandard":    {reason: "the value is a synonym", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard"}, want: "on-demand"},
+		"GKEFlagFirst":   {reason: "the flag has priority", labels: map[string]string{"cloud.google.com/gke-provisioning": "standard", "cloud.google.com/gke-spot": "true"}, want: "spot"},
+		"AKS":            {reason: "the value is not changed", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "spot"}, want: "spot"},
+		"AKSRegular":     {reason: "the value is a synonym", labels: map[string]string{"kubernetes.azure.com/scalesetpriority": "regular"}, want: "on-demand"},
+		"Lifecycle":      {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal"}, want: "on-demand"},
+		"LifecycleOld":   {reason: "the value is a synonym", labels: map[string]string{"node.kubernetes.io/lifecycle": "Ec2Spot"}, want: "spot"},
+		"Order":          {reason: "the label of the provisioner has priority", labels: map[string]string{"node.kubernetes.io/lifecycle": "normal", "kubernetes.azure.com/scalesetpriority": "regular", "karpenter.sh/capacity-type": "spot"}, want: "spot"},
+		"EmptySkipped":   {reason: "an empty label is ignored", labels: map[string]string{"karpenter.sh/capacity-type": "", "eks.amazonaws.com/capacityType": "SPOT"}, want: "spot"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -164,54 +158,5 @@ func TestFacts_ValidKeys(t *testing.T) {
 		assert.Empty(t, validation.IsQualifiedName("node-info.prebind.dev/"+f.key))
 		assert.False(t, seen[f.key], "%s is unique", f.key)
 		seen[f.key] = true
-	}
-}
-
-// FuzzMutate checks that the output is valid for a pod and deterministic, for any arguments and any node.
-func FuzzMutate(f *testing.F) {
-	f.Add("example.com/unit=u,serial", "serial", "x", "karpenter.sh/capacity-type", "SPOT", "10.0.0.1")
-	f.Add("", "", "", "beta.kubernetes.io/instance-type", "ON_DEMAND", "")
-	f.Add("os-image", "a", "b", "cloud.google.com/gke-spot", "true", ",")
-	f.Add("A.example/b=\xff", "ä", "\x00", "node.kubernetes.io/lifecycle", "\xffK\u0130", "\n")
-	f.Fuzz(func(t *testing.T, list, annotation, value, label, labelValue, address string) {
-		var entries []string
-		if list != "" {
-			entries = strings.Split(list, ",")
-		}
-		m, err := New(&Arguments{Annotations: entries})
-		if err != nil {
-			return
-		}
-		n := node(gen.Annotation(annotation, value), gen.Label(label, labelValue))
-		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
-		before := n.DeepCopy()
-		out, err := m.Mutate(mutators.Input{Node: n})
-		require.NoError(t, err)
-		for key := range out.Annotations {
-			assert.Empty(t, validation.IsQualifiedName("node-info.prebind.dev/"+key), "%q", key)
-		}
-		again, err := m.Mutate(mutators.Input{Node: n})
-		require.NoError(t, err)
-		assert.Equal(t, out, again)
-		assert.Equal(t, before, n, "the mutator does not change the node")
-		written := 0
-		for _, c := range m.copies {
-			if _, ok := out.Annotations[c.Key]; ok {
-				written++
-			}
-		}
-		assert.Equal(t, len(m.copies), written+len(out.Missing), "each annotation is copied or missing")
-	})
-}
-
-func BenchmarkMutate(b *testing.B) {
-	m, err := New(&Arguments{Annotations: []string{"example.com/unit"}})
-	require.NoError(b, err)
-	in := mutators.Input{Node: node(gen.Annotation("example.com/unit", "7"), gen.Label("karpenter.sh/capacity-type", "spot"))}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := m.Mutate(in); err != nil {
-			b.Fatal(err)
-		}
 	}
 }

@@ -197,13 +197,6 @@ func TestClients_Reload(t *testing.T) {
 	})
 }
 
-func TestShared_Required(t *testing.T) {
-	_, err := New(Options{}, Shared{})
-	require.ErrorContains(t, err, "Clock")
-	_, err = New(Options{}, Shared{Clock: clock.RealClock{}})
-	require.ErrorContains(t, err, "Metrics")
-}
-
 func shared(log *bytes.Buffer) Shared {
 	o := Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: NewMetrics()}
 	if log != nil {

@@ -4,8 +4,6 @@
 package certificates
 
 import (
-	"bytes"
-	"crypto/x509"
 	"fmt"
 	"strings"
 	"testing"
@@ -127,36 +125,6 @@ func TestManager_CertManager(t *testing.T) {
 		require.NoError(t, r.ready())
 		r.stop()
 	})
-}
-
-// TestManager_StaleCache checks that a replica with old caches does not undo a write of another replica.
-func TestManager_StaleCache(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, webhooks(nil))
-		r := w.start(times)
-		pass(time.Second)
-		behind := w.record()
-		w.setSecret(func(s *corev1.Secret) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, RotateAnnotation, "now") })
-		synctest.Wait()
-		ahead := w.config()
-		require.Len(t, injected(ahead), 2)
-
-		v := view{now: time.Now(), held: behind}
-		require.NoError(t, r.trust(t.Context(), v, ahead))
-		assert.Equal(t, ahead.Webhooks, w.config().Webhooks)
-		r.stop()
-	})
-}
-
-func TestInjected(t *testing.T) {
-	a, b := ca(t, 0), ca(t, 1)
-	both := append(bytes.Clone(a.certPEM), b.certPEM...)
-	assert.Empty(t, injected(nil))
-	assert.Empty(t, injected(webhooks()))
-	assert.Empty(t, injected(webhooks(nil)))
-	assert.Empty(t, injected(webhooks([]byte("x"), both)))
-	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, injected(webhooks(both)))
-	assert.Equal(t, []*x509.Certificate{b.cert}, injected(webhooks(both, b.certPEM)), "only CAs that are in every bundle count")
 }
 
 // expires is the recorded expiration time of the certificate.

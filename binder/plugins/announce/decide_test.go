@@ -63,34 +63,6 @@ func TestMayAnnounce(t *testing.T) {
 	}
 }
 
-func TestOwns(t *testing.T) {
-	mine, other := managerOf("r1-a"), managerOf("r2-b")
-	for name, tc := range map[string]struct {
-		reason     string
-		pod        *corev1.Pod
-		uid        types.UID
-		owns, last bool
-	}{
-		"Only":     {reason: "the field goes with this attempt", pod: nominatedPod("node-a", mine), owns: true, last: true},
-		"Shared":   {reason: "a later attempt keeps the field", pod: nominatedPod("node-a", mine, other), owns: true},
-		"Other":    {reason: "another attempt has set it", pod: nominatedPod("node-a", other)},
-		"Foreign":  {reason: "another client has set it since", pod: nominatedPod("node-b", "kube-scheduler")},
-		"Cleared":  {reason: "the API server keeps the entry when it clears the field with the bind", pod: nominatedPod("", mine)},
-		"Gone":     {reason: "the pod was deleted"},
-		"Replaced": {reason: "another pod has the name", pod: nominatedPod("node-a", mine), uid: "pod-2"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			uid := types.UID("pod-1")
-			if tc.uid != "" {
-				uid = tc.uid
-			}
-			owns, last := owns(tc.pod, uid, "r1-a")
-			assert.Equal(t, tc.owns, owns, tc.reason)
-			assert.Equal(t, tc.last, last, tc.reason)
-		})
-	}
-}
-
 // Users can write managedFields. Only an entry like that of a write of the plugin is one of the plugin.
 func TestOwnersOf_ForgedEntries(t *testing.T) {
 	for name, tc := range map[string]struct {

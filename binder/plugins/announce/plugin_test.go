@@ -188,32 +188,6 @@ func TestBindWaits_AnnouncesAfterAMoment(t *testing.T) {
 	})
 }
 
-func TestBindWaits_EndsWithoutCalls(t *testing.T) {
-	in(t, func(_ *testing.T, s *scene) {
-		bc := bind("r1-a", "node-a")
-		s.wait(bc)
-		s.pass(forget - 2*moment)
-		s.wait(bc)
-		s.pass(forget - 2*moment)
-		s.assertNominated("node-a", "the client has called again")
-		s.pass(2 * moment)
-		s.assertNominated("", "the client does not call any more")
-	})
-}
-
-func TestBindWaits_AnotherNode(t *testing.T) {
-	in(t, func(_ *testing.T, s *scene) {
-		s.wait(bind("r1-a", "node-a"))
-		second := bind("r1-b", "node-b")
-		s.wait(second)
-		s.assertNominated("node-b", "the scheduler has chosen another node")
-		s.end(bind("r1-a", "node-a"))
-		s.assertNominated("node-b", "the end of the first bind does not end the second one")
-		s.end(second)
-		s.assertNominated("", "the second bind has ended")
-	})
-}
-
 func TestBindWaits_Pinned(t *testing.T) {
 	in(t, func(t *testing.T, s *scene) {
 		bc := bind("r1-a", "node-a")
@@ -404,25 +378,6 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 		s.before = func() error { return nil }
 		s.rollBack(recovered())
 		s.assertNominated("", "the sweeper clears the field")
-	})
-}
-
-func TestEnd_WaitsForTheWrite(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
-		release := make(chan struct{})
-		s.before = func() error {
-			if s.applies == 1 {
-				<-release
-			}
-			return nil
-		}
-		bc := bind("r1-a", "node-a")
-		s.wait(bc)
-		s.end(bc)
-		assert.Equal(t, 1, s.applies, "the write is in progress")
-		close(release)
-		synctest.Wait()
-		s.assertNominated("", "the write that was in progress is undone")
 	})
 }
 

@@ -26,17 +26,14 @@ func TestValidate(t *testing.T) {
 		"Selector": {reason: "the line names the index and the field", change: func(a *Arguments) {
 			a.Agents = []Agent{{Namespace: "n", Selector: "a"}, {Namespace: "n", Selector: "a=b,,=c"}}
 		}, field: "agents[1].selector", says: `Invalid value: "a=b,,=c": must be a label selector for the pods of the agent`},
-		"NodeSelector":  {reason: "the line names the field", change: func(a *Arguments) { a.Agents = []Agent{{Namespace: "n", Selector: "a", NodeSelector: "=x"}} }, field: "agents[0].nodeSelector", says: `Invalid value: "=x": must be a label selector`},
-		"NoSelector":    {reason: "an empty selector would select all pods", change: func(a *Arguments) { a.Agents = []Agent{{Namespace: "n"}} }, field: "agents[0].selector", says: "must be a label selector for the pods of the agent"},
-		"NoNamespace":   {reason: "an agent has a namespace", change: func(a *Arguments) { a.Agents = []Agent{{Selector: "a"}} }, field: "agents[0].namespace", says: "must be the name of a namespace"},
-		"Pattern":       {reason: "patterns would not match", change: func(a *Arguments) { a.PassNamespaces = []string{"kube-*"} }, field: "passNamespaces[0]", says: `Invalid value: "kube-*": must be the name of a namespace`},
-		"Check":         {reason: "the line lists the checks", change: func(a *Arguments) { a.Checks = []string{"csi"} }, field: "checks[0]", says: `Unsupported value: "csi": supported values: "csi-drivers"`},
-		"Condition":     {reason: "a status is one of three", change: func(a *Arguments) { a.Conditions = []string{"Ready", "GPUReady=yes"} }, field: "conditions[1]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
-		"ConditionNot":  {reason: "a condition has one status", change: func(a *Arguments) { a.Conditions = []string{"Ready!=True"} }, field: "conditions[0]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
-		"TwoConditions": {reason: "each item is one condition", change: func(a *Arguments) { a.Conditions = []string{"A,B"} }, field: "conditions[0]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
-		"ConditionType": {reason: "a condition has a type", change: func(a *Arguments) { a.Conditions = []string{"=True"} }, field: "conditions[0]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
-		"Timeout":       {reason: "a wait takes time", change: func(a *Arguments) { a.Timeout.Duration = 0 }, field: "timeout", says: "Invalid value: \"0s\": must be positive"},
-		"MaxTimeout":    {reason: "the maximum includes the default", change: func(a *Arguments) { a.MaxTimeout.Duration = time.Minute }, field: "maxTimeout", says: "Invalid value: \"1m0s\": must be at least timeout (2m0s)"},
+		"NodeSelector": {reason: "the line names the field", change: func(a *Arguments) { a.Agents = []Agent{{Namespace: "n", Selector: "a", NodeSelector: "=x"}} }, field: "agents[0].nodeSelector", says: `Invalid value: "=x": must be a label selector`},
+		"NoSelector":   {reason: "an empty selector would select all pods", change: func(a *Arguments) { a.Agents = []Agent{{Namespace: "n"}} }, field: "agents[0].selector", says: "must be a label selector for the pods of the agent"},
+		"NoNamespace":  {reason: "an agent has a namespace", change: func(a *Arguments) { a.Agents = []Agent{{Selector: "a"}} }, field: "agents[0].namespace", says: "must be the name of a namespace"},
+		"Pattern":      {reason: "patterns would not match", change: func(a *Arguments) { a.PassNamespaces = []string{"kube-*"} }, field: "passNamespaces[0]", says: `Invalid value: "kube-*": must be the name of a namespace`},
+		"Check":        {reason: "the line lists the checks", change: func(a *Arguments) { a.Checks = []string{"csi"} }, field: "checks[0]", says: `Unsupported value: "csi": supported values: "csi-drivers"`},
+		"Condition":    {reason: "a status is one of three", change: func(a *Arguments) { a.Conditions = []string{"Ready", "GPUReady=yes"} }, field: "conditions[1]", says: `must be Type, Type=True, Type=False, or Type=Unknown`},
+		"Timeout":      {reason: "a wait takes time", change: func(a *Arguments) { a.Timeout.Duration = 0 }, field: "timeout", says: "Invalid value: \"0s\": must be positive"},
+		"MaxTimeout":   {reason: "the maximum includes the default", change: func(a *Arguments) { a.MaxTimeout.Duration = time.Minute }, field: "maxTimeout", says: "Invalid value: \"1m0s\": must be at least timeout (2m0s)"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -195,10 +195,8 @@ func TestPreFlight(t *testing.T) {
 		waits  string
 		object framework.Object
 	}{
-		"Nothing":  {reason: "the pod needs nothing"},
-		"EmptyDir": {reason: "other volumes need no driver", pod: []gen.PodOption{gen.EmptyDir("tmp")}},
+		"Nothing": {reason: "the pod needs nothing"},
 
-		"Bound":             {reason: "the driver is registered", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver()))},
 		"NotRegistered":     {reason: "the driver of a bound claim is not registered", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(), known), waits: waitsForDriver, object: framework.Object{Kind: "CSINode", Name: "node-a"}},
 		"NoCSINode":         {reason: "the node is new", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known), waits: waitsForDriver},
 		"EarlierNode":       {reason: "the CSINode belongs to a deleted node of this name", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, ownedByNode(csiNodeWith(theDriver()), "before"), known), waits: waitsForDriver},
@@ -207,19 +205,15 @@ func TestPreFlight(t *testing.T) {
 		"Twice":             {reason: "the message names a driver once", pod: []gen.PodOption{gen.UsesClaim("data"), gen.UsesClaim("more")}, objects: with(bound, known, gen.Claim("more", gen.BoundToVolume("pv-1"))), waits: waitsForDriver},
 		"OnlyOtherChecks":   {reason: "the check is off", args: only(defaults(), checkLimits), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known)},
 		"NoClaim":           {reason: "volumebinding handles missing claims", pod: []gen.PodOption{gen.UsesClaim("data")}},
-		"NoVolume":          {reason: "volumebinding handles missing volumes", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0]}},
 		"NotCSI":            {reason: "a local volume needs no driver", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], gen.Volume("pv-1")}},
 		"Provisioned":       {reason: "the class names a driver that exists", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(unbound, known), waits: waitsForDriver},
-		"ProvisionedHere":   {reason: "the driver is registered", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(unbound, known, csiNodeWith(theDriver()))},
 		"NoDriver":          {reason: "the provisioner never registers", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: unbound},
 		"NoClass":           {reason: "volumebinding handles missing classes", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{unbound[0], known}},
 		"Ephemeral":         {reason: "the claim does not exist yet", pod: []gen.PodOption{gen.EphemeralVolume("tmp", gen.OfClass("fast"))}, objects: []client.Object{unbound[1], known}, waits: waitsForDriver},
 		"EphemeralBound":    {reason: "the claim counts", pod: []gen.PodOption{gen.EphemeralVolume("tmp", gen.OfClass("slow"))}, objects: []client.Object{gen.Claim("web-tmp", gen.BoundToVolume("pv-1")), bound[1], known}, waits: waitsForDriver},
 		"Inline":            {reason: "an inline volume needs its driver", change: inline(driverName), objects: []client.Object{known}, waits: waitsForDriver},
 		"InlineUnknown":     {reason: "the name of the driver can be wrong", change: inline("typo.example.com"), waits: "CSI driver typo.example.com to register on the node (no CSIDriver object has this name)"},
-		"InlineRegistered":  {reason: "a driver does not need a CSIDriver object", change: inline(driverName), objects: []client.Object{csiNodeWith(theDriver())}},
 		"InTree":            {reason: "the node has migrated the plugin", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], inTree, gen.CSINode("node-a", "kubernetes.io/gce-pd"), gen.CSIDriver(gce, false)}, waits: "CSI driver " + gce + " to register on the node"},
-		"InTreeNewNode":     {reason: "the kubelet has not created the CSINode", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], inTree, gen.CSIDriver(gce, false)}, waits: "CSI driver " + gce + " to register on the node"},
 		"InTreeNotMigrated": {reason: "the node still runs the in-tree plugin", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], inTree, gen.CSINode("node-a", "")}},
 		"InTreeClass": {
 			reason: "the driver of the class replaces the plugin", pod: []gen.PodOption{gen.UsesClaim("data")},
@@ -247,9 +241,7 @@ func TestPreFlight(t *testing.T) {
 		},
 		"FullUnbound":     {reason: "a volume that does not exist yet needs room, too", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(unbound, csiNodeWith(theDriver(0))), waits: "room on the node for volumes of CSI driver csi.example.com (1 more, 0 attached, limit 0)"},
 		"AlreadyAttached": {reason: "the volume is attached to the node", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(1)), attached("a", "node-a", "pv-1"))},
-		"LoweredLimit":    {reason: "the pod needs no more room", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(0)), attached("a", "node-a", "pv-1"))},
 		"InlineNoRoom":    {reason: "inline volumes are not attached", change: inline(driverName), objects: []client.Object{csiNodeWith(theDriver(0))}},
-		"LimitsOff":       {reason: "the check is off", args: only(defaults(), checkDrivers), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(theDriver(0)))},
 
 		"AgentReady":       {reason: "the agent is ready", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "cni", true)}},
 		"AgentNotReady":    {reason: "the agent is starting", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "cni", false)}, waits: podOfAgent, object: framework.Object{Kind: "DaemonSet", Namespace: network, Name: "cni"}},
@@ -257,8 +249,6 @@ func TestPreFlight(t *testing.T) {
 		"AgentTerminating": {reason: "the agent ends", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "cni", true, gen.Terminating())}, waits: podOfAgent},
 		"AgentForged":      {reason: "the pod belongs to another DaemonSet", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "other", true)}, waits: podOfAgent},
 		"AgentUnlabelled":  {reason: "the DaemonSet is not an agent", args: withAgent(""), objects: []client.Object{func() client.Object { ds := daemon("cni"); ds.Spec.Template.Labels = nil; return ds }()}},
-		"AgentNone":        {reason: "no DaemonSet matches", args: withAgent("")},
-		"AgentOff":         {reason: "the check is off", args: only(withAgent(""), checkDrivers), objects: []client.Object{daemon("cni")}},
 		"AgentOtherNodes":  {reason: "the operator excludes the node", args: withAgent("pool=cpu"), objects: []client.Object{daemon("cni")}},
 		"AgentTheseNodes":  {reason: "the operator includes the node", args: withAgent("pool=gpu"), objects: []client.Object{daemon("cni")}, waits: podOfAgent},
 		"AgentNotSelected": {reason: "the DaemonSet does not run on the node", args: withAgent(""), objects: []client.Object{daemon("cni", func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{"pool": "cpu"} })}},
@@ -272,7 +262,6 @@ func TestPreFlight(t *testing.T) {
 		"Condition":        {reason: "the condition holds", args: withConditions("GPUReady"), node: theNode(reports("GPUReady", "True"))},
 		"ConditionFalse":   {reason: "the condition does not hold", args: withConditions("GPUReady"), node: theNode(reports("GPUReady", "False")), waits: `the node condition GPUReady to be True (it is False)`, object: framework.Object{Kind: "Node", Name: "node-a"}},
 		"ConditionMissing": {reason: "the condition is not reported", args: withConditions("Repair=False"), waits: "the node condition Repair to be False (it is not set)"},
-		"ConditionsOff":    {reason: "the check is off", args: only(withConditions("GPUReady"), checkAgents)},
 
 		"Resource":        {reason: "the node has enough", change: requests(gpu, "2"), node: theNode(offers(gpu, "2"))},
 		"ResourceMissing": {reason: "the device plugin is restarting", change: requests(gpu, "2"), waits: "extended resource gpu.example.com/card on the node (2 requested, 0 allocatable)", object: framework.Object{Kind: "Node", Name: "node-a"}},
@@ -294,7 +283,6 @@ func TestPreFlight(t *testing.T) {
 		},
 		"PassesMirror":  {reason: "a static pod is already running", pod: []gen.PodOption{gen.Annotation(corev1.MirrorPodAnnotationKey, "x")}, change: requests(gpu, "2")},
 		"PassesNode":    {reason: "the node depends on the pod", change: func(pod *corev1.Pod) { requests(gpu, "2")(pod); priority("system-node-critical")(pod) }},
-		"PassesCluster": {reason: "the cluster depends on the pod", change: func(pod *corev1.Pod) { requests(gpu, "2")(pod); priority("system-cluster-critical")(pod) }},
 		"PassesInvalid": {reason: "the pod does not wait", pod: []gen.PodOption{gen.InNamespace("kube-system"), gen.Annotation("node-ready.prebind.dev/timeout", "x")}},
 
 		"Several": {

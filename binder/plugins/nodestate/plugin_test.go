@@ -35,9 +35,7 @@ func TestPreFlight(t *testing.T) {
 		message     string
 		waits       string
 	}{
-		"Well":         {reason: "the node passes all checks"},
-		"WellExpected": {reason: "the node is as expected", node: theNode(label("driver", "550")), annotations: []gen.BindingOption{driver}},
-		"WellWait":     {reason: "a node that passes all checks needs no wait", annotations: []gen.BindingOption{wait}},
+		"Well": {reason: "the node passes all checks"},
 		"Cordoned": {
 			reason: "the node was cordoned after the decision", node: theNode(cordoned), want: framework.KindRefuse,
 			message: "Node node-a: expected the node to be schedulable, but it is cordoned" + advice,
@@ -50,16 +48,8 @@ func TestPreFlight(t *testing.T) {
 			reason: "the Binding requests a wait", node: theNode(label("driver", "535")), annotations: []gen.BindingOption{driver, wait},
 			waits: `the label driver to be "550" (it is "535")`,
 		},
-		"WaitsByPod": {
-			reason: "the pod requests a wait", pod: thePod(annotation("expect-conditions", "GPUReady"), wait),
-			waits: "the condition GPUReady to be True (it is not set)",
-		},
 		"WaitsForBase": {
 			reason: "the node can be uncordoned", node: theNode(cordoned), annotations: []gen.BindingOption{wait},
-			waits: "the node to be schedulable (it is cordoned)",
-		},
-		"WaitsStill": {
-			reason: "the limit has not passed", node: theNode(cordoned), annotations: []gen.BindingOption{wait}, waited: 29 * time.Second,
 			waits: "the node to be schedulable (it is cordoned)",
 		},
 		"WaitIsOver": {
@@ -70,8 +60,7 @@ func TestPreFlight(t *testing.T) {
 			reason: "waiting cannot help", node: theNode(terminating), annotations: []gen.BindingOption{wait},
 			want: framework.KindRefuse, message: "Node node-a: the node is being deleted; choose another node",
 		},
-		"Unreadable": {reason: "waiting cannot help", pod: wanting(term(expression("a", gt, "x"))), annotations: []gen.BindingOption{wait}, want: framework.KindRefuse},
-		"Invalid":    {reason: "annotations are validated first", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: framework.KindInvalid},
+		"Invalid": {reason: "annotations are validated first", node: theNode(cordoned), annotations: []gen.BindingOption{annotation("expcet", "a=b")}, want: framework.KindInvalid},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -136,29 +125,4 @@ func typicalNode() *corev1.Node {
 		reports("MemoryPressure", "False", ""), reports("DiskPressure", "False", ""), reports("PIDPressure", "False", ""),
 		label("zone", "z1"), label("node.kubernetes.io/instance-type", "m7.large"), taint("soft", "", preferNot),
 	)
-}
-
-func BenchmarkPreFlight(b *testing.B) {
-	selecting := typicalPod()
-	selecting.Spec.NodeSelector = map[string]string{"zone": "z1"}
-	cases := map[string]struct {
-		pod     *corev1.Pod
-		options []gen.BindingOption
-	}{
-		"Typical":      {pod: typicalPod()},
-		"NodeSelector": {pod: selecting},
-		"Expectations": {pod: typicalPod(), options: []gen.BindingOption{annotation("expect", "zone=z1,!maintenance"), annotation("expect-conditions", "DiskPressure!=True")}},
-	}
-	for name, tc := range cases {
-		b.Run(name, func(b *testing.B) {
-			p := pluginWithAll(b)
-			bc := contextFor(tc.pod, typicalNode(), tc.options...)
-			b.ReportAllocs()
-			for b.Loop() {
-				if verdict, err := p.PreFlight(bc); verdict.Wait.For != "" || err != nil {
-					b.Fatal(verdict, err)
-				}
-			}
-		})
-	}
 }
