@@ -47,10 +47,8 @@ test-unit: kustomize helm ## Run the unit tests with the race detector
 	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((e2e|faults|release)(/|$$)|bench$$)')
 	go test -timeout 10m ./test/simulation -seeds=500
 	cd client && go test -timeout 10m ./...
-	cd test/kwok && CGO_ENABLED=0 go test -trimpath -timeout 10m ./...
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
-	cd test/image && go test -count=1 -timeout 10m ./...
 
 # make test uses fixed seeds, so that its result does not depend on chance.
 .PHONY: simulate
@@ -199,7 +197,6 @@ lint: ## Run the linters and the prose check
 	cd test/csi && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/certmanager && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
-	cd test/image && $(TOOL) golangci-lint run ./...
 
 .PHONY: licenses
 licenses: ## Write bin/THIRD_PARTY_LICENSES: the licenses of all modules in the binary; fails if one is not accepted
@@ -269,7 +266,6 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	cd test/csi && go mod tidy -diff
 	cd test/certmanager && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
-	cd test/image && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
 		$(TOOL) kustomize build config/$$install >bin/_verify/install.yaml || exit 1; \
 	done
