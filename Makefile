@@ -158,7 +158,7 @@ fuzz: ## Run every fuzz target (FUZZTIME=1m: time per target; FUZZ=FuzzReview: o
 	done
 
 # The tests would also build these, but go test shows no progress. The first build of the control plane takes minutes, later ones
-# use a cache. If KUBEBUILDER_ASSETS is set, its binaries are used.
+# use a cache.
 .PHONY: size
 size: ## Count the lines of code, lines of tests and words of documentation
 	go run ./test/size

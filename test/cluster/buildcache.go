@@ -10,13 +10,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"time"
 )
 
 // cachedBuild returns the folder with the binary called name, built from the
-// source's package pkg. The directory is complete or does not exist, and no process removes it while this process lives.
+// source's package pkg. The folder is complete, and stays at least for unusedFor.
 func cachedBuild(ctx context.Context, progress io.Writer, s source, pkg, name string) (string, error) {
 	m, err := findModule(ctx, s)
 	if err != nil {
@@ -26,169 +24,88 @@ func cachedBuild(ctx context.Context, progress io.Writer, s source, pkg, name st
 	if err != nil {
 		return "", err
 	}
-	c := buildCache{dir: filepath.Join(root, s.cacheFolder())}
 	entry := m.hash
 	if pkg != "." {
 		entry += "-" + name
 	}
-	if err := c.hold(ctx, entry); err != nil {
-		return "", err
+	all := filepath.Join(root, s.cacheFolder())
+	dir := filepath.Join(all, entry)
+	if used(dir) {
+		return dir, nil
 	}
-	if c.has(entry) {
-		return c.path(entry), nil
-	}
-	build, err := c.waitLock(ctx, "build", func() {
-		say(progress, "another process is building %s: waiting for it", title(name))
+	lock, err := waitLock(ctx, filepath.Join(all, ".locks", "build"), func() {
+		say(progress, "another process is building %s: waiting for it", name)
 	})
 	if err != nil {
 		return "", err
 	}
-	defer build.release()
-	if c.has(entry) { // the other process built the very same
-		return c.path(entry), nil
+	defer lock.release()
+	if used(dir) { // the other process built the very same
+		return dir, nil
 	}
-	if err := c.fill(ctx, progress, m, entry, pkg, name); err != nil {
-		return "", err
-	}
-	c.prune(m.hash)
-	return c.path(entry), nil
+	prune(all)
+	return dir, m.fill(ctx, progress, pkg, name, dir)
 }
 
-// buildCache is a folder of builds, one folder each, named after what went into it.
-type buildCache struct{ dir string }
+// used reports whether the build exists, and sets the time of its last use.
+func used(dir string) bool {
+	now := time.Now()
+	return os.Chtimes(dir, now, now) == nil
+}
 
-func (c buildCache) path(entry string) string { return filepath.Join(c.dir, entry) }
+// unusedFor is how long builds stay after their last use. It is longer than any process that uses one.
+const unusedFor = 7 * 24 * time.Hour
 
-func (c buildCache) has(entry string) bool {
-	_, err := os.Stat(c.path(entry))
-	return err == nil
+// prune removes the builds that nobody uses. What cannot be removed is left for the next time.
+func prune(all string) {
+	entries, err := filepath.Glob(filepath.Join(all, "[^.]*"))
+	if err != nil {
+		return
+	}
+	for _, dir := range entries {
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > unusedFor {
+			_ = os.RemoveAll(dir)
+		}
+	}
 }
 
 // fill builds into a folder of another name and renames that, so that no one
 // ever sees half a build.
-func (c buildCache) fill(ctx context.Context, progress io.Writer, m module, entry, pkg, name string) error {
-	unfinished := filepath.Join(c.dir, ".unfinished")
+func (m module) fill(ctx context.Context, progress io.Writer, pkg, name, dir string) error {
+	unfinished := filepath.Join(filepath.Dir(dir), ".unfinished")
 	if err := os.RemoveAll(unfinished); err != nil {
 		return fmt.Errorf("remove an unfinished build: %w", err)
 	}
 	if err := os.MkdirAll(unfinished, 0o755); err != nil {
 		return fmt.Errorf("make the cache folder: %w", err)
 	}
-	if err := m.build(ctx, progress, pkg, title(name), executable(unfinished, name)); err != nil {
+	if err := m.build(ctx, progress, pkg, filepath.Join(unfinished, name)); err != nil {
 		return errors.Join(err, os.RemoveAll(unfinished))
 	}
 	for _, component := range contents[name] {
-		if err := link(executable(unfinished, name), executable(unfinished, component)); err != nil {
-			return err
+		if err := os.Symlink(name, filepath.Join(unfinished, component)); err != nil {
+			return fmt.Errorf("link %s to %s: %w", component, name, err)
 		}
 	}
-	if err := os.Rename(unfinished, c.path(entry)); err != nil {
+	if err := os.Rename(unfinished, dir); err != nil {
 		return fmt.Errorf("put the build in its place: %w", err)
 	}
 	return nil
 }
 
-// title is what people call the binary.
-func title(name string) string {
-	switch name {
-	case multiplexer:
-		return "the control plane"
-	case versioned:
-		return "Kubernetes"
-	case Kwok, CertManager:
-		return name
-	case csiDriver:
-		return "the CSI driver"
-	case csiProvisioner:
-		return "external-provisioner"
-	default:
-		return "the test provisioner"
+// build compiles the nested module's package pkg into the file output.
+func (m module) build(ctx context.Context, progress io.Writer, pkg, output string) error {
+	start, name := time.Now(), filepath.Base(output)
+	say(progress, "building %s (%s) from Go modules: this happens once and takes some minutes", name, m.version)
+	cmd := m.goCommand(ctx, "build", "-modfile="+m.modFile(), "-trimpath", "-ldflags", m.ldflags(), "-o", output, pkg)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s in %s (go needs its module proxy for this, once): %w\n%s", name, m.dir, errors.Join(context.Cause(ctx), err), out)
 	}
-}
-
-// link gives the file a second name in the same folder.
-func link(target, name string) error {
-	if os.Symlink(filepath.Base(target), name) == nil {
-		return nil
-	}
-	// Windows grants symbolic links to administrators only.
-	if err := os.Link(target, name); err != nil {
-		return fmt.Errorf("link %s to %s: %w", name, target, err)
-	}
+	say(progress, "built %s in %s", name, time.Since(start).Round(time.Second))
 	return nil
 }
 
-// prune removes the builds of other sources than hash stands for, unless somebody
-// holds them. It is a courtesy to the disk, so what cannot be removed is left for
-// the next time.
-func (c buildCache) prune(hash string) {
-	entries, err := os.ReadDir(c.dir)
-	if err != nil {
-		return
-	}
-	for _, entry := range entries {
-		if !entry.IsDir() || entry.Name() == locksDir || strings.HasPrefix(entry.Name(), hash) {
-			continue
-		}
-		lock, err := tryLock(c.lockPath(entry.Name()), false)
-		if err != nil {
-			continue // a process uses it
-		}
-		_ = os.RemoveAll(c.path(entry.Name()))
-		lock.release()
-	}
-}
-
-const locksDir = "locks"
-
-func (c buildCache) lockPath(name string) string {
-	return filepath.Join(c.dir, locksDir, name)
-}
-
-// held are the shared locks of this process on the builds that it uses. They are
-// kept on purpose until it ends: a component may be restarted at any time.
-var held = struct {
-	sync.Mutex
-	locks map[string]*fileLock
-}{locks: map[string]*fileLock{}}
-
-// hold keeps the entry, which need not exist yet, from being pruned.
-func (c buildCache) hold(ctx context.Context, entry string) error {
-	held.Lock()
-	defer held.Unlock()
-	path := c.lockPath(entry)
-	if held.locks[path] != nil {
-		return nil
-	}
-	lock, err := c.poll(ctx, path, true, func() {})
-	if err != nil {
-		return err
-	}
-	held.locks[path] = lock
-	return nil
-}
-
-// waitLock takes an exclusive lock, and calls waiting once if that takes time.
-func (c buildCache) waitLock(ctx context.Context, name string, waiting func()) (*fileLock, error) {
-	return c.poll(ctx, c.lockPath(name), false, waiting)
-}
-
-// poll asks for the lock again and again: unlike a blocking call, that can be
-// given up when ctx ends.
-func (c buildCache) poll(ctx context.Context, path string, shared bool, waiting func()) (*fileLock, error) {
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		lock, err := tryLock(path, shared)
-		if !errors.Is(err, errLocked) {
-			return lock, err
-		}
-		waiting()
-		waiting = func() {}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the lock %s: %w", path, ctx.Err())
-		case <-tick.C:
-		}
-	}
+// say writes a line for a human. Nothing depends on whether it can be written.
+func say(w io.Writer, format string, args ...any) {
+	_, _ = fmt.Fprintf(w, format+"\n", args...)
 }

@@ -56,5 +56,5 @@ func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Proces
 // certManager returns the path of the binary, and builds it unless it is cached.
 func certManager(ctx context.Context, progress io.Writer) (string, error) {
 	dir, err := cachedBuild(ctx, progress, certManagerSource, ".", CertManager)
-	return executable(dir, CertManager), err
+	return filepath.Join(dir, CertManager), err
 }

@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -18,6 +19,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 )
 
@@ -29,9 +31,10 @@ const (
 	Backdated = 2 * time.Hour
 )
 
-// authority signs every certificate of one cluster: it is the client CA, the
-// serving CA, and the signer of the certificates API.
-type authority struct {
+// pki is the authority that signs every certificate of one cluster: it is the client CA, the serving CA, and the signer of the
+// certificates API. Its files are for the components to read.
+type pki struct {
+	dir  string
 	cert *x509.Certificate
 	key  crypto.Signer
 	pem  []byte
@@ -40,144 +43,83 @@ type authority struct {
 // pair is a certificate and its key, both PEM.
 type pair struct{ cert, key []byte }
 
-func newAuthority(name string) (*authority, error) {
-	key, err := newKey()
-	if err != nil {
-		return nil, err
-	}
-	template, err := newTemplate(pkix.Name{CommonName: name})
-	if err != nil {
-		return nil, err
-	}
-	template.IsCA, template.BasicConstraintsValid = true, true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("make the certificate authority: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("make the certificate authority: %w", err)
-	}
-	return &authority{cert: cert, key: key, pem: encodeCert(der)}, nil
-}
-
-// client makes a certificate that the API server takes for the user.
-func (a *authority) client(user string, groups ...string) (pair, error) {
-	return a.issue(pkix.Name{CommonName: user, Organization: groups}, x509.ExtKeyUsageClientAuth, nil, nil)
-}
-
-// serving makes a certificate for a server on the loopback address and under the
-// names given.
-func (a *authority) serving(name string, dnsNames []string, ips ...net.IP) (pair, error) {
-	return a.issue(pkix.Name{CommonName: name}, x509.ExtKeyUsageServerAuth,
-		append([]string{"localhost"}, dnsNames...), append([]net.IP{net.ParseIP(loopback)}, ips...))
-}
-
-func (a *authority) issue(subject pkix.Name, usage x509.ExtKeyUsage, dnsNames []string, ips []net.IP) (pair, error) {
-	key, err := newKey()
-	if err != nil {
-		return pair{}, err
-	}
-	template, err := newTemplate(subject)
-	if err != nil {
-		return pair{}, err
-	}
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{usage}
-	template.DNSNames, template.IPAddresses = dnsNames, ips
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
-		return pair{}, fmt.Errorf("sign the certificate of %s: %w", subject.CommonName, err)
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		return pair{}, fmt.Errorf("encode the key of %s: %w", subject.CommonName, err)
-	}
-	return pair{cert: encodeCert(der), key: keyPEM}, nil
-}
-
-func newKey() (*ecdsa.PrivateKey, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
-	}
-	return key, nil
-}
-
-func newTemplate(subject pkix.Name) (*x509.Certificate, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return nil, fmt.Errorf("make a serial number: %w", err)
-	}
-	now := time.Now()
-	return &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      subject,
-		NotBefore:    now.Add(-Backdated),
-		NotAfter:     now.Add(certLife),
-	}, nil
-}
-
-func encodeCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-// pki is a cluster's certificates and keys as files, for the components to read.
-type pki struct {
-	*authority
-	dir string
-}
-
 // newPKI makes the authority and the key that signs service account tokens.
 func newPKI(dir string) (*pki, error) {
-	ca, err := newAuthority("prebind-test-cluster")
+	key, caKey, err := newKey()
 	if err != nil {
 		return nil, err
 	}
-	caKey, err := keyutil.MarshalPrivateKeyToPEM(ca.key)
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "prebind-test-cluster", NotBefore: time.Now().Add(-Backdated)}, key)
 	if err != nil {
-		return nil, fmt.Errorf("encode the authority's key: %w", err)
+		return nil, fmt.Errorf("make the certificate authority: %w", err)
 	}
-	key, err := newKey()
+	token, tokenKey, err := newKey()
 	if err != nil {
 		return nil, err
 	}
-	tokenKey, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		return nil, fmt.Errorf("encode the service account key: %w", err)
-	}
-	tokenPublic, err := x509.MarshalPKIXPublicKey(key.Public())
+	tokenPublic, err := x509.MarshalPKIXPublicKey(token.Public())
 	if err != nil {
 		return nil, fmt.Errorf("encode the service account key: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for certificates: %w", err)
 	}
-	p := &pki{authority: ca, dir: dir}
-	for name, content := range map[string][]byte{
-		"ca.crt":              ca.pem,
-		"ca.key":              caKey,
-		"service-account.key": tokenKey,
-		"service-account.pub": pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: tokenPublic}),
-	} {
-		if err := p.write(name, content); err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
+	p := &pki{dir: dir, cert: ca, key: key, pem: encode("CERTIFICATE", ca.Raw)}
+	return p, errors.Join(
+		p.write("ca.crt", p.pem), p.write("ca.key", caKey),
+		p.write("service-account.key", tokenKey), p.write("service-account.pub", encode("PUBLIC KEY", tokenPublic)),
+	)
 }
 
-// writeServing makes a serving certificate: NAME.crt and NAME.key.
+// client makes a certificate that the API server takes for the user.
+func (p *pki) client(user string, groups ...string) (pair, error) {
+	return p.issue(&x509.Certificate{
+		Subject: pkix.Name{CommonName: user, Organization: groups}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+}
+
+// writeServing makes a certificate for a server on the loopback address and under the names given: NAME.crt and NAME.key.
 func (p *pki) writeServing(name string, dnsNames []string, ips ...net.IP) error {
-	serving, err := p.serving(name, dnsNames, ips...)
+	serving, err := p.issue(&x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: append(dnsNames, "localhost"), IPAddresses: append(ips, net.ParseIP(loopback)),
+	})
 	if err != nil {
 		return err
 	}
-	if err := p.write(name+".crt", serving.cert); err != nil {
-		return err
+	return errors.Join(p.write(name+".crt", serving.cert), p.write(name+".key", serving.key))
+}
+
+// issue completes and signs the certificate.
+func (p *pki) issue(template *x509.Certificate) (pair, error) {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return pair{}, err
 	}
-	return p.write(name+".key", serving.key)
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)); err != nil {
+		return pair{}, fmt.Errorf("make a serial number: %w", err)
+	}
+	now := time.Now()
+	template.NotBefore, template.NotAfter, template.KeyUsage = now.Add(-Backdated), now.Add(certLife), x509.KeyUsageDigitalSignature
+	der, err := x509.CreateCertificate(rand.Reader, template, p.cert, key.Public(), p.key)
+	if err != nil {
+		return pair{}, fmt.Errorf("sign the certificate of %s: %w", template.Subject.CommonName, err)
+	}
+	return pair{cert: encode("CERTIFICATE", der), key: keyPEM}, nil
+}
+
+// newKey makes a key, and returns it also in PEM.
+func newKey() (crypto.Signer, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a key: %w", err)
+	}
+	encoded, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return key, encoded, err
+}
+
+func encode(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
 func (p *pki) write(name string, content []byte) error {

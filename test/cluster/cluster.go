@@ -23,7 +23,7 @@ import (
 // goroutines.
 type Cluster struct {
 	o         Options
-	assets    Assets
+	assets    assets
 	dir       string
 	temporary bool // dir is ours to remove
 
@@ -53,7 +53,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
 	o = o.complete()
-	assets, err := o.assets(ctx)
+	assets, err := binaries(ctx, o.Out, o.Kwok)
 	if err != nil {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
@@ -73,17 +73,6 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	return c, nil
 }
 
-func (o Options) assets(ctx context.Context) (Assets, error) {
-	if o.Assets != nil {
-		return *o.Assets, o.Assets.check(o.components()...)
-	}
-	assets, err := binaries(ctx, o.Out, o.Kubernetes, !o.WithoutProvisioner, o.Kwok)
-	if err != nil {
-		return Assets{}, err
-	}
-	return assets, assets.check(o.components()...)
-}
-
 func (c *Cluster) start(ctx context.Context) error {
 	if err := c.prepare(ctx); err != nil {
 		return err
@@ -91,7 +80,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	for _, component := range c.o.components() {
 		process, err := NewProcess(ProcessOptions{
 			Name:    component,
-			Path:    c.assets.path(component),
+			Path:    c.assets[component],
 			Args:    c.args(component),
 			LogFile: c.file(filepath.Join("logs", component+".log")),
 			Health:  c.health(component),
@@ -181,7 +170,7 @@ func (c *Cluster) shutdown() error {
 	if c.reserved != nil {
 		c.reserved.release()
 	}
-	if c.temporary && !c.o.KeepDir {
+	if c.temporary {
 		errs = append(errs, os.RemoveAll(c.dir))
 	}
 	return errors.Join(errs...)
@@ -222,7 +211,7 @@ func (c *Cluster) URL(component string) string { return c.url(component) }
 // Kubectl returns a kubectl command with the rights of Config, which ends when
 // ctx does. It sees nothing of the user's own kubectl settings.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, c.assets.Kubectl, args...)
+	cmd := exec.CommandContext(ctx, c.assets[Kubectl], args...)
 	// By environment and not by flag: kubectl takes no flags before the name of
 	// a plugin.
 	cmd.Env = append(os.Environ(),

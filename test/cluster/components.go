@@ -5,9 +5,7 @@ package cluster
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 )
 
 // serviceRange is where Services get their ClusterIP from, and apiServiceIP is
@@ -84,7 +82,7 @@ func (c *Cluster) apiServerArgs() []string {
 	if c.o.WebhookClient != "" {
 		out = append(out, "--admission-control-config-file="+c.file(admissionConfigFile))
 	}
-	return append(append(out, c.servingArgs(APIServer)...), c.featureGates()...)
+	return append(out, c.servingArgs(APIServer)...)
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
@@ -103,12 +101,12 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--profiling=false",
 	}
 	out = append(out, "--kubeconfig="+c.kubeconfigs[ControllerManager])
-	return slices.Concat(out, c.delegationArgs(ControllerManager), c.servingArgs(ControllerManager), c.featureGates())
+	return slices.Concat(out, c.delegationArgs(ControllerManager), c.servingArgs(ControllerManager))
 }
 
 func (c *Cluster) schedulerArgs() []string {
 	out := []string{"--config=" + c.file(schedulerConfigFile)} // which names its kubeconfig
-	return slices.Concat(out, c.delegationArgs(Scheduler), c.servingArgs(Scheduler), c.featureGates())
+	return slices.Concat(out, c.delegationArgs(Scheduler), c.servingArgs(Scheduler))
 }
 
 func (c *Cluster) provisionerArgs() []string {
@@ -137,15 +135,4 @@ func (c *Cluster) servingArgs(component string) []string {
 		"--tls-cert-file=" + c.pki.file(component+".crt"),
 		"--tls-private-key-file=" + c.pki.file(component+".key"),
 	}
-}
-
-func (c *Cluster) featureGates() []string {
-	if len(c.o.FeatureGates) == 0 {
-		return nil
-	}
-	var gates []string
-	for _, name := range slices.Sorted(maps.Keys(c.o.FeatureGates)) {
-		gates = append(gates, fmt.Sprintf("%s=%t", name, c.o.FeatureGates[name]))
-	}
-	return []string{"--feature-gates=" + strings.Join(gates, ",")}
 }

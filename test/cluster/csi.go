@@ -176,9 +176,9 @@ func csiBinaries(ctx context.Context, progress io.Writer) (driver, provisioner s
 	if err != nil {
 		return "", "", err
 	}
-	driver = executable(dir, csiDriver)
+	driver = filepath.Join(dir, csiDriver)
 	dir, err = cachedBuild(ctx, progress, csiProvisionerSource, csiProvisionerPackage, csiProvisioner)
-	return driver, executable(dir, csiProvisioner), err
+	return driver, filepath.Join(dir, csiProvisioner), err
 }
 
 // prepareCSI grants the permissions that external-provisioner documents, and creates the CSIDriver.

@@ -9,7 +9,7 @@
 // ([Options.Kwok]).
 //
 // [Start] starts one. The first time on a machine it builds the binaries from Go
-// modules (see [Binaries]), which takes minutes; later starts take seconds.
+// modules (see [Build]), which takes minutes; later starts take seconds.
 // Several control planes can run at once, in one process or in many. Whatever
 // this package starts ends with the process that started it, even on kill -9.
 //

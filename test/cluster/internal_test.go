@@ -45,28 +45,3 @@ func TestFingerprint(t *testing.T) {
 	assert.NotEqual(t, second, write("sub/a.go", "package sub // other"))
 	assert.Equal(t, second, write("sub/a.go", "package sub"))
 }
-
-// TestCacheKeepsWhatIsUsed: a process removes a cached build only if no other process uses it.
-func TestCacheKeepsWhatIsUsed(t *testing.T) {
-	c := buildCache{dir: t.TempDir()}
-	for _, entry := range []string{"used", "unused", "current-too"} {
-		require.NoError(t, os.Mkdir(c.path(entry), 0o755))
-	}
-	require.NoError(t, c.hold(t.Context(), "used"))
-	require.NoError(t, c.hold(t.Context(), "used"), "twice is as good as once")
-	c.prune("current")
-	assert.True(t, c.has("used"))
-	assert.False(t, c.has("unused"))
-	assert.True(t, c.has("current-too"), "the same sources built for another use")
-
-	waited := false
-	lock, err := c.waitLock(t.Context(), "build", func() { waited = true })
-	require.NoError(t, err)
-	_, err = tryLock(c.lockPath("build"), false)
-	require.ErrorIs(t, err, errLocked)
-	lock.release()
-	second, err := tryLock(c.lockPath("build"), false)
-	require.NoError(t, err)
-	second.release()
-	assert.False(t, waited)
-}

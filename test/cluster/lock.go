@@ -4,10 +4,13 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
+	"time"
 )
 
 // errLocked is what tryLock returns while somebody else holds the lock.
@@ -18,8 +21,8 @@ var errLocked = errors.New("locked by another process")
 type fileLock struct{ file *os.File }
 
 // tryLock takes the lock on the file at path, which it makes if need be, without
-// waiting. A shared lock goes together with other shared ones only.
-func tryLock(path string, shared bool) (*fileLock, error) {
+// waiting.
+func tryLock(path string) (*fileLock, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make a folder for locks: %w", err)
 	}
@@ -27,17 +30,33 @@ func tryLock(path string, shared bool) (*fileLock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock file: %w", err)
 	}
-	if err := lockFile(file, shared); err != nil {
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = file.Close()
-		return nil, err
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errLocked
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return &fileLock{file: file}, nil
 }
 
+// waitLock takes the lock, and calls waiting if another process holds it. Unlike a blocking call, it ends with ctx.
+func waitLock(ctx context.Context, path string, waiting func()) (*fileLock, error) {
+	lock, err := tryLock(path)
+	if errors.Is(err, errLocked) {
+		waiting()
+	}
+	for errors.Is(err, errLocked) {
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the lock %s: %w", path, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+		lock, err = tryLock(path)
+	}
+	return lock, err
+}
+
 // release frees the lock. The file stays: removing it would let two processes
 // hold locks on two files of the same name.
-func (l *fileLock) release() {
-	if l != nil {
-		_ = l.file.Close()
-	}
-}
+func (l *fileLock) release() { _ = l.file.Close() }

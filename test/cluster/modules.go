@@ -94,7 +94,7 @@ func (s source) find() (string, error) {
 		}
 	}
 	return "", fmt.Errorf("find the sources of %s: no test/%s/go.mod here or above: "+
-		"run from inside a checkout of the repository, or set KUBEBUILDER_ASSETS to a folder with the binaries", s.folder, s.folder)
+		"run from inside a checkout of the repository", s.folder, s.folder)
 }
 
 // versionIn returns the version to build from the source in dir.
@@ -148,7 +148,8 @@ func (m module) env() []string {
 func (m module) goCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir, cmd.Env = m.dir, m.env()
-	interruptOnCancel(cmd)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = stopGrace
 	return cmd
 }
 

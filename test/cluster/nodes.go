@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -11,15 +12,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 )
 
 // RackLabel is the label of nodes for the rack that they are in: a fact about a
@@ -168,50 +164,28 @@ func createNode(ctx context.Context, client kubernetes.Interface, node *corev1.N
 	return nil
 }
 
-// waitSchedulable watches until none of the nodes has the not-ready taint.
+// waitSchedulable waits until none of the nodes has the not-ready taint.
 func waitSchedulable(ctx context.Context, client kubernetes.Interface, nodes []*corev1.Node) error {
 	waiting := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
 		waiting[node.Name] = true
 	}
-	if len(waiting) == 0 {
-		return nil
-	}
-	selector := fields.Everything()
-	if len(nodes) == 1 {
-		selector = fields.OneTermEqualSelector("metadata.name", nodes[0].Name)
-	}
-	api := client.CoreV1().Nodes()
-	source := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector.String()
-			return api.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector.String()
-			return api.Watch(ctx, o)
-		},
-	}
-	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
-		node, ok := event.Object.(*corev1.Node)
-		if !ok || !waiting[node.Name] {
-			return false, nil
+	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
 		}
-		if event.Type == watch.Deleted {
-			return false, apierrors.NewNotFound(corev1.Resource("nodes"), node.Name)
-		}
-		if !hasTaint(node, corev1.TaintNodeNotReady) {
-			delete(waiting, node.Name)
+		for _, node := range list.Items {
+			if !hasTaint(&node, corev1.TaintNodeNotReady) {
+				delete(waiting, node.Name)
+			}
 		}
 		return len(waiting) == 0, nil
 	})
-	if err == nil {
-		return nil
+	if err != nil {
+		return fmt.Errorf("wait until the not-ready taint is gone from %d of %d nodes: %w", len(waiting), len(nodes), cmp.Or(context.Cause(ctx), err))
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause
-	}
-	return fmt.Errorf("wait until the not-ready taint is gone from %d of %d nodes: %w", len(waiting), len(nodes), err)
+	return nil
 }
 
 func hasTaint(node *corev1.Node, key string) bool {

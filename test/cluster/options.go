@@ -51,14 +51,8 @@ type Options struct {
 	// Dir holds data, certificates and logs. Empty is a temporary folder,
 	// which Stop removes; a folder that is given here stays.
 	Dir string
-	// KeepDir leaves the temporary folder in place at Stop.
-	KeepDir bool
 	// Out gets lines about the progress, for a human; nil is nowhere.
 	Out io.Writer
-	// Kubernetes is the minor version of the control plane, such as 1.34, see [Binaries].
-	Kubernetes string
-	// Assets are the binaries to run; nil is those of [Binaries] for the version.
-	Assets *Assets
 	// SchedulerConfig is a KubeSchedulerConfiguration in YAML; nil is
 	// [DefaultSchedulerConfig]. How to reach the API server and leader election
 	// are set by this package in any case.
@@ -66,9 +60,6 @@ type Options struct {
 	// ExtraArgs are added to the arguments of a component, such as
 	// {Scheduler: {"--v=4"}}, and win over those that this package gives.
 	ExtraArgs map[string][]string
-	// FeatureGates are switched on or off in kube-apiserver, kube-scheduler and
-	// kube-controller-manager.
-	FeatureGates map[string]bool
 	// Audit has the API server log each Binding, see [Cluster.AuditEvents].
 	Audit bool
 	// WebhookClient is the user of the client certificate with which the API server calls webhooks. The CA in
@@ -76,10 +67,6 @@ type Options struct {
 	WebhookClient string
 	// WithoutScheduler leaves kube-scheduler out.
 	WithoutScheduler bool
-	// WithoutControllerManager leaves kube-controller-manager out. There are no
-	// service accounts then, nodes keep their not-ready taint, and volumes never
-	// bind.
-	WithoutControllerManager bool
 	// WithoutProvisioner leaves the test provisioner out.
 	WithoutProvisioner bool
 	// Kwok adds kwok, which acts as the kubelet of all nodes: bound pods become Running and Ready, pods of Jobs complete, and
@@ -117,10 +104,7 @@ func (o Options) validate() error {
 
 // components are those that run, in the order to start them in.
 func (o Options) components() []string {
-	out := []string{Etcd, APIServer}
-	if !o.WithoutControllerManager {
-		out = append(out, ControllerManager)
-	}
+	out := []string{Etcd, APIServer, ControllerManager}
 	if !o.WithoutScheduler {
 		out = append(out, Scheduler)
 	}

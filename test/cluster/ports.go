@@ -48,7 +48,7 @@ func (p *ports) reserve(ctx context.Context) (int, error) {
 	defer p.mu.Unlock()
 	for range attempts {
 		port := firstPort + rand.IntN(lastPort-firstPort+1)
-		lock, err := tryLock(filepath.Join(p.dir, strconv.Itoa(port)), false)
+		lock, err := tryLock(filepath.Join(p.dir, strconv.Itoa(port)))
 		if errors.Is(err, errLocked) {
 			continue
 		}

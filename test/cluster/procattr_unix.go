@@ -6,7 +6,6 @@
 package cluster
 
 import (
-	"os"
 	"os/exec"
 	"syscall"
 )
@@ -18,12 +17,3 @@ import (
 func detach(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
-
-// interruptOnCancel asks the command to end when its context does.
-func interruptOnCancel(cmd *exec.Cmd) {
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = stopGrace
-}
-
-// resume continues a process that SIGSTOP has stopped.
-func resume(p *os.Process) { _ = p.Signal(syscall.SIGCONT) }

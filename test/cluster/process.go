@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -214,8 +215,23 @@ func (p *Process) Err() error {
 	return fmt.Errorf("%s ended by itself: %w; the end of its log:\n%s", p.o.Name, exitError(p.run.err), p.Tail(tailLines))
 }
 
-// Tail returns the last n lines of the log, or why it cannot be read.
-func (p *Process) Tail(n int) string { return tail(p.o.LogFile, n) }
+// tailLines is how much of a log goes into an error or a dump.
+const tailLines = 30
+
+// Tail returns the last n lines of the log, of at most 256 KiB, or why it cannot be read.
+func (p *Process) Tail(n int) string {
+	const most = 256 << 10
+	info, err := os.Stat(p.o.LogFile)
+	if err == nil && !info.Mode().IsRegular() {
+		return "(no log: not a file)"
+	}
+	content, err := os.ReadFile(p.o.LogFile)
+	if err != nil {
+		return fmt.Sprintf("(no log: %v)", err)
+	}
+	lines := strings.Split(strings.TrimRight(string(content[max(0, len(content)-most):]), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
 
 func (p *Process) current() *run {
 	p.mu.Lock()
@@ -247,9 +263,9 @@ func (p *Process) end(sig os.Signal) error {
 	r.asked = true
 	p.mu.Unlock()
 	// A stopped process (SIGSTOP) would not see anything but a kill.
-	resume(r.cmd.Process)
+	_ = r.cmd.Process.Signal(syscall.SIGCONT)
 	if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		_ = r.cmd.Process.Kill() // Windows has no other signal
+		return fmt.Errorf("signal %s: %w", p.o.Name, err)
 	}
 	select {
 	case <-r.exited:

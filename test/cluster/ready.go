@@ -124,28 +124,9 @@ func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
 
 // waitUsable waits for what controllers make after a start.
 func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) error {
-	exists := func(get func(context.Context) error) error {
-		return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-			err := get(ctx)
-			if apierrors.IsNotFound(err) {
-				return false, nil
-			}
-			return err == nil, err
-		})
-	}
-	err := exists(func(ctx context.Context) error {
-		_, err := client.CoreV1().Namespaces().Get(ctx, corev1.NamespaceDefault, metav1.GetOptions{})
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("wait for the namespace %s: %w", corev1.NamespaceDefault, err)
-	}
-	if c.o.WithoutControllerManager {
-		return nil
-	}
-	err = exists(func(ctx context.Context) error {
+	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		_, err := client.CoreV1().ServiceAccounts(corev1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
-		return err
+		return err == nil, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait for the service account default/default: %w", err)

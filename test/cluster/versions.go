@@ -4,10 +4,7 @@
 package cluster
 
 import (
-	"cmp"
-	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,16 +52,11 @@ func versions() (byDefault string, all []string, err error) {
 	return byDefault, all, nil
 }
 
-// selectVersion returns the source of the version, or of that in [VersionEnv] if it is empty, and whether it needs one: the
-// default version does not.
-func selectVersion(version string) (s source, needed bool, err error) {
-	version = cmp.Or(version, os.Getenv(VersionEnv))
+// selectVersion returns the source of the version in [VersionEnv], and whether it needs one: the default version does not.
+func selectVersion() (s source, needed bool, err error) {
+	version := os.Getenv(VersionEnv)
 	if version == "" {
 		return source{}, false, nil
-	}
-	if os.Getenv(AssetsEnv) != "" {
-		return source{}, false, fmt.Errorf("select Kubernetes %s: %s is set, and its folder contains one version: unset %s or %s",
-			version, AssetsEnv, AssetsEnv, VersionEnv)
 	}
 	byDefault, all, err := versions()
 	if err != nil {
@@ -75,16 +67,4 @@ func selectVersion(version string) (s source, needed bool, err error) {
 			version, VersionEnv, strings.Join(all, ", "))
 	}
 	return versionSource(version), version != byDefault, nil
-}
-
-// replace sets the paths of the components that are built from the other version.
-func (a *Assets) replace(ctx context.Context, progress io.Writer, other source) error {
-	dir, err := cachedBuild(ctx, progress, other, ".", versioned)
-	if err != nil {
-		return err
-	}
-	a.APIServer = executable(dir, APIServer)
-	a.ControllerManager = executable(dir, ControllerManager)
-	a.Scheduler = executable(dir, Scheduler)
-	return nil
 }

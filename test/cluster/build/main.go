@@ -24,6 +24,5 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	_, err := cluster.Binaries(ctx, os.Stdout, "")
-	return err
+	return cluster.Build(ctx, os.Stdout)
 }
