@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
-	"slices"
 	"strings"
 	"time"
 
@@ -43,11 +42,10 @@ func debugHandler(o DebugOptions) http.Handler {
 		if all == nil {
 			all = []work.InFlight{}
 		}
-		writeJSON(w, all, nil)
-	})
-	mux.HandleFunc("GET /debug/plugins", func(w http.ResponseWriter, _ *http.Request) {
-		all, err := components(o.Config.PrebindConfiguration)
-		writeJSON(w, all, err)
+		w.Header().Set("Content-Type", "application/json")
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		_ = encoder.Encode(all) // An error means that the client has disconnected.
 	})
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
 		encoded, err := o.Config.Encode()
@@ -56,7 +54,7 @@ func debugHandler(o DebugOptions) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/yaml")
-		fmt.Fprintf(w, "# The configuration from flags and file. hash: %s\n%s", o.Config.Hash, encoded)
+		fmt.Fprintf(w, "# The configuration from flags and file. hash: %s\n# %s\n%s", o.Config.Hash, o.Config.Summary(), encoded)
 	})
 	mux.HandleFunc("PUT /debug/flags/v", setLevel)
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
@@ -79,41 +77,4 @@ func setLevel(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fmt.Fprintln(w, done)
-}
-
-// component is a mutator or PreBind plugin in /debug/plugins. Its JSON is stable.
-type component struct {
-	Name string `json:"name"`
-	// Type is "mutator" or "PreBind", as in 'prebind plugins'.
-	Type string `json:"type"`
-	On   bool   `json:"on"`
-}
-
-// components returns everything that is compiled in, in the order in which it runs.
-func components(c *v1alpha1.PrebindConfiguration) ([]component, error) {
-	var all []component
-	add := func(kind string, registered []v1alpha1.Component, on []string) {
-		for _, r := range registered {
-			all = append(all, component{Name: r.Name, Type: kind, On: slices.Contains(on, r.Name)})
-		}
-	}
-	mutators, err := c.SelectedMutators()
-	if err != nil {
-		return nil, err
-	}
-	plugins, err := c.SelectedPlugins()
-	add("mutator", c.Registered().Mutators, mutators)
-	add("PreBind", c.Registered().Plugins, plugins)
-	return all, err
-}
-
-func writeJSON(w http.ResponseWriter, value any, err error) {
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(value) // An error means that the client has disconnected.
 }

@@ -104,9 +104,6 @@ func Default(r Registered) *PrebindConfiguration {
 	return c
 }
 
-// Registered returns the argument of Default.
-func (c *PrebindConfiguration) Registered() Registered { return c.registered }
-
 // Registered are the mutators and PreBind plugins that a configuration can switch on, in
 // the order in which they run.
 type Registered struct{ Mutators, Plugins []Component }

@@ -120,7 +120,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 	fs = sets.FlagSet("Observability")
 	fs.StringVar(&o.debugAddress, "debug-bind-address", o.debugAddress,
-		"Loopback address and port, such as 127.0.0.1:6060, of /debug/attempts, /debug/plugins, /debug/config, /debug/pprof and /debug/flags/v (HTTP). Empty disables them.")
+		"Loopback address and port, such as 127.0.0.1:6060, of /debug/attempts, /debug/config, /debug/pprof and /debug/flags/v (HTTP). Empty disables them.")
 	o.tracing.AddFlags(fs)
 	o.certificates.AddFlags(sets.FlagSet("Certificates"))
 
