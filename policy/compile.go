@@ -61,7 +61,7 @@ type Compiled struct {
 	broken error
 
 	match       matcher
-	conditions  []condition
+	conditions  []rule
 	resources   map[string]*declared
 	variables   map[string]*expression
 	validations []rule
@@ -71,12 +71,6 @@ type Compiled struct {
 
 	reads    []*Resource
 	warnings []v1alpha1.ExpressionWarning
-}
-
-// condition is a matchCondition.
-type condition struct {
-	name string
-	*expression
 }
 
 // rule is an expression that must be true.
@@ -230,7 +224,7 @@ func (c *compiler) compile() {
 	c.compileNames()
 	for i, m := range spec.MatchConditions {
 		field := fmt.Sprintf("spec.matchConditions[%d].expression", i)
-		c.out.conditions = append(c.out.conditions, condition{name: m.Name, expression: c.expression(field, m.Expression, returnsBool)})
+		c.out.conditions = append(c.out.conditions, rule{path: "spec.matchConditions[" + m.Name + "]", expression: c.expression(field, m.Expression, returnsBool)})
 	}
 	for i, v := range spec.Validations {
 		field := fmt.Sprintf("spec.validations[%d]", i)

@@ -111,27 +111,27 @@ func newScope() (*scope, error) {
 }
 
 // declare adds a field of a struct type.
-func (s *scope) declare(of *types.Type, field string, t *types.Type) {
-	s.structs[of.TypeName()][field] = t
+func (sc *scope) declare(of *types.Type, field string, t *types.Type) {
+	sc.structs[of.TypeName()][field] = t
 }
 
 // FindStructType implements types.Provider.
-func (s *scope) FindStructType(name string) (*types.Type, bool) {
-	if _, ok := s.structs[name]; ok {
+func (sc *scope) FindStructType(name string) (*types.Type, bool) {
+	if _, ok := sc.structs[name]; ok {
 		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
 	}
 	if t, ok := schema.ByName(name); ok {
 		return types.NewTypeTypeWithParam(t.CEL()), true
 	}
-	return s.Provider.FindStructType(name)
+	return sc.Provider.FindStructType(name)
 }
 
 // FindStructFieldNames implements types.Provider.
-func (s *scope) FindStructFieldNames(string) ([]string, bool) { return nil, false }
+func (sc *scope) FindStructFieldNames(string) ([]string, bool) { return nil, false }
 
 // FindStructFieldType implements types.Provider.
-func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
-	if fields, ok := s.structs[name]; ok {
+func (sc *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
+	if fields, ok := sc.structs[name]; ok {
 		t, ok := fields[field]
 		if !ok {
 			return nil, false
@@ -145,7 +145,7 @@ func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool)
 		}
 		return &types.FieldType{Type: f.Type.CEL()}, true
 	}
-	return s.Provider.FindStructFieldType(name, field)
+	return sc.Provider.FindStructFieldType(name, field)
 }
 
 // returns are the types of the results of an expression, with their names. None means any.
@@ -187,8 +187,8 @@ type expression struct {
 }
 
 // check parses an expression and checks its type. The text is the problem, or empty.
-func (s *scope) check(source string, want returns) (ast *cel.Ast, text string) {
-	ast, issues := s.env.Compile(source)
+func (sc *scope) check(source string, want returns) (ast *cel.Ast, text string) {
+	ast, issues := sc.env.Compile(source)
 	if issues.Err() != nil {
 		return nil, textOf(issues)
 	}

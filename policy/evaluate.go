@@ -117,34 +117,33 @@ func (e *evaluation) matches() (bool, error) {
 	if e.policy.broken != nil {
 		return false, e.policy.broken
 	}
-	var failed error
-	for _, m := range e.policy.conditions {
-		ok, err := evalAs[types.Bool](e, m.expression)
-		if err == nil && !bool(ok) {
-			return false, nil
-		}
-		if err != nil && failed == nil {
-			failed = &ruleError{rule: "spec.matchConditions[" + m.name + "]", err: err}
-		}
-	}
-	return failed == nil, failed
+	no, err := e.firstFalse(e.policy.conditions)
+	return no == nil && err == nil, err
 }
 
-// validate evaluates the validations. Each decides for itself, as in a ValidatingAdmissionPolicy. It returns the first error if none is false.
+// validate evaluates the validations. Each decides for itself, as in a ValidatingAdmissionPolicy.
 func (e *evaluation) validate() error {
+	v, err := e.firstFalse(e.policy.validations)
+	if v != nil {
+		e.result.Verdict, e.result.Rule, e.result.Message = Rejected, v.path, e.message(v, "failed expression: "+v.source)
+	}
+	return err
+}
+
+// firstFalse returns the first rule that is false. It returns the first error if none is false.
+func (e *evaluation) firstFalse(rules []rule) (*rule, error) {
 	var failed error
-	for i := range e.policy.validations {
-		v := &e.policy.validations[i]
-		ok, err := evalAs[types.Bool](e, v.expression)
-		if err == nil && !bool(ok) {
-			e.result.Verdict, e.result.Rule, e.result.Message = Rejected, v.path, e.message(v, "failed expression: "+v.source)
-			return nil
-		}
-		if err != nil && failed == nil {
-			failed = &ruleError{rule: v.path, err: err}
+	for i := range rules {
+		r := &rules[i]
+		ok, err := evalAs[types.Bool](e, r.expression)
+		switch {
+		case err != nil && failed == nil:
+			failed = &ruleError{rule: r.path, err: err}
+		case err == nil && !bool(ok):
+			return r, nil
 		}
 	}
-	return failed
+	return nil, failed
 }
 
 // wait evaluates all waits.

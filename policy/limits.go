@@ -190,7 +190,7 @@ func lengthOf(list ref.Val) int {
 	return 0
 }
 
-// implementations returns the implementations of the functions with a limit, by the ID of the overload or the name of the function.
+// implementations returns the implementations of the functions with a limit, by name. They select the overload by the arguments.
 func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
 	all := map[string]*functions.Overload{}
 	for name := range checks {
@@ -203,7 +203,9 @@ func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
 			return nil, err
 		}
 		for _, b := range bindings {
-			all[b.Operator] = b
+			if b.Operator == name {
+				all[name] = b
+			}
 		}
 	}
 	return all, nil
@@ -221,25 +223,19 @@ func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV
 		if !ok {
 			return i, nil
 		}
-		implementation, ok := all[call.OverloadID()]
-		if !ok {
-			implementation = all[name]
-		}
 		return interpreter.NewCall(call.ID(), name, call.OverloadID(), call.Args(), func(args ...ref.Val) ref.Val {
 			if err := check(args); err != nil {
 				return types.NewErr("%s: %v", strings.Trim(name, "_"), err)
 			}
-			return invoke(name, implementation, args)
+			return invoke(all[name], args)
 		}), nil
 	}
 }
 
 // invoke calls the implementation, as CEL does.
-func invoke(name string, f *functions.Overload, args []ref.Val) ref.Val {
-	if f.OperandTrait != 0 && !args[0].Type().HasTrait(f.OperandTrait) {
-		return types.NewErr("no such overload: %s", name)
-	}
+func invoke(f *functions.Overload, args []ref.Val) ref.Val {
 	switch {
+	case f.OperandTrait != 0 && !args[0].Type().HasTrait(f.OperandTrait):
 	case len(args) == 1 && f.Unary != nil:
 		return f.Unary(args[0])
 	case len(args) == 2 && f.Binary != nil:
@@ -247,7 +243,7 @@ func invoke(name string, f *functions.Overload, args []ref.Val) ref.Val {
 	case f.Function != nil:
 		return f.Function(args...)
 	}
-	return types.NewErr("no such overload: %s", name)
+	return types.NewErr("no such overload: %s", f.Operator)
 }
 
 // scalarSize is the size of a number or another small value as text.

@@ -19,7 +19,6 @@ import (
 
 // Functions cannot make large strings or lists, and fail before they use the memory.
 func TestEvaluate_ResultLimit(t *testing.T) {
-	const replace = ".replace('a', 'aaaaaaaaaa')"
 	cases := map[string]struct {
 		reason, expression, message string
 	}{

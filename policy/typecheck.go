@@ -70,8 +70,8 @@ const (
 
 // convert returns the type of unstructured values with the schema. Strings have no format: their values are not
 // converted. The type is dyn if the schema allows fields that it does not describe.
-func (o *scope) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
-	if s == nil || depth > maxSchemaDepth || len(o.structs) > maxSchemaObjects {
+func (sc *scope) convert(name string, s *spec.Schema, resource bool, depth int) *types.Type {
+	if s == nil || depth > maxSchemaDepth || len(sc.structs) > maxSchemaObjects {
 		return types.DynType
 	}
 	k := openapi.Schema{Schema: s}
@@ -79,7 +79,7 @@ func (o *scope) convert(name string, s *spec.Schema, resource bool, depth int) *
 		return types.DynType
 	}
 	if len(s.Type) == 0 && len(s.AllOf) == 1 {
-		return o.convert(name, &s.AllOf[0], resource, depth+1)
+		return sc.convert(name, &s.AllOf[0], resource, depth+1)
 	}
 	if len(s.Type) != 1 {
 		return types.DynType
@@ -97,31 +97,31 @@ func (o *scope) convert(name string, s *spec.Schema, resource bool, depth int) *
 		if s.Items == nil {
 			return types.NewListType(types.DynType)
 		}
-		return types.NewListType(o.convert(name+"[]", s.Items.Schema, false, depth+1))
+		return types.NewListType(sc.convert(name+"[]", s.Items.Schema, false, depth+1))
 	case "object":
-		return o.object(name, s, resource || k.IsXEmbeddedResource(), depth)
+		return sc.object(name, s, resource || k.IsXEmbeddedResource(), depth)
 	}
 	return types.DynType
 }
 
-func (o *scope) object(name string, s *spec.Schema, resource bool, depth int) *types.Type {
+func (sc *scope) object(name string, s *spec.Schema, resource bool, depth int) *types.Type {
 	a := s.AdditionalProperties
 	switch {
 	case len(s.Properties) > 0 && (a == nil || !a.Allows && a.Schema == nil):
 	case len(s.Properties) > 0:
 		return types.DynType
 	case a != nil && a.Schema != nil:
-		return types.NewMapType(types.StringType, o.convert(name+"{}", a.Schema, false, depth+1))
+		return types.NewMapType(types.StringType, sc.convert(name+"{}", a.Schema, false, depth+1))
 	default:
 		return types.DynType
 	}
-	if _, ok := o.structs[name]; ok {
+	if _, ok := sc.structs[name]; ok {
 		return types.NewObjectType(name)
 	}
 	fields := make(map[string]*types.Type, len(s.Properties))
-	o.structs[name] = fields
+	sc.structs[name] = fields
 	for field, property := range s.Properties {
-		fields[field] = o.convert(name+"."+field, &property, false, depth+1)
+		fields[field] = sc.convert(name+"."+field, &property, false, depth+1)
 	}
 	if resource {
 		fields["apiVersion"], fields["kind"] = types.StringType, types.StringType

@@ -83,23 +83,14 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 		}
 		o.Run = selected
 	}
-	if !o.cleanup {
-		if err := o.Validate(); err != nil {
-			return cli.Usage(err)
-		}
+	if o.cleanup {
+		return o.removeRuns(ctx, out)
+	}
+	if err := o.Validate(); err != nil {
+		return cli.Usage(err)
 	}
 	config, _, err := o.client.Config()
 	if err != nil {
-		return err
-	}
-	if o.cleanup {
-		runs, err := conformance.Cleanup(ctx, config, o.Options)
-		for _, run := range runs {
-			fmt.Fprintln(out, "run", run)
-		}
-		if err == nil {
-			fmt.Fprintf(out, "Runs removed: %d\n", len(runs))
-		}
 		return err
 	}
 	report, err := conformance.Run(ctx, config, o.Options)
@@ -110,6 +101,22 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	return outcome(report)
+}
+
+// removeRuns removes the objects of earlier runs.
+func (o *conformanceOptions) removeRuns(ctx context.Context, out io.Writer) error {
+	client, err := o.client.Connect()
+	if err != nil {
+		return err
+	}
+	runs, err := conformance.Cleanup(ctx, client, o.NamespacePrefix)
+	for _, run := range runs {
+		fmt.Fprintln(out, "run", run)
+	}
+	if err == nil {
+		fmt.Fprintf(out, "Runs removed: %d\n", len(runs))
+	}
+	return err
 }
 
 // Exit codes of conformance; a wrong command line has another one.

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 )
 
@@ -151,15 +150,7 @@ func earlier(ctx context.Context, client kubernetes.Interface, prefix string) ([
 
 // Cleanup removes the objects of all runs with the namespace prefix, also of runs in progress, and returns the names of
 // their namespaces.
-func Cleanup(ctx context.Context, config *rest.Config, o Options) ([]string, error) {
-	client, err := kubernetes.NewForConfig(adjust(config))
-	if err != nil {
-		return nil, fmt.Errorf("setting up a client: %w", err)
-	}
-	return cleanup(ctx, client, o.NamespacePrefix)
-}
-
-func cleanup(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
+func Cleanup(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
 	runs, err := earlier(ctx, client, prefix)
 	errs := []error{err}
 	for _, run := range runs {

@@ -131,14 +131,14 @@ func TestFinish(t *testing.T) {
 // TestCleanup checks that --cleanup removes the runs with the prefix.
 func TestCleanup(t *testing.T) {
 	client := fakeapi.NewClientset(append(leftBy("prebind-conformance-a"), append(leftBy("prebind-conformance-b"), leftBy("ci-c")...)...)...)
-	runs, err := cleanup(t.Context(), client, "prebind-conformance-")
+	runs, err := Cleanup(t.Context(), client, "prebind-conformance-")
 	require.NoError(t, err)
 	assert.Equal(t, []string{"prebind-conformance-a", "prebind-conformance-b"}, runs)
 	assert.ElementsMatch(t, []string{"label kept", "label kept", "label kept", "driver kept", "driver kept", "driver kept",
 		"label " + releaseLabel("ci-c", "wait"), "driver ci-c", "namespace ci-c"}, left(t, client), "the run with another prefix stays")
 
 	client = fakeapi.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-own"}})
-	runs, err = cleanup(t.Context(), client, "prebind-conformance-")
+	runs, err = Cleanup(t.Context(), client, "prebind-conformance-")
 	require.NoError(t, err)
 	assert.Empty(t, runs, "a namespace without the label is not of a run")
 }
