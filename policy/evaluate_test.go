@@ -346,17 +346,6 @@ func TestEvaluate_WrongObject(t *testing.T) {
 	assert.Contains(t, r.Message, "unexpected Go type")
 }
 
-// An unstructured object of a built-in kind has the same fields as a typed one.
-func TestEvaluate_UnstructuredBuiltIn(t *testing.T) {
-	o := world()
-	o.resources["csinode"] = []client.Object{&unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{"name": "node-1"}, "spec": map[string]any{"drivers": []any{map[string]any{"name": "a"}}},
-	}}}
-	r, err := compile(t, declared+validation("resources.csinode.spec.drivers[0].name == 'a'")).Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
-	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
-}
-
 func TestEvaluate_NoBinding(t *testing.T) {
 	s, o := subject(), world()
 	s.Binding = nil

@@ -14,7 +14,6 @@ import (
 	"github.com/google/cel-go/common/types/traits"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -262,17 +261,10 @@ func (e *evaluation) resource(resource string) ref.Val {
 
 // value returns the CEL value of an object of the resource. Custom resources are unstructured.
 func (d *declared) value(o client.Object) ref.Val {
-	u, ok := o.(*unstructured.Unstructured)
-	switch {
-	case d.typed != nil && ok:
-		typed := d.typed.New()
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
-			return types.WrapErr(fmt.Errorf("%s: %w", d.Path, err))
-		}
-		return d.typed.Value(typed)
-	case d.typed != nil:
+	if d.typed != nil {
 		return d.typed.Value(o)
-	case ok:
+	}
+	if u, ok := o.(*unstructured.Unstructured); ok {
 		return schema.Adapter{}.NativeToValue(u.Object)
 	}
 	return types.NewErr("%s: unexpected Go type %T", d.Path, o)

@@ -196,9 +196,6 @@ func nameOf(t reflect.Type) string {
 // CEL returns the type for CEL's type checker.
 func (t *Type) CEL() *types.Type { return t.cel }
 
-// New returns a pointer to a new Go value of the type.
-func (t *Type) New() any { return reflect.New(t.of).Interface() }
-
 // Field returns the field with the name, which may be escaped as in CEL.
 func (t *Type) Field(name string) (*Field, bool) {
 	f, ok := t.fields[name]

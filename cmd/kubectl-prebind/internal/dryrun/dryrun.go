@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,7 +42,7 @@ func Explain(ctx context.Context, config *rest.Config, pod *corev1.Pod, node str
 	asks := map[string]string{webhook.ExplainAnnotation: "true"}
 	maps.Copy(asks, annotations)
 	answer := Answer{Err: Post(ctx, client, Binding(pod, node, asks), DryRun)}
-	for _, w := range warnings.list {
+	for _, w := range *warnings {
 		x, err := webhook.DecodeExplanation(w)
 		switch {
 		case err != nil:
@@ -77,16 +76,11 @@ func Binding(pod *corev1.Pod, node string, annotations map[string]string) *corev
 }
 
 // warningList collects the API server's warnings of one request.
-type warningList struct {
-	mu   sync.Mutex
-	list []string
-}
+type warningList []string
 
 // HandleWarningHeaderWithContext implements rest.WarningHandlerWithContext.
 func (l *warningList) HandleWarningHeaderWithContext(_ context.Context, code int, _, text string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if code == 299 && text != "" {
-		l.list = append(l.list, text)
+		*l = append(*l, text)
 	}
 }
