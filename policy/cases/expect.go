@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/prebind/prebind/policy"
 )
 
@@ -19,29 +21,26 @@ func (e *Expectation) differences(got *policy.Result) []string {
 	report := func(field, want, have string) {
 		all = append(all, fmt.Sprintf("BindPolicy %s: %s\n  expected: %s\n  got:      %s", got.Policy, field, want, have))
 	}
-	differ := func(field, want, have string) { report(field, strconv.Quote(want), strconv.Quote(have)) }
 	if e.Verdict != got.Verdict {
 		report("verdict", string(e.Verdict), describe(got))
 		return all // The other fields depend on the verdict.
 	}
-	if e.Message != nil && *e.Message != got.Message {
-		differ("message", *e.Message, got.Message)
+	text := func(field string, equal bool, want, have string) {
+		if !equal {
+			report(field, strconv.Quote(want), strconv.Quote(have))
+		}
 	}
-	if !strings.Contains(got.Message, e.MessageContains) {
-		differ("messageContains", e.MessageContains, got.Message)
+	values := func(field string, want, have map[string]string) {
+		if want != nil && !maps.Equal(want, have) {
+			report(field, show(want, have, "missing"), show(have, want, "not expected"))
+		}
 	}
-	if e.Rule != nil && *e.Rule != got.Rule {
-		differ("rule", *e.Rule, got.Rule)
-	}
-	if e.Annotations != nil && !maps.Equal(e.Annotations, got.Annotations) {
-		report("annotations", show(e.Annotations, got.Annotations, "missing"), show(got.Annotations, e.Annotations, "not expected"))
-	}
-	if e.Labels != nil && !maps.Equal(e.Labels, got.Labels) {
-		report("labels", show(e.Labels, got.Labels, "missing"), show(got.Labels, e.Labels, "not expected"))
-	}
-	if e.Waived != nil && !slices.Equal(e.Waived, got.Waived) {
-		differ("waived", strings.Join(e.Waived, ", "), strings.Join(got.Waived, ", "))
-	}
+	text("message", e.Message == nil || *e.Message == got.Message, ptr.Deref(e.Message, ""), got.Message)
+	text("messageContains", strings.Contains(got.Message, e.MessageContains), e.MessageContains, got.Message)
+	text("rule", e.Rule == nil || *e.Rule == got.Rule, ptr.Deref(e.Rule, ""), got.Rule)
+	values("annotations", e.Annotations, got.Annotations)
+	values("labels", e.Labels, got.Labels)
+	text("waived", e.Waived == nil || slices.Equal(e.Waived, got.Waived), strings.Join(e.Waived, ", "), strings.Join(got.Waived, ", "))
 	return all
 }
 

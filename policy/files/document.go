@@ -32,9 +32,8 @@ type Document struct {
 	// Object has the types of JSON. It is nil if the document is not valid YAML.
 	Object map[string]any
 
-	content []byte
-	node    *yaml.Node
-	line    int
+	node *yaml.Node
+	line int
 }
 
 // Kind returns the kind of the object. Parts that the document lacks are empty.
@@ -53,7 +52,11 @@ func (d *Document) Name() string {
 // DecodeStrict decodes the object. Each unknown field is a strict error with its path. If the object
 // cannot be decoded, err is the reason.
 func (d *Document) DecodeStrict(into any) (strict []error, err error) {
-	return kjson.UnmarshalStrict(d.content, into)
+	content, err := json.Marshal(d.Object)
+	if err != nil {
+		return nil, err
+	}
+	return kjson.UnmarshalStrict(content, into)
 }
 
 // At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the
@@ -279,7 +282,11 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 		return nil, fail(located(err, line))
 	}
 	first := root.Content[0].Line + line - 1
-	d, err := newDocument(file, encoded, root.Content[0], line)
+	var object map[string]any
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(encoded, &object); err != nil {
+		return nil, fail(first, errors.New("not a Kubernetes object"))
+	}
+	d, err := newDocument(file, object, root.Content[0], line)
 	if err != nil {
 		return nil, fail(first, err)
 	}
@@ -294,11 +301,8 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 		if node == nil { // A merge key adds the items.
 			node = &yaml.Node{Line: d.node.Line}
 		}
-		encoded, err := json.Marshal(item)
-		if err != nil {
-			return nil, fail(first, err)
-		}
-		d, err := newDocument(file, encoded, node, line)
+		object, _ := item.(map[string]any)
+		d, err := newDocument(file, object, node, line)
 		if err != nil {
 			return nil, fail(first, fmt.Errorf("items[%d]: %w", i, err))
 		}
@@ -307,12 +311,9 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 	return all, nil
 }
 
-// newDocument returns the document with the content, which is JSON. The lines of the node count from the line of the file.
-func newDocument(file string, content []byte, node *yaml.Node, line int) (*Document, error) {
-	d := &Document{File: file, content: content, node: node, line: line}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(content, &d.Object); err != nil {
-		return nil, errors.New("not a Kubernetes object")
-	}
+// newDocument returns the document with the object. The lines of the node count from the line of the file.
+func newDocument(file string, object map[string]any, node *yaml.Node, line int) (*Document, error) {
+	d := &Document{File: file, Object: object, node: node, line: line}
 	if kind := d.Kind(); kind.Kind == "" || kind.Version == "" {
 		return nil, errors.New("not a Kubernetes object: apiVersion and kind are required")
 	}
