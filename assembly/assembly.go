@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
@@ -157,8 +158,10 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		return chain, nil, nil
 	}
 	v := a.o.Manager.views[""]
-	err = a.watch(ctx, v, userMutator(claims.Name), claimed.Watches()...)
-	return chain, claimed.New(v, a.o.Manager.GetAPIReader()).Devices, err
+	err = a.watch(ctx, v, userMutator(claims.Name), &resourcev1.ResourceClaim{})
+	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
+		return claimed.Devices(ctx, v, a.o.Manager.GetAPIReader(), pod)
+	}, err
 }
 
 // plugins builds the plugins that are on.

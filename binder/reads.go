@@ -118,7 +118,7 @@ func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...c
 	}
 	options := client.ListOptions{}
 	options.ApplyOptions(opts)
-	s.to.Add(notify.AllOfList(into, options.Namespace))
+	s.to.Add(notify.RefTo(into, options.Namespace, ""))
 	return s.Reader.List(ctx, into, opts...)
 }
 

@@ -25,24 +25,13 @@ import (
 // Kind is the kind of claims. A cluster may not serve it.
 var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 
-// Watches returns the kinds that the cached reader must hold.
-func Watches() []client.Object { return []client.Object{&resourcev1.ResourceClaim{}} }
-
-// Reader finds the devices of pods. It is safe for concurrent use.
-type Reader struct {
-	cached, live client.Reader
-}
-
-// New returns a Reader. It reads a claim live if the cached one has no allocation or no
-// reservation for the pod, because the cache may lack a new allocation.
-func New(cached, live client.Reader) *Reader { return &Reader{cached: cached, live: live} }
-
 // Devices returns the devices that the claims of the pod are allocated, in the order of
 // the pod's claims and of their requests. A device's Request is the name of the claim in
 // the pod, a dot, and the name of the request in the claim, as in gpus.large. The error
 // names the claims that cannot be read or have no allocation. Devices returns the devices
-// of the other claims also with an error.
-func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Device, error) {
+// of the other claims also with an error. It reads a claim live if the cached one has no
+// allocation or no reservation for the pod, because the cache may lack a new allocation.
+func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) ([]mutators.Device, error) {
 	var devices []mutators.Device
 	var errs []error
 	for i := range pod.Spec.ResourceClaims {
@@ -53,7 +42,7 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Devic
 		}
 		var claim *resourcev1.ResourceClaim
 		if err == nil {
-			claim, err = r.allocated(ctx, pod, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
+			claim, err = allocated(ctx, cached, live, pod, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("claim %q of the pod: %w", ref.Name, err))
@@ -69,15 +58,15 @@ func (r *Reader) Devices(ctx context.Context, pod *corev1.Pod) ([]mutators.Devic
 	return devices, errors.Join(errs...)
 }
 
-func (r *Reader) allocated(ctx context.Context, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
+func allocated(ctx context.Context, cached, live client.Reader, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
 	claim := &resourcev1.ResourceClaim{}
-	err := r.cached.Get(ctx, key, claim)
+	err := cached.Get(ctx, key, claim)
 	// With a reservation for this pod, the allocation is not an outdated one.
 	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, true) {
 		return claim, nil
 	}
 	claim = &resourcev1.ResourceClaim{}
-	if err := r.live.Get(ctx, key, claim); err != nil {
+	if err := live.Get(ctx, key, claim); err != nil {
 		return nil, fmt.Errorf("reading ResourceClaim %s: %w", key, err)
 	}
 	if claim.Status.Allocation == nil {

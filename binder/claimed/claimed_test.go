@@ -103,7 +103,7 @@ func TestDevices(t *testing.T) {
 			reader := func(objects []client.Object) client.Reader {
 				return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).Build()
 			}
-			got, err := New(reader(tc.cached), reader(tc.live)).Devices(t.Context(), pod)
+			got, err := Devices(t.Context(), reader(tc.cached), reader(tc.live), pod)
 			assert.Equal(t, tc.want, got, tc.reason)
 			if tc.says == "" {
 				require.NoError(t, err)

@@ -71,10 +71,7 @@ func NewInformer(lw cache.ListerWatcher, example runtime.Object, resync time.Dur
 
 type informer struct{ cache.SharedIndexInformer }
 
-// GetStore returns the indexer.
-func (i informer) GetStore() cache.Store { return i.GetIndexer() }
-
-// GetIndexer returns the indexer that readers use.
+// GetIndexer returns the indexer that the readers of controller-runtime use.
 func (i informer) GetIndexer() cache.Indexer {
 	return indexer{Indexer: i.SharedIndexInformer.GetIndexer()}
 }
@@ -84,24 +81,20 @@ func (i informer) AddIndexers(indexers cache.Indexers) error {
 	return i.GetIndexer().AddIndexers(indexers)
 }
 
+// indexer unpacks the results of the methods that readers call.
 type indexer struct{ cache.Indexer }
-
-// Get returns an API object.
-func (i indexer) Get(o any) (any, bool, error) { return unpackFound(i.Indexer.Get(o)) }
 
 // GetByKey returns an API object.
 func (i indexer) GetByKey(key string) (any, bool, error) {
-	return unpackFound(i.Indexer.GetByKey(key))
+	o, found, err := i.Indexer.GetByKey(key)
+	if found {
+		o = unpack(o)
+	}
+	return o, found && o != nil, err
 }
 
 // List returns API objects.
 func (i indexer) List() []any { return unpackAll(i.Indexer.List()) }
-
-// Index returns API objects.
-func (i indexer) Index(name string, o any) ([]any, error) {
-	found, err := i.Indexer.Index(name, o)
-	return unpackAll(found), err
-}
 
 // ByIndex returns API objects.
 func (i indexer) ByIndex(name, value string) ([]any, error) {
@@ -143,13 +136,6 @@ func unpack(o any) any {
 		return nil
 	}
 	return packed.unpack(packed.meta())
-}
-
-func unpackFound(o any, found bool, err error) (any, bool, error) {
-	if found {
-		o = unpack(o)
-	}
-	return o, found && o != nil, err
 }
 
 // unpackAll changes the slice, which is the caller's.

@@ -60,9 +60,7 @@ func (h *Hub) Changed(ref Ref) {
 		return
 	}
 	h.wake(Ref{kind: ref.kind})
-	if ref.namespace != "" {
-		h.wake(Ref{kind: ref.kind, namespace: ref.namespace})
-	}
+	h.wake(Ref{kind: ref.kind, namespace: ref.namespace})
 }
 
 // Wake wakes the subscriptions to the object, or all calls that wait if it is nil; see framework.Handle.Wake.

@@ -152,7 +152,7 @@ func TestHub_Selection(t *testing.T) {
 	agents := framework.Selection{Name: "test/agents", Example: &corev1.Pod{}, Field: "spec.nodeName"}
 	h := NewHub()
 	onA, onB := h.Subscribe(Selected(agents, "node-a")), h.Subscribe(Selected(agents, "node-b"))
-	pods, other := h.Subscribe(AllOfList(&corev1.PodList{}, "")), agents
+	pods, other := h.Subscribe(RefTo(&corev1.PodList{}, "", "")), agents
 	other.Name = "test/other"
 
 	h.Changed(Selected(agents, "node-a"))

@@ -4,7 +4,7 @@
 package notify
 
 import (
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -18,15 +18,10 @@ type Ref struct {
 }
 
 // RefTo returns the reference to an object with the type of the example, such as
-// &corev1.Node{}. The namespace is empty for cluster-scoped objects.
-func RefTo(example client.Object, namespace, name string) Ref {
+// &corev1.Node{}, or of the items of a list. The namespace is empty for cluster-scoped objects. An empty name means all
+// objects in the namespace, or in all namespaces if that is empty, too.
+func RefTo(example runtime.Object, namespace, name string) Ref {
 	return Ref{kind: framework.KindOf(example), namespace: namespace, name: name}
-}
-
-// AllOfList returns the reference to all objects with the type of the items of the list in the namespace, or
-// in all namespaces if it is empty.
-func AllOfList(list client.ObjectList, namespace string) Ref {
-	return Ref{kind: framework.KindOf(list), namespace: namespace}
 }
 
 // Selected returns the reference to the objects of the selection whose field has the value.

@@ -70,7 +70,10 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	engine, err := binder.New(binder.Options{
 		Cached: c, Live: c,
 		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Claimed: claimed.New(c, c).Devices, Mutators: all,
+			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Mutators: all,
+			Claimed: func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
+				return claimed.Devices(ctx, c, c, pod)
+			},
 			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
 		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
