@@ -32,30 +32,29 @@ func ParseNodeConditions(list string) ([]NodeCondition, error) {
 	}
 	var all []NodeCondition
 	for _, r := range requirements {
-		c := NodeCondition{Type: corev1.NodeConditionType(r.Key()), Not: r.Operator() == selection.NotEquals}
-		switch op := r.Operator(); {
-		case op == selection.Exists:
-			c.Status = corev1.ConditionTrue
-		case c.Not, op == selection.Equals, op == selection.DoubleEquals:
-			c.Status = corev1.ConditionStatus(r.ValuesUnsorted()[0])
-		}
-		switch c.Status {
-		case corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown:
-			all = append(all, c)
+		c := NodeCondition{Type: corev1.NodeConditionType(r.Key()), Status: corev1.ConditionTrue}
+		switch op := r.Operator(); op {
+		case selection.Exists:
+		case selection.Equals, selection.DoubleEquals, selection.NotEquals:
+			c.Not, c.Status = op == selection.NotEquals, corev1.ConditionStatus(r.ValuesUnsorted()[0])
 		default:
+			c.Status = ""
+		}
+		if c.Status != corev1.ConditionTrue && c.Status != corev1.ConditionFalse && c.Status != corev1.ConditionUnknown {
 			return nil, fmt.Errorf("must be a list of Type=Status: status must be True, False, or Unknown in %q", Clip(r.String(), maxText))
 		}
+		all = append(all, c)
 	}
 	return all, nil
 }
 
 // String returns text such as "GPUReady to be True".
 func (c NodeCondition) String() string {
-	not := ""
+	to := "to be"
 	if c.Not {
-		not = "not "
+		to = "not to be"
 	}
-	return fmt.Sprintf("%s %sto be %s", Clip(string(c.Type), maxText), not, c.Status)
+	return fmt.Sprintf("%s %s %s", Clip(string(c.Type), maxText), to, c.Status)
 }
 
 // Mismatch returns text such as "it is False (DriverCrashed)" if the node is not as expected, and otherwise "".

@@ -90,31 +90,23 @@ func Clip(text string, most int) string {
 // Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding, or else of the pod. If neither has the
 // annotation, the Value is empty and On is the Binding.
 func (bc *BindContext) Parameter(plugin, key string) Parameter {
-	p := Parameter{
+	if p, ok := Parameters(plugin, bc.Binding, bc.Pod)[key]; ok {
+		return p
+	}
+	return Parameter{
 		Annotation: plugin + "." + Domain + "/" + key,
 		On:         Object{Kind: "Binding", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
 	}
-	value, found := bc.Binding.Annotations[p.Annotation]
-	if !found {
-		if value, found = bc.Pod.Annotations[p.Annotation]; found {
-			p.On.Kind = "Pod"
-		}
-	}
-	p.Value = value
-	return p
 }
 
 // Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and of the pod, by key. The Binding's value
-// wins. The caller owns the map. It is nil if there are no such annotations.
+// wins. The caller owns the map.
 func Parameters(plugin string, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
 	prefix := plugin + "." + Domain + "/"
-	var found map[string]Parameter
+	found := map[string]Parameter{}
 	collect := func(kind string, annotations map[string]string) {
 		for annotation, value := range annotations {
 			if key, ok := strings.CutPrefix(annotation, prefix); ok {
-				if found == nil {
-					found = map[string]Parameter{}
-				}
 				found[key] = Parameter{
 					Annotation: annotation, Value: value,
 					On: Object{Kind: kind, Namespace: pod.Namespace, Name: pod.Name},

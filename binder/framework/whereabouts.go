@@ -19,10 +19,8 @@ const (
 	BoundHere Whereabouts = "bound here"
 	// BoundElsewhere means that the pod is bound to another node.
 	BoundElsewhere Whereabouts = "bound elsewhere"
-	// Gone means that the pod does not exist, or is being deleted and has no node.
+	// Gone means that the pod does not exist, or is being deleted and has no node. Another pod can have its name.
 	Gone Whereabouts = "gone"
-	// Replaced means that another pod has the same name.
-	Replaced Whereabouts = "replaced"
 )
 
 // WhereaboutsOf returns the state of the pod with the UID, for a bind to the node. pod is the
@@ -30,10 +28,8 @@ const (
 // has finished.
 func WhereaboutsOf(pod *corev1.Pod, uid types.UID, node string) Whereabouts {
 	switch {
-	case pod == nil:
+	case pod == nil, pod.UID != uid:
 		return Gone
-	case pod.UID != uid:
-		return Replaced
 	case pod.Spec.NodeName == node && node != "":
 		return BoundHere
 	case pod.Spec.NodeName != "":

@@ -55,7 +55,7 @@ func outcomeOf(key Key, st state, live *corev1.Pod, now time.Time) outcome {
 	case framework.BoundHere:
 		return bound
 	case framework.Pending:
-	case framework.Gone, framework.Replaced, framework.BoundElsewhere:
+	case framework.Gone, framework.BoundElsewhere:
 		return ended
 	}
 	past := !st.until().IsZero() && now.After(st.until())

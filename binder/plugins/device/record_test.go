@@ -222,7 +222,7 @@ func TestWhereaboutsOf(t *testing.T) {
 		want   framework.Whereabouts
 	}{
 		"None":         {reason: "the pod was deleted", want: framework.Gone},
-		"Another":      {reason: "another pod has the same name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: framework.Replaced},
+		"Another":      {reason: "another pod has the same name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: framework.Gone},
 		"Pending":      {reason: "the pod can still be bound", pod: podNamed("p"), want: framework.Pending},
 		"Terminating":  {reason: "the API server no longer binds the pod", pod: podNamed("p", gen.Terminating()), want: framework.Gone},
 		"Bound":        {reason: "the pod is bound to the node", pod: podNamed("p", gen.BoundTo("node-a")), want: framework.BoundHere},

@@ -76,7 +76,7 @@ func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, nam
 		}
 		at = framework.WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
 	}
-	unused := at == framework.Gone || at == framework.Replaced || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
+	unused := at == framework.Gone || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
 	// Another manager removes the reservation or uses it.
 	if unused && !reservedByOthers(claim, bc.Pod.UID) {
 		return false, p.unreserve(ctx, bc, claim)
