@@ -95,9 +95,12 @@ func (s *selections) List(into client.ObjectList, by framework.Selected, limit i
 
 // listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
 func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, limit int) error {
-	bucket, err := candidates(store, by)
-	if err != nil {
-		return fmt.Errorf("selection %q: %w", by.Name, err)
+	bucket := store.List()
+	if by.Selection.Value != nil {
+		var err error
+		if bucket, err = store.ByIndex(bucketIndex, bucketOf(by.Value)); err != nil {
+			return fmt.Errorf("selection %q: %w", by.Name, err)
+		}
 	}
 	capacity := len(bucket)
 	if limit > 0 {
@@ -115,21 +118,6 @@ func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Sel
 	return meta.SetList(into, items)
 }
 
-// candidates returns the objects that may have the value.
-func candidates(store toolscache.Indexer, by framework.Selected) ([]any, error) {
-	if by.Indexed() {
-		return store.ByIndex(bucketIndex, bucketOf(by.Value))
-	}
-	if by.Field != framework.ByName {
-		return store.List(), nil
-	}
-	found, exists, err := store.GetByKey(by.Value)
-	if !exists {
-		return nil, err
-	}
-	return []any{found}, err
-}
-
 // bucketIndex is the index of a selection.
 const bucketIndex = "bucket"
 
@@ -140,7 +128,7 @@ const buckets = 1024
 // bucketSeed prevents tenants from choosing values that share a bucket.
 var bucketSeed = maphash.MakeSeed()
 
-// bucketOf returns the value of the index for objects whose field has the value.
+// bucketOf returns the value of the index for objects with the value.
 func bucketOf(value string) string {
 	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
 }
@@ -260,7 +248,7 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
 	var store toolscache.Indexer
 	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		if want.Indexed() {
+		if want.Value != nil {
 			indexers[bucketIndex] = func(o any) ([]string, error) {
 				object := compact.Unpack(o)
 				if object == nil {

@@ -26,7 +26,7 @@ import (
 
 func labelOf(o client.Object) string { return o.GetLabels()["rack"] }
 
-var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Field: "spec.nodeName", Value: labelOf}
+var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Value: labelOf}
 
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
@@ -74,7 +74,7 @@ func TestSelections_ListUnknown(t *testing.T) {
 func TestSelections_Use(t *testing.T) {
 	agents := framework.Selection{
 		Name: "test/agents", Example: &corev1.Pod{}, Namespace: "kube-system", Labels: labels.SelectorFromSet(labels.Set{"app": "agent"}),
-		Fields: fields.OneTermEqualSelector("status.phase", "Running"), Field: "spec.nodeName", Value: labelOf,
+		Fields: fields.OneTermEqualSelector("status.phase", "Running"), Value: labelOf,
 		Transform: func(o any) (any, error) {
 			if pod, ok := o.(*corev1.Pod); ok {
 				pod.Annotations = nil
@@ -169,7 +169,7 @@ func TestListFrom_SharedBucket(t *testing.T) {
 	for name, node := range map[string]string{"a": "node-a", "b": "node-b", "c": "node-a"} {
 		require.NoError(t, store.Add(gen.Pod(name, gen.BoundTo(node))))
 	}
-	selection := framework.Selection{Name: "test/pods", Field: "spec.nodeName", Value: func(o client.Object) string {
+	selection := framework.Selection{Name: "test/pods", Value: func(o client.Object) string {
 		pod, ok := o.(*corev1.Pod)
 		require.True(t, ok)
 		return pod.Spec.NodeName

@@ -46,7 +46,7 @@ func handles(name string, h *framework.Handle) framework.Registration {
 }
 
 // gadgets is a selection of custom resources, by name.
-var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Field: framework.ByName}
+var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Value: framework.NameOf}
 
 // namesIn returns the names of the gadgets of the selection with the value.
 func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string) []string {
@@ -104,7 +104,7 @@ func TestSelector_Select(t *testing.T) {
 	assert.True(t, h.Leads())
 
 	all := gadgets
-	all.Name, all.Field = "test/all", ""
+	all.Name, all.Value = "test/all", nil
 	require.NoError(t, h.Selections.Select(t.Context(), all))
 	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, all, ""))
 	assert.Empty(t, namesIn(t, h.Cached, all, "x"))

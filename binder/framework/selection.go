@@ -6,12 +6,9 @@ package framework
 import (
 	"context"
 	"fmt"
-	"slices"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,14 +16,13 @@ import (
 
 // Selection is a set of objects that a plugin watches in addition to the kinds of
 // Registration.Watches, such as the pods of an agent on all nodes. Each selection has its own
-// informer, so several can have the same kind. Its objects have one indexed field, by which the
-// plugin reads them.
+// informer, so several can have the same kind. The plugin reads its objects by one value.
 //
 // A plugin lists objects through the reader of SetupBindContextExtension:
 //
 //	err := reader.List(ctx, &pods, agents.Where(node.Name))
 //
-// A call that waits decides again when an object of the selection with this value of the field changes.
+// A call that waits decides again when an object of the selection with this value changes.
 // The live reader sends the same selectors to the API server.
 type Selection struct {
 	// Name begins with the name of the plugin and a slash. It is unique. Two selections with
@@ -39,11 +35,8 @@ type Selection struct {
 	// Labels and Fields select the objects. Nil means all objects.
 	Labels labels.Selector
 	Fields fields.Selector
-	// Field is the indexed field, such as spec.nodeName of pods. ByName means the name: the value is
-	// NAMESPACE/NAME, or NAME for cluster-scoped kinds. Empty means that all objects are read together, by the
-	// empty value.
-	Field string
-	// Value returns the value of Field. It is called with objects after Transform. It is not needed if Field is ByName or empty.
+	// Value returns the text by which the plugin reads an object, such as the name of its node; see NameOf. It is called with objects
+	// after Transform. Nil means that all objects are read together, by the empty value.
 	Value func(o client.Object) string
 	// Transform reduces the objects of the cache. Nil means no reduction.
 	Transform toolscache.TransformFunc
@@ -52,48 +45,32 @@ type Selection struct {
 	Handler toolscache.ResourceEventHandler
 }
 
-// Where returns the option of Reader.List for the objects whose field has the value.
+// Where returns the option of Reader.List for the objects with the value.
 func (s Selection) Where(value string) client.ListOption { return Selected{Selection: s, Value: value} }
 
 // Check returns an error if a required field is missing.
 func (s Selection) Check() error {
-	if s.Name == "" || s.Example == nil || s.Indexed() && s.Value == nil {
-		return fmt.Errorf("selection %q: Name and Example are required, and Value if Field is neither ByName nor empty", s.Name)
+	if s.Name == "" || s.Example == nil {
+		return fmt.Errorf("selection %q: Name and Example are required", s.Name)
 	}
 	return nil
 }
 
-// Indexed returns whether the objects are read by the Value of the Field.
-func (s Selection) Indexed() bool { return s.Field != ByName && s.Field != "" }
-
 // ValueOf returns the value by which the object is read.
 func (s Selection) ValueOf(o client.Object) string {
-	switch s.Field {
-	case "":
+	if s.Value == nil {
 		return ""
-	case ByName:
-		return toolscache.MetaObjectToName(o).String()
-	default:
-		return s.Value(o)
 	}
+	return s.Value(o)
 }
+
+// NameOf is the Selection.Value of objects that are read by name: NAMESPACE/NAME, or NAME for cluster-scoped kinds.
+func NameOf(o client.Object) string { return toolscache.MetaObjectToName(o).String() }
 
 // Selected is the option that Selection.Where returns. A cached reader finds the selection in it.
 type Selected struct {
 	Selection
 	Value string
-}
-
-// Filter removes the objects with other values from the list.
-func (s Selected) Filter(list client.ObjectList) error {
-	all, err := meta.ExtractList(list)
-	if err != nil {
-		return err
-	}
-	return meta.SetList(list, slices.DeleteFunc(all, func(o runtime.Object) bool {
-		object, ok := o.(client.Object)
-		return !ok || s.ValueOf(object) != s.Value
-	}))
 }
 
 // ApplyToList implements client.ListOption. Only the cached reader selects by the value.
@@ -110,9 +87,6 @@ func SelectedBy(opts []client.ListOption) (Selected, bool) {
 	}
 	return Selected{}, false
 }
-
-// ByName is the Selection.Field of selections that are read by name.
-const ByName = "metadata.name"
 
 // Selector adds and removes selections while a plugin runs, for plugins whose watches depend on objects in
 // the cluster. It is safe for concurrent use.

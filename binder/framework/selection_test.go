@@ -19,7 +19,7 @@ import (
 var agents = Selection{
 	Name: "test/agents", Example: &corev1.Pod{}, Namespace: "kube-system",
 	Labels: labels.SelectorFromSet(labels.Set{"app": "agent"}), Fields: fields.OneTermEqualSelector("status.phase", "Running"),
-	Field: "spec.nodeName", Value: func(o client.Object) string { return o.(*corev1.Pod).Spec.NodeName }, //nolint:forcetypeassert,errcheck // It has the type of the example.
+	Value: func(o client.Object) string { return o.(*corev1.Pod).Spec.NodeName }, //nolint:forcetypeassert,errcheck // It has the type of the example.
 }
 
 func TestSelection_Check(t *testing.T) {
@@ -32,9 +32,7 @@ func TestSelection_Check(t *testing.T) {
 		"All":      {reason: "selectors are optional", change: func(s *Selection) { s.Labels, s.Fields, s.Namespace = nil, nil, "" }},
 		"Name":     {reason: "the name identifies the cache", change: func(s *Selection) { s.Name = "" }, fails: true},
 		"Example":  {reason: "the kind is unknown", change: func(s *Selection) { s.Example = nil }, fails: true},
-		"Value":    {reason: "the cache needs the value", change: func(s *Selection) { s.Value = nil }, fails: true},
-		"ByName":   {reason: "the value is the name", change: func(s *Selection) { s.Field, s.Value = ByName, nil }},
-		"Together": {reason: "there is only one value", change: func(s *Selection) { s.Field, s.Value = "", nil }},
+		"Together": {reason: "there is only one value", change: func(s *Selection) { s.Value = nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := agents
@@ -50,7 +48,7 @@ func TestSelection_Check(t *testing.T) {
 
 func TestSelection_ValueOf(t *testing.T) {
 	pod, byName, together := gen.Pod("a", gen.InNamespace("shop"), gen.BoundTo("node-a")), agents, agents
-	byName.Field, together.Field = ByName, ""
+	byName.Value, together.Value = NameOf, nil
 	assert.Equal(t, "node-a", agents.ValueOf(pod))
 	assert.Equal(t, "shop/a", byName.ValueOf(pod))
 	assert.Equal(t, "node-a", byName.ValueOf(gen.Node("node-a")))

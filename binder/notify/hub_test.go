@@ -149,7 +149,7 @@ func TestAttach_Fails(t *testing.T) {
 }
 
 func TestHub_Selection(t *testing.T) {
-	agents := framework.Selection{Name: "test/agents", Example: &corev1.Pod{}, Field: "spec.nodeName"}
+	agents := framework.Selection{Name: "test/agents", Example: &corev1.Pod{}}
 	h := NewHub()
 	onA, onB := h.Subscribe(Selected(agents, "node-a")), h.Subscribe(Selected(agents, "node-b"))
 	pods, other := h.Subscribe(RefTo(&corev1.PodList{}, "", "")), agents

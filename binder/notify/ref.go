@@ -24,7 +24,7 @@ func RefTo(example runtime.Object, namespace, name string) Ref {
 	return Ref{kind: framework.KindOf(example), namespace: namespace, name: name}
 }
 
-// Selected returns the reference to the objects of the selection whose field has the value.
+// Selected returns the reference to the objects of the selection with the value.
 func Selected(s framework.Selection, value string) Ref {
 	return Ref{kind: framework.KindOf(s.Example), name: value, selection: s.Name}
 }

@@ -46,10 +46,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // firstVersion is above those that most tests give to objects.
@@ -179,17 +182,21 @@ func (c cache) Get(_ context.Context, key client.ObjectKey, into client.Object, 
 	return c.server.get(key, into)
 }
 
-// List implements client.Reader. An option can filter the result, such as framework.Selected.
+// List implements client.Reader. It returns the objects of a framework.Selected only.
 func (c cache) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
 	err := c.server.list(into, (&client.ListOptions{}).ApplyOptions(options))
-	for _, o := range options {
-		if by, ok := o.(interface {
-			Filter(list client.ObjectList) error
-		}); ok && err == nil {
-			err = by.Filter(into)
-		}
+	by, selected := framework.SelectedBy(options)
+	if err != nil || !selected {
+		return err
 	}
-	return err
+	all, err := meta.ExtractList(into)
+	if err != nil {
+		return err
+	}
+	return meta.SetList(into, slices.DeleteFunc(all, func(o runtime.Object) bool {
+		object, ok := o.(client.Object)
+		return !ok || by.ValueOf(object) != by.Value
+	}))
 }
 
 // All returns the objects of the kind, in order of their names.

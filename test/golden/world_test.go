@@ -97,13 +97,6 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 	if r.Index != nil {
 		require.NoError(t, r.Index(t.Context(), server, arguments))
 	}
-	if r.Selections != nil {
-		for _, s := range r.Selections(arguments) {
-			if s.Indexed() {
-				require.NoError(t, server.IndexField(t.Context(), s.Example, s.Field, func(o client.Object) []string { return []string{s.Value(o)} }))
-			}
-		}
-	}
 	for kind, handler := range r.Handlers {
 		for _, object := range objects {
 			if fakeapi.Kind(object) == kind {

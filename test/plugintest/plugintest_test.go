@@ -68,7 +68,7 @@ func TestNew_ReportsMistakes(t *testing.T) {
 // A plugin that adds a selection reads it by values that the API server does not select.
 func TestNew_Selections(t *testing.T) {
 	racks := framework.Selection{
-		Name: "racks/pods", Example: &corev1.Pod{}, Namespace: "kube-system", Field: "metadata.labels[rack]",
+		Name: "racks/pods", Example: &corev1.Pod{}, Namespace: "kube-system",
 		Value: func(o client.Object) string { return o.GetLabels()["rack"] },
 	}
 	agent := func(name, namespace, rack string) *corev1.Pod {

@@ -70,11 +70,7 @@ func (o *objects) list(ctx context.Context, s *framework.Selection, value string
 		return []client.Object{ns}, err
 	}
 	into := newList(s.Example)
-	how := []client.ListOption{s.Where(value)}
-	if s.Field != framework.ByName {
-		how = append(how, client.Limit(policy.MaxList))
-	}
-	if err := o.reader.List(ctx, into, how...); err != nil {
+	if err := o.reader.List(ctx, into, s.Where(value), client.Limit(policy.MaxList)); err != nil {
 		return nil, err
 	}
 	var all []client.Object

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -17,9 +18,6 @@ import (
 	"github.com/prebind/prebind/policy"
 )
 
-// byNodeName is the field of selections that are read by node.
-const byNodeName = "spec.nodeName"
-
 // selectionOf returns the selection of a resource. If the name of the object is constant, the API server sends only objects with this name: one
 // in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
@@ -27,12 +25,12 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	by := "all"
 	switch {
 	case r.ByName:
-		by, s.Field = "by name", framework.ByName
+		by, s.Value = "by name", framework.NameOf
 		if r.Constant != "" {
-			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(framework.ByName, r.Constant)
+			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(metav1.ObjectNameField, r.Constant)
 		}
 	case r.OnNode:
-		by, s.Field, s.Value = "by node", byNodeName, policy.NodeNameOf
+		by, s.Value = "by node", policy.NodeNameOf
 	}
 	name := []string{fmt.Sprintf("%s/%s %s %s", Name, r.Kind.GroupVersion(), r.Kind.Kind, by)}
 	if r.Namespace != "" {

@@ -23,7 +23,7 @@ const nodeField = "spec.nodeName"
 // attachments selects all VolumeAttachments, by node. The API server does not know the field, so
 // only the cached reader can list them.
 var attachments = framework.Selection{
-	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Field: nodeField, Value: nodeOf, Transform: compact.Transform(packAttachment),
+	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Value: nodeOf, Transform: compact.Transform(packAttachment),
 }
 
 // daemons selects the DaemonSets of the agent's namespace.
@@ -35,7 +35,7 @@ func (a *agent) daemons() framework.Selection {
 func (a *agent) pods() framework.Selection {
 	return framework.Selection{
 		Name: Name + "/agent/" + a.namespace + "/" + a.podsSelector.String(), Example: &corev1.Pod{}, Namespace: a.namespace, Labels: a.podsSelector,
-		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Field: nodeField, Value: nodeOf, Transform: compact.Transform(packAgent),
+		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Value: nodeOf, Transform: compact.Transform(packAgent),
 	}
 }
 
