@@ -141,14 +141,17 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		if err != nil {
 			return nil, nil, fmt.Errorf("mutator %s: %w", e.Name, err)
 		}
+		if m.Name() != e.Name {
+			return nil, nil, fmt.Errorf("mutator %s: must be named as registered, got %q", e.Name, m.Name())
+		}
 		list = append(list, a.o.Recorder.Mutator(m))
 		if e.Claims {
 			claims = &e
 		}
 	}
-	chain, err := mutators.NewChain(mutators.Options{Mutators: list, Required: c.RequiredMutators})
-	if err != nil || claims == nil {
-		return chain, nil, err
+	chain := mutators.NewChain(mutators.Options{Mutators: list, Required: c.RequiredMutators})
+	if claims == nil {
+		return chain, nil, nil
 	}
 	switch missing, err := a.missing(claimed.Kind); {
 	case err != nil:

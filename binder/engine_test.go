@@ -69,8 +69,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
 		hub := notify.NewHub()
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
-		chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
-		require.NoError(t, err)
+		chain := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
 		o := Options{
 			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
 			Settings: Settings{
@@ -81,6 +80,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 		if change != nil {
 			change(&o)
 		}
+		var err error
 		s.Engine, err = New(o)
 		require.NoError(t, err)
 		test(t, s)

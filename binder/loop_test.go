@@ -48,8 +48,8 @@ const nodeName = "node-a"
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
-	chain, err := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{w}})
-	require.NoError(t, err)
+	chain := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{w}})
+	var err error
 	w.Engine, err = New(Options{
 		Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
 		Term: func() (int64, bool) {

@@ -17,9 +17,6 @@ import (
 	"github.com/prebind/prebind/mutators/internal/keys"
 )
 
-// reserved is the name that Prebind itself uses in annotation keys.
-const reserved = "binder"
-
 // Options are the options of a Chain.
 type Options struct {
 	// Mutators in the order in which they run.
@@ -41,31 +38,14 @@ type link struct {
 	required bool
 }
 
-// NewChain returns the chain, or an error if two mutators have the same name, a name is not a
-// DNS label, or a required mutator is not in the chain.
-func NewChain(o Options) (*Chain, error) {
+// NewChain returns the chain. The names of the mutators must be unique and valid in annotation keys.
+func NewChain(o Options) *Chain {
 	c := &Chain{}
-	seen := map[string]bool{}
 	for _, m := range o.Mutators {
 		name := m.Name()
-		if seen[name] {
-			return nil, fmt.Errorf("mutator %q is registered twice", name)
-		}
-		seen[name] = true
-		if name == reserved {
-			return nil, fmt.Errorf("mutator %q: the name is reserved", name)
-		}
-		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
-			return nil, fmt.Errorf("mutator %q: the name is not a DNS label: %s", name, strings.Join(problems, "; "))
-		}
 		c.links = append(c.links, link{mutator: m, name: name, prefix: name + "." + v1alpha1.Domain + "/", required: slices.Contains(o.Required, name)})
 	}
-	for _, name := range o.Required {
-		if !seen[name] {
-			return nil, fmt.Errorf("mutator %q is required but not switched on", name)
-		}
-	}
-	return c, nil
+	return c
 }
 
 // Len returns the number of mutators.

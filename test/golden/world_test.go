@@ -65,8 +65,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	for _, m := range s.mutators {
 		chain = append(chain, m.mutator(t))
 	}
-	all, err := mutators.NewChain(mutators.Options{Mutators: chain, Required: s.required})
-	require.NoError(t, err)
+	all := mutators.NewChain(mutators.Options{Mutators: chain, Required: s.required})
 	engine, err := binder.New(binder.Options{
 		Cached: c, Live: c,
 		Settings: binder.Settings{

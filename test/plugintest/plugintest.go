@@ -116,10 +116,7 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 
 // build builds the engine.
 func (c *Cluster) build() *binder.Engine {
-	chain, err := mutators.NewChain(mutators.Options{})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	chain := mutators.NewChain(mutators.Options{})
 	e, err := binder.New(binder.Options{
 		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{

@@ -121,8 +121,8 @@ func (w *world) start() {
 	p.killed, p.kill = context.WithCancelCause(klog.NewContext(w.over, logr.Discard()))
 	connection := w.api.Connect()
 	connection.Step = p.step
-	chain, err := mutators.NewChain(mutators.Options{})
-	require.NoError(w.t, err)
+	chain := mutators.NewChain(mutators.Options{})
+	var err error
 	p.lease, err = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p}})
 	require.NoError(w.t, err)
 	var all []framework.Plugin
