@@ -141,10 +141,6 @@ faults: control-plane ## Inject faults into a cluster during binds, and check th
 	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
 		$(if $(ATTACK),-attack=$(ATTACK)) $(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
 
-.PHONY: faults-broken
-faults-broken: control-plane ## Check that the fault test fails with a Prebind that does not roll back
-	go test -race -tags faults_broken -count=1 -timeout 30m -v -run TestBrokenRollBack ./test/faults -args -length $(DURATION)
-
 FUZZTIME ?= 10m
 
 # Every go test runs the seeds and the inputs in testdata/fuzz. Minimization is limited, because it uses most of the time of a

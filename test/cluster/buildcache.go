@@ -56,7 +56,7 @@ func used(dir string) bool {
 // unusedFor is how long builds stay after their last use. It is longer than any process that uses one.
 const unusedFor = 7 * 24 * time.Hour
 
-// prune removes the builds that nobody uses. What cannot be removed is left for the next time.
+// prune removes unused builds. A later build tries again to remove one that it cannot remove.
 func prune(all string) {
 	entries, err := filepath.Glob(filepath.Join(all, "[^.]*"))
 	if err != nil {

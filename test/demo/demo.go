@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -47,14 +46,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	d.say("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
 	d.say("and leaves the volumes to Prebind. Neither of them is configured for the other.")
 	d.say("kwok acts as the kubelet: it starts pods that are bound.\n")
-	if err := d.show(ctx, statefulSet("with", pods, className), (*story).allRun); err != nil {
-		return err
-	}
-
-	if err := d.lateDriver(ctx); err != nil {
-		return err
-	}
-	if err := d.burst(ctx); err != nil {
+	if err := d.show(ctx, statefulSet("with", pods), (*story).allRun); err != nil {
 		return err
 	}
 
@@ -64,7 +56,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	// kwok ignores volumes. A kubelet would not start these pods.
-	if err := d.show(ctx, statefulSet("without", pods, className, gen.Annotation(cluster.StartDelay, "24h")), (*story).quiet); err != nil {
+	if err := d.show(ctx, statefulSet("without", pods, gen.Annotation(cluster.StartDelay, "24h")), (*story).quiet); err != nil {
 		return err
 	}
 	d.say("The pods have no topology annotations and were bound without their volumes. Without")
@@ -95,7 +87,7 @@ func (d *demo) setUp(ctx context.Context) error {
 	if d.client, err = kubernetes.NewForConfig(d.cluster.Config()); err != nil {
 		return err
 	}
-	if err := d.addNodes(ctx, cluster.ProvisionerName, cluster.Nodes("node", nodes)...); err != nil {
+	if err := cluster.CreateNodes(ctx, d.client, cluster.Nodes("node", nodes)...); err != nil {
 		return err
 	}
 	d.say("%d nodes in 3 zones with 2 racks each", nodes)
@@ -108,19 +100,13 @@ func (d *demo) setUp(ctx context.Context) error {
 	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {
 		return err
 	}
-	if err := d.prebind.AddComponents(ctx, "plugins/node-ready", "plugins/announce"); err != nil {
-		return err
-	}
-	args := []string{
-		"--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel,
-		"--prebind-plugins=*,node-ready,start-limit", fmt.Sprintf("--start-limit-limit=%d", atOnce),
-	}
+	const labels = "--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel
 	for range 2 {
-		if _, err := d.prebind.Start(ctx, args...); err != nil {
+		if _, err := d.prebind.Start(ctx, labels); err != nil {
 			return err
 		}
 	}
-	d.say("2 replicas are ready: prebind serve %s", strings.Join(args, " "))
+	d.say("2 replicas are ready: prebind serve %s", labels)
 	return d.makeObjects(ctx)
 }
 

@@ -32,12 +32,10 @@ type story struct {
 	want  int
 	begin time.Time
 	// The reported events by pod, and the reported Event objects.
-	calls                   map[string]int
-	node, volume, nominated map[string]string
-	runs                    map[string]bool
-	events                  map[types.UID]bool
-	// starting is the maximum number of bound pods that did not run yet.
-	starting int
+	calls        map[string]int
+	node, volume map[string]string
+	runs         map[string]bool
+	events       map[types.UID]bool
 	// waited is the time from the first call to the end of the last one.
 	waited map[string]time.Duration
 	last   time.Time
@@ -48,7 +46,7 @@ func newStory(d *demo, name string, want int) *story {
 	return &story{
 		demo: d, name: name, want: want, begin: now, last: now,
 		calls: map[string]int{}, waited: map[string]time.Duration{}, events: map[types.UID]bool{},
-		node: map[string]string{}, volume: map[string]string{}, nominated: map[string]string{}, runs: map[string]bool{},
+		node: map[string]string{}, volume: map[string]string{}, runs: map[string]bool{},
 	}
 }
 
@@ -89,16 +87,11 @@ func (s *story) tellNews(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	starting := 0
 	for _, pod := range list {
 		if err := errors.Join(s.tellEvents(ctx, &pod), s.tellClaim(ctx, &pod)); err != nil {
 			return err
 		}
 		s.tellCalls(pod.Name, events)
-		if n := pod.Status.NominatedNodeName; n != s.nominated[pod.Name] {
-			s.nominated[pod.Name] = n
-			s.tell(pod.Name, "status.nominatedNodeName is %q", n)
-		}
 		if n := pod.Spec.NodeName; n != "" && s.node[pod.Name] == "" {
 			s.node[pod.Name] = n
 			s.tell(pod.Name, "is bound to %s", n)
@@ -107,11 +100,7 @@ func (s *story) tellNews(ctx context.Context) error {
 			s.runs[pod.Name] = true
 			s.tell(pod.Name, "is Running")
 		}
-		if pod.Spec.NodeName != "" && pod.Status.Phase == corev1.PodPending {
-			starting++
-		}
 	}
-	s.starting = max(s.starting, starting)
 	return nil
 }
 
@@ -195,10 +184,7 @@ func (s *story) table(ctx context.Context) error {
 	w := tabwriter.NewWriter(s.out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "POD\tSTATUS\tNODE\tTOPOLOGY.PREBIND.DEV/…\tCLAIM → VOLUME\tCALLS\tBIND WAITED")
 	for _, pod := range list {
-		volume := "none"
-		if claim := claimOf(&pod); claim != "" {
-			volume = claim + " → " + cmp.Or(s.volume[pod.Name], "none")
-		}
+		volume := claimOf(&pod) + " → " + cmp.Or(s.volume[pod.Name], "none")
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\n", pod.Name, pod.Status.Phase, pod.Spec.NodeName, topologyOf(&pod), volume,
 			s.calls[pod.Name], s.waited[pod.Name].Round(10*time.Millisecond))
 	}

@@ -130,7 +130,7 @@ func (a *attack) namespace(i int) string { return attackNamespaces()[i%len(attac
 // begin starts the attack and returns immediately.
 func (a *attack) begin(ctx context.Context) {
 	ctx, a.stop = context.WithCancel(ctx)
-	for n, do := range []func(context.Context, *rand.Rand){a.forge, a.fatten, a.wait, a.post} {
+	for n, do := range []func(context.Context, *rand.Rand){a.forge, a.fatten, a.wait} {
 		rng := rand.New(rand.NewPCG(a.seed, 1000+uint64(n)))
 		a.wg.Go(func() { do(ctx, rng) })
 	}

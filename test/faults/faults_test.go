@@ -30,17 +30,11 @@ var (
 // replica for a minute after its lease has been expired for half a minute. A busy machine needs more time.
 const settled = 6 * time.Minute
 
-func build(t *testing.T, replaced map[string][]byte) string {
-	t.Helper()
-	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Clock: true, Replace: replaced})
-	require.NoError(t, err)
-	return binary
-}
-
 // TestFaults runs the faults of each seed.
 func TestFaults(t *testing.T) {
 	t.Parallel()
-	binary := build(t, nil)
+	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: t.TempDir(), Race: true, Clock: true})
+	require.NoError(t, err)
 	for s := *seed; s < *seed+*seeds; s++ {
 		t.Run(fmt.Sprintf("seed %d", s), func(t *testing.T) {
 			t.Parallel() // Each seed mostly waits.

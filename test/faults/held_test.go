@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/pprof/profile"
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -82,6 +82,14 @@ type allocation struct {
 	stack []string
 }
 
+// sample is a stack of a profile: of goroutines, or of memory in use.
+type sample struct {
+	count int
+	bytes float64
+	// stack contains the names of the functions, the innermost first. It is never empty.
+	stack []string
+}
+
 // goroutine is a kind of goroutines.
 type goroutine struct {
 	// entry is the outermost function.
@@ -101,7 +109,7 @@ func (g goroutine) String() string {
 // held reads the profiles of the replica. The garbage collector runs twice, because memory in a sync.Pool survives one run.
 func (r *replica) held(ctx context.Context) (held, error) {
 	var found [3][]sample
-	for i, path := range []string{"heap?gc=1&debug=1", "heap?gc=1&debug=1", "goroutine?debug=1"} {
+	for i, path := range []string{"heap?gc=1", "heap?gc=1", "goroutine"} {
 		var err error
 		if found[i], err = r.profile(ctx, path); err != nil {
 			return held{}, fmt.Errorf("%s: reading profile %s: %w", r.Name(), path, err)
@@ -140,14 +148,26 @@ func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
+	parsed, err := profile.Parse(response.Body)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the response is %s: %w", response.Status, err)
 	}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the response is %s: %s", response.Status, body)
+	var found []sample
+	for _, s := range parsed.Sample {
+		// The types of a profile of the heap are allocated objects and bytes, and those in use. The values are estimates for the whole
+		// heap, of which the profile has samples.
+		one := sample{count: int(s.Value[0]), bytes: float64(s.Value[len(s.Value)-1])}
+		for _, location := range s.Location {
+			for _, line := range location.Line {
+				one.stack = append(one.stack, line.Function.Name)
+			}
+		}
+		if len(one.stack) == 0 {
+			one.stack = []string{justBegun}
+		}
+		found = append(found, one)
 	}
-	return parseProfile(string(body))
+	return found, nil
 }
 
 // heldBy evaluates the two profiles.

@@ -26,8 +26,6 @@ type BuildOptions struct {
 	Package string
 	// Race enables the race detector, which requires a C compiler.
 	Race bool
-	// Replace contains replacements for files of this checkout by path.
-	Replace map[string][]byte
 	// Clock makes time.Now return the time of Replica.SetClock.
 	Clock bool
 	// Dir is the output directory. Build writes bin/prebind in it.
@@ -45,20 +43,14 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if o.Race {
 		args = append(args, "-race")
 	}
-	command, env, replaced := "go", os.Environ(), map[string][]byte{}
-	for path, content := range o.Replace {
-		replaced[filepath.Join(root, path)] = content
-	}
+	command, env := "go", os.Environ()
 	if o.Clock {
 		c, err := buildClocked(ctx, root)
 		if err != nil {
 			return "", fmt.Errorf("building prebind: %w", err)
 		}
 		command, env = c.command, append(env, c.env...)
-		maps.Copy(replaced, c.files)
-	}
-	if len(replaced) > 0 {
-		overlay, err := writeOverlay(o.Dir, replaced)
+		overlay, err := writeOverlay(o.Dir, c.files)
 		if err != nil {
 			return "", fmt.Errorf("building prebind: %w", err)
 		}
