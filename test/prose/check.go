@@ -26,8 +26,9 @@ type rule struct {
 	match, except *regexp.Regexp
 }
 
-// violation is a phrase of a text that a rule rejects.
+// violation is a phrase that a rule rejects.
 type violation struct {
+	// line is that of the first word of the paragraph.
 	line  int
 	found string
 	rule  rule
@@ -60,18 +61,16 @@ func loadRules(data []byte) ([]rule, error) {
 	return file.Rules, nil
 }
 
-// check returns the phrases of text that the rules reject, rule by rule.
-func check(text text, rules []rule) []violation {
-	joined, lineAt := text.join()
+// check returns the phrases that the rules reject.
+func check(texts []paragraph, rules []rule) []violation {
 	var all []violation
-	for _, r := range rules {
-		for _, at := range r.match.FindAllStringIndex(joined, -1) {
-			found := joined[at[0]:at[1]]
-			if r.except != nil && r.except.MatchString(found) {
-				continue
+	for _, p := range texts {
+		for _, r := range rules {
+			for _, found := range r.match.FindAllString(p.text, -1) {
+				if r.except == nil || !r.except.MatchString(found) {
+					all = append(all, violation{line: p.line, found: strings.TrimSpace(found), rule: r})
+				}
 			}
-			start := at[0] + len(found) - len(strings.TrimLeft(found, " .,;:"))
-			all = append(all, violation{line: lineAt(start), found: strings.TrimSpace(found), rule: r})
 		}
 	}
 	return all

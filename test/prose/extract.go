@@ -4,178 +4,119 @@
 package main
 
 import (
-	"go/ast"
-	"go/parser"
+	"go/scanner"
 	"go/token"
 	"path"
 	"regexp"
-	"strconv"
 	"strings"
 )
 
-// text is a paragraph: a comment, a string literal, or consecutive lines of another file.
-type text struct {
-	lines []line
-}
-
-type line struct {
-	number int
-	text   string
-}
-
-// join returns the text with single spaces between words, and a function that maps its offsets to line numbers.
-func (t text) join() (string, func(offset int) int) {
-	var out strings.Builder
-	var starts []int
-	for _, l := range t.lines {
-		if out.Len() > 0 {
-			out.WriteByte(' ')
-		}
-		starts = append(starts, out.Len())
-		out.WriteString(strings.Join(strings.Fields(l.text), " "))
-	}
-	return out.String(), func(offset int) int {
-		number := 0
-		for i, start := range starts {
-			if start <= offset {
-				number = t.lines[i].number
-			}
-		}
-		return number
-	}
+// paragraph is a text with single spaces between words.
+type paragraph struct {
+	// line is that of its first word.
+	line int
+	text string
 }
 
 // extract returns the prose of a file.
-func extract(name string, content []byte) ([]text, error) {
+func extract(name string, content []byte) []paragraph {
 	switch path.Ext(name) {
 	case ".go":
-		return fromGo(name, content)
+		return paragraphs(goProse(content))
 	case ".md", ".gotmpl":
-		return fromMarkdown(string(content)), nil
+		return paragraphs(pageProse(string(content)))
 	}
-	return fromLines(string(content)), nil
+	return paragraphs(marks.ReplaceAllString(string(content), ""))
 }
 
-// directive matches comments for tools, such as //go:embed. A nolint comment contains a reason, which is prose.
-var directive = regexp.MustCompile(`^//(go:|line |export |\+|nolint:[\w,]+$)`)
+// separator ends a paragraph. It stands for code, and is between the cells of a table.
+const separator = "|"
 
-// fromGo returns the comments and string literals of a Go file. Literals that are joined with + are one text.
-func fromGo(name string, content []byte) ([]text, error) {
-	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, name, content, parser.ParseComments)
-	if err != nil {
-		return nil, err
-	}
-	var all []text
-	add := func(start token.Pos, content string) {
-		first := files.Position(start).Line
-		all = append(all, paragraphs(content, first, strings.TrimSpace)...)
-	}
-	for _, group := range file.Comments {
-		var kept strings.Builder
-		for i, c := range group.List {
-			if i > 0 {
-				kept.WriteByte('\n')
-			}
-			if !directive.MatchString(c.Text) {
-				kept.WriteString(strings.Trim(c.Text, "/*"))
+// paragraphs splits prose at empty lines and separators.
+func paragraphs(prose string) []paragraph {
+	var all []paragraph
+	begins := true
+	number := 0
+	for line := range strings.SplitSeq(prose, "\n") {
+		number++
+		begins = begins || strings.TrimSpace(line) == ""
+		for i, part := range strings.Split(line, separator) {
+			begins = begins || i > 0
+			text := strings.Join(strings.Fields(part), " ")
+			switch {
+			case text == "":
+			case begins:
+				all = append(all, paragraph{line: number, text: text})
+				begins = false
+			default:
+				all[len(all)-1].text += " " + text
 			}
 		}
-		add(group.Pos(), code.ReplaceAllString(kept.String(), "code"))
 	}
-	ast.Inspect(file, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.ImportSpec:
-			return false
-		case *ast.Field:
-			if n.Tag != nil {
-				n.Tag.Value = "``"
-			}
-		case ast.Expr:
-			if value, ok := literal(n); ok {
-				add(n.Pos(), value)
-				return false
-			}
-		}
-		return true
-	})
-	return all, nil
-}
-
-// literal returns the value of a string literal or of a sum that contains one.
-func literal(expr ast.Expr) (string, bool) {
-	switch expr := expr.(type) {
-	case *ast.BasicLit:
-		if expr.Kind != token.STRING {
-			return "", false
-		}
-		value, err := strconv.Unquote(expr.Value)
-		return value, err == nil
-	case *ast.BinaryExpr:
-		left, isLeft := literal(expr.X)
-		right, isRight := literal(expr.Y)
-		if expr.Op != token.ADD || !isLeft || !isRight {
-			return "", false
-		}
-		return left + right, true
-	}
-	return "", false
+	return all
 }
 
 var (
-	fence = regexp.MustCompile("^ *```")
-	code  = regexp.MustCompile("`[^`]*`")
-	link  = regexp.MustCompile(`\]\([^)]*\)`)
+	// directive matches comments for tools, such as //go:embed. A nolint comment contains a reason, which is prose.
+	directive = regexp.MustCompile(`^//(go:|line |export |\+|nolint:[\w,]+$)`)
+	fence     = regexp.MustCompile("^ *```")
+	code      = regexp.MustCompile("`[^`]*`")
+	link      = regexp.MustCompile(`\]\([^)]*\)`)
+	heading   = regexp.MustCompile(`^#+`)
+	// marks are those of comments and of indentation.
+	marks = regexp.MustCompile(`(?m)^[ \t#]+`)
 )
 
-// fromMarkdown returns the paragraphs of a page without code and link targets.
-func fromMarkdown(page string) []text {
+// goProse returns the comments and string literals of a Go file on their lines. Literals that are joined with + are one text.
+func goProse(content []byte) string {
+	file := token.NewFileSet().AddFile("", -1, len(content))
+	var s scanner.Scanner
+	s.Init(file, content, nil, scanner.ScanComments)
+	var out strings.Builder
+	last := 0
+	for {
+		pos, tok, literal := s.Scan()
+		at := file.Offset(pos)
+		out.Write(content[last:at]) // White space.
+		last = at + len(literal)
+		switch {
+		case tok == token.EOF:
+			return out.String()
+		case tok == token.SEMICOLON && literal == "\n": // The scanner inserts it before the end of the line.
+			out.WriteString(separator)
+			last = at
+		case tok == token.COMMENT && !directive.MatchString(literal):
+			out.WriteString(code.ReplaceAllString(strings.Trim(literal, "/*"), "code"))
+		case tok == token.STRING:
+			out.WriteString(strings.Trim(literal, "`\""))
+		case tok.IsOperator():
+			last = at + len(tok.String())
+			if tok != token.ADD {
+				out.WriteString(separator)
+			}
+		default:
+			out.WriteString(separator)
+		}
+	}
+}
+
+// pageProse returns a page without code and link targets. A heading is a paragraph of its own.
+func pageProse(page string) string {
 	fenced := false
-	return paragraphs(page, 1, func(l string) string {
+	lines := strings.Split(page, "\n")
+	for i, l := range lines {
 		switch {
 		case fence.MatchString(l):
 			fenced = !fenced
-			return ""
+			l = ""
 		case fenced:
-			return ""
+			l = ""
 		}
 		l = link.ReplaceAllString(code.ReplaceAllString(l, "code"), "]")
-		if trimmed := strings.TrimSpace(l); strings.HasPrefix(trimmed, "|") || strings.HasPrefix(trimmed, "#") {
-			return trimmed + "\n" // a row or heading is a paragraph of its own
+		if heading.MatchString(l) {
+			l = separator + heading.ReplaceAllString(l, "") + separator
 		}
-		return strings.TrimLeft(l, " -*>")
-	})
-}
-
-// fromLines returns the paragraphs of a file of another kind, without the marks of comments.
-func fromLines(content string) []text {
-	return paragraphs(content, 1, func(l string) string { return strings.TrimLeft(l, " \t#") })
-}
-
-// paragraphs splits content at empty lines. clean is called on each line; a line that it ends with a line feed stands alone.
-func paragraphs(content string, first int, clean func(string) string) []text {
-	var all []text
-	var current text
-	end := func() {
-		if len(current.lines) > 0 {
-			all, current = append(all, current), text{}
-		}
+		lines[i] = strings.TrimLeft(l, " -*>")
 	}
-	number := first
-	for l := range strings.SplitSeq(content, "\n") {
-		cleaned := clean(l)
-		alone := strings.HasSuffix(cleaned, "\n")
-		if alone || strings.TrimSpace(cleaned) == "" {
-			end()
-		}
-		if strings.TrimSpace(cleaned) != "" {
-			current.lines = append(current.lines, line{number, cleaned})
-		}
-		if alone {
-			end()
-		}
-		number++
-	}
-	end()
-	return all
+	return strings.Join(lines, "\n")
 }

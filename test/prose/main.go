@@ -65,15 +65,9 @@ func checkTree(root string, rules []rule) (int, error) {
 		if err != nil {
 			return err
 		}
-		texts, err := extract(name, content)
-		if err != nil {
-			return err
-		}
-		for _, text := range texts {
-			for _, v := range check(text, rules) {
-				fmt.Printf("%s:%d: %q: write %s\n", name, v.line, v.found, v.rule.Write)
-				found++
-			}
+		for _, v := range check(extract(name, content), rules) {
+			fmt.Printf("%s:%d: %q: write %s\n", name, v.line, v.found, v.rule.Write)
+			found++
 		}
 		return nil
 	})
