@@ -117,15 +117,15 @@ func (g *grown) addNodes(ctx context.Context, n int) error {
 
 // addNode creates a ready node. Without kube-controller-manager the node keeps the taint of new nodes, which
 // the pods tolerate.
-func (g *grown) addNode(ctx context.Context, made *corev1.Node) error {
-	node, err := g.client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{})
+func (r *rivals) addNode(ctx context.Context, made *corev1.Node) error {
+	node, err := r.client.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	made.Status.DeepCopyInto(&node.Status)
 	node.Status.Images = images(50)
 	node.ResourceVersion = "" // kube-controller-manager also writes to new nodes.
-	_, err = g.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	_, err = r.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
 	return err
 }
 

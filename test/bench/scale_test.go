@@ -131,16 +131,7 @@ func (r *rivals) fill(ctx context.Context, s scale) error {
 	}
 	nodes := cluster.Nodes("large", s.nodes)
 	core := r.client.CoreV1()
-	if err := inParallel(ctx, 32, s.nodes, func(ctx context.Context, i int) error {
-		node, err := core.Nodes().Create(ctx, nodes[i], metav1.CreateOptions{})
-		if err != nil {
-			return err
-		}
-		nodes[i].Status.DeepCopyInto(&node.Status)
-		node.Status.Images = images(50)
-		_, err = core.Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
-		return err
-	}); err != nil {
+	if err := inParallel(ctx, 32, s.nodes, func(ctx context.Context, i int) error { return r.addNode(ctx, nodes[i]) }); err != nil {
 		return err
 	}
 	if err := inParallel(ctx, 32, s.claims, func(ctx context.Context, i int) error {

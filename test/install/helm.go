@@ -87,6 +87,12 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 		case o.GetAnnotations()[hookAnnotation] == "":
 		case o.GetAnnotations()[hookAnnotation] == preDelete:
 			to = &hook
+			if o.GetKind() == "Job" {
+				p.preDelete = &batchv1.Job{}
+				if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, p.preDelete); err != nil {
+					return fmt.Errorf("reading the Job of the pre-delete hook: %w", err)
+				}
+			}
 		default:
 			return fmt.Errorf("unsupported hook %s in the chart", o.GetAnnotations()[hookAnnotation])
 		}
@@ -110,53 +116,19 @@ func (p *Prebind) hookFile() string { return p.file("pre-delete.yaml") }
 // runPreDelete does the work of Helm, the Job controller and the kubelet for the chart's pre-delete hook. It applies the objects
 // of the hook, runs the command of the Job with the Job's service account, and deletes the objects.
 func (p *Prebind) runPreDelete(ctx context.Context) error {
-	content, err := os.ReadFile(p.hookFile())
-	if err != nil {
-		return err
+	if p.preDelete == nil {
+		return errors.New("the chart has no pre-delete hook with a Job")
 	}
 	if err := p.kubectl(ctx, "apply", "-f", p.hookFile()); err != nil {
 		return err
 	}
-	job, err := jobIn(content)
+	job := p.preDelete.Spec.Template.Spec
+	kubeconfig, err := p.o.Cluster.ServiceAccountKubeconfig(ctx, Namespace, job.ServiceAccountName)
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := p.o.Cluster.ServiceAccountKubeconfig(ctx, Namespace, job.Spec.Template.Spec.ServiceAccountName)
-	if err != nil {
-		return err
-	}
-	if err := p.runOnce(ctx, append(job.Spec.Template.Spec.Containers[0].Args, "--kubeconfig="+kubeconfig)...); err != nil {
+	if err := p.runOnce(ctx, append(job.Containers[0].Args, "--kubeconfig="+kubeconfig)...); err != nil {
 		return err
 	}
 	return p.kubectl(ctx, "delete", "--wait=false", "-f", p.hookFile())
-}
-
-// jobIn returns the only Job of the manifests. It returns an error unless the Job has exactly one container.
-func jobIn(content []byte) (*batchv1.Job, error) {
-	var found *batchv1.Job
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		var o unstructured.Unstructured
-		if err := errors.Join(err, yaml.Unmarshal(document, &o.Object)); err != nil {
-			return nil, fmt.Errorf("reading the pre-delete hook: %w", err)
-		}
-		if o.GetKind() != "Job" {
-			continue
-		}
-		if found != nil {
-			return nil, errors.New("the pre-delete hook has two Jobs, want one")
-		}
-		found = &batchv1.Job{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, found); err != nil {
-			return nil, fmt.Errorf("reading the Job of the pre-delete hook: %w", err)
-		}
-	}
-	if found == nil || len(found.Spec.Template.Spec.Containers) != 1 {
-		return nil, errors.New("the pre-delete hook has no Job with one container")
-	}
-	return found, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -90,6 +91,8 @@ type Prebind struct {
 	source []string
 	// kept is like source, for objects that remain after the uninstallation.
 	kept []string
+	// preDelete is the Job of the chart's hook.
+	preDelete *batchv1.Job
 }
 
 // New installs the shipped manifests without starting a replica. Until a replica runs, only pods in exempt namespaces can be
