@@ -479,26 +479,6 @@ func TestRun_RollsBack(t *testing.T) {
 	}
 }
 
-// TestRun_AllowedIsNotRolledBack: the API server can carry out an allowed bind until BindSettles, so a
-// rejected later call, or another node, ends nothing before.
-func TestRun_AllowedIsNotRolledBack(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		w.set("a")
-		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
-		require.Nil(t, w.run(t.Context(), b).Err)
-		w.run(t.Context(), w.bind("node-b", w.writer("other")))
-		b.plugins = []framework.Plugin{plugin{name: "no", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
-			return framework.Verdict{}, framework.Refuse(framework.Object{}, "no")
-		}}}
-		require.NotNil(t, w.run(t.Context(), b).Err)
-		pass(framework.BindSettles - 5*time.Second)
-		w.bound(nodeName)
-		synctest.Wait()
-		assert.NotContains(t, w.said(), "write-w PreBindRollBack")
-		assert.Contains(t, w.said(), "write-w PostBind")
-	})
-}
-
 // TestRun_PanicFailsOneBind: a bug in a plugin is an error of the bind.
 func TestRun_PanicFailsOneBind(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

@@ -9,10 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -89,22 +87,4 @@ func subject() *policy.Subject {
 		Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "node-1"}},
 		Now:     now, Since: now,
 	}
-}
-
-func TestEvaluate_Example(t *testing.T) {
-	c, err := policy.Compile(parse(t, example), policy.Options{})
-	require.NoError(t, err)
-	o := &objects{}
-	r, err := c.Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
-	assert.Equal(t, policy.Waiting, r.Verdict, r.Message)
-	assert.Equal(t, "spec.waitFor[driver]", r.Rule)
-	assert.Equal(t, "CSI driver not registered on node-1", r.Message)
-	assert.Equal(t, now.Add(2*time.Minute), r.Until)
-	o.resources = map[string][]client.Object{"csinode": {&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "csi.example.com"}}}}}}
-	r, err = c.Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
-	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
-	assert.Equal(t, map[string]string{"csi-ready.policy.prebind.dev/clique": "a.1"}, r.Annotations)
 }

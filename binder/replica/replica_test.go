@@ -222,19 +222,6 @@ func TestTerm_EndsWithTheLease(t *testing.T) {
 	})
 }
 
-// TestStatusOf_APIServerTime: the status has the API server's time, because a replica's clock may be
-// wrong.
-func TestStatusOf_APIServerTime(t *testing.T) {
-	written := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	l := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(written.Add(time.Hour)))}}
-	l.Labels, l.Annotations = map[string]string{label: "a"}, map[string]string{statusAnnotation: "{}"}
-	assert.Equal(t, Status{Replica: "a", Reported: metav1.NewTime(written.Add(time.Hour))}, statusOf(l), "the lease has no other time")
-	l.ManagedFields = []metav1.ManagedFieldsEntry{{}, {Time: new(metav1.NewTime(written))}, {Time: new(metav1.NewTime(written.Add(-time.Minute)))}}
-	assert.Equal(t, Status{Replica: "a", Reported: metav1.NewTime(written), ClockAhead: metav1.Duration{Duration: time.Hour}}, statusOf(l), "the last write is the renewal")
-	l.Spec.RenewTime = nil
-	assert.Equal(t, Status{Replica: "a"}, statusOf(l), "it has not been renewed")
-}
-
 // TestHeld_NamesTheState: before the first renewal, no renewal has failed.
 func TestHeld_NamesTheState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -101,16 +101,6 @@ func TestDocument_AtAlias(t *testing.T) {
 			content: "old: &l\n" + items + "apiVersion: v1\nkind: List\nitems: *l\n",
 			at:      "f.yaml:2", name: "f.yaml:5", key: "f.yaml:4",
 		},
-		"Item": {
-			reason:  "an item can be an alias",
-			content: "old:\n- &i\n  apiVersion: v1\n  kind: Node\n  metadata:\n    name: a\napiVersion: v1\nkind: List\nitems:\n- *i\n",
-			at:      "f.yaml:10", name: "f.yaml:6", key: "f.yaml:5",
-		},
-		"Merge": {
-			reason:  "the list has no items of its own, so the line is that of the list",
-			content: "# licence\nold: &l\n  metadata: {}\n  items:\n  - {apiVersion: v1, kind: Node, metadata: {name: a}}\n<<: *l\napiVersion: v1\nkind: List\n",
-			at:      "f.yaml:2", name: "f.yaml:2", key: "f.yaml:2",
-		},
 		"Field": {
 			reason:  "a field can be an alias",
 			content: "old: &m\n  name: a\napiVersion: v1\nkind: Node\nmetadata: *m\n",

@@ -26,12 +26,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/apitesting/fuzzer"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metafuzzer "k8s.io/apimachinery/pkg/apis/meta/fuzzer"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/policy/schema"
 )
@@ -175,62 +172,6 @@ func find(v ref.Val, path ...string) ref.Val {
 		}
 	}
 	return v
-}
-
-func TestValue_Fields(t *testing.T) {
-	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: "web", Namespace: "demo", CreationTimestamp: metav1.NewTime(at), Labels: map[string]string{"app": "web"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}}, Annotations: map[string]string{},
-		},
-		Spec: corev1.PodSpec{
-			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
-			Containers: []corev1.Container{{
-				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("0.5")}},
-				Ports:     []corev1.ContainerPort{{ContainerPort: 80}},
-				LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
-					Port: intstr.FromString("http"),
-				}}},
-			}},
-			Priority: ptr.To[int32](0),
-		},
-	}
-	v := schema.For[corev1.Pod]().Value(pod)
-	container := as[traits.Lister](t, find(v, "spec", "containers")).Get(types.IntZero)
-	volume := as[traits.Lister](t, find(v, "spec", "volumes")).Get(types.IntZero)
-	cases := map[string]struct {
-		reason string
-		in     ref.Val
-		path   []string
-		want   ref.Val
-	}{
-		"String":        {reason: "a string is a string", in: v, path: []string{"metadata", "name"}, want: types.String("web")},
-		"Kind":          {reason: "clients leave kind empty, so it is constant", in: v, path: []string{"kind"}, want: types.String("Pod")},
-		"APIVersion":    {reason: "as kind", in: v, path: []string{"apiVersion"}, want: types.String("v1")},
-		"Reserved":      {reason: "the parser accepts namespace as a field", in: v, path: []string{"metadata", "namespace"}, want: types.String("demo")},
-		"Escaped":       {reason: "the checker accepts the escaped name", in: v, path: []string{"metadata", "__namespace__"}, want: types.String("demo")},
-		"Unknown":       {reason: "there is no such field", in: v, path: []string{"metadata", "foo"}},
-		"Time":          {reason: "times are timestamps", in: v, path: []string{"metadata", "creationTimestamp"}, want: types.Timestamp{Time: at}},
-		"NilTime":       {reason: "a nil pointer is absent", in: v, path: []string{"metadata", "deletionTimestamp"}},
-		"EmptyMap":      {reason: "omitempty omits empty maps", in: v, path: []string{"metadata", "annotations"}},
-		"Managed":       {reason: "Prebind does not keep managedFields", in: v, path: []string{"metadata", "managedFields"}},
-		"Zero":          {reason: "a pointer to zero is present", in: v, path: []string{"spec", "priority"}, want: types.IntZero},
-		"NilPointer":    {reason: "a nil pointer is absent", in: v, path: []string{"spec", "runtimeClassName"}},
-		"False":         {reason: "omitempty omits false", in: v, path: []string{"spec", "hostNetwork"}},
-		"Quantity":      {reason: "quantities are strings in canonical form", in: container, path: []string{"resources", "requests", "cpu"}, want: types.String("500m")},
-		"NoKey":         {reason: "the map has no such key", in: container, path: []string{"resources", "requests", "memory"}},
-		"IntOrString":   {reason: "the value has the type of its content", in: container, path: []string{"livenessProbe", "httpGet", "port"}, want: types.String("http")},
-		"Inline":        {reason: "fields of embedded structs are fields of the outer one", in: volume, path: []string{"emptyDir", "medium"}},
-		"NotAnOption":   {reason: "the field is not part of the volume", in: volume, path: []string{"hostPath"}},
-		"RequiredEmpty": {reason: "a field without omitempty is present", in: container, path: []string{"name"}, want: types.String("")},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, find(tc.in, tc.path...), tc.reason)
-		})
-	}
-	assert.NotNil(t, find(volume, "emptyDir"), "an empty struct is present")
 }
 
 func TestValue_Operations(t *testing.T) {

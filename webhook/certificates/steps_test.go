@@ -106,35 +106,6 @@ func TestNext(t *testing.T) {
 	}
 }
 
-func TestNext_Record(t *testing.T) {
-	a, b, foreign, over := ca(t, 0), ca(t, 16*time.Hour), ca(t, -time.Hour), ca(t, -30*time.Hour)
-	now := at(17 * time.Hour)
-	next := func(want step, v view) *record {
-		s, r, err := times.next(v)
-		require.NoError(t, err)
-		require.Equal(t, want, s)
-		return r
-	}
-
-	r := next(stepCreate, view{now: now, trusted: trust{{ca: foreign.cert}, {ca: over.cert}}})
-	assert.Equal(t, []*x509.Certificate{r.current.cert, foreign.cert}, r.bundle, "CAs of certificates in use stay trusted")
-	assert.Equal(t, now, r.promoted, "the promotion time limits this trust")
-
-	r = next(stepAdd, view{now: now, held: &record{current: a, bundle: []*x509.Certificate{a.cert}, rotate: true}})
-	assert.Equal(t, a, r.current, "the next CA does not sign yet")
-	assert.Equal(t, []*x509.Certificate{a.cert, r.next.cert}, r.bundle)
-	assert.False(t, r.rotate, "a request causes one rotation")
-
-	r = next(stepPromote, view{now: now, trusted: trust{{ca: b.cert}}, held: &record{current: a, next: b, bundle: []*x509.Certificate{a.cert, b.cert}}})
-	assert.Equal(t, b, r.current)
-	assert.Nil(t, r.next)
-	assert.Equal(t, now, r.promoted)
-	assert.Equal(t, []*x509.Certificate{a.cert, b.cert}, r.bundle, "the old CA stays trusted")
-
-	r = next(stepDrop, view{now: now.Add(2 * times.cert), held: r})
-	assert.Equal(t, []*x509.Certificate{b.cert}, r.bundle)
-}
-
 func TestRenews(t *testing.T) {
 	a, b := ca(t, 0), ca(t, 16*time.Hour)
 	issue := func(by *authority, when time.Duration) *leaf {

@@ -184,17 +184,6 @@ func TestController_NewGenerationEndsPreparation(t *testing.T) {
 	})
 }
 
-func TestController_RecreatedPolicy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, policyOf(t, "a", rejectAll))
-		other := policyOf(t, "a", allowAll)
-		other.UID = "other"
-		w.put(other)
-		_, err := w.preFlight(w.bind())
-		require.NoError(t, err, "a policy with another UID is another policy")
-	})
-}
-
 func TestController_KeepsUsedWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := policyOf(t, "a", onCSINode)

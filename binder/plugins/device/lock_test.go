@@ -4,7 +4,6 @@
 package device
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,13 +70,6 @@ func (c *lockCase) goesOn() {
 
 // pass advances the clock of the bubble.
 func pass(d time.Duration) { <-time.After(d) }
-
-func TestLock_IsReleasedByRollBack(t *testing.T) {
-	lockTest(t, func(c *lockCase) {
-		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
-		c.goesOn()
-	})
-}
 
 func TestLock_IsReleasedByPostBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
@@ -198,38 +190,4 @@ func TestLock_ByArgument(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
 	assert.Equal(t, "one", string(s.record().Lock.UID))
 	require.NoError(t, confirm(t.Context(), p, bindOf(podNamed("two"), "b")), "the pod requests no devices")
-}
-
-func TestLock_ManyBindsInTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const pods = 12
-		s := newServer(t)
-		replicas := []*Plugin{replicaOf(s, withLocks), replicaOf(s, withLocks)}
-		results := make(chan error, pods)
-		for i := range pods {
-			pod := podNamed(string(rune('a' + i)))
-			require.NoError(t, s.Create(t.Context(), pod))
-			go func() {
-				p, bc := replicas[i%2], bindOf(pod, pod.Name, gen.Annotation(gpu, "GPU-"+pod.Name))
-				if err := await(t.Context(), p, bc); err != nil {
-					results <- err
-					return
-				}
-				if rec := s.record(); rec.Lock == nil || rec.Lock.UID != pod.UID {
-					results <- errors.New("another bind has the lock")
-					return
-				}
-				pass(time.Second)
-				s.bind(bc)
-				results <- p.PostBind(t.Context(), bc)
-			}()
-		}
-		began := time.Now()
-		for range pods {
-			require.NoError(t, <-results)
-		}
-		assert.Equal(t, pods*time.Second, time.Since(began), "each bind takes one second, one after the other")
-		assert.Len(t, held(s), pods)
-		assert.Nil(t, s.record().Lock)
-	})
 }

@@ -192,25 +192,6 @@ func recovered(bc *framework.BindContext) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node(bc.Node.Name), Binding: gen.Binding(pod, bc.Node.Name), Attempt: bc.Attempt, Recovered: true}
 }
 
-// The scheduler requests other devices in a repeated call. Until the pod is bound, it can
-// use either.
-func TestGrant_OfOtherDevicesInALaterRound(t *testing.T) {
-	web := podNamed("web")
-	s := newServer(t, web, podNamed("other"))
-	p := replicaOf(s)
-	first, second := bindOf(web, "a", gen.Annotation(gpu, "GPU-1")), bindOf(web, "a", gen.Annotation(gpu, "GPU-2"))
-	require.NoError(t, prepare(t.Context(), p, first))
-	require.NoError(t, prepare(t.Context(), p, second))
-	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)][a: GPU-2 (gpu)]"}, held(s))
-	err := prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1")))
-	assert.True(t, framework.IsKind(err, framework.KindRefuse))
-
-	s.bind(second)
-	require.NoError(t, p.PostBind(t.Context(), first))
-	assert.Equal(t, map[string]string{"web": "[a: GPU-2 (gpu)] bound"}, held(s), "the pod keeps the devices that it was bound with")
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1"))))
-}
-
 // A replica still works on a bind that has succeeded. A grant that it adds would belong to
 // the pod as long as the pod runs.
 func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {

@@ -49,9 +49,7 @@ func TestPreBind_APIServerFails(t *testing.T) {
 		fail   func(fakeapi.Call) error
 		want   framework.Kind
 	}{
-		"Mark":        {reason: "the write can have succeeded", fail: firstWrite("patch", apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
 		"Reservation": {reason: "the write can have succeeded", fail: firstWrite("patch status", apierrors.NewServiceUnavailable("restarting")), want: framework.KindWait},
-		"Read":        {reason: "nothing was written", fail: firstWrite("get", apierrors.NewTimeoutError("slow", 1)), want: framework.KindWait},
 		"Forbidden":   {reason: "waiting does not grant permissions", fail: firstWrite("patch status", errDown), want: framework.KindInternal},
 		"Invalid": {reason: "the permission for resourceclaims/binding can be missing", fail: func(w fakeapi.Call) error {
 			if w.Verb == "patch status" {
@@ -145,16 +143,6 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		require.NoError(t, two.PreBindRollBack(t.Context(), b))
 		assert.Empty(t, users(s.claim()), "no attempt relies on the reservation")
 	})
-	t.Run("SecondBinds", func(t *testing.T) {
-		s, pod, one, two, a, b := begin(t)
-		pod = pod.DeepCopy()
-		pod.Spec.NodeName = "node-b"
-		s.Put(pod)
-		require.NoError(t, two.PostBind(t.Context(), b))
-		require.NoError(t, one.PreBindRollBack(t.Context(), a))
-		assert.Equal(t, []string{"web"}, users(s.claim()), "the pod is bound to another node and uses the claim")
-		assert.Empty(t, unsettled(s.claim()))
-	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
 		s, _, one, two, a, b := begin(t)
 		between(one, "patch", func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
@@ -177,14 +165,6 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		between(two, "patch", func() { require.NoError(t, one.PreBindRollBack(t.Context(), a)) })
 		require.NoError(t, two.PreBind(t.Context(), b))
 		assert.Equal(t, []string{"web"}, users(s.claim()), "the second attempt reserves the claim itself")
-	})
-	t.Run("Rounds", func(t *testing.T) {
-		s, pod, one, _ := setup(t)
-		require.NoError(t, one.PreBind(t.Context(), bind(pod, "node-a", "one-1")))
-		s.Forget()
-		again := bind(pod, "node-a", "one-1")
-		require.NoError(t, one.confirm(t.Context(), again), "a repeated call of the attempt has its mark")
-		assert.Empty(t, s.written())
 	})
 }
 

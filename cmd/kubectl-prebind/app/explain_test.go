@@ -120,24 +120,6 @@ Warning: ours
 `, out.String())
 }
 
-func TestReportYAML_Findings(t *testing.T) {
-	r := &report{Prebind: &binder.Explanation{Plugins: []binder.PluginExplanation{{Name: "policy", Verdict: binder.PluginWaits, Findings: []framework.Finding{
-		{Name: "csi-ready", Verdict: "waiting", Message: "no driver"}, {Name: "gpu", Verdict: "allowed"},
-	}}}}}
-	var out strings.Builder
-	require.NoError(t, format("yaml").write(&out, r, r.text))
-	assert.Contains(t, out.String(), `
-  - findings:
-    - message: no driver
-      name: csi-ready
-      verdict: waiting
-    - name: gpu
-      verdict: allowed
-    name: policy
-    verdict: waits
-`)
-}
-
 func TestExitCode(t *testing.T) {
 	assert.Equal(t, 0, cli.ExitCode(nil))
 	assert.Equal(t, 1, cli.ExitCode(errors.New("any")))

@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -35,7 +33,6 @@ import (
 
 	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/plugins/device"
-	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/binder/volumes"
 	"github.com/prebind/prebind/test/gen"
@@ -93,52 +90,6 @@ func TestCache_LargeObjects(t *testing.T) {
 	assert.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "large-1"}, pod)), "large objects are read live")
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Namespace: gen.DefaultNamespace, Name: "selector-large-1"}, claim))
 	assert.Contains(t, claim.Annotations, volumes.TooLarge)
-}
-
-// TestSelections_AgentsAreSmall limits the memory of five agents on 5,000 nodes for the plugin node-ready.
-func TestSelections_AgentsAreSmall(t *testing.T) {
-	const nodes, agents, limit = 5000, 5, 15 << 20
-	args := &nodeready.Arguments{Checks: nodeready.Checks()}
-	for i := range agents {
-		args.Agents = append(args.Agents, nodeready.Agent{Namespace: "agents", Selector: fmt.Sprintf("app=agent-%d", i)})
-	}
-	server := httptest.NewServer(streaming(func(yield func(client.Object) bool) {
-		for i := range nodes * agents {
-			if !yield(agentPod(fmt.Sprintf("agent-%d", i%agents), i/agents)) {
-				return
-			}
-		}
-	}))
-	t.Cleanup(server.Close)
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("PodList"), meta.RESTScopeNamespace) // As discovery does.
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	t.Cleanup(func() { stop(); running.Wait() })
-	before := liveHeap()
-	for _, s := range nodeready.Registration().Selections(args) {
-		if _, ok := s.Example.(*corev1.Pod); !ok {
-			continue
-		}
-		c, _, store, err := assembly.SelectionCache(ctx, &rest.Config{Host: server.URL}, cache.Options{Scheme: clientgoscheme.Scheme, Mapper: mapper}, s)
-		require.NoError(t, err)
-		running.Go(func() { assert.NoError(t, c.Start(ctx)) })
-		require.True(t, c.WaitForCacheSync(ctx))
-		require.Len(t, store.ListKeys(), nodes)
-	}
-	heap := liveHeap() - before
-	t.Logf("%.1f MiB, %.0f bytes for a pod", heap/(1<<20), heap/(nodes*agents))
-	assert.Positive(t, heap, "the caches hold the pods")
-	assert.Less(t, heap, float64(limit))
-}
-
-// agentPod returns the pod of an agent on the node.
-func agentPod(name string, node int) *corev1.Pod {
-	pod := gen.Pod(fmt.Sprintf("%s-%05x", name, node), gen.InNamespace("agents"), gen.UID(types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", node))),
-		gen.Label("app", name), gen.BoundTo(fmt.Sprintf("node-%d", node)), gen.OwnedBy("DaemonSet", name, types.UID(name)))
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	return pod
 }
 
 // cacheOf returns the shipped cache with these objects, and the live heap that they use.
@@ -211,7 +162,7 @@ func liveHeap() float64 {
 // when it sends it, so that only the cache keeps objects in the heap.
 func streaming(objects iter.Seq[client.Object]) http.Handler {
 	kinds := map[string]string{
-		"/api/v1/pods": "Pod", "/api/v1/namespaces/agents/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
+		"/api/v1/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
 		"/api/v1/persistentvolumeclaims": "PersistentVolumeClaim", "/api/v1/persistentvolumes": "PersistentVolume",
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -220,15 +171,10 @@ func streaming(objects iter.Seq[client.Object]) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
 		version, events := 0, json.NewEncoder(w)
 		for o := range objects {
 			version++
-			if o.GetObjectKind().GroupVersionKind().Kind != kinds[r.URL.Path] || !selector.Matches(labels.Set(o.GetLabels())) {
+			if o.GetObjectKind().GroupVersionKind().Kind != kinds[r.URL.Path] {
 				continue
 			}
 			o.SetResourceVersion(strconv.Itoa(1_000_000 + version))
