@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 
 	"github.com/spf13/cobra"
@@ -95,7 +94,7 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 	}
 	report, err := conformance.Run(ctx, config, o.Options)
 	if report != nil && ctx.Err() == nil {
-		err = errors.Join(err, report.WriteText(out), o.writeJUnit(report))
+		err = errors.Join(err, report.WriteText(out), writeFile("--junit", o.junit, report.WriteJUnit))
 	}
 	if err != nil {
 		return err
@@ -138,21 +137,6 @@ func outcome(report *conformance.Report) error {
 		return errors.New("some checks could not be completed")
 	case report.Any(conformance.NoResult):
 		return cli.ExitError{Code: exitNoResult}
-	}
-	return nil
-}
-
-// writeJUnit writes the file of --junit.
-func (o *conformanceOptions) writeJUnit(report *conformance.Report) error {
-	if o.junit == "" {
-		return nil
-	}
-	to, err := os.Create(o.junit)
-	if err == nil {
-		err = errors.Join(report.WriteJUnit(to), to.Close())
-	}
-	if err != nil {
-		return fmt.Errorf("--junit: %w", err)
 	}
 	return nil
 }

@@ -5,8 +5,10 @@ package app
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
@@ -53,4 +55,19 @@ func (f format) write(out io.Writer, value any, text func(io.Writer) error) erro
 		_, err = out.Write(encoded)
 	}
 	return err
+}
+
+// writeFile writes the file of a flag. An empty name means no file.
+func writeFile(flag, name string, write func(io.Writer) error) error {
+	if name == "" {
+		return nil
+	}
+	to, err := os.Create(name)
+	if err == nil {
+		err = errors.Join(write(to), to.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	return nil
 }

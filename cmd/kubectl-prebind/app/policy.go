@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -201,14 +200,11 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 
 // writeResults writes the results to the file and to the standard output.
 func writeResults(out io.Writer, results []*cases.Result, output format, file string) error {
+	err := writeFile("--output-file", file, func(to io.Writer) error { return writeFormat(to, results, output) })
+	if err != nil {
+		return err
+	}
 	if file != "" {
-		to, err := os.Create(file)
-		if err != nil {
-			return fmt.Errorf("--output-file: %w", err)
-		}
-		if err := errors.Join(writeFormat(to, results, output), to.Close()); err != nil {
-			return fmt.Errorf("--output-file: %w", err)
-		}
 		output = formatText
 	}
 	return writeFormat(out, results, output)

@@ -30,9 +30,7 @@ func checkWorkers(ctx context.Context, t *trial) string {
 	t.bound(ctx, t.creates(ctx, "workers"), fmt.Sprintf("While %d pods wait, other pods must be bound. Bind each pod in its own goroutine, use more bind workers, or repeat waiting Bindings from a delayed queue. "+
 		"If your scheduler already uses goroutines, look for a limit of binds in progress, for a lock that it holds while it binds, and for the rate limit of its client (QPS).", waiters))
 	detail := fmt.Sprintf("while %d pods waited, another pod was bound in %s", waiters, seconds(time.Since(began)))
-	for _, pod := range waiting {
-		t.deletes(ctx, pod)
-	}
+	t.deletes(ctx, waiting...)
 	return detail
 }
 

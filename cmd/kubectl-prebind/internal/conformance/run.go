@@ -46,12 +46,9 @@ type session struct {
 // errInterrupted is the error of a run whose context has ended.
 var errInterrupted = errors.New("interrupted")
 
-// Run makes the checks and removes all that it has created. An error means that the run could not start or clean up; the report is not
+// Run makes the checks with valid options, and removes all that it has created. An error means that the run could not start or clean up; the report is not
 // nil if at least one check was made. When ctx ends, Run breaks off and cleans up.
 func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
 	s := &session{Options: o, config: adjust(config)}
 	var err error
 	if s.client, err = kubernetes.NewForConfig(s.config); err != nil {
@@ -129,9 +126,7 @@ func (s *session) make(ctx context.Context, c check) Result {
 	detail := ""
 	if t.err == nil {
 		s.say("%s: started", c.name)
-		var running sync.WaitGroup
-		running.Go(func() { detail = c.run(ctx, t) })
-		running.Wait()
+		t.do(func() { detail = c.run(ctx, t) })
 	}
 	r := resultOf(c, time.Since(began), detail, t.err, overload())
 	if ctx.Err() != nil {
@@ -139,8 +134,9 @@ func (s *session) make(ctx context.Context, c check) Result {
 	}
 	s.say("%s: %s (%s)", c.name, r.Status, seconds(r.Duration))
 	if r.Status != Pass && r.Status != Skipped {
-		if err := t.discard(ctx); err != nil && ctx.Err() == nil {
-			s.say("%s: the next checks can be affected: %s", c.name, oneLine(err.Error()))
+		last := &trial{session: s}
+		if last.do(func() { last.deletes(ctx, t.created...) }); last.err != nil && ctx.Err() == nil {
+			s.say("%s: the next checks can be affected: %s", c.name, oneLine(last.err.Error()))
 		}
 	}
 	return r

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +37,13 @@ type trial struct {
 	created []*corev1.Pod
 	// err is why the check has ended.
 	err error
+}
+
+// do runs steps until they return or one ends the check.
+func (t *trial) do(steps func()) {
+	var running sync.WaitGroup
+	running.Go(steps)
+	running.Wait()
 }
 
 // end ends the check with the error.
@@ -94,33 +102,18 @@ func (t *trial) creates(ctx context.Context, name string, options ...podOption) 
 	return pod
 }
 
-// deletes deletes the pod now, and waits until it is gone.
-func (t *trial) deletes(ctx context.Context, pod *corev1.Pod) {
-	pods := t.client.CoreV1().Pods(pod.Namespace)
+// deletes deletes the pods now, also pods that replaced them, and waits until they are gone.
+func (t *trial) deletes(ctx context.Context, pods ...*corev1.Pod) {
+	left := slices.Clone(pods)
 	gone := t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
-		err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
-		return apierrors.IsNotFound(err) || apierrors.IsConflict(err), nil
-	})
-	if !gone {
-		t.end(fmt.Errorf("pod %s was not deleted within %s", pod.Name, t.Timeout))
-	}
-}
-
-// discard deletes the pods of the check, also pods that replaced them, and waits until they are gone.
-func (t *trial) discard(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
-	defer cancel()
-	left := t.created
-	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 		left = slices.DeleteFunc(left, func(pod *corev1.Pod) bool {
 			return apierrors.IsNotFound(t.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 		})
 		return len(left) == 0, nil
 	})
-	if err != nil {
-		return fmt.Errorf("deleting the pods of the check: %w", err)
+	if !gone {
+		t.end(fmt.Errorf("pod %s was not deleted within %s", left[0].Name, t.Timeout))
 	}
-	return nil
 }
 
 // read returns the pod. It is a violation if the pod was replaced.
