@@ -149,11 +149,7 @@ func Read(in io.Reader, paths ...string) (read []*Document, problems, err error)
 
 func load(in io.Reader, name string) ([]byte, error) {
 	if name == "-" {
-		content, err := io.ReadAll(in)
-		if err != nil {
-			return nil, fmt.Errorf("reading the standard input: %w", err)
-		}
-		return content, nil
+		return io.ReadAll(in)
 	}
 	return os.ReadFile(name)
 }

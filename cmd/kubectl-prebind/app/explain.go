@@ -217,15 +217,7 @@ func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
 			}
 		}
 		details = append(details, p.Would...)
-		name, verdict := p.Name, string(p.Verdict)
-		for i := range max(len(details), 1) {
-			detail := ""
-			if i < len(details) {
-				detail = details[i]
-			}
-			fmt.Fprintf(w, "%s\t%s\t%s\n", name, verdict, detail)
-			name, verdict = "", ""
-		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, p.Verdict, strings.Join(details, "\n\t\t"))
 		for _, f := range p.Findings {
 			fmt.Fprintf(w, "  %s\t%s\t%s\n", f.Name, f.Verdict, f.Message)
 		}
@@ -241,14 +233,13 @@ func textAdded(out io.Writer, x *binder.Explanation) error {
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "ADDED\tKEY\tVALUE")
-	for _, kind := range []struct {
-		name   string
-		values map[string]string
-	}{{"annotation", x.Annotations}, {"label", x.Labels}} {
-		for _, key := range slices.Sorted(maps.Keys(kind.values)) {
-			fmt.Fprintf(w, "%s\t%s\t%s\n", kind.name, key, kind.values[key])
+	add := func(kind string, values map[string]string) {
+		for _, key := range slices.Sorted(maps.Keys(values)) {
+			fmt.Fprintf(w, "%s\t%s\t%s\n", kind, key, values[key])
 		}
 	}
+	add("annotation", x.Annotations)
+	add("label", x.Labels)
 	return w.Flush()
 }
 

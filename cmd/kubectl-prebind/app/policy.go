@@ -99,14 +99,12 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []str
 	}
 	ready, warnings := 0, 0
 	for _, p := range policies {
-		at := fmt.Sprintf("%s: BindPolicy %s", p.At(""), p.Name())
 		if p.Ready() {
 			ready++
-			fmt.Fprintf(out, "%s: ready\n", at)
+			fmt.Fprintf(out, "%s: BindPolicy %s: ready\n", p.At(""), p.Name())
 		}
 		for _, problem := range p.Problems {
-			at := fmt.Sprintf("%s: BindPolicy %s", p.At(problem.Field), p.Name())
-			fmt.Fprintf(out, "%s: %s: %s\n", at, problem.Reason, block(problem.Error()+hint(problem.Reason)))
+			fmt.Fprintf(out, "%s: BindPolicy %s: %s: %s\n", p.At(problem.Field), p.Name(), problem.Reason, block(problem.Error()+hint(problem.Reason)))
 		}
 		for _, w := range p.Warnings {
 			warnings++
