@@ -37,7 +37,7 @@ const (
 // encodeExplanation returns the explanation as a warning. The API server passes on 4,096 runes, so the explanation is
 // compressed. If it is still too long, parts are shortened, and then omitted.
 func encodeExplanation(x binder.Explanation) (string, error) {
-	for _, reduce := range []func(*binder.Explanation){
+	for step, reduce := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
 		shorten,
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
@@ -48,9 +48,8 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 		},
 		func(x *binder.Explanation) { x.Plugins = nil },
 	} {
-		before := entries(x)
 		reduce(&x)
-		x.Incomplete = x.Incomplete || entries(x) != before
+		x.Incomplete = step > 0
 		text, err := compressed(x)
 		if err != nil {
 			return "", err
@@ -103,15 +102,6 @@ func shortenValue(value string) string {
 		return value
 	}
 	return strings.ToValidUTF8(value[:shortened], "") + "…"
-}
-
-// entries returns the number of parts that make an explanation incomplete if they are omitted.
-func entries(x binder.Explanation) int {
-	n := len(x.Annotations) + len(x.Labels) + len(x.Plugins)
-	for _, p := range x.Plugins {
-		n += len(p.Findings)
-	}
-	return n
 }
 
 // DecodeExplanation returns the explanation that a warning contains, or nil for other warnings.

@@ -86,7 +86,7 @@ func TestExplanation_TooLong(t *testing.T) {
 			t.Helper()
 			assert.Len(t, x.Annotations, 3)
 			assert.True(t, strings.HasSuffix(x.Annotations["key-1"], "…"))
-			assert.False(t, x.Incomplete)
+			assert.True(t, x.Incomplete)
 		}},
 		"LeftOut": {reason: "the verdict is kept", annotations: values(1000, 50), check: func(t *testing.T, x *binder.Explanation) {
 			t.Helper()
@@ -101,7 +101,7 @@ func TestExplanation_TooLong(t *testing.T) {
 			assert.Equal(t, "waiting", x.Plugins[2].Findings[1].Verdict)
 			assert.True(t, strings.HasSuffix(x.Plugins[2].Findings[1].Message, "…"))
 			assert.Len(t, x.Annotations, 1)
-			assert.False(t, x.Incomplete)
+			assert.True(t, x.Incomplete)
 		}},
 		"ManyFindings": {reason: "the plugins are kept", findings: found(200, 50), check: func(t *testing.T, x *binder.Explanation) {
 			t.Helper()
