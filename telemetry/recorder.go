@@ -29,7 +29,6 @@ import (
 	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/webhook"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (
@@ -54,10 +53,8 @@ type Options struct {
 	// Plugins are the names of all registered plugins. Their failure counters exist from the
 	// start, so that an alert on an increase does not miss the first failure.
 	Plugins []string
-	// Metrics of plugins to register. Optional.
+	// Metrics of plugins and certificates to register. Optional.
 	Metrics []prometheus.Collector
-	// Certificates are metrics to register. Optional.
-	Certificates *certificates.Metrics
 	// Traces creates spans. Optional.
 	Traces *Traces
 }
@@ -96,12 +93,8 @@ func New(o Options) (*Recorder, error) {
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	all := slices.Concat(r.all, r.gauges(), o.Metrics)
-	if o.Certificates != nil {
-		all = append(all, o.Certificates.Collectors()...)
-	}
 	var problems []error
-	for _, c := range all {
+	for _, c := range slices.Concat(r.all, r.gauges(), o.Metrics) {
 		if err := o.Registry.Register(c); err != nil {
 			problems = append(problems, fmt.Errorf("registering metrics: %w", err))
 		}

@@ -60,8 +60,8 @@ func All() ([]Metric, error) {
 
 func registerAll(r *register) error {
 	_, err := telemetry.New(telemetry.Options{
-		Registry: r, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics(),
-		Metrics: slices.Concat(startlimit.Registration().Metrics, bindpolicy.Registration().Metrics),
+		Registry: r, Clock: clock.RealClock{},
+		Metrics: slices.Concat(startlimit.Registration().Metrics, bindpolicy.Registration().Metrics, certificates.NewMetrics().Collectors()),
 	})
 	return err
 }

@@ -118,7 +118,7 @@ func admissionVariants(tb testing.TB) []admissionVariant {
 func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	tb.Helper()
 	registry := prometheus.NewRegistry()
-	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}, Certificates: certificates.NewMetrics()})
+	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}, Metrics: certificates.NewMetrics().Collectors()})
 	require.NoError(tb, err)
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
 	engine := benchEngine(tb, untimed, unrecorded.Recorder{})
