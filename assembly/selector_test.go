@@ -34,9 +34,9 @@ func run(t *testing.T, a *Assembly) {
 	<-a.o.Manager.Elected()
 }
 
-// handles is the registration of a plugin that keeps the handle of its last instance.
-func handles(name string, h *framework.Handle) framework.Registration {
-	r := keeping(name)
+// handles is the registration of the plugin test that keeps the handle of its last instance.
+func handles(h *framework.Handle) framework.Registration {
+	r := keeping("test")
 	build := r.New
 	r.New = func(given framework.Handle, a framework.Arguments) (framework.Plugin, error) {
 		*h = given
@@ -73,7 +73,7 @@ func TestSelector_Select(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1")}
 	s.forbidden.Store(true)
-	a := newAssemblyAt(t, s, handles("test", &h))
+	a := newAssemblyAt(t, s, handles(&h))
 	a.o.Leads = func() bool { return true }
 	configured(t, a)
 	run(t, a)
@@ -123,7 +123,7 @@ func TestSelector_Timeout(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
 	s.silent.Store(true)
-	a := newAssemblyAt(t, s, handles("test", &h))
+	a := newAssemblyAt(t, s, handles(&h))
 	configured(t, a)
 	run(t, a)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -139,7 +139,7 @@ func TestSelector_Timeout(t *testing.T) {
 func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
-	r := handles("test", &h)
+	r := handles(&h)
 	r.Selections = func(framework.Arguments) []framework.Selection {
 		registered := gadgets
 		registered.Name = "test/registered"
@@ -168,7 +168,7 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 func TestSelector_Revoked(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
-	a := newAssemblyAt(t, s, handles("test", &h))
+	a := newAssemblyAt(t, s, handles(&h))
 	configured(t, a)
 	run(t, a)
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))

@@ -8,21 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
-
-func visit(t *testing.T, known map[string]bool) func(f *pflag.Flag) {
-	t.Helper()
-	return func(f *pflag.Flag) {
-		known[f.Name] = true
-		assert.NotEmpty(t, f.Usage, "--%s", f.Name)
-	}
-}
 
 // run executes the command and returns its output.
 func run(t *testing.T, args ...string) (string, error) {
