@@ -24,7 +24,7 @@ import (
 // compose runs the mutators, adds what plugins add, and checks the merged metadata of the pod. It returns the
 // decision that allows the bind. An error rejects it. The attempt is empty if no plugin has written.
 func (c *call) compose(ctx context.Context, attempt string) (Decision, *framework.Error) {
-	now := c.clock.Now()
+	now := c.o.Clock.Now()
 	in := mutators.Input{
 		Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User,
 		Bind: mutators.Bind{Attempt: attempt, Calls: c.calls + 1, Waited: now.Sub(c.first), At: now},
@@ -36,7 +36,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 		claimed, err := c.settings.Claimed(ctx, c.pod)
 		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
 	}
-	_, done := c.recorder.Step(ctx, work.Step{Name: work.StepMutators, Pod: c.Pod, Node: c.key.Node, Attempt: attempt})
+	_, done := c.o.Recorder.Step(ctx, work.Step{Name: work.StepMutators, Pod: c.Pod, Node: c.key.Node, Attempt: attempt})
 	result := c.settings.Mutators.Mutate(in)
 	done(nil)
 	d := Decision{Annotations: result.Annotations, Labels: result.Labels, Conflicts: result.Conflicts, Failures: result.Failures}

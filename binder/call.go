@@ -140,9 +140,9 @@ func (c *call) loop(ctx context.Context) Decision {
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			c.held = true
-			return Decision{Err: c.waiting(c.last, c.clock.Now()).Because(context.Cause(ctx)), wait: c.last.first()}
+			return Decision{Err: c.waiting(c.last, c.o.Clock.Now()).Because(context.Cause(ctx)), wait: c.last.first()}
 		}
-		now := c.clock.Now()
+		now := c.o.Clock.Now()
 		switch {
 		case next.do != reject:
 			c.settles = time.Time{}
@@ -173,7 +173,7 @@ func (c *call) pass(ctx context.Context) step {
 	if !c.DryRun {
 		c.entry, c.id = c.work.Join(c.key, c.entry, c.id)
 	}
-	now := c.clock.Now()
+	now := c.o.Clock.Now()
 	for _, p := range c.settings.Plugins {
 		if _, onRequest := p.(framework.OnRequest); onRequest && !c.required[p.Name()] && len(framework.Parameters(p.Name(), c.Binding, c.pod)) == 0 {
 			continue
@@ -182,9 +182,10 @@ func (c *call) pass(ctx context.Context) step {
 			Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.first, DryRun: c.DryRun, Audit: c.audit,
 			Written: c.entry != nil && c.work.Written(c.entry, p.Name()),
 		}}
-		err := c.step(ctx, work.StepPreFlight, p, func(ctx context.Context) (err error) {
+		preFlight := work.Step{Name: work.StepPreFlight, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
+		err := work.Call(ctx, c.o.Recorder, preFlight, func(ctx context.Context) (err error) {
 			if extender, ok := p.(framework.BindContextExtender); ok {
-				cache := c.cachedFor(p.Name())
+				cache := c.o.CachedFor(p.Name())
 				if c.changes != nil {
 					cache = subscribing{Reader: cache, to: c.changes}
 				}
@@ -201,11 +202,6 @@ func (c *call) pass(ctx context.Context) step {
 		c.results = append(c.results, r)
 	}
 	return decide(c.results, c.asked)
-}
-
-// step makes one call of a plugin, contained and recorded.
-func (c *call) step(ctx context.Context, name string, p framework.Plugin, f func(ctx context.Context) error) error {
-	return work.Call(ctx, c.recorder, work.Step{Name: name, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}, f)
 }
 
 // look reads what the engine needs for a pass. The pod must be the one of the first pass, and so must the node.
@@ -274,8 +270,9 @@ func (c *call) write(ctx context.Context, s step) step {
 			return step{do: finish, err: framework.AsError(r.plugin.Name(), errors.New("the plugin has writes, but no PreBind"))}
 		}
 		c.asked[p.Name()] = true
+		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		err := c.work.Write(ctx, c.entry, p, r.bc, func() error {
-			return c.step(ctx, work.StepPreBind, p, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
+			return work.Call(ctx, c.o.Recorder, preBind, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
 		})
 		if err != nil {
 			return c.failed(p.Name(), err)
@@ -294,7 +291,7 @@ func (c *call) failed(plugin string, err error) step {
 		return step{do: finish, err: c.lease(err)}
 	case errors.As(err, &own) && own.Kind == framework.KindWait:
 		// The cache is behind, or the API server is slow.
-		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.clock.Now().Add(readAgain)}
+		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.o.Clock.Now().Add(readAgain)}
 		return step{do: wait, waits: []framework.Wait{w}, until: w.Until}
 	default:
 		return step{do: finish, err: framework.AsError(plugin, err)}

@@ -76,17 +76,10 @@ func (o Options) validate() error {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	cached, live framework.Reader
-	recorder     Recorder
-	settings     Settings
-	// cachedFor returns the cached reader of a plugin.
-	cachedFor func(plugin string) framework.Reader
-	// changes reports changes of the objects that readers return.
-	changes *notify.Hub
-	work    *work.Set
-	waits   waits
-	seats   seating
-	clock   clock.Clock
+	o     Options
+	work  *work.Set
+	waits waits
+	seats seats
 	// jitter returns a random number from 0 to 1.
 	jitter func() float64
 	// draining is closed by drain.
@@ -106,28 +99,19 @@ func New(o Options) (*Engine, error) {
 		o.CachedFor = func(string) framework.Reader { return o.Cached }
 	}
 	draining := make(chan struct{})
-	e := &Engine{
-		cached: o.Cached, live: o.Live, recorder: o.Recorder,
-		settings: o.Settings, cachedFor: o.CachedFor, changes: o.Changes, jitter: rand.Float64,
-		waits: newWaits(o.Clock), clock: o.Clock,
+	return &Engine{
+		o: o, waits: newWaits(o.Clock), jitter: rand.Float64,
+		work: work.NewSet(work.Options{
+			Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+		}),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
-	}
-	e.work = work.NewSet(work.Options{
-		Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
-	})
-	return e, nil
+	}, nil
 }
 
 // Exempt sets which users' Bindings the API server exempts from its concurrency limits. A
 // held call of such a user takes no seat of the API server, so more of them are held. The
 // function must be safe for concurrent use; nil exempts no user.
-func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) {
-	if is == nil {
-		e.seats.isExempt.Store(nil)
-		return
-	}
-	e.seats.isExempt.Store(&is)
-}
+func (e *Engine) Exempt(is func(authenticationv1.UserInfo) bool) { e.seats.setExempt(is) }
 
 // Stats are the numbers of what is in progress.
 type Stats struct {
@@ -146,13 +130,13 @@ func (e *Engine) Stats() Stats {
 	for _, f := range e.work.InFlight() {
 		s.Attempts[f.Phase]++
 	}
-	s.Holds, s.MaxHolds = e.seats.count(e.settings.MaxHolds)
+	s.Holds, s.MaxHolds = e.seats.count(e.o.Settings.MaxHolds)
 	return s
 }
 
 // InFlight returns the binds in progress, the oldest first; the caller owns the slice.
 func (e *Engine) InFlight() []work.InFlight {
-	all, now := e.work.InFlight(), e.clock.Now()
+	all, now := e.work.InFlight(), e.o.Clock.Now()
 	for key, w := range e.waits.all() {
 		f, ok := all[key]
 		if !ok {
@@ -180,21 +164,21 @@ func (e *Engine) Stop(ctx context.Context) error {
 
 // Sweep confirms or rolls back the writes that ended attempts left behind, until the context ends. Every replica runs it.
 func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
-	e.work.Sweep(ctx, e.settings.Plugins, peers)
+	e.work.Sweep(ctx, e.o.Settings.Plugins, peers)
 }
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
-	ctx, began := e.recorder.Begin(ctx), e.clock.Now()
+	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
 	d := e.answer(ctx, r, began)
-	e.recorder.Decided(ctx, r, d, e.clock.Since(began))
+	e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
 	return d
 }
 
 // answer decides on one Binding.
 func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
-	settings := e.settings.in(r.Pod.Namespace)
+	settings := e.o.Settings.in(r.Pod.Namespace)
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
@@ -233,7 +217,7 @@ func (c *call) decide(ctx context.Context) Decision {
 	c.first, c.calls = before.since, before.calls
 	d := c.run(ctx)
 	if d.Attempt != "" || before.calls > 0 || c.leave != nil {
-		d.Calls, d.Waited = before.calls+1, c.clock.Since(before.since)
+		d.Calls, d.Waited = before.calls+1, c.o.Clock.Since(before.since)
 	}
 	return d
 }

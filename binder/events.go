@@ -38,7 +38,7 @@ func (c *call) report(pod *corev1.Pod, d Decision) {
 
 // reportWait records an event about a wait, unless this replica has reported it a short time ago.
 func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
-	reports, now := false, c.clock.Now()
+	reports, now := false, c.o.Clock.Now()
 	c.waits.change(c.key, c.began, func(w *waited) {
 		reports = w.reported.IsZero() || w.object != err.Object || now.Sub(w.reported) >= reportAgain
 		if reports {

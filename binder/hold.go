@@ -24,17 +24,16 @@ const (
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
 func (c *call) take(ctx context.Context) (leave func()) {
-	of, most := c.seats.of(c.User, c.settings.MaxHolds)
-	size := heldSize(c.pod, c.Binding)
-	if !of.take(most, c.Pod.Namespace, size) {
-		c.recorder.HoldRefused()
+	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, heldSize(c.pod, c.Binding))
+	if seat == nil {
+		c.o.Recorder.HoldRefused()
 		return nil
 	}
-	_, ended := c.recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
-	c.reports = c.clock.Now().Add(reportAfter)
+	_, ended := c.o.Recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
+	c.reports = c.o.Clock.Now().Add(reportAfter)
 	return func() {
 		ended(nil)
-		of.leave(c.Pod.Namespace, size)
+		seat()
 	}
 }
 
@@ -79,7 +78,7 @@ func (c *call) retryAfter() time.Duration {
 	if c.held {
 		return atOnce
 	}
-	return RetryAfter(c.clock.Since(c.first), c.jitter())
+	return RetryAfter(c.o.Clock.Since(c.first), c.jitter())
 }
 
 // RetryAfter returns half of the elapsed time, at least 2 s and at most 30 s, plus up to a quarter by
@@ -100,10 +99,10 @@ var (
 // ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
 func (c *call) wait(ctx context.Context, s step) step {
 	if c.changes == nil {
-		c.changes = c.Engine.changes.Subscribe(notify.RefTo(anyPod, c.Pod.Namespace, c.Pod.Name), notify.RefTo(anyNode, "", c.key.Node), notify.AllBinds())
+		c.changes = c.o.Changes.Subscribe(notify.RefTo(anyPod, c.Pod.Namespace, c.Pod.Name), notify.RefTo(anyNode, "", c.key.Node), notify.AllBinds())
 		return step{do: repeat}
 	}
-	now := c.clock.Now()
+	now := c.o.Clock.Now()
 	until := c.settles
 	c.last = s
 	if s.do == wait {
@@ -132,25 +131,25 @@ func (c *call) wait(ctx context.Context, s step) step {
 			until = sooner
 		}
 	}
-	timer := c.clock.NewTimer(max(until.Sub(now), pace))
+	timer := c.o.Clock.NewTimer(max(until.Sub(now), pace))
 	defer timer.Stop()
 	select {
 	case <-c.changes.C():
 	case <-timer.C():
 	case <-c.draining:
-		return s.end(c.waiting(s, c.clock.Now()))
+		return s.end(c.waiting(s, c.o.Clock.Now()))
 	case <-ctx.Done():
 	}
 	clear(c.asked)
-	if left := pace - c.clock.Since(now); left > 0 {
+	if left := pace - c.o.Clock.Since(now); left > 0 {
 		select {
-		case <-c.clock.After(left):
+		case <-c.o.Clock.After(left):
 		case <-ctx.Done():
 		}
 	}
 	if ctx.Err() != nil { // A pass could only find that it has ended.
 		c.held = true
-		return s.end(c.waiting(s, c.clock.Now()).Because(context.Cause(ctx)))
+		return s.end(c.waiting(s, c.o.Clock.Now()).Because(context.Cause(ctx)))
 	}
 	return step{do: repeat}
 }

@@ -100,7 +100,7 @@ func (w *world) set(fact string) {
 	w.changed()
 }
 
-func (w *world) changed() { w.changes.Wake(w.live()) }
+func (w *world) changed() { w.o.Changes.Wake(w.live()) }
 
 // bound makes the pod bound to the node.
 func (w *world) bound(node string) {
@@ -162,7 +162,7 @@ func (w *world) bind(node string, plugins ...framework.Plugin) posted {
 
 // run posts the Binding.
 func (w *world) run(ctx context.Context, p posted) Decision {
-	pod, settings := w.live(), w.settings
+	pod, settings := w.live(), w.o.Settings
 	settings.Plugins, settings.PreBindTimeout = p.plugins, p.budget
 	c := &call{
 		Engine: w.Engine, settings: settings, began: time.Now(),
@@ -259,7 +259,7 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 // TestRun_WaitsOverlap: two plugins that wait for ten seconds each delay the bind by ten seconds.
 func TestRun_WaitsOverlap(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.settings.Hold = 25 * time.Second
+		w.o.Settings.Hold = 25 * time.Second
 		time.AfterFunc(10*time.Second, func() { w.set("a") })
 		time.AfterFunc(10*time.Second, func() { w.set("b") })
 		began := time.Now()
@@ -318,7 +318,7 @@ func TestRun_RejectsWhenSettled(t *testing.T) {
 	})
 	t.Run("Within a seatless replica", func(t *testing.T) {
 		inWorld(t, func(t *testing.T, w *world) {
-			w.settings.Hold, w.settings.MaxHolds = time.Hour, 0
+			w.o.Settings.Hold, w.o.Settings.MaxHolds = time.Hour, 0
 			assert.Equal(t, framework.KindRefuse, w.run(t.Context(), w.bind(nodeName, rejecter(w))).Err.Kind, "a rejection needs no seat")
 		})
 	})
@@ -400,7 +400,7 @@ func TestRun_RollsBack(t *testing.T) {
 			reason: "the scheduler chooses another node, and a plugin writes for it",
 			after: func(t *testing.T, w *world, _ posted) {
 				t.Helper()
-				w.settings.Hold = time.Millisecond
+				w.o.Settings.Hold = time.Millisecond
 				w.run(t.Context(), w.bind("node-b", w.writer("other"), w.waiter("never")))
 			},
 			within: time.Second,
@@ -518,7 +518,7 @@ func TestRun_TwoUsers(t *testing.T) {
 // again.
 func TestRun_TwoNodes(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.settings.Hold = 10 * time.Second
+		w.o.Settings.Hold = 10 * time.Second
 		var calls sync.WaitGroup
 		for _, b := range []posted{w.bind(nodeName, w.writer("x"), w.waiter("never")), w.bind("node-b", w.writer("y"), w.waiter("never"))} {
 			calls.Go(func() { assert.Equal(t, framework.KindWait, w.run(t.Context(), b).Err.Kind) })

@@ -26,7 +26,7 @@ var ErrPodNotFound = errors.New("the pod does not exist")
 // pod can be bound, and if it is the pod of the first pass.
 func (c *call) readPod(ctx context.Context) step {
 	pod, reason := &corev1.Pod{}, work.ReadMissing
-	if err := c.cached.Get(ctx, c.Request.Pod, pod); err == nil {
+	if err := c.o.Cached.Get(ctx, c.Request.Pod, pod); err == nil {
 		if !c.ends(pod) {
 			c.pod = pod
 			return step{do: allow}
@@ -53,7 +53,7 @@ func (c *call) readPod(ctx context.Context) step {
 		}
 		return step{do: finish, answer: d}
 	}
-	c.pod, c.podRead = pod, c.clock.Now()
+	c.pod, c.podRead = pod, c.o.Clock.Now()
 	return step{do: allow}
 }
 
@@ -62,7 +62,7 @@ func (c *call) readPod(ctx context.Context) step {
 // object that is too large.
 func (c *call) uses(read time.Time) bool {
 	again := read.Add(Settle)
-	if !c.clock.Now().Before(again) {
+	if !c.o.Clock.Now().Before(again) {
 		return false
 	}
 	if c.rereads.IsZero() || again.Before(c.rereads) {
@@ -74,22 +74,22 @@ func (c *call) uses(read time.Time) bool {
 // readNode returns the target. The cache may be behind, so only the API server's answer rejects a node.
 func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
 	node, key := &corev1.Node{}, types.NamespacedName{Name: c.key.Node}
-	if err := c.cached.Get(ctx, key, node); err == nil {
+	if err := c.o.Cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
 	if c.uses(c.nodeRead) {
 		return c.node, nil
 	}
 	object := framework.Object{Kind: "Node", Name: key.Name}
-	c.recorder.ReadLive("Node", work.ReadMissing)
-	if err := c.live.Get(ctx, key, node); apierrors.IsNotFound(err) {
+	c.o.Recorder.ReadLive("Node", work.ReadMissing)
+	if err := c.o.Live.Get(ctx, key, node); apierrors.IsNotFound(err) {
 		return nil, framework.Refuse(object, "not found").Advise("choose another node")
 	} else if err != nil {
 		return nil, unreadable(object, err)
 	}
 	// The cache does not have them either.
 	node.ManagedFields, node.Status.Images = nil, nil
-	c.nodeRead = c.clock.Now()
+	c.nodeRead = c.o.Clock.Now()
 	return node, nil
 }
 

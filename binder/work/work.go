@@ -58,12 +58,8 @@ type Key struct {
 	Node string
 }
 
-// IDSeparator separates the replica from the rest of an attempt's ID.
+// IDSeparator separates the replica from the rest of an attempt's ID, which is random.
 const IDSeparator = "-"
-
-// newID returns an ID that no other attempt for the same pod and node has. It begins with the
-// replica. All IDs of a replica have the same length.
-func (s *Set) newID() string { return s.o.Replica + IDSeparator + rand.String(10) }
 
 // ReplicaOf returns the replica that the attempt belongs to.
 func ReplicaOf(id string) string {
@@ -165,7 +161,8 @@ func (s *Set) Join(key Key, e *Entry, id string) (*Entry, string) {
 	case found == nil && e == nil && id != "":
 		return nil, id
 	case found == nil:
-		return nil, s.newID()
+		// All IDs of a replica have the same length.
+		return nil, s.o.Replica + IDSeparator + rand.String(10)
 	case found != e:
 		found.calls++
 		if term, _ := s.o.Term(); found.term != term && found.allowed.IsZero() {
