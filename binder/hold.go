@@ -48,21 +48,17 @@ func (c *call) awaits(err *framework.Error, wait framework.Wait, over int, next 
 }
 
 // remember records the decision for the next call. If the client has to wait, the decision says for how long, and the call counts
-// as one that had to wait.
+// as one that had to wait. Any other decision ends the wait of the bind.
 func (c *call) remember(d Decision) Decision {
-	switch {
-	case d.Err == nil && c.calls == 0 && c.changes == nil: // Most binds do not wait.
-	case d.Err == nil:
+	if d.Err == nil || d.Err.Kind != framework.KindWait {
 		c.waits.cache.Remove(c.key)
-	case d.Err.Kind != framework.KindWait:
-		c.waits.reject(c.key)
-	default:
-		d.RetryAfter = c.retryAfter()
-		if d.wait.For == "" {
-			d.wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
-		}
-		c.awaits(d.Err, d.wait, 1, d.RetryAfter)
+		return d
 	}
+	d.RetryAfter = c.retryAfter()
+	if d.wait.For == "" {
+		d.wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
+	}
+	c.awaits(d.Err, d.wait, 1, d.RetryAfter)
 	return d
 }
 

@@ -18,7 +18,7 @@ import (
 // rememberWaits is the number of binds that are remembered.
 const rememberWaits = 10_000
 
-// waited describes the calls for one bind. The zero waited means that there was none since the bind was rejected last.
+// waited describes the calls for one bind since it was rejected last.
 type waited struct {
 	calls int
 	// since is the time of the first call.
@@ -48,13 +48,9 @@ func newWaits(c clock.Clock) waits {
 
 // before returns the earlier calls for the bind. Without any, its wait begins at the time.
 func (w *waits) before(key work.Key, began time.Time) waited {
-	if found, ok := w.cache.Get(key); ok {
-		if known, ok := found.(waited); ok {
-			if known.since.IsZero() {
-				known.since = began
-			}
-			return known
-		}
+	found, _ := w.cache.Get(key)
+	if known, ok := found.(waited); ok {
+		return known
 	}
 	return waited{since: began}
 }
@@ -78,11 +74,4 @@ func (w *waits) all() map[work.Key]waited {
 		}
 	}
 	return all
-}
-
-// reject begins the bind again. Only its events are remembered.
-func (w *waits) reject(key work.Key) {
-	if known := w.before(key, time.Time{}); !known.since.IsZero() {
-		w.change(key, time.Time{}, func(w *waited) { *w = waited{reported: w.reported, object: w.object} })
-	}
 }
