@@ -26,7 +26,7 @@ func TestLibrary(t *testing.T) {
 	t.Parallel()
 	entries, err := os.ReadDir(library)
 	require.NoError(t, err)
-	require.Len(t, entries, 8)
+	require.Len(t, entries, 11)
 	for _, entry := range entries {
 		name := entry.Name()
 		t.Run(name, func(t *testing.T) {
