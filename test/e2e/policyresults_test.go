@@ -4,10 +4,16 @@
 package e2e
 
 import (
+	"context"
+	"path/filepath"
+	"time"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -126,4 +132,39 @@ func testPolicyRestart(p *policies) {
 		require.Len(p.t, findings, 1)
 		assert.Equal(p.t, policy.Name, findings[0].Name)
 	}
+}
+
+// rackAwareness is the recipe for Strimzi in docs/policy-recipes.md.
+const rackAwareness = "../../config/policies/rack-awareness"
+
+// The container of a broker like Strimzi's reads the rack of its node. Strimzi's own templates cannot read annotations.
+func testPolicyStrimzi(p *policies) {
+	p.needs(p.t, mutatingPolicies)
+	for _, name := range []string{"policy.yaml", "strimzi.yaml"} {
+		file := filepath.Join(rackAwareness, name)
+		p.kubectl("apply", "-f", file)
+		p.t.Cleanup(func() { _ = p.cluster.Kubectl(context.WithoutCancel(p.t.Context()), "delete", "-f", file).Run() })
+	}
+	node, toleration := p.ownNode("strimzi")
+	broker := gen.Pod("pod", gen.InNamespace(p.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce(), toleration, p.steered(),
+		gen.Label("rack-awareness", "true"), gen.Label("strimzi.io/kind", "Kafka"))
+	broker.Spec.Containers[0].Name = "kafka"
+	broker.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "KAFKA_METRICS_ENABLED", Value: "false"}}
+	// The API server applies a new policy after a moment.
+	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
+		pod, err := p.bench.client.CoreV1().Pods(p.ns).Create(p.t.Context(), broker, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		require.NoError(c, err)
+		assert.Len(c, pod.Spec.Containers[0].Env, 2)
+	}, patience, 50*time.Millisecond, "the API server should add the variable")
+	p.untilReady(&v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}, metav1.ConditionTrue)
+	p.probing(gen.Label("rack-awareness", "true"))
+	p.untilFound("rack-awareness")
+
+	_, err := p.bench.client.CoreV1().Pods(p.ns).Create(p.t.Context(), broker, metav1.CreateOptions{})
+	require.NoError(p.t, err)
+	read, err := downward(p.untilBound())
+	require.NoError(p.t, err)
+	rack := p.node(node).Labels[cluster.RackLabel]
+	require.NotEmpty(p.t, rack)
+	assert.Equal(p.t, map[string]string{"env RACK": rack}, read)
 }
