@@ -108,7 +108,6 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 	$(BENCH) -bench 'BenchmarkNodePlugins$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkPolicies$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
-	$(BENCH) -bench 'BenchmarkSchedulerAsItComes$$' -benchtime=$$(( ($(ROUNDS) + 4) / 5 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkClaimBoundToPodBound$$' -benchtime=$(BATCHES)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkLostReplica$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
@@ -137,9 +136,8 @@ SEEDS ?= 20
 DURATION ?= 1m
 
 .PHONY: faults
-faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration; ATTACK=false: no attacking tenant; FAULTS_CSV=file: append results)
-	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) \
-		$(if $(ATTACK),-attack=$(ATTACK)) $(if $(FAULTS_CSV),-results $(abspath $(FAULTS_CSV)))
+faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration; ATTACK=false: no attacking tenant)
+	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) $(if $(ATTACK),-attack=$(ATTACK))
 
 FUZZTIME ?= 10m
 

@@ -73,7 +73,7 @@ func BenchmarkGrowth(b *testing.B) {
 // cluster starts a control plane for this measurement.
 func (o growth) cluster(tb testing.TB) *grown {
 	tb.Helper()
-	options := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, StartTimeout: 5 * time.Minute}
+	options := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}
 	return &grown{rivals: newRivals(tb, options, cluster.Nodes("node", 1), prebind), most: o.most}
 }
 

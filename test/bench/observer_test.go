@@ -4,12 +4,9 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -154,17 +151,6 @@ func (o observer) scrape(ctx context.Context, f *found) error {
 
 // sum returns the sum of the series of a metric that have the label.
 func sum(metrics, name, label string) float64 {
-	total := 0.0
-	lines := bufio.NewScanner(strings.NewReader(metrics))
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		series, labels, _ := strings.Cut(slices.Concat(fields, []string{""})[0], "{")
-		if series != name || !strings.Contains(labels, label) {
-			continue
-		}
-		if value, err := strconv.ParseFloat(fields[len(fields)-1], 64); err == nil {
-			total += value
-		}
-	}
+	total, _ := install.Sum(metrics, name, label)
 	return total
 }

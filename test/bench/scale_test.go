@@ -54,7 +54,7 @@ func BenchmarkScale(b *testing.B) {
 		require.NoError(b, err, "-scale-running")
 		s.running = append(s.running, n)
 	}
-	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, StartTimeout: 5 * time.Minute}, cluster.Nodes("node", 1), prebind)
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 1), prebind)
 	for b.Loop() {
 		out := &results{name: "scale"}
 		require.NoError(b, r.grow(b, out, s))

@@ -37,22 +37,9 @@ const unlimited = 5000
 // API priority and fairness rejects some of them, and the client repeats those after up to a minute. That delay
 // would dominate the result.
 func BenchmarkScheduler(b *testing.B) {
-	out := &results{name: "scheduler"}
-	benchmarkScheduler(b, out, schedulerWith(200), none, constant, prebind)
-	out.ratio(b, "pods/s", prebind, constant)
-	out.ratio(b, "pods/s", constant, none)
-}
-
-// BenchmarkSchedulerAsItComes measures kube-scheduler with its default client limit. Its client makes 50
-// requests per second, so it binds 50 pods per second.
-func BenchmarkSchedulerAsItComes(b *testing.B) {
-	benchmarkScheduler(b, &results{name: "scheduler-as-it-comes"}, cluster.DefaultSchedulerConfig(), none, prebind)
-}
-
-func benchmarkScheduler(b *testing.B, out *results, config []byte, variants ...string) {
-	b.Helper()
-	r := newRivals(b, cluster.Options{WithoutProvisioner: true, SchedulerConfig: config}, cluster.Nodes("node", 500), variants...)
-	round := 0
+	variants := []string{none, constant, prebind}
+	r := newRivals(b, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(200)}, cluster.Nodes("node", 500), variants...)
+	out, round := &results{name: "scheduler"}, 0
 	for b.Loop() {
 		for i := range variants {
 			if err := r.schedule(b.Context(), out, variants[(i+round)%len(variants)], round, 2000); err != nil {
@@ -63,6 +50,8 @@ func benchmarkScheduler(b *testing.B, out *results, config []byte, variants ...s
 	}
 	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 	out.ratio(b, "pods/s", prebind, none)
+	out.ratio(b, "pods/s", prebind, constant)
+	out.ratio(b, "pods/s", constant, none)
 	require.NoError(b, out.save())
 }
 

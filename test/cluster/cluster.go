@@ -57,8 +57,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.StartTimeout,
-		fmt.Errorf("not ready after %s, the Options.StartTimeout", o.StartTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready after %s", startTimeout))
 	defer cancel()
 	began := time.Now()
 	c := &Cluster{

@@ -14,7 +14,7 @@ import (
 // machines that tests run on are small and busy.
 const Patience = 3 * time.Minute
 
-// startTimeout is how long a start may take, a build not included: the machines
+// startTimeout is how long [Start] may take, a build not included: the machines
 // that tests run on are small and busy.
 const startTimeout = 5 * time.Minute
 
@@ -74,9 +74,6 @@ type Options struct {
 	// Pods start immediately, or after the time in ExtraArgs {Kwok: {"--start-delay=2s"}} or in [StartDelay].
 	// [Process.Stop] of it keeps bound pods Pending.
 	Kwok bool
-	// StartTimeout bounds Start, a build of the binaries not included; 0 is
-	// three minutes.
-	StartTimeout time.Duration
 }
 
 // complete returns the options with their defaults.
@@ -86,9 +83,6 @@ func (o Options) complete() Options {
 	}
 	if o.SchedulerConfig == nil {
 		o.SchedulerConfig = DefaultSchedulerConfig()
-	}
-	if o.StartTimeout == 0 {
-		o.StartTimeout = startTimeout
 	}
 	return o
 }

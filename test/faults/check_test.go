@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,16 +39,7 @@ func (r *replica) attempts(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	sum, found := 0.0, false
-	for line := range strings.SplitSeq(text, "\n") {
-		if name, value, _ := strings.Cut(line, " "); strings.HasPrefix(name, "prebind_attempts{") {
-			n, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return 0, fmt.Errorf("%s reports %q: %w", r.Name(), line, err)
-			}
-			sum, found = sum+n, true
-		}
-	}
+	sum, found := install.Sum(text, "prebind_attempts", "")
 	if !found {
 		return 0, fmt.Errorf("%s does not report its number of attempts", r.Name())
 	}

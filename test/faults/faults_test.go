@@ -9,7 +9,6 @@ package faults
 import (
 	"flag"
 	"fmt"
-	"os"
 	"testing"
 	"time"
 
@@ -20,10 +19,9 @@ import (
 )
 
 var (
-	seed    = flag.Uint64("seed", 1, "First seed.")
-	seeds   = flag.Uint64("seeds", 1, "Number of seeds.")
-	length  = flag.Duration("length", 30*time.Second, "Duration of the faults of each seed.")
-	results = flag.String("results", "", "Path to a CSV file. The test appends one line per seed.")
+	seed   = flag.Uint64("seed", 1, "First seed.")
+	seeds  = flag.Uint64("seeds", 1, "Number of seeds.")
+	length = flag.Duration("length", 30*time.Second, "Duration of the faults of each seed.")
 )
 
 // settled is the timeout until a cluster is at rest. Prebind follows an attempt for 50 s. It keeps the marks of a lost
@@ -89,28 +87,5 @@ func survive(t *testing.T, binary string, seed uint64) {
 	assert.Empty(t, w.logs(), "no replica logs a data race, a panic or a fatal error")
 	_, locked := w.ledger.locks.wrongs()
 	t.Logf("the holder of the node lock is known for %d pods with the lock", locked)
-	row := l.summary(t, seed, len(schedule), rest)
-	t.Log(row)
-	if *results != "" && !t.Failed() {
-		require.NoError(t, appendLine(*results, row))
-	}
-}
-
-// columns is the header of the CSV file.
-const columns = "seed,faults,pods,bound,calls by hand,seconds until all was at rest," +
-	"goroutines of replica 0 at first,in the end,MiB of heap in use at first,in the end,goroutines of replica 1 at first,in the end,MiB of heap in use at first,in the end"
-
-func appendLine(name, line string) error {
-	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	if info, statErr := f.Stat(); statErr == nil && info.Size() == 0 {
-		line = columns + "\n" + line
-	}
-	_, err = fmt.Fprintln(f, line)
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	return err
+	l.summary(t, len(schedule), rest)
 }

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -179,24 +178,12 @@ func (g *guard) watchMemory(ctx context.Context, r *replica) {
 		if err != nil {
 			continue
 		}
-		has := valueOf(text, "go_memstats_sys_bytes") - valueOf(text, "go_memstats_heap_released_bytes")
+		all, _ := install.Sum(text, "go_memstats_sys_bytes", "")
+		released, _ := install.Sum(text, "go_memstats_heap_released_bytes", "")
 		g.mu.Lock()
-		g.memory[r.Name()] = max(g.memory[r.Name()], has)
+		g.memory[r.Name()] = max(g.memory[r.Name()], all-released)
 		g.mu.Unlock()
 	}
-}
-
-// valueOf returns the value of a metric without labels, or 0 if it is missing.
-func valueOf(text, name string) float64 {
-	for line := range strings.SplitSeq(text, "\n") {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			n, err := strconv.ParseFloat(value, 64)
-			if err == nil {
-				return n
-			}
-		}
-	}
-	return 0
 }
 
 // claim reports a ResourceClaim that loses its reservation or allocation while its pod runs.

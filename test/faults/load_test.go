@@ -283,8 +283,8 @@ func (p *bound) post(ctx context.Context, b *corev1.Binding) error {
 	return p.w.client.CoreV1().Pods(ns).Bind(ctx, b, metav1.CreateOptions{})
 }
 
-// summary returns the CSV line of a seed. See columns.
-func (l *load) summary(t *testing.T, seed uint64, faults int, rest time.Duration) string {
+// summary logs the size of the test, and what the replicas held before and after it.
+func (l *load) summary(t *testing.T, faults int, rest time.Duration) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -292,13 +292,12 @@ func (l *load) summary(t *testing.T, seed uint64, faults int, rest time.Duration
 	for _, n := range l.made {
 		made += n
 	}
-	row := fmt.Sprintf("%d,%d,%d,%d,%d,%.0f", seed, faults, made, l.w.ledger.everBound(), l.calls, rest.Seconds())
+	t.Logf("%d faults, %d pods, %d bound, %d calls by hand, at rest after %.0f s", faults, made, l.w.ledger.everBound(), l.calls, rest.Seconds())
 	for _, r := range l.w.replicas {
 		now, err := r.held(t.Context())
 		if err != nil {
 			t.Error(err)
 		}
-		row += fmt.Sprintf(",%d,%d,%.1f,%.1f", r.atFirst.count(), now.count(), r.atFirst.heap/(1<<20), now.heap/(1<<20))
+		t.Logf("%s: %d goroutines at first, %d now; %s of heap at first, %s now", r.Name(), r.atFirst.count(), now.count(), mib(r.atFirst.heap), mib(now.heap))
 	}
-	return row
 }

@@ -64,7 +64,7 @@ type replica struct {
 
 func newWorld(t *testing.T, binary string) *world {
 	t.Helper()
-	w := &world{cluster: clustertest.Start(t, cluster.Options{StartTimeout: 5 * time.Minute}), disturbed: newDisturbances()}
+	w := &world{cluster: clustertest.Start(t, cluster.Options{}), disturbed: newDisturbances()}
 	require.NoError(t, w.connect())
 	open := cluster.WithLabels(map[string]string{openKey: "yes"})
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", nodes, open)...))

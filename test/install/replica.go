@@ -133,12 +133,29 @@ func (r *Replica) Holds(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	holds, ok := Sum(metrics, "prebind_holds", "")
+	if !ok {
+		return 0, fmt.Errorf("%s has no metric prebind_holds", r.Name())
+	}
+	return int(holds), nil
+}
+
+// Sum returns the sum of the series of a metric that have the label, in the response of a metrics endpoint, and whether there is such a
+// series.
+func Sum(metrics, name, label string) (total float64, ok bool) {
 	for line := range strings.Lines(metrics) {
-		if value, ok := strings.CutPrefix(line, "prebind_holds "); ok {
-			return strconv.Atoi(strings.TrimSpace(value))
+		series, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		series, labels, _ := strings.Cut(series, "{")
+		if series != name {
+			continue
+		}
+		// Values of labels can contain spaces.
+		text := labels + " " + rest
+		if value, err := strconv.ParseFloat(text[strings.LastIndex(text, " ")+1:], 64); err == nil && strings.Contains(text, label) {
+			total, ok = total+value, true
 		}
 	}
-	return 0, fmt.Errorf("%s has no metric prebind_holds", r.Name())
+	return total, ok
 }
 
 // UntilHolds waits until the replica holds n calls. It returns an error when ctx ends.

@@ -142,19 +142,3 @@ func commandsOf(t *testing.T, heading string) []string {
 	require.NotEmpty(t, commands)
 	return commands
 }
-
-// docs/install.md names only files that a release contains.
-func TestDocumentation_ShowsTheFiles(t *testing.T) {
-	t.Parallel()
-	content, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
-	require.NoError(t, err)
-	version := strings.NewReplacer("$VERSION", current, "0.1.0", current[1:], "linux-amd64", "linux-*")
-	names := regexp.MustCompile(`prebind-(\$VERSION|0\.1\.0)[\w.-]*\.\w+`).FindAllString(string(content), -1)
-	names = append(names, "first-install-self-managed.yaml", "install-self-managed.yaml")
-	assert.GreaterOrEqual(t, len(slices.Compact(slices.Sorted(slices.Values(names)))), 5)
-	for _, name := range names {
-		found, err := filepath.Glob(filepath.Join(releaseOf(t, current), version.Replace(name)))
-		require.NoError(t, err)
-		assert.NotEmpty(t, found, "make release should write %s", name)
-	}
-}

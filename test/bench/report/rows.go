@@ -139,7 +139,6 @@ func table() []row {
 		{number: 7, what: "calls held by one replica at the same time, maximum", file: "crowd", of: values("holds", prebind), by: highest, most: new(512.0)},
 		{number: 7, what: "API server seats of kube-scheduler, median", file: "crowd", of: values("seats p50", prebind), by: highest, most: new(32.0)},
 		{number: 7, what: "API server seats of kube-scheduler, maximum", file: "crowd", of: values("seats", prebind), by: highest},
-		{number: 8, what: "kube-scheduler with its default client limit, pods/s" + overNone, file: "scheduler-as-it-comes", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times},
 		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overNone, file: "scheduler", of: ratio("pods/s", prebind, none), least: new(0.9), unit: times},
 		{number: 8, what: "kube-scheduler with four times the client limit, pods/s" + overConstant, file: "scheduler", of: ratio("pods/s", prebind, constant), unit: times},
 		{number: 8, what: "the same: new connections to Prebind per bind", file: "scheduler", of: values("connections/bind", prebind)},
