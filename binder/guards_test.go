@@ -89,11 +89,6 @@ func TestGuardMerged(t *testing.T) {
 			binding: []gen.BindingOption{gen.Annotation("example.com/c", "x\ny"), gen.Label("topology.kubernetes.io/zone", "z1")},
 			added:   map[string]string{"topology.prebind.dev/zone": "z1"},
 		},
-		"UpperCaseDomain": {
-			reason:  "annotation keys are checked in lower case, as the API server does",
-			pod:     gen.Pod("web"),
-			binding: []gen.BindingOption{gen.Annotation("Example.com/c", "")},
-		},
 		"BadKeyOfBinding": {
 			reason:  "the API server stores the key and then rejects every update of the pod",
 			pod:     gen.Pod("web"),

@@ -107,18 +107,6 @@ func TestCompile_Problems(t *testing.T) {
 	}
 }
 
-func TestCompile_SeveralProblems(t *testing.T) {
-	_, err := policy.Compile(parseSpec(t, "validations: [{expression: a}, {expression: b}]"), policy.Options{})
-	var several interface{ Unwrap() []error }
-	require.ErrorAs(t, err, &several)
-	require.Len(t, several.Unwrap(), 2)
-	for i, field := range []string{"spec.validations[0].expression", "spec.validations[1].expression"} {
-		var p *policy.Problem
-		require.ErrorAs(t, several.Unwrap()[i], &p)
-		assert.Equal(t, field, p.Field)
-	}
-}
-
 func TestCompile_DoesNotChangeThePolicy(t *testing.T) {
 	p := parseSpec(t, "waitFor: [{name: a, expression: 'true'}]")
 	before := p.DeepCopy()

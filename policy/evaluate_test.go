@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -574,27 +573,4 @@ func TestEvaluate_Panic(t *testing.T) {
 		assert.Equal(t, policy.Failed, r.Verdict)
 		assert.Contains(t, r.Message, "defect")
 	}
-}
-
-func TestEvaluate_Concurrent(t *testing.T) {
-	c, err := policy.Compile(parse(t, example), policy.Options{})
-	require.NoError(t, err)
-	shared, first := world(), subject()
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Go(func() {
-			for range 50 {
-				s := *first
-				s.Since = now.Add(-time.Duration(i) * time.Minute)
-				r, err := c.Evaluate(t.Context(), &s, &objects{resources: shared.resources})
-				assert.NoError(t, err)
-				want := policy.Waiting
-				if i >= 2 {
-					want = policy.TimedOut
-				}
-				assert.Equal(t, want, r.Verdict)
-			}
-		})
-	}
-	wg.Wait()
 }

@@ -33,11 +33,6 @@ func TestVictim(t *testing.T) {
 			all:    []*body{at("api", 5, 1), at("a", 2, 4), at("a", 2, 3), at("a", 2, 5)},
 			want:   2,
 		},
-		"Newest": {
-			reason: "the oldest body of the source that uses most loses",
-			all:    []*body{at("a", 9, 1), at("a", 9, 2), at("a", 1, 3)},
-			want:   0,
-		},
 		"Newcomer": {
 			reason: "a new body loses if Prebind processes all others of its source",
 			all:    []*body{processed(at("a", 1, 1)), processed(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
@@ -47,11 +42,6 @@ func TestVictim(t *testing.T) {
 			reason: "a body that Prebind processes loses only if its source has no other",
 			all:    []*body{at("api", 1, 0), processed(at("a", 1, 2)), processed(at("a", 1, 1))},
 			want:   2,
-		},
-		"Equal": {
-			reason: "among equal sources, the oldest body loses",
-			all:    []*body{at("a", 1, 2), at("b", 1, 1), at("c", 1, 3)},
-			want:   1,
 		},
 	}
 	for name, tc := range cases {

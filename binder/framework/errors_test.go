@@ -70,21 +70,18 @@ func TestFromAPI(t *testing.T) {
 		err    error
 		want   Kind
 	}{
-		"Conflict":      {reason: "another client wrote first", err: apierrors.NewConflict(resource, "a", errRaw), want: KindWait},
-		"Overloaded":    {reason: "the API server is overloaded", err: apierrors.NewTooManyRequestsError("slow"), want: KindWait},
-		"ServerTimeout": {reason: "the API server asks for a retry", err: apierrors.NewServerTimeout(resource, "get", 1), want: KindWait},
-		"Timeout":       {reason: "the API server was too slow", err: apierrors.NewTimeoutError("slow", 1), want: KindWait},
-		"Unavailable":   {reason: "the API server is restarting", err: apierrors.NewServiceUnavailable("restarting"), want: KindWait},
-		"Wrapped":       {reason: "wrapping does not change the kind", err: fmt.Errorf("x: %w", apierrors.NewServiceUnavailable("restarting")), want: KindWait},
-		"Forbidden":     {reason: "waiting does not grant permissions", err: apierrors.NewForbidden(resource, "a", errRaw), want: KindInternal},
-		"NotFound":      {reason: "callers handle missing objects themselves", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
-		"Internal":      {reason: "the API server failed", err: apierrors.NewInternalError(errRaw), want: KindInternal},
-		"Unknown":       {reason: "the error is not from the API server", err: errRaw, want: KindInternal},
-		"Deadline":      {reason: "the API server was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
-		"Refused":       {reason: "the API server is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
-		"Reset":         {reason: "the API server is restarting", err: &net.OpError{Op: "read", Err: syscall.ECONNRESET}, want: KindWait},
-		"EOF":           {reason: "the connection was closed within a response", err: io.ErrUnexpectedEOF, want: KindWait},
-		"Context":       {reason: "the caller ended the request, which is not a failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
+		"Conflict":    {reason: "another client wrote first", err: apierrors.NewConflict(resource, "a", errRaw), want: KindWait},
+		"Overloaded":  {reason: "the API server is overloaded", err: apierrors.NewTooManyRequestsError("slow"), want: KindWait},
+		"Timeout":     {reason: "the API server was too slow", err: apierrors.NewTimeoutError("slow", 1), want: KindWait},
+		"Unavailable": {reason: "the API server is restarting", err: apierrors.NewServiceUnavailable("restarting"), want: KindWait},
+		"Forbidden":   {reason: "waiting does not grant permissions", err: apierrors.NewForbidden(resource, "a", errRaw), want: KindInternal},
+		"NotFound":    {reason: "callers handle missing objects themselves", err: apierrors.NewNotFound(resource, "a"), want: KindInternal},
+		"Internal":    {reason: "the API server failed", err: apierrors.NewInternalError(errRaw), want: KindInternal},
+		"Unknown":     {reason: "the error is not from the API server", err: errRaw, want: KindInternal},
+		"Deadline":    {reason: "the API server was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
+		"Refused":     {reason: "the API server is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
+		"EOF":         {reason: "the connection was closed within a response", err: io.ErrUnexpectedEOF, want: KindWait},
+		"Context":     {reason: "the caller ended the request, which is not a failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -134,40 +134,6 @@ func TestSweep_RecoversTheContext(t *testing.T) {
 	})
 }
 
-// TestSweep_Repeats: a mark stays while its pod cannot be read, and a failed rollback is repeated.
-func TestSweep_Repeats(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		calls := &journal{}
-		m := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
-		tries := 0
-		m.rollBack = func(context.Context, *framework.BindContext) error {
-			if tries++; tries == 1 {
-				return errScripted
-			}
-			calls.add("undone")
-			m.marks = nil
-			return nil
-		}
-		s := newScene(m)
-		s.podIs(nil)
-		s.live.set(nil, errors.New("connection refused"))
-		ctx, cancel := context.WithCancel(quiet(t))
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			s.sweeper(livingReplicas{}).run(ctx)
-		}()
-		pass(time.Minute)
-		assert.Zero(t, tries)
-		s.live.set(nil, nil)
-		pass(time.Minute)
-		cancel()
-		<-done
-		assert.Equal(t, 2, tries)
-		assert.Equal(t, []string{"undone"}, calls.all())
-	})
-}
-
 // TestGrace_BeginsWithTheEndOfTheReplica: the grace does not begin when the mark is first listed.
 func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

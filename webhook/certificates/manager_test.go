@@ -4,7 +4,6 @@
 package certificates
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,9 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/util/cert"
 )
 
@@ -84,29 +81,6 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
 		r.stop()
 		assert.Equal(t, 2, strings.Count(r.log.String(), "Waiting for the webhook configuration"), "the replica logs one line each time it waits:\n%s", r.log)
-	})
-}
-
-// TestManager_MissingPermission checks that a replica serves no certificate before the API server trusts it, and logs a
-// problem once.
-func TestManager_MissingPermission(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, webhooks(nil))
-		w.client.Before(func(action clienttesting.Action) error {
-			if action.GetVerb() == "patch" {
-				return apierrors.NewForbidden(action.GetResource().GroupResource(), config, fmt.Errorf("no"))
-			}
-			return nil
-		})
-		r := w.start(times)
-		pass(time.Minute)
-		require.ErrorContains(t, r.ready(), "forbidden")
-		assert.NotContains(t, r.ready().Error(), "\n")
-		w.client.Before(nil)
-		pass(2 * time.Second)
-		require.NoError(t, r.ready(), "the write is retried")
-		r.stop()
-		assert.Equal(t, 1, strings.Count(r.log.String(), "Could not update certificates"), "%s", r.log)
 	})
 }
 

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -276,39 +275,6 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 	})
 }
 
-// The pod changes between the read and the write.
-func TestAnnounce_Conflicts(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reason  string
-		change  func(s *scene)
-		changes int
-		want    string
-	}{
-		"Once":      {reason: "the second try succeeds", changes: 1, want: "node-a", change: func(s *scene) { s.touch() }},
-		"Always":    {reason: "the plugin does not try forever", changes: 100, change: func(s *scene) { s.touch() }},
-		"Nominated": {reason: "another client was faster", changes: 1, want: "node-b", change: func(s *scene) { s.nominate("node-b") }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
-				s.before = func() error {
-					if tc.changes > 0 {
-						tc.changes--
-						tc.change(s)
-					}
-					return nil
-				}
-				bc := bind("r1-a", "node-a")
-				s.wait(bc)
-				s.pass(time.Second)
-				s.assertNominated(tc.want, tc.reason)
-				assert.LessOrEqual(t, s.applies, retry.DefaultRetry.Steps)
-				s.before = func() error { return nil }
-				s.end(bc)
-			})
-		})
-	}
-}
-
 // A user forges an entry of the attempt's manager. No write removes the other fields of the entry, and
 // no event reports a change. The fake API server does not let a user write managedFields, so the user
 // writes as the manager.
@@ -346,13 +312,6 @@ func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
 			})
 		})
 	}
-}
-
-// touch changes the pod.
-func (s *scene) touch() {
-	pod := s.pod()
-	pod.Labels = map[string]string{"changed": pod.ResourceVersion}
-	require.NoError(s.t, s.server.Update(s.t.Context(), pod))
 }
 
 // An error of the API server neither fails nor delays the bind.

@@ -11,13 +11,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/ledger"
-	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -207,54 +205,6 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
 	assert.True(t, framework.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
-}
-
-var errDown = apierrors.NewServiceUnavailable("down")
-
-// Each request fails, before or after it took effect. The client must retry, and a roll-back
-// must undo everything.
-func TestAPIServerFails_AtEachRequest(t *testing.T) {
-	for _, tc := range []struct{ lost, first bool }{{false, true}, {true, true}, {false, false}, {true, false}} {
-		for failing := range 6 {
-			web := podNamed("web")
-			s := newServer(t, web)
-			cached := newLagging(s)
-			if !tc.first {
-				before := bindOf(podNamed("before"), "x", gen.Annotation(gpu, "GPU-9"))
-				require.NoError(t, prepare(t.Context(), replicaOf(s), before))
-				cached.sync()
-			}
-			calls := 0
-			fail := func(fakeapi.Call) error {
-				if calls++; calls == failing+1 {
-					return errDown
-				}
-				return nil
-			}
-			l := newLine(s)
-			if tc.lost {
-				l.After = fail
-			} else {
-				l.Before = fail
-			}
-			p := pluginOn(s, cached, l, cached.hub)
-			bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
-			err := prepare(t.Context(), p, bc)
-			if err != nil {
-				assert.True(t, framework.IsKind(err, framework.KindWait), "call %d: %v", failing, err)
-				assert.ErrorIs(t, err, errDown)
-			}
-			for range 2 {
-				if err := p.PreBindRollBack(t.Context(), bc); err == nil {
-					break
-				}
-			}
-			assert.NotContains(t, held(s), "web", "call %d, %+v", failing, tc)
-			if rec := s.record(); rec != nil {
-				assert.Nil(t, rec.Lock)
-			}
-		}
-	}
 }
 
 func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {

@@ -46,11 +46,6 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
-		"BoundVolumeUnclaimed": {
-			reason: "the volume has no claimRef", want: framework.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv")},
-			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
-		},
 		"ClassMissing": {
 			reason: "without a class, no controller binds the claim", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(), volumeNamed("pv")},

@@ -63,11 +63,9 @@ func TestExclusive(t *testing.T) {
 		},
 		"UsedByTerminating": {reason: "a terminating pod still uses the claim", claim: forOnePod(), others: []client.Object{sharer("a", on, gen.Terminating())}, says: "pod a"},
 		"Succeeded":         {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(sharer("a", on), corev1.PodSucceeded)}},
-		"Failed":            {reason: "the pod has ended", claim: forOnePod(), others: []client.Object{ended(sharer("a", on), corev1.PodFailed)}},
 		"Pending":           {reason: "a pod without a node does not use the claim", claim: forOnePod(), others: []client.Object{sharer("a")}},
 		"OtherNamespace":    {reason: "the pod uses a claim in another namespace", claim: forOnePod(), others: []client.Object{sharer("a", on, gen.InNamespace("other"))}},
 		"Itself":            {reason: "the list contains the pod itself", claim: forOnePod(), others: []client.Object{sharer("web-1", on, gen.UID("pod-1"))}},
-		"OtherClaim":        {reason: "the pod uses another claim", claim: forOnePod(), others: []client.Object{gen.Pod("a", on, gen.UsesClaim("logs"))}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

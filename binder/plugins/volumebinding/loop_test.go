@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder"
@@ -102,49 +101,6 @@ func TestBind_TwoPodsOneVolume(t *testing.T) {
 				require.True(t, ok)
 				w.complete(claimNamed(pv.Spec.ClaimRef.Name), "pv1")
 				require.Nil(t, (<-loser).Err)
-			})
-		})
-	}
-}
-
-// All pods wait for one claim and continue when it is bound. One write is enough, for an existing
-// and for a provisioned volume.
-func TestBind_ManyPodsOneClaim(t *testing.T) {
-	cases := map[string]struct {
-		volumes volumeList
-		patched string
-	}{
-		"Static": {volumes: volumeList{volumeNamed("pv"), volumeNamed("pv2")}, patched: "pv"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const pods = 20
-				w := newWorld(append(list(tc.volumes...), theNode(), local, theClaim())...)
-				replicas := []*replica{newReplica(t, w, "r"), newReplica(t, w, "s")}
-				w.lag()
-				outcomes := make(chan binder.Decision, pods)
-				for i := range pods {
-					pod := gen.Pod("web-"+strconv.Itoa(i), gen.UID(types.UID(strconv.Itoa(i))), gen.UsesClaim("data"))
-					w.cache.Put(pod)
-					go func() { outcomes <- replicas[i%2].bind(t.Context(), pod, "node-a") }()
-				}
-				synctest.Wait()
-				w.catchUp()
-				<-time.After(3 * time.Second)
-				assert.Equal(t, 1, w.applied, "one write had an effect")
-				for _, p := range w.patches {
-					assert.Equal(t, tc.patched, p.name, "all binds patch the same object")
-				}
-				assert.Empty(t, outcomes, "all binds wait")
-				if tc.volumes == nil {
-					w.provision(theClaim(), "pv")
-				} else {
-					w.complete(theClaim(), "pv")
-				}
-				for range pods {
-					require.Nil(t, (<-outcomes).Err)
-				}
 			})
 		})
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -81,17 +80,6 @@ func TestUnregister(t *testing.T) {
 				})
 			},
 			says: "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
-		},
-		"Forbidden": {
-			reason: "the error names the missing permission",
-			there:  []string{"prebind"},
-			prepare: func(client *fake.Clientset) {
-				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(admissionregistrationv1.Resource(webhookConfigurations), "prebind", errors.New("no role"))
-				})
-			},
-			fails: "deleting MutatingWebhookConfiguration prebind: ",
-			left:  []string{"prebind"},
 		},
 		"Unconfirmed": {
 			reason: "an unconfirmed deletion is an error",
