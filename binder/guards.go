@@ -69,6 +69,9 @@ func guardBinding(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	}
+	if len(problems) == 0 {
+		return nil
+	}
 	return badMetadata(pod, problems, "correct the Binding, because the API server rejects every update of a pod with such metadata")
 }
 
@@ -101,11 +104,8 @@ func fits(room int, annotations ...map[string]string) bool {
 	return room+sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB
 }
 
-// badMetadata returns the error of the problems, or nil if there are none.
+// badMetadata returns the error of the problems.
 func badMetadata(pod *corev1.Pod, problems field.ErrorList, advice string) *framework.Error {
-	if len(problems) == 0 {
-		return nil
-	}
 	err := framework.Invalid(podObject(client.ObjectKeyFromObject(pod)),
 		"invalid metadata after the merge with the Binding: "+short(problems.ToAggregate().Error())).Advise("%s", advice)
 	for _, p := range problems {
