@@ -344,7 +344,7 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		return do()
 	}
 	switch n := p.dice.below(100); {
-	case n == 0 && p.dice.one(3):
+	case n == 0 && (p.w.deadly && p.dice.one(3) || p.dice.one(40)):
 		p.end()
 		if p.dice.one(2) {
 			_ = do() // The request was on its way.
@@ -444,6 +444,9 @@ func (p *process) cutLease(d time.Duration) {
 	p.sleep(p.w.storming, d)
 	p.cut.Store(false)
 }
+
+// isCut returns whether the process cannot renew its lease.
+func (p *process) isCut() bool { return p.cut.Load() || p.renewsLater() }
 
 // cuttable returns the client of the leases. Requests fail while cut is set, during a suspension, and after the end of the process. They cannot
 // wait, because fake.Clientset holds a mutex.

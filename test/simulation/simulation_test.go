@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"testing"
@@ -97,9 +98,14 @@ func (w *world) operate() {
 		}
 		switch p := living[d.below(len(living))]; d.below(6) {
 		case 0:
-			p.end()
+			if w.deadly || d.one(5) {
+				p.end()
+			}
 		case 1, 2:
-			w.actors.Go(func() { p.cutLease(d.between(0, 4*time.Minute)) })
+			// Another replica can roll back what this one has written.
+			if !slices.ContainsFunc(living, func(p *process) bool { return p.cut.Load() }) {
+				w.actors.Go(func() { p.cutLease(d.between(0, 4*time.Minute)) })
+			}
 		case 3:
 			w.replaceShared()
 		}
@@ -107,18 +113,21 @@ func (w *world) operate() {
 }
 
 // lead makes one replica after the other the leader. An old leader continues for a while, because it discovers late that it has lost the
-// lease. A replica whose lease is cut cannot become the leader.
+// lease. A replica that cannot renew its lease cannot lead.
 func (w *world) lead() {
 	d := w.random("leader")
 	for w.over.Err() == nil {
-		living := slices.DeleteFunc(w.living(), func(p *process) bool { return p.cut.Load() })
+		living := slices.DeleteFunc(w.living(), (*process).isCut)
 		if len(living) == 0 {
 			w.pause(time.Second)
 			continue
 		}
-		p, lasts := living[d.below(len(living))], d.between(time.Minute, 5*time.Minute)
-		p.leadsUntil.Store(time.Now().Add(lasts + d.between(0, 15*time.Second)).UnixNano())
+		p, end := living[d.below(len(living))], time.Now().Add(d.between(time.Minute, 5*time.Minute))
 		w.note("%s leads", p.id)
-		p.sleep(w.over, lasts)
+		p.leadsUntil.Store(math.MaxInt64)
+		for time.Now().Before(end) && !p.isCut() && !p.dead() && w.over.Err() == nil {
+			p.sleep(w.over, time.Second)
+		}
+		p.leadsUntil.Store(time.Now().Add(d.between(0, 15*time.Second)).UnixNano())
 	}
 }

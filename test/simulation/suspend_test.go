@@ -40,21 +40,7 @@ func (p *process) suspend(d time.Duration) {
 	defer s.mu.Unlock()
 	close(s.over)
 	s.over, s.renews = nil, time.Now().Add(p.dice.between(0, 10*time.Second))
-	p.w.mu.Lock()
-	p.w.resumed = p
-	p.w.mu.Unlock()
 	p.w.note("%s continues", p.id)
-}
-
-// lastResumed returns the replica that has just continued after a suspension and has not renewed its lease since.
-func (w *world) lastResumed() *process {
-	w.mu.Lock()
-	p := w.resumed
-	w.mu.Unlock()
-	if p == nil || p.dead() || !p.renewsLater() {
-		return nil
-	}
-	return p
 }
 
 // renewsLater returns whether the process cannot send requests about leases.

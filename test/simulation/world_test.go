@@ -66,8 +66,8 @@ type world struct {
 	held map[string]map[string]bool
 	// created are the times of pods.
 	created map[types.UID]time.Time
-	// resumed is the replica that was suspended last.
-	resumed *process
+	// deadly is set if replicas are killed often. Otherwise, they live long enough for others to sweep what they have written.
+	deadly bool
 	// starting are the slots of pods in the oracle about start-limit.
 	starting map[types.UID]slot
 	// spells are the times of states, by name.
@@ -80,6 +80,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{},
 		starting: map[types.UID]slot{}, foreign: map[types.UID]bool{}, held: map[string]map[string]bool{}, created: map[types.UID]time.Time{}}
+	w.deadly = w.random("world").one(2)
 	for _, name := range nodes {
 		w.putNode(name, types.UID(name+"-uid"))
 	}
