@@ -18,7 +18,7 @@ GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/r
 POLICY = config/webhook/plugins/policy
 
 # Kubernetes version for Helm without a cluster.
-KUBE_VERSION = 1.36.0
+KUBE_VERSION = 1.37.0
 
 # Files of config/webhook that the chart contains as copies, because Helm reads only files of the chart: <file>=<copy>.
 CHART = charts/prebind

@@ -23,7 +23,7 @@ import (
 const (
 	chart = "charts/prebind"
 	// kubeVersion is the Kubernetes version for the chart. Helm that is built from its module has another default.
-	kubeVersion = "1.36.0"
+	kubeVersion = "1.37.0"
 	// hookAnnotation marks an object as a Helm hook.
 	hookAnnotation = "helm.sh/hook"
 	preDelete      = "pre-delete"

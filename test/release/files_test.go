@@ -235,7 +235,7 @@ func TestRelease_Chart(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			rendered := helm("template", "prebind", path, "--kube-version=1.36.0", "--set="+tc.value)
+			rendered := helm("template", "prebind", path, "--kube-version=1.37.0", "--set="+tc.value)
 			images := regexp.MustCompile(`(?m)^ +image: (.+)$`).FindAllStringSubmatch(rendered, -1)
 			require.Len(t, images, 2, "the Deployment and the Job of the removal")
 			assert.Equal(t, tc.image, images[0][1], tc.reason)
