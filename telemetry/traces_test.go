@@ -82,6 +82,7 @@ func traced(t *testing.T, rate int32, traceparent string) map[string]*otlp.Span 
 	ctx, cancel := context.WithCancel(t.Context())
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/mutate-pods-binding", http.NoBody)
 	r.Header.Set("Traceparent", traceparent)
+	r.Pattern = "/mutate-pods-binding" // As http.ServeMux, which names the span.
 	h.ServeHTTP(httptest.NewRecorder(), r)
 	cancel()
 	// The call has an answer, and the attempt continues.
@@ -103,7 +104,7 @@ func TestTracing_Spans(t *testing.T) {
 	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	spans := traced(t, 0, "00-"+trace+"-"+parent+"-01")
 	require.Len(t, spans, 5, "%v", spans)
-	under := map[string]string{"AdmissionReview": "", "Bind": "AdmissionReview", "PreFlight device": "Bind", "Hold": "Bind", "PreBind device": "Hold"}
+	under := map[string]string{"POST /mutate-pods-binding": "", "Bind": "POST /mutate-pods-binding", "PreFlight device": "Bind", "Hold": "Bind", "PreBind device": "Hold"}
 	for name, above := range under {
 		s := spans[name]
 		require.NotNil(t, s, name)

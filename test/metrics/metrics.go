@@ -105,7 +105,7 @@ func (r *register) Unregister(prometheus.Collector) bool { return false }
 
 // A Desc has its content only as text.
 var (
-	described = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "(.*)", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+	described = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "(.*)", unit: "[^"]*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 	constant  = regexp.MustCompile(`(\w+)="`)
 )
 
