@@ -55,29 +55,3 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 		}
 	})
 }
-
-func TestTurns(t *testing.T) {
-	of := func(namespace string, tried int, since time.Time) *orphan {
-		return &orphan{mark: framework.Mark{Pod: types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(tried)}}, tried: tried, since: since}
-	}
-	early := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	later := early.Add(time.Minute)
-	tests := map[string]struct {
-		reason string
-		in     []*orphan
-		most   int
-		want   []*orphan
-	}{
-		"None":       {reason: "no marks", most: 2, want: nil},
-		"All":        {reason: "all marks have a turn", most: 3, in: []*orphan{of("a", 1, early), of("b", 1, early)}, want: []*orphan{of("a", 1, early), of("b", 1, early)}},
-		"TakeTurns":  {reason: "many marks of a tenant do not delay another one", most: 2, in: []*orphan{of("a", 0, early), of("a", 0, early), of("b", 0, early)}, want: []*orphan{of("a", 0, early), of("b", 0, early)}},
-		"LongestAgo": {reason: "a mark that fails does not delay others", most: 1, in: []*orphan{of("a", 2, early), of("a", 1, early), of("a", 3, early)}, want: []*orphan{of("a", 1, early)}},
-		"Namespaces": {reason: "with more namespaces than turns, they rotate", most: 1, in: []*orphan{of("a", 2, early), of("b", 1, early)}, want: []*orphan{of("b", 1, early)}},
-		"Oldest":     {reason: "new marks do not push old ones back", most: 1, in: []*orphan{of("a", 0, later), of("b", 0, early)}, want: []*orphan{of("b", 0, early)}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, turns(tc.in, tc.most), tc.reason)
-		})
-	}
-}
