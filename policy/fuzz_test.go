@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/policy"
@@ -61,4 +63,45 @@ func FuzzCompile(f *testing.F) {
 			require.LessOrEqual(t, len(r.Message), policy.MaxMessage)
 		})
 	})
+}
+
+// The evaluation of any expression ends.
+func FuzzEvaluate(f *testing.F) {
+	for _, expression := range []string{
+		"resources.csinode.spec.drivers.filter(d, has(d.allocatable) && d.allocatable.count > 0).map(d, d.nodeID).join(',')",
+		"resources.csinode.metadata.annotations.transformList(k, v, k + v).join(',')",
+		"string(resources.csinode == resources.other)",
+		"resources.agents.map(p, p.spec.containers.map(c, c.?resources.?requests[?'cpu'].orValue('0')).join('+')).join(',')",
+		"resources.agents.sortBy(p, p.metadata.name).map(p, p.status.?phase.orValue('')).join(',')",
+		"resources.w.spec.map.transformList(k, v, k + string(v)).join(',')",
+		"string(dyn(resources)['w'].spec.size) + string(dyn(resources).csinode.spec.drivers.size())",
+		"claims.data.spec.accessModes.join(',') + string(quantity(claims.data.spec.resources.requests['storage']).asApproximateFloat())",
+		"variables.running.map(p, p.status.podIP).join(',')",
+	} {
+		f.Add(expression, []byte(`{"spec":{"size":3,"tags":["x"],"map":{"a":"1"}},"status":{"ready":true}}`))
+	}
+	f.Add("string(resources.agents.all(a, resources.agents.all(b, a == b)))", []byte(`{}`))
+	f.Fuzz(func(t *testing.T, expression string, text []byte) {
+		p := parseSpec(t, declared+"variables: [{name: spec, expression: resources.csinode.spec}, {name: running, expression: \"resources.agents.filter(p, p.status.phase == 'Running')\"}]\nmutations: {annotations: [{key: a, valueExpression: x}]}")
+		p.Spec.Mutations.Annotations[0].ValueExpression = expression
+		timed(t, func() {
+			c, err := policy.Compile(p, policy.Options{})
+			if err != nil {
+				return
+			}
+			o := world()
+			w := &unstructured.Unstructured{}
+			if json.Unmarshal(text, &w.Object) == nil && w.Object != nil {
+				o.resources["w"] = []client.Object{withName(w)}
+			}
+			_, err = c.Evaluate(t.Context(), subject(), o)
+			require.NoError(t, err)
+		})
+	})
+}
+
+// withName returns the object with metadata.
+func withName(w *unstructured.Unstructured) *unstructured.Unstructured {
+	w.Object["metadata"] = map[string]any{"name": "node-1"}
+	return w
 }
