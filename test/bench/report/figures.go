@@ -29,5 +29,7 @@ func figures(data map[string][]stat.Sample) string {
 		fmt.Sprintf("- Binds per second and processor, with the control plane on the same processors: **%.0f** (without a webhook: %.0f)\n",
 			median("binds", "binds/s", prebind)/processors, median("binds", "binds/s", none)/processors) +
 		fmt.Sprintf("- Delay from claim bound to pod bound, median: **%.0f ms** (kube-scheduler without Prebind: %.0f ms)\n",
-			median("claims", "ms", prebind), median("claims", "ms", "kube-scheduler"))
+			median("claims", "ms", prebind), median("claims", "ms", "kube-scheduler")) +
+		fmt.Sprintf("\nWaits run at the same time: a pod that waits 10 s for a volume and 10 s for a device is bound after **%.1f s**, not 20 s\n"+
+			"(kube-scheduler without Prebind: %.1f s).\n", median("twowaits", "seconds", prebind), median("twowaits", "seconds", "kube-scheduler"))
 }

@@ -187,6 +187,8 @@ func table() []row {
 		{number: 15, what: "CSINode that a BindPolicy waits for is changed → pod bound, median", file: "policies", of: values("wake p50", policies), most: new(50.0), unit: " ms"},
 		{number: 15, what: "the same: worst", file: "policies", of: values("wake worst", policies), by: highest, most: new(50.0), unit: " ms"},
 		{number: 16, what: "200 BindPolicies: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesUnmatched, prebind), unit: " MiB"},
+		{number: 17, what: "pod created → bound, wait of 10 s for a volume and of 10 s for a device / for the volume alone", file: "twowaits", of: ratio("seconds", prebind, "one wait"), most: new(1.1), unit: times},
+		{number: 17, what: "the same: kube-scheduler without Prebind / Prebind for the volume alone", file: "twowaits", of: ratio("seconds", "kube-scheduler", "one wait"), unit: times},
 	}, growthRows()...)
 }
 
@@ -196,7 +198,7 @@ func growthRows() []row {
 	add := func(what, file, operation string, metrics ...string) {
 		for _, metric := range metrics {
 			rows = append(rows, row{
-				number: 17, what: what + ": " + metric, file: "growth-" + file, of: growth(operation + ": " + metric), most: new(1.5), unit: times,
+				number: 18, what: what + ": " + metric, file: "growth-" + file, of: growth(operation + ": " + metric), most: new(1.5), unit: times,
 			})
 		}
 	}
