@@ -5,6 +5,8 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"strings"
 
 	"github.com/prebind/prebind/test/bench/stat"
 )
@@ -12,7 +14,7 @@ import (
 // processors is the number of processors of the machine.
 const processors = 2
 
-// figures returns the list of absolute figures. Each is compared with a cluster without Prebind.
+// figures returns the list of absolute figures, each compared with a cluster without Prebind, and a chart.
 func figures(data map[string][]stat.Sample) string {
 	median := func(file, metric, variant string) float64 {
 		return stat.Median(stat.Values(data[file], metric, variant))
@@ -30,6 +32,26 @@ func figures(data map[string][]stat.Sample) string {
 			median("binds", "binds/s", prebind)/processors, median("binds", "binds/s", none)/processors) +
 		fmt.Sprintf("- Delay from claim bound to pod bound, median: **%.0f ms** (kube-scheduler without Prebind: %.0f ms)\n",
 			median("claims", "ms", prebind), median("claims", "ms", "kube-scheduler")) +
+		"\n" + chart(data["binds"]) +
 		fmt.Sprintf("\nWaits run at the same time: a pod that waits 10 s for a volume and 10 s for a device is bound after **%.1f s**, not 20 s\n"+
 			"(kube-scheduler without Prebind: %.1f s).\n", median("twowaits", "seconds", prebind), median("twowaits", "seconds", "kube-scheduler"))
+}
+
+// chart returns a Mermaid chart of the median latency of a bind with each webhook.
+func chart(binds []stat.Sample) string {
+	var names, bars []string
+	highest := 0.0
+	for _, webhook := range []struct{ variant, name string }{
+		{none, "none"}, {nothing, "does nothing"}, {constant, "constant"}, {following, "constant, caches pods"}, {prebind, "Prebind"},
+	} {
+		p50 := stat.Median(stat.Values(binds, "p50", webhook.variant))
+		names = append(names, fmt.Sprintf("\"%s: %.1f\"", webhook.name, p50))
+		bars = append(bars, fmt.Sprintf("%.2f", p50))
+		highest = max(highest, p50)
+	}
+	return "```mermaid\nxychart-beta horizontal\n" +
+		"    title \"Median latency of a bind, by webhook\"\n" +
+		"    x-axis [" + strings.Join(names, ", ") + "]\n" +
+		fmt.Sprintf("    y-axis \"ms\" 0 --> %.0f\n", math.Ceil(highest)) +
+		"    bar [" + strings.Join(bars, ", ") + "]\n```\n"
 }
