@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -23,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/test/gen"
@@ -52,7 +54,11 @@ type usage struct {
 }
 
 // inCluster contains the numbers of objects in a cluster.
-type inCluster struct{ pairs, nodes, pods, records int }
+type inCluster struct {
+	pairs, free, nodes, pods, records int
+	// lists is a cluster whose API server does not stream lists.
+	lists bool
+}
 
 // BenchmarkReplicaMemory measures the sizing table of docs/performance: the memory of a process with the shipped
 // cache and limit, by the size of the cluster. The API server of the benchmark sends JSON, which needs more memory
@@ -60,17 +66,24 @@ type inCluster struct{ pairs, nodes, pods, records int }
 func BenchmarkReplicaMemory(b *testing.B) {
 	for _, in := range []inCluster{
 		{},
-		{pairs: 5000}, {pairs: 50000},
+		{pairs: 5000}, {pairs: 50000}, {pairs: 50000, lists: true},
+		{free: 5000},
 		{nodes: 500}, {nodes: 5000},
 		{pods: 500}, {pods: 5000},
 		{records: 500}, {records: 5000},
 		{pairs: 50000, nodes: 5000, pods: 500, records: 5000},
 	} {
-		b.Run(fmt.Sprintf("volumes=%d/nodes=%d/pods=%d/records=%d", in.pairs, in.nodes, in.pods, in.records), func(b *testing.B) {
+		name := fmt.Sprintf("volumes=%d/free=%d/nodes=%d/pods=%d/records=%d", in.pairs, in.free, in.nodes, in.pods, in.records)
+		if in.lists {
+			name += "/lists"
+		}
+		b.Run(name, func(b *testing.B) {
 			var u usage
 			for b.Loop() {
 				u = processWith(b, in)
-				assert.Less(b, u.Peak, float64(shippedLimit), "the kubelet kills a container above its memory limit")
+				if !in.lists { // docs/performance says how much more memory lists need.
+					assert.Less(b, u.Peak, float64(shippedLimit), "the kubelet kills a container above its memory limit")
+				}
 			}
 			b.ReportMetric(u.Peak/(1<<20), "peak-MiB")
 			b.ReportMetric(u.Live/(1<<20), "live-MiB")
@@ -82,12 +95,16 @@ func BenchmarkReplicaMemory(b *testing.B) {
 // processWith runs a process that fills the cache from this cluster.
 func processWith(tb testing.TB, in inCluster) usage {
 	tb.Helper()
-	server := httptest.NewServer(streaming(in.objects()))
+	handler, streams := streaming(in.objects()), "true"
+	if in.lists {
+		handler, streams = listing(in.objects()), "false"
+	}
+	server := httptest.NewServer(handler)
 	defer server.Close()
 	self, err := os.Executable()
 	require.NoError(tb, err)
 	process := exec.CommandContext(tb.Context(), self)
-	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, fmt.Sprintf("%s=%d", memoryLimitVariable, shippedLimit))
+	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, "KUBE_FEATURE_WatchListClient="+streams, fmt.Sprintf("%s=%d", memoryLimitVariable, shippedLimit))
 	process.Stderr = os.Stderr
 	out, err := process.Output()
 	server.CloseClientConnections()
@@ -132,6 +149,31 @@ func reportCache(url string) error {
 	return <-ended
 }
 
+// listing answers a list like an API server without streaming lists: all objects in one answer. Its watches send nothing.
+func listing(objects iter.Seq[client.Object]) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Query().Has("watch") {
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
+		kind, separator, items := servedKinds[r.URL.Path], "", json.NewEncoder(w)
+		fmt.Fprintf(w, `{"apiVersion": "v1", "kind": "%sList", "metadata": {"resourceVersion": "9000000"}, "items": [`, kind)
+		for o := range objects {
+			if o.GetObjectKind().GroupVersionKind().Kind != kind {
+				continue
+			}
+			fmt.Fprint(w, separator)
+			separator = ","
+			if items.Encode(o) != nil {
+				return
+			}
+		}
+		fmt.Fprint(w, "]}")
+	})
+}
+
 func (in inCluster) objects() iter.Seq[client.Object] {
 	return func(yield func(client.Object) bool) {
 		for o := range boundPairs(in.pairs) {
@@ -142,7 +184,7 @@ func (in inCluster) objects() iter.Seq[client.Object] {
 		for _, kind := range []struct {
 			n    int
 			make func(i int) client.Object
-		}{{in.nodes, someNode}, {in.pods, somePod}, {in.records, someRecord}} {
+		}{{in.free, freeVolume}, {in.free, unboundClaim}, {in.nodes, someNode}, {in.pods, somePod}, {in.records, someRecord}} {
 			for i := range kind.n {
 				if !yield(kind.make(i)) {
 					return
@@ -150,6 +192,21 @@ func (in inCluster) objects() iter.Seq[client.Object] {
 			}
 		}
 	}
+}
+
+// freeVolume returns a volume of a CSI driver that is not bound.
+func freeVolume(i int) client.Object {
+	_, pv := boundPair(i)
+	pv.Spec.ClaimRef, pv.Status.Phase = nil, corev1.VolumeAvailable
+	return pv
+}
+
+// unboundClaim returns a claim that waits for a volume.
+func unboundClaim(i int) client.Object {
+	claim, _ := boundPair(i)
+	claim.Spec.VolumeName, claim.Status = "", corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
+	delete(claim.Annotations, volume.AnnBindCompleted)
+	return claim
 }
 
 // someNode returns a node with typical labels, annotations and conditions, without the fields that the cache removes.

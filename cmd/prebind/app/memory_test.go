@@ -158,13 +158,15 @@ func liveHeap() float64 {
 	return float64(m.HeapAlloc)
 }
 
+// servedKinds contains the kind of each path that the test servers serve.
+var servedKinds = map[string]string{
+	"/api/v1/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
+	"/api/v1/persistentvolumeclaims": "PersistentVolumeClaim", "/api/v1/persistentvolumes": "PersistentVolume",
+}
+
 // streaming answers a watch like an API server with streaming lists, which sends all objects first. It creates each object
 // when it sends it, so that only the cache keeps objects in the heap.
 func streaming(objects iter.Seq[client.Object]) http.Handler {
-	kinds := map[string]string{
-		"/api/v1/pods": "Pod", "/api/v1/nodes": "Node", "/api/v1/namespaces/prebind-system/configmaps": "ConfigMap",
-		"/api/v1/persistentvolumeclaims": "PersistentVolumeClaim", "/api/v1/persistentvolumes": "PersistentVolume",
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("sendInitialEvents") != "true" {
 			http.Error(w, "only streaming lists are supported", http.StatusBadRequest)
@@ -174,7 +176,7 @@ func streaming(objects iter.Seq[client.Object]) http.Handler {
 		version, events := 0, json.NewEncoder(w)
 		for o := range objects {
 			version++
-			if o.GetObjectKind().GroupVersionKind().Kind != kinds[r.URL.Path] {
+			if o.GetObjectKind().GroupVersionKind().Kind != servedKinds[r.URL.Path] {
 				continue
 			}
 			o.SetResourceVersion(strconv.Itoa(1_000_000 + version))
@@ -183,7 +185,7 @@ func streaming(objects iter.Seq[client.Object]) http.Handler {
 			}
 		}
 		_ = events.Encode(map[string]any{"type": "BOOKMARK", "object": map[string]any{
-			"apiVersion": "v1", "kind": kinds[r.URL.Path],
+			"apiVersion": "v1", "kind": servedKinds[r.URL.Path],
 			"metadata": map[string]any{"resourceVersion": "9000000", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
 		}})
 		_ = http.NewResponseController(w).Flush()
