@@ -56,7 +56,7 @@ func newAssembly(t *testing.T, plugins ...framework.Registration) *Assembly {
 func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration) *Assembly {
 	t.Helper()
 	r := &Registry{Plugins: plugins}
-	mgr, err := NewManager(t.Context(), s.config(), "0", r, "own")
+	mgr, err := NewManager(t.Context(), s.config(), r, "own")
 	require.NoError(t, err)
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)

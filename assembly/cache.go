@@ -31,10 +31,10 @@ import (
 //
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch
 
-// NewManager returns a manager that serves metrics at the address. "0" disables metrics. The cache
+// NewManager returns a manager without servers. The cache
 // contains pending pods, trimmed nodes, and the objects that plugins watch, so memory does not grow
 // with running pods. Start the manager with the same context.
-func NewManager(ctx context.Context, config *rest.Config, metricsAddress string, r *Registry, namespace string) (*Manager, error) {
+func NewManager(ctx context.Context, config *rest.Config, r *Registry, namespace string) (*Manager, error) {
 	scheme, err := r.scheme()
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
@@ -44,8 +44,8 @@ func NewManager(ctx context.Context, config *rest.Config, metricsAddress string,
 	options.DefaultWatchErrorHandler = rejected.handle
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
-		Metrics:                server.Options{BindAddress: metricsAddress},
-		HealthProbeBindAddress: "0", // webhook.Readiness serves probes that give a reason.
+		Metrics:                server.Options{BindAddress: "0"},
+		HealthProbeBindAddress: "0",
 		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: ctx}, err

@@ -167,7 +167,7 @@ func TestNewManager_Scheme(t *testing.T) {
 
 	broken := errors.New("broken")
 	custom.AddToScheme = func(*runtime.Scheme) error { return broken }
-	_, err = NewManager(t.Context(), newServer(t).config(), "0", &Registry{Plugins: []framework.Registration{custom}}, "own")
+	_, err = NewManager(t.Context(), newServer(t).config(), &Registry{Plugins: []framework.Registration{custom}}, "own")
 	require.ErrorIs(t, err, broken)
 	assert.ErrorContains(t, err, "PreBind plugin custom")
 }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strings"
-	"time"
 
 	"k8s.io/component-base/logs"
 
@@ -28,14 +27,9 @@ type DebugOptions struct {
 	Config   *v1alpha1.Loaded
 }
 
-// NewDebugServer returns a server for the endpoints below /debug. It does not authenticate
-// clients, so it must listen on a loopback address.
-func NewDebugServer(o DebugOptions) *http.Server {
-	// There is no timeout for writing, because a profile takes at least half a minute.
-	return &http.Server{Handler: debugHandler(o), ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
-}
-
-func debugHandler(o DebugOptions) http.Handler {
+// Debug returns a handler of the endpoints below /debug. It does not authenticate clients, so its server must listen on a loopback
+// address.
+func Debug(o DebugOptions) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/attempts", func(w http.ResponseWriter, _ *http.Request) {
 		all := o.InFlight()

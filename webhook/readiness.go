@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/klog/v2"
 )
@@ -115,9 +114,9 @@ func (r *Readiness) Probe() error {
 	return nil
 }
 
-// ProbeServer returns a server of /healthz, which always succeeds, and of /readyz, which
+// Probes returns a handler of /healthz, which always succeeds, and of /readyz, which
 // returns the error of Probe. The probes of controller-runtime do not return the error.
-func (r *Readiness) ProbeServer() *http.Server {
+func (r *Readiness) Probes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -127,5 +126,5 @@ func (r *Readiness) ProbeServer() *http.Server {
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
-	return &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ReadTimeout: time.Second, IdleTimeout: time.Minute}
+	return mux
 }

@@ -47,11 +47,11 @@ func TestReadiness_RequireOnce(t *testing.T) {
 	assert.NoError(t, r.Check(), "an error after the first success is ignored")
 }
 
-func TestProbeServer(t *testing.T) {
+func TestProbes(t *testing.T) {
 	r := &Readiness{}
 	synced := false
 	r.WaitFor("Pod", func() bool { return synced })
-	handler := r.ProbeServer().Handler
+	handler := r.Probes()
 	get := func(path string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))

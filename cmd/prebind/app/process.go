@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -78,7 +79,7 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	ctrl.SetLogger(klog.Background())
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	if p.mgr, err = assembly.NewManager(running, p.config, o.metricsAddress, o.registry, o.namespace); err != nil {
+	if p.mgr, err = assembly.NewManager(running, p.config, o.registry, o.namespace); err != nil {
 		return err
 	}
 	if err := p.buildEngine(ctx, shared.Metrics); err != nil {
@@ -125,9 +126,10 @@ func (p *process) shutDown(ctx context.Context) {
 func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, error) {
 	all := map[string]net.Listener{}
 	for _, l := range []struct{ flag, address string }{
-		{"webhook-bind-address", o.webhookAddress}, {"health-probe-bind-address", o.healthAddress}, {"debug-bind-address", o.debugAddress},
+		{"webhook-bind-address", o.webhookAddress}, {"health-probe-bind-address", o.healthAddress}, {"metrics-bind-address", o.metricsAddress},
+		{"debug-bind-address", o.debugAddress},
 	} {
-		if l.address == "" {
+		if l.address == "" || l.address == "0" {
 			continue
 		}
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.address)
@@ -251,10 +253,20 @@ func (p *process) buildServers() error {
 	}
 	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
 	trust := &webhook.Trust{Reader: p.mgr.GetAPIReader(), Writer: p.mgr.GetClient(), Leads: p.replicas.Leads}
-	all := []manager.Runnable{p.certs, server, always(trust.Run), p.server("probes", p.listeners["health-probe-bind-address"], p.ready.ProbeServer())}
-	if listener := p.listeners["debug-bind-address"]; listener != nil {
-		options := telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}
-		all = append(all, p.server("debug", listener, telemetry.NewDebugServer(options)))
+	all := []manager.Runnable{p.certs, server, always(trust.Run)}
+	for flag, handler := range map[string]http.Handler{
+		"health-probe-bind-address": p.ready.Probes(),
+		"metrics-bind-address":      promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: maxScrapes}),
+		"debug-bind-address":        telemetry.Debug(telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}),
+	} {
+		if listener := p.listeners[flag]; listener != nil {
+			plain := plainServer(handler)
+			plain.ErrorLog = errorLog(flag)
+			if flag == "debug-bind-address" {
+				plain.WriteTimeout = 0 // A profile takes half a minute or more.
+			}
+			all = append(all, &manager.Server{Name: flag, Server: plain, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout})
+		}
 	}
 	return p.add(all...)
 }
@@ -282,8 +294,11 @@ func errorLog(server string) *log.Logger {
 	return slog.NewLogLogger(logr.ToSlogHandler(klog.Background().WithValues("server", server).V(2)), slog.LevelInfo)
 }
 
-// server returns a Runnable that serves until the manager stops.
-func (p *process) server(name string, listener net.Listener, server *http.Server) *manager.Server {
-	server.ErrorLog = errorLog(name)
-	return &manager.Server{Name: name, Server: server, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout}
+// maxScrapes is the maximum number of scrapes at the same time. Each needs memory until its client has read it.
+const maxScrapes = 8
+
+// plainServer returns a server for short requests of anybody. It closes idle and slow connections after a second, so that they do not
+// pile up.
+func plainServer(handler http.Handler) *http.Server {
+	return &http.Server{Handler: handler, ReadTimeout: time.Second, WriteTimeout: 10 * time.Second}
 }

@@ -4,8 +4,12 @@
 package app
 
 import (
+	"bufio"
+	"io"
 	"net"
+	"net/http"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
@@ -121,13 +125,14 @@ func TestListen(t *testing.T) {
 	for flag, set := range map[string]func(o *serveOptions, address string){
 		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
 		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
+		"metrics-bind-address":      func(o *serveOptions, address string) { o.metricsAddress = address },
 		"debug-bind-address":        func(o *serveOptions, address string) { o.debugAddress = address },
 	} {
 		o := defaultServeOptions(newRegistry())
-		o.webhookAddress, o.healthAddress = "127.0.0.1:0", "127.0.0.1:0"
+		o.webhookAddress, o.healthAddress, o.metricsAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 		open, err := o.listen(t.Context())
 		require.NoError(t, err)
-		assert.Len(t, open, 2, "the debug server is off by default")
+		assert.Len(t, open, 3, "the debug server is off by default")
 		closeAll(open)
 		free := open["webhook-bind-address"].Addr().String()
 		o.webhookAddress = free
@@ -172,4 +177,27 @@ func TestLimitMemory(t *testing.T) {
 			assert.Equal(t, tc.want, got, tc.reason)
 		})
 	}
+}
+
+// Nobody can make the servers of probes and metrics keep connections.
+func TestPlainServer_Connections(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := plainServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	for name, request := range map[string]string{"Idle": "", "Slow": "GET / HT", "Answered": "GET / HTTP/1.1\r\nHost: a\r\n\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", listener.Addr().String())
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, conn.Close()) }()
+			_, err = io.WriteString(conn, request)
+			require.NoError(t, err)
+			require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+			_, err = bufio.NewReader(conn).WriteTo(io.Discard)
+			assert.NoError(t, err, "the server should close the connection")
+		})
+	}
+	require.NoError(t, server.Close())
+	assert.ErrorIs(t, <-ended, http.ErrServerClosed)
 }
