@@ -50,7 +50,7 @@ var more = map[string]int{
 	// client-go starts these goroutines with the first event of each of the two event APIs.
 	"k8s.io/apimachinery/pkg/util/wait.UntilWithContext":                               2,
 	"k8s.io/apimachinery/pkg/watch.(*Broadcaster).loop":                                2,
-	"k8s.io/client-go/tools/events.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
+	"k8s.io/client-go/tools/events.(*eventBroadcasterImpl).startEventWatcher.func1":    2,
 	"k8s.io/client-go/tools/events.(*eventBroadcasterImpl).startRecordingEvents.func2": 1,
 	"k8s.io/client-go/tools/record.(*eventBroadcasterImpl).StartEventWatcher.func1":    2,
 }
