@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -33,7 +34,7 @@ const attackByDefault = true
 var attacked = flag.Bool("attack", attackByDefault, "Run an attacking tenant in addition to the ordinary load.")
 
 const (
-	// attacker is a user whose only permission is the built-in role edit in the attack's namespaces.
+	// attacker is a user with the built-in role edit in the attack's namespaces, who may also create Bindings there.
 	attacker = "mallory"
 	// never is a class whose claims are never provisioned.
 	never = "never"
@@ -62,8 +63,10 @@ type attack struct {
 	w      *world
 	seed   uint64
 	tenant client.Client
-	stop   context.CancelFunc
-	wg     sync.WaitGroup
+	// other is the client of rival.
+	other client.Client
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
 	// running contains the attacker's bound pods. Their claims have the same names.
 	running []*corev1.Pod
 
@@ -76,11 +79,13 @@ type attack struct {
 func newAttack(t *testing.T, w *world, seed uint64) *attack {
 	t.Helper()
 	a := &attack{w: w, seed: seed, did: map[string]int{}, failed: map[string]int{}}
-	config, err := w.cluster.UserConfig(attacker)
-	require.NoError(t, err)
-	config.WarningHandler = rest.NoWarnings{} // The API server warns about long names.
-	a.tenant, err = client.New(config, client.Options{})
-	require.NoError(t, err)
+	for user, c := range map[string]*client.Client{attacker: &a.tenant, rival: &a.other} {
+		config, err := w.cluster.UserConfig(user)
+		require.NoError(t, err)
+		config.WarningHandler = rest.NoWarnings{} // The API server warns about long names.
+		*c, err = client.New(config, client.Options{})
+		require.NoError(t, err)
+	}
 	require.NoError(t, w.watcher.Create(t.Context(), gen.StorageClass(never, "none.example.com")))
 	for _, namespace := range attackNamespaces() {
 		require.NoError(t, w.watcher.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
@@ -89,6 +94,10 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
 			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: attacker}},
 		}))
+		for _, create := range [][]string{{"role", "--verb=create", "--resource=pods/binding"}, {"rolebinding", "--role=binds", "--user=" + attacker, "--user=" + rival}} {
+			out, err := w.cluster.Kubectl(t.Context(), append([]string{"create", "--namespace=" + namespace, create[0], "binds"}, create[1:]...)...).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+		}
 	}
 	require.Eventually(t, func() bool {
 		for _, namespace := range attackNamespaces() {
@@ -130,7 +139,7 @@ func (a *attack) namespace(i int) string { return attackNamespaces()[i%len(attac
 // begin starts the attack and returns immediately.
 func (a *attack) begin(ctx context.Context) {
 	ctx, a.stop = context.WithCancel(ctx)
-	for n, do := range []func(context.Context, *rand.Rand){a.forge, a.fatten, a.wait} {
+	for n, do := range []func(context.Context, *rand.Rand){a.forge, a.fatten, a.wait, a.trap} {
 		rng := rand.New(rand.NewPCG(a.seed, 1000+uint64(n)))
 		a.wg.Go(func() { do(ctx, rng) })
 	}
@@ -143,6 +152,7 @@ func (a *attack) end(t *testing.T) {
 	a.wg.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), settled)
 	defer cancel()
+	assert.Empty(t, a.wrongTraps(ctx, t), "each policy decides every Binding of the attacker's pods, or follows its failurePolicy")
 	kinds := []client.Object{&corev1.Pod{}, &resourcev1.ResourceClaim{}, &corev1.PersistentVolumeClaim{}}
 	for _, namespace := range attackNamespaces() {
 		for _, kind := range kinds {

@@ -38,6 +38,7 @@ func TestLedger(t *testing.T) {
 		"Unbound":    {reason: "a bound pod must not become pending again", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "")); l.pod(nil, pod("a", "", "")) }},
 		"TwoHolders": {reason: "two pods must not hold the same device", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-1", "1")) }},
 		"TooMuch":    {reason: "the shares of a device must not exceed 1", wrong: 1, see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "2,1")) }},
+		"Undecided":  {reason: "the policy decides every bind for its own user", wrong: 1, see: func(l *ledger) { l.pod(nil, gen.Pod("a", gen.BoundTo("node-1"), gen.Scheduler(byHand))) }},
 		"Halves":     {reason: "two pods may share a device", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1:0.5")); l.pod(nil, pod("b", "node-1", "1:0.5")) }},
 		"OtherNode":  {reason: "each node has separate devices", see: func(l *ledger) { l.pod(nil, pod("a", "node-1", "1")); l.pod(nil, pod("b", "node-2", "1")) }},
 		"InTurn": {reason: "a deleted pod holds no device", see: func(l *ledger) {

@@ -149,6 +149,9 @@ func (l *ledger) pod(before, now client.Object) {
 	case !was && pod.Spec.NodeName != "":
 		l.bound[pod.UID] = pod.Spec.NodeName
 		l.hold(pod)
+		if user, ok := binders[pod.Spec.SchedulerName]; ok && pod.Annotations[byLoad] != decidedFor(pod, user) {
+			l.odd("pod %s is bound with %q of the policy, but should have %q", pod.Name, pod.Annotations[byLoad], decidedFor(pod, user))
+		}
 	}
 }
 

@@ -71,8 +71,11 @@ func newWorld(t *testing.T, binary string) *world {
 	var err error
 	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: binary, Clock: true})
 	require.NoError(t, err)
-	for range replicas {
-		w.startReplica(t)
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
+	w.startReplica(t)
+	w.policies(t)
+	for range replicas - 1 {
+		w.startReplica(t) // It is ready when it has the policies.
 	}
 	w.objects(t)
 	w.ledger = newLedger(t, w)
