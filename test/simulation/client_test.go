@@ -251,35 +251,41 @@ func (w *world) post(d *dice, pod *corev1.Pod, binding *corev1.Binding, user str
 			}
 			p = living[i]
 		}
-		limit := 29 * time.Second
-		if w.stormy() && d.one(4) {
-			limit = d.between(0, 4*time.Second) // The client has a timeout.
-		}
-		ctx, cancel := context.WithTimeout(p.killed, limit)
-		began := time.Now()
-		decision := p.engine.Bind(ctx, binder.Request{
-			Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
-		})
-		ended := ctx.Err() != nil
-		cancel()
-		if p.awake() && time.Since(began) > limit {
-			w.note("%s: the answer about %s is too late", p.id, pod.UID)
-			return
-		}
-		if p.dead() {
-			w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
-			return
-		}
-		w.checkDecision(p, pod, binding, user, decision, ended)
-		if decision.Err == nil {
-			w.execute(d, p, pod, binding, decision, began)
-			return
-		}
-		w.note("%s: %s to %s with %s: %v", p.id, pod.UID, binding.Target.Name, binding.Annotations[gpu], decision.Err)
-		if decision.Err.Kind != framework.KindWait || !w.pause(decision.RetryAfter) {
+		pause, again := w.call(d, p, pod, binding, user)
+		if !again || !w.pause(pause) {
 			return
 		}
 	}
+}
+
+// call posts a Binding to the replica once. It returns whether the client repeats it, and after which time.
+func (w *world) call(d *dice, p *process, pod *corev1.Pod, binding *corev1.Binding, user string) (pause time.Duration, again bool) {
+	limit := 29 * time.Second
+	if w.stormy() && d.one(4) {
+		limit = d.between(0, 4*time.Second) // The client has a timeout.
+	}
+	ctx, cancel := context.WithTimeout(p.killed, limit)
+	began := time.Now()
+	decision := p.engine.Bind(ctx, binder.Request{
+		Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
+	})
+	ended := ctx.Err() != nil
+	cancel()
+	if p.awake() && time.Since(began) > limit {
+		w.note("%s: the answer about %s is too late", p.id, pod.UID)
+		return 0, false
+	}
+	if p.dead() {
+		w.note("%s: no answer about %s: the connection is lost", p.id, pod.UID)
+		return 0, false
+	}
+	w.checkDecision(p, pod, binding, user, decision, ended)
+	if decision.Err == nil {
+		w.execute(d, p, pod, binding, decision, began)
+		return 0, false
+	}
+	w.note("%s: %s to %s with %s: %v", p.id, pod.UID, binding.Target.Name, binding.Annotations[gpu], decision.Err)
+	return decision.RetryAfter, decision.Err.Kind == framework.KindWait
 }
 
 // execute is GuaranteedUpdate of the API server: it merges the annotations and sets the node, at once or up to 49 s after the request began:
@@ -289,7 +295,7 @@ func (w *world) execute(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bi
 	maps.Copy(annotations, binding.Annotations)
 	maps.Copy(annotations, decision.Annotations)
 	late := d.between(time.Millisecond, 20*time.Millisecond)
-	if w.stormy() && (d.one(10) || p.isCut()) {
+	if w.stormy() && (d.one(10) || p.isCut() || binding.Target.Name == quiet) {
 		late = d.between(0, max(0, 49*time.Second-time.Since(began)))
 	}
 	lost := w.stormy() && d.one(30)

@@ -49,7 +49,12 @@ func run(t *testing.T, seed uint64) {
 	for _, name := range nodes {
 		w.actors.Go(func() { w.maintain(name) })
 	}
-	for i := range 6 {
+	owned := 0
+	if w.random("directed").one(directedRuns) {
+		w.actors.Go(w.direct)
+		owned = 1 // web-0 is directed.
+	}
+	for i := owned; i < 6; i++ {
 		w.actors.Go(func() { w.owner(fmt.Sprintf("web-%d", i), i == 5) })
 	}
 	<-time.After(storm)
@@ -93,7 +98,7 @@ func (w *world) operate() {
 			w.start()
 			continue
 		}
-		if !w.stormy() {
+		if !w.stormy() || w.follower.Load() != nil {
 			continue
 		}
 		switch p := living[d.below(len(living))]; d.below(6) {
@@ -117,7 +122,7 @@ func (w *world) operate() {
 func (w *world) lead() {
 	d := w.random("leader")
 	for w.over.Err() == nil {
-		living := slices.DeleteFunc(w.living(), (*process).isCut)
+		living := slices.DeleteFunc(w.living(), func(p *process) bool { return p.isCut() || p == w.follower.Load() })
 		if len(living) == 0 {
 			w.pause(time.Second)
 			continue
@@ -125,7 +130,7 @@ func (w *world) lead() {
 		p, end := living[d.below(len(living))], time.Now().Add(d.between(time.Minute, 5*time.Minute))
 		w.note("%s leads", p.id)
 		p.leadsUntil.Store(math.MaxInt64)
-		for time.Now().Before(end) && !p.isCut() && !p.dead() && w.over.Err() == nil {
+		for (time.Now().Before(end) || w.follower.Load() != nil) && !p.isCut() && !p.dead() && w.over.Err() == nil {
 			p.sleep(w.over, time.Second)
 		}
 		p.leadsUntil.Store(time.Now().Add(d.between(0, 15*time.Second)).UnixNano())

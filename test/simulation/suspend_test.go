@@ -79,21 +79,41 @@ func (p *process) wasSuspended() bool {
 	return len(p.times) > 0
 }
 
-// suspendedClock is the clock of the process.
+// monotonic returns the reading of the monotonic clock at the time. It stands in suspensions.
+func (p *process) monotonic(t time.Time) time.Time {
+	p.suspension.mu.Lock()
+	defer p.suspension.mu.Unlock()
+	var stood time.Duration
+	for _, s := range p.times {
+		if t.After(s.began) {
+			stood += min(t.Sub(s.began), s.ended.Sub(s.began))
+		}
+	}
+	return t.Add(-stood)
+}
+
+// suspendedClock is the clock of the process. In a bubble, a time.Time has no monotonic part. So its times are those of the monotonic clock,
+// or those of the wall clock if the code that uses it looks at the wall clock.
 type suspendedClock struct {
 	clock.RealClock
-	p *process
+	p    *process
+	wall bool
+}
+
+// Now implements clock.PassiveClock.
+func (c suspendedClock) Now() time.Time {
+	if c.wall {
+		return time.Now()
+	}
+	return c.p.monotonic(time.Now())
 }
 
 // Since implements clock.PassiveClock by the monotonic clock.
 func (c suspendedClock) Since(t time.Time) time.Duration {
-	c.p.suspension.mu.Lock()
-	defer c.p.suspension.mu.Unlock()
-	since := time.Since(t)
-	for _, s := range c.p.times {
-		since -= max(0, min(time.Since(s.began), time.Since(t))-max(0, time.Since(s.ended)))
+	if c.wall {
+		t = c.p.monotonic(t)
 	}
-	return since
+	return c.p.monotonic(time.Now()).Sub(t)
 }
 
 // suspendedTimer is a timer of the monotonic clock.
@@ -131,7 +151,7 @@ func (c suspendedClock) NewTimer(d time.Duration) clock.Timer {
 
 // start starts the timer.
 func (c suspendedClock) start(d time.Duration, t *suspendedTimer, f func()) clock.Timer {
-	began := time.Now()
+	began := c.Now()
 	t.Timer = time.AfterFunc(d, func() {
 		for left := time.Nanosecond; left > 0 && !c.p.dead(); left = d - c.Since(began) {
 			c.p.awake()

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,6 +73,8 @@ type world struct {
 	starting map[types.UID]slot
 	// spells are the times of states, by name.
 	spells map[string]spell
+	// follower is the replica in which a directed bind waits, or nil. It does not lead.
+	follower atomic.Pointer[process]
 	// executing is held while the API server executes a Binding or another client changes pods.
 	executing sync.Mutex
 }
@@ -169,7 +172,7 @@ func (w *world) changed(o client.Object, deleted bool) {
 	case *corev1.ConfigMap:
 		w.recordChanged(o, deleted)
 	case *corev1.PersistentVolumeClaim:
-		for _, node := range append(nodes, "") {
+		for _, node := range append(nodes, quiet, "") {
 			w.set(o.Name+" selects "+node, !deleted && o.Annotations[selectedNode] == node)
 		}
 		if !deleted {
@@ -206,7 +209,7 @@ func (w *world) living() []*process {
 // another node.
 func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
 	node := claim.Annotations[selectedNode]
-	if node == "" || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil {
+	if node == "" || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil || strings.HasPrefix(claim.Name, slow) {
 		return
 	}
 	d := w.random("provisioner " + claim.Name + claim.ResourceVersion)
@@ -226,23 +229,28 @@ func (w *world) provision(claim *corev1.PersistentVolumeClaim) {
 			})
 			return
 		}
-		now, ok := fakeapi.Get(w.api, claim)
-		if !ok || now.UID != claim.UID || now.Annotations[selectedNode] != node || now.Spec.VolumeName != "" {
-			return
+		w.fill(claim, node)
+	})
+}
+
+// fill provisions the volume of a claim.
+func (w *world) fill(claim *corev1.PersistentVolumeClaim, node string) {
+	now, ok := fakeapi.Get(w.api, claim)
+	if !ok || now.UID != claim.UID || now.Annotations[selectedNode] != node || now.Spec.VolumeName != "" {
+		return
+	}
+	name := "pv-" + string(claim.UID)
+	volume := gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound),
+		gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}}), gen.OnNode(node))
+	if claim.Name == "shared" {
+		volume.Spec.NodeAffinity = nil
+	}
+	w.api.Put(volume)
+	fakeapi.Change(w.api, claim, "controller", func(c *corev1.PersistentVolumeClaim) {
+		if c.UID == claim.UID && c.Spec.VolumeName == "" {
+			c.Spec.VolumeName, c.Status.Phase = name, corev1.ClaimBound
+			c.Annotations["pv.kubernetes.io/bind-completed"] = "yes"
 		}
-		name := "pv-" + string(claim.UID)
-		volume := gen.Volume(name, gen.VolumeOfClass(class), gen.ClaimRef(now), gen.VolumePhase(corev1.VolumeBound),
-			gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}}), gen.OnNode(node))
-		if claim.Name == "shared" {
-			volume.Spec.NodeAffinity = nil
-		}
-		w.api.Put(volume)
-		fakeapi.Change(w.api, claim, "controller", func(c *corev1.PersistentVolumeClaim) {
-			if c.UID == claim.UID && c.Spec.VolumeName == "" {
-				c.Spec.VolumeName, c.Status.Phase = name, corev1.ClaimBound
-				c.Annotations["pv.kubernetes.io/bind-completed"] = "yes"
-			}
-		})
 	})
 }
 
