@@ -253,10 +253,12 @@ func (p *process) buildServers() error {
 	}
 	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
 	trust := &webhook.Trust{Reader: p.mgr.GetAPIReader(), Writer: p.mgr.GetClient(), Leads: p.replicas.Leads}
+	scrapes := http.NewServeMux()
+	scrapes.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: maxScrapes}))
 	all := []manager.Runnable{p.certs, server, always(trust.Run)}
 	for flag, handler := range map[string]http.Handler{
 		"health-probe-bind-address": p.ready.Probes(),
-		"metrics-bind-address":      promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: maxScrapes}),
+		"metrics-bind-address":      scrapes,
 		"debug-bind-address":        telemetry.Debug(telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}),
 	} {
 		if listener := p.listeners[flag]; listener != nil {
