@@ -19,7 +19,7 @@ import (
 const (
 	// directed is the owner of directed pods in one run of directedRuns.
 	directed     = "web-0"
-	directedRuns = 6
+	directedRuns = 3
 	// quiet is the node of directed pods. It has no maintenance.
 	quiet = "node-d"
 	// slow begins the names of their claims.
@@ -76,7 +76,10 @@ func (w *world) waitLong(d *dice, p *process, n int) {
 		return !ok || now.Spec.NodeName != ""
 	}
 	ready := func(from, to time.Duration) {
-		for !written() && p.sleep(over, 100*time.Millisecond) {
+		for !written() {
+			if !p.sleep(over, 100*time.Millisecond) {
+				break
+			}
 		}
 		p.sleep(over, d.between(from, to))
 		if claim, ok := fakeapi.Get(w.api, claim); ok {

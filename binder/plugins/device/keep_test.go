@@ -9,15 +9,16 @@ import (
 	"maps"
 	"testing"
 
-	"github.com/prebind/prebind/binder/ledger"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 // A record that the index does not contain is never swept.

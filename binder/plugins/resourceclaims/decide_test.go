@@ -85,12 +85,12 @@ func TestAssess(t *testing.T) {
 		"WrongOwner":  {reason: "upstream wrong-claim: another pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
 		"NoOwner":     {reason: "the claim has no owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
 		"Group": {
-			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod("web", grouped), ref: reference{generated: true},
+			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod(grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")},
 		},
-		"OtherGroup": {reason: "another PodGroup owns the claim", pod: thePod("web", grouped), ref: reference{generated: true}, claim: []claimOption{ofGroup("others"), allocated("node-a", "gpu-0"), reservedToGroup("others")}, refuse: "not created for this pod"},
+		"OtherGroup": {reason: "another PodGroup owns the claim", pod: thePod(grouped), ref: reference{generated: true}, claim: []claimOption{ofGroup("others"), allocated("node-a", "gpu-0"), reservedToGroup("others")}, refuse: "not created for this pod"},
 		"GroupUnreserved": {
-			reason: "only a scheduler reserves claims for PodGroups", pod: thePod("web", grouped), ref: reference{generated: true},
+			reason: "only a scheduler reserves claims for PodGroups", pod: thePod(grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0")}, refuse: "belongs to a PodGroup and is not reserved: only a scheduler that supports PodGroups can reserve it",
 		},
 		"Extended":           {reason: "kube-scheduler has created and reserved the claim", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0"), reservedTo("web")}},
@@ -100,7 +100,7 @@ func TestAssess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := tc.pod
 			if pod == nil {
-				pod = thePod("web")
+				pod = thePod()
 			}
 			take, wait, err := deciding.assess(&framework.BindContext{Pod: pod, Node: inZone, Attempt: "here-1", Since: now, Now: now}, tc.ref, theClaim("c", tc.claim...))
 			if tc.refuse != "" {
@@ -196,7 +196,7 @@ func TestConditions(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
-			bc := &framework.BindContext{Pod: thePod("web"), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
+			bc := &framework.BindContext{Pod: thePod(), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
 			take, wait, err := deciding.assess(bc, reference{}, claim)
 			if tc.refuse != "" {
 				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
@@ -222,7 +222,7 @@ func decideOn(bc *framework.BindContext, all claims) (readiness, error) {
 }
 
 func TestDecide(t *testing.T) {
-	bc := &framework.BindContext{Pod: thePod("web", uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
+	bc := &framework.BindContext{Pod: thePod(uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	mine := theClaim("a", allocated("node-a", "gpu-1"))
 	_, err := decideOn(bc, claims{"a": mine, "b": nil})
 	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
@@ -245,14 +245,14 @@ func TestDecide_Waits(t *testing.T) {
 		return theClaim(name, allocated("node-a", "gpu-0"), allocatedAt(now.Add(-since)), needs(both, nil), reservedTo("web"))
 	}
 	all := claims{"a": theClaim("a", allocated("node-a", "gpu-0")), "d": waiting("d", 0), "f": waiting("f", time.Minute)}
-	bc := &framework.BindContext{Pod: thePod("web", uses("a", "d", "f")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
+	bc := &framework.BindContext{Pod: thePod(uses("a", "d", "f")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	r, err := decideOn(bc, all)
 	require.NoError(t, err)
 	assert.Len(t, r.toTake, 1)
 	assert.Equal(t, claimObject("default", "d"), r.wait.Object)
 	assert.Equal(t, now.Add(timeout-time.Minute), r.wait.Until, "the wait ends when the first claim is rejected")
 
-	bc.Pod = thePod("web", uses("a", "d"), template(""))
+	bc.Pod = thePod(uses("a", "d"), template(""))
 	r, err = decideOn(bc, all)
 	require.NoError(t, err)
 	assert.Empty(t, r.toTake, "nothing is reserved for a pod that may wait long")

@@ -120,8 +120,8 @@ func marked(pod, attempt string) claimOption {
 type podChange func(*corev1.Pod)
 
 // thePod returns a pod without a node.
-func thePod(name string, changes ...podChange) *corev1.Pod {
-	pod := gen.Pod(name, gen.UID(types.UID("pod-"+name)))
+func thePod(changes ...podChange) *corev1.Pod {
+	pod := gen.Pod("web", gen.UID("pod-web"))
 	for _, change := range changes {
 		change(pod)
 	}

@@ -89,7 +89,7 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			s := newAPI(gen.Node("node-a"), thePod("web", uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
+			s := newAPI(gen.Node("node-a"), thePod(uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
 			r := newReplica(t, s)
 			for _, m := range marksOf(s.claim()) {
 				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}

@@ -38,7 +38,7 @@ func between(r *replica, verb string, f func()) {
 // setup returns a claim that is allocated and not reserved, its pod, and two replicas.
 func setup(t *testing.T, options ...claimOption) (s *apiServer, pod *corev1.Pod, one, two *replica) {
 	t.Helper()
-	pod = thePod("web", uses("c"))
+	pod = thePod(uses("c"))
 	s = newAPI(gen.Node("node-a"), gen.Node("node-b"), pod, theClaim("c", append([]claimOption{allocated("node-a", "gpu-0"), anywhere}, options...)...))
 	return s, pod, newReplica(t, s), newReplica(t, s)
 }
@@ -126,17 +126,17 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 
 // Two replicas work on the bind of one pod.
 func TestTwoAttempts_AtOneBind(t *testing.T) {
-	begin := func(t *testing.T) (*apiServer, *corev1.Pod, *replica, *replica, *framework.BindContext, *framework.BindContext) {
+	begin := func(t *testing.T) (*apiServer, *replica, *replica, *framework.BindContext, *framework.BindContext) {
 		t.Helper()
 		s, pod, one, two := setup(t)
 		a, b := bind(pod, "node-a", "one-1"), bind(pod, "node-b", "two-1")
 		require.NoError(t, one.PreBind(t.Context(), a))
 		require.NoError(t, two.PreBind(t.Context(), b), "another attempt can remove the reservation")
 		require.Len(t, unsettled(s.claim()), 2, "the second attempt marks the claim too")
-		return s, pod, one, two, a, b
+		return s, one, two, a, b
 	}
 	t.Run("FirstFails", func(t *testing.T) {
-		s, _, one, two, a, b := begin(t)
+		s, one, two, a, b := begin(t)
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Equal(t, []string{"web"}, users(s.claim()), "the second attempt relies on the reservation")
 		require.NoError(t, two.confirm(t.Context(), b))
@@ -144,7 +144,7 @@ func TestTwoAttempts_AtOneBind(t *testing.T) {
 		assert.Empty(t, users(s.claim()), "no attempt relies on the reservation")
 	})
 	t.Run("BothFailAtOnce", func(t *testing.T) {
-		s, _, one, two, a, b := begin(t)
+		s, one, two, a, b := begin(t)
 		between(one, "patch", func() { require.NoError(t, two.PreBindRollBack(t.Context(), b)) })
 		require.NoError(t, one.PreBindRollBack(t.Context(), a))
 		assert.Empty(t, users(s.claim()), "the last attempt removes the reservation")

@@ -20,25 +20,25 @@ func TestReferences(t *testing.T) {
 		want   []reference
 		refuse bool
 	}{
-		"None":  {reason: "upstream empty: the pod has no claims", pod: thePod("web")},
-		"Named": {reason: "upstream claim-reference: the pod need not own the claim", pod: thePod("web", uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}},
+		"None":  {reason: "upstream empty: the pod has no claims", pod: thePod()},
+		"Named": {reason: "upstream claim-reference: the pod need not own the claim", pod: thePod(uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}},
 		"Template": {
-			reason: "upstream claim-template: the pod must own the claim", pod: thePod("web", template("web-gpu-x")),
+			reason: "upstream claim-template: the pod must own the claim", pod: thePod(template("web-gpu-x")),
 			want: []reference{{of: "gpu", claim: "web-gpu-x", generated: true}},
 		},
-		"NotMadeYet": {reason: "upstream missing-claim: the claim will be created", pod: thePod("web", template("")), want: []reference{{of: "gpu", generated: true}}},
+		"NotMadeYet": {reason: "upstream missing-claim: the claim will be created", pod: thePod(template("")), want: []reference{{of: "gpu", generated: true}}},
 		"NoneNeeded": {
 			reason: "a template can require no claim",
-			pod: thePod("web", template(""), func(pod *corev1.Pod) {
+			pod: thePod(template(""), func(pod *corev1.Pod) {
 				pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}}
 			}),
 		},
 		"Unknown": {
 			reason: "a later Kubernetes version can add kinds of references", refuse: true,
-			pod: thePod("web", func(pod *corev1.Pod) { pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "new"}} }),
+			pod: thePod(func(pod *corev1.Pod) { pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "new"}} }),
 		},
 		"Extended": {
-			reason: "kube-scheduler's claim for extended resources comes last", pod: thePod("web", uses("a"), extended("web-ext")),
+			reason: "kube-scheduler's claim for extended resources comes last", pod: thePod(uses("a"), extended("web-ext")),
 			want: []reference{{of: "of-a", claim: "a"}, {of: "extended resources", claim: "web-ext", generated: true, extended: true}},
 		},
 	}

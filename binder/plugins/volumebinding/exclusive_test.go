@@ -151,7 +151,7 @@ func TestExclusive_TwoReplicas(t *testing.T) {
 		w := onePod(one, two)
 		first, second := newReplica(t, w, "first"), newReplica(t, w, "second")
 		w.lag()
-		winner, other := first.start(t, one, "node-a"), second.start(t, two, "node-a")
+		winner, other := first.start(t, one), second.start(t, two)
 		synctest.Wait()
 		require.Len(t, w.records(), 1)
 		r, err := decodeRecord(w.records()[0].Data)
@@ -172,7 +172,7 @@ func TestExclusive_TwoReplicas(t *testing.T) {
 		assert.Empty(t, w.records(), "PostBind and the rollback release the claim")
 
 		w.remove(one)
-		require.Nil(t, second.bind(t.Context(), two, "node-a").Err, "the claim is free")
+		require.Nil(t, second.bind(t.Context(), two).Err, "the claim is free")
 	})
 }
 

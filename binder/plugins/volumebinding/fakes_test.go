@@ -242,16 +242,16 @@ type silent struct{}
 // Eventf implements events.EventRecorder.
 func (silent) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) {}
 
-// bind posts a Binding once. It returns when the call is decided, or has been held for long enough.
-func (r *replica) bind(ctx context.Context, pod *corev1.Pod, node string) binder.Decision {
-	return r.Bind(ctx, binder.Request{Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, node)})
+// bind posts a Binding to node-a once. It returns when the call is decided, or has been held for long enough.
+func (r *replica) bind(ctx context.Context, pod *corev1.Pod) binder.Decision {
+	return r.Bind(ctx, binder.Request{Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, "node-a")})
 }
 
-// start binds in the background.
-func (r *replica) start(t *testing.T, pod *corev1.Pod, node string) <-chan binder.Decision {
+// start binds the pod to node-a in the background.
+func (r *replica) start(t *testing.T, pod *corev1.Pod) <-chan binder.Decision {
 	t.Helper()
 	outcome := make(chan binder.Decision, 1)
-	go func() { outcome <- r.bind(t.Context(), pod, node) }()
+	go func() { outcome <- r.bind(t.Context(), pod) }()
 	return outcome
 }
 

@@ -179,7 +179,7 @@ func TestLimitMemory(t *testing.T) {
 	}
 }
 
-// Nobody can make the servers of probes and metrics keep connections.
+// The servers of probes and metrics keep no idle or slow connection.
 func TestPlainServer_Connections(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
