@@ -207,7 +207,7 @@ vulncheck: ## Check the program and the module client for known vulnerabilities 
 .PHONY: generate
 generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-reference}.md, docs/configuration-defaults.yaml, docs/api.txt, and the chart's schema and README
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
-		paths='./assembly;./apiclient;./binder/replica;./binder/work' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
+		paths='./internal/assembly;./internal/apiclient;./internal/replica;./internal/work' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
 	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
 		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
 	$(TOOL) controller-gen rbac:roleName=prebind-node-ready,headerFile=config/role-header.txt \
@@ -224,9 +224,9 @@ generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-ref
 		paths=./policy/v1alpha1 output:object:dir=$(GENERATED_DIR)/policy/v1alpha1 output:crd:dir=$(GENERATED_DIR)/$(POLICY)
 	mv $(GENERATED_DIR)/$(POLICY)/policy.prebind.dev_bindpolicies.yaml $(GENERATED_DIR)/$(POLICY)/crd.yaml
 	$(TOOL) controller-gen rbac:roleName=prebind-device-info,headerFile=config/role-header.txt \
-		paths=./binder/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
+		paths=./internal/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	$(TOOL) controller-gen rbac:roleName=prebind-self-managed-certs,headerFile=config/role-header.txt \
-		paths=./webhook/certificates output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
+		paths=./internal/certificates output:rbac:dir=$(GENERATED_DIR)/config/webhook/certificates/self-managed
 	@mkdir -p $(GENERATED_DIR)/docs
 	go run ./test/docs >$(GENERATED_DIR)/docs/flags.md
 	go run ./test/docs metrics >$(GENERATED_DIR)/docs/metrics.md

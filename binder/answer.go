@@ -17,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 )
 

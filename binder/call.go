@@ -12,8 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
 )
 
 const (

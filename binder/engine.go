@@ -29,8 +29,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // Options of an Engine. All fields are required but CachedFor and Term.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 )
 
 const (

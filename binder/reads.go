@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // ErrPodNotFound is the cause of the denial of a Binding whose pod does not exist. If Prebind let it through, a pod that is created

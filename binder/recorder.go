@@ -7,7 +7,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // Recorder records the work on binds and its outcomes.

@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // rememberWaits is the number of binds that are remembered.

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/prebind/prebind/internal/certificates"
 	"github.com/prebind/prebind/test/gencert"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // guarded is a server that requires client certificates.

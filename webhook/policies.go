@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 

@@ -28,10 +28,10 @@ import (
 const module = "github.com/prebind/prebind"
 
 // goAPI are the packages, relative to the module, whose exported names are part of the API. The module client is in addition.
-var goAPI = []string{"binder/framework", "cmd/prebind/app", "config/v1alpha1", "mutators", "policy/v1alpha1"}
+var goAPI = []string{"binder/framework", "binder/framework/frameworktest", "cmd/prebind/app", "config/v1alpha1", "mutators", "policy/v1alpha1"}
 
 // outputs are the packages with the types that the commands print as JSON and YAML.
-var outputs = []string{"binder", "binder/work", "binder/framework", "binder/replica", "cmd/kubectl-prebind/app"}
+var outputs = []string{"binder", "internal/work", "binder/framework", "internal/replica", "cmd/kubectl-prebind/app"}
 
 // listed is a package as 'go list' describes it.
 type listed struct {
@@ -105,6 +105,10 @@ func goList(ctx context.Context, dir string, patterns ...string) ([]listed, erro
 func check(fset *token.FileSet, imports types.Importer, p listed) (*types.Package, error) {
 	var files []*ast.File
 	for _, name := range p.GoFiles {
+		// The names of generated methods say nothing.
+		if strings.HasPrefix(name, "zz_generated.") {
+			continue
+		}
 		file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
 		if err != nil {
 			return nil, err

@@ -20,12 +20,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
 	client "github.com/prebind/prebind/cmd/kubectl-prebind/app"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
+	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/webhook"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // root is the checkout, as seen from this folder.

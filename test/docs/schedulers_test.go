@@ -18,8 +18,8 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/webhook"
 )
 

@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/gen"
 )
 

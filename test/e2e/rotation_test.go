@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/prebind/prebind/internal/certificates"
 	"github.com/prebind/prebind/test/install"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 	"github.com/prebind/prebind/test/metrics"

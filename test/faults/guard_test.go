@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	leases "github.com/prebind/prebind/binder/replica"
+	leases "github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"

@@ -28,10 +28,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/claimed"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/internal/claimed"
+	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/unrecorded"

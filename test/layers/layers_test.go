@@ -28,7 +28,7 @@ var direct = regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w./-]+) v\S+$`
 // root is that of the module.
 var root = filepath.Join("..", "..")
 
-// productImports returns what the packages outside test import, relative to the module if
+// productImports returns what the packages outside test and frameworktest import, relative to the module if
 // it is in there. Tests and other modules do not count. It reads the files itself, so that go test knows what
 // its result depends on.
 func productImports(t *testing.T) (own map[string][]string, others []string) {
@@ -43,7 +43,7 @@ func productImports(t *testing.T) (own map[string][]string, others []string) {
 			return err
 		}
 		if entry.IsDir() {
-			if rel != "." && (rel == "test" || rel == "bin" || entry.Name() == "testdata" || strings.HasPrefix(entry.Name(), ".") || isModule(file)) {
+			if rel != "." && (rel == "test" || rel == "bin" || entry.Name() == "testdata" || entry.Name() == "frameworktest" || strings.HasPrefix(entry.Name(), ".") || isModule(file)) {
 				return filepath.SkipDir
 			}
 			return nil

@@ -18,8 +18,8 @@ import (
 
 	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
-	"github.com/prebind/prebind/telemetry"
-	"github.com/prebind/prebind/webhook/certificates"
+	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/telemetry"
 )
 
 const (

@@ -31,11 +31,11 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
-	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // Recorder ignores all calls.

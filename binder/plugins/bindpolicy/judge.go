@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 )
 
 // judge returns the decision that follows from the results: a rejection by the first policy that rejects the bind,

@@ -6,7 +6,7 @@ package bindpolicy
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 )
 
 // resultWaived is the result of a wait that ended with its timeout and onTimeout Allow. It is counted in addition to

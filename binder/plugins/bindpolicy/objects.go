@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 )
 
 // objects implements policy.Objects for one evaluation of all policies. Policies that read the same objects share them.

@@ -18,12 +18,12 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 func withDriver(name string) *storagev1.CSINode {
@@ -50,9 +50,9 @@ func (w *world) preFlight(bc *framework.BindContext) (framework.Verdict, error) 
 }
 
 // start posts the Binding.
-func (w *world) start(bc *framework.BindContext) (call *plugintest.Running, last *binder.Decision) {
+func (w *world) start(bc *framework.BindContext) (call *frameworktest.Running, last *binder.Decision) {
 	last = &binder.Decision{}
-	return plugintest.Start(func() error {
+	return frameworktest.Start(func() error {
 		if *last = w.cluster.Post(w.t.Context(), bc.Pod, bc.Node.Name); last.Err != nil {
 			return last.Err
 		}

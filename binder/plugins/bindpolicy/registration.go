@@ -12,7 +12,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 

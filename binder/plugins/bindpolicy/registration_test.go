@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 )
 
 func TestArguments(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 )
 
 // selectionOf returns the selection of a resource. If the name of the object is constant, the API server sends only objects with this name: one

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/policy"
+	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/test/gen"
 )
 

@@ -20,10 +20,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
+	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 // world is a running plugin with an API server in memory and a cache that is always up to date. It must stay in one bubble of
@@ -33,7 +33,7 @@ type world struct {
 	t       *testing.T
 	server  *fakeapi.Server
 	api     *fakeapi.Connection
-	cluster *plugintest.Cluster
+	cluster *frameworktest.Cluster
 	watches *watches
 	events  *events.FakeRecorder
 	leads   atomic.Bool
@@ -67,7 +67,7 @@ func prepareWorld(t *testing.T, objects ...client.Object) *world {
 		Cached: w.server.Cache(), Live: w.api, Writer: w.api, Status: w.api, Wake: hub.Wake, Clock: clock.RealClock{}, Events: w.events,
 		Selections: w.watches, Leads: w.leads.Load,
 	}, &Arguments{}, newMetrics(), changed)
-	w.cluster = plugintest.Around(t, w.server, hub, w.h, w.Plugin)
+	w.cluster = frameworktest.Around(t, w.server, hub, w.h, w.Plugin)
 	return w
 }
 

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/internal/ledger"
 )
 
 // PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended

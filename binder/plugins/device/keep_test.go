@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/prebind/prebind/binder/ledger"
-	"github.com/prebind/prebind/binder/notify"
+	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 )
 

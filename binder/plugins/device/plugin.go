@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/internal/ledger"
 )
 
 // Plugin grants devices. It is safe for concurrent use.

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/internal/ledger"
 )
 
 // The other keys of a record are UIDs of pods.

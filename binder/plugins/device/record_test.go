@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
 

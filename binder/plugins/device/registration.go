@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
+	"github.com/prebind/prebind/internal/ledger"
 )
 
 // The records are in Prebind's own namespace.

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/compact"
 )
 
 // nodeField is the field of pods and VolumeAttachments that names their node.

@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/compact"
+	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // csiVolumes are the volumes of a pod that CSI drivers provide, and the node.

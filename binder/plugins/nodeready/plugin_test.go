@@ -20,8 +20,8 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 const (
@@ -157,12 +157,12 @@ func only(a *Arguments, checks ...string) *Arguments {
 }
 
 // cluster returns the plugin with the objects. Nil arguments are the defaults.
-func cluster(t *testing.T, args *Arguments, objects ...client.Object) *plugintest.Cluster {
+func cluster(t *testing.T, args *Arguments, objects ...client.Object) *frameworktest.Cluster {
 	t.Helper()
 	if args == nil {
 		args = defaults()
 	}
-	return plugintest.New(t, Registration(), args, objects...)
+	return frameworktest.New(t, Registration(), args, objects...)
 }
 
 // errorOf returns the error of the outcome, so that nil is nil.
@@ -388,17 +388,19 @@ func TestWait_EndsWhenTheNodeIsReady(t *testing.T) {
 		args   *Arguments
 		change func(*corev1.Pod)
 		before []client.Object
-		ready  func(c *plugintest.Cluster)
+		ready  func(c *frameworktest.Cluster)
 	}{
-		"Driver":    {before: []client.Object{csiNodeWith()}, ready: func(c *plugintest.Cluster) { c.Put(csiNodeWith(theDriver())) }},
-		"CSINode":   {ready: func(c *plugintest.Cluster) { c.Put(csiNodeWith(theDriver())) }},
-		"Room":      {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *plugintest.Cluster) { c.Remove(full) }},
-		"Deleted":   {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *plugintest.Cluster) { c.Remove(other) }},
-		"Agent":     {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni"), agentOn("node-a", "cni", false)}, ready: func(c *plugintest.Cluster) { c.Put(agentOn("node-a", "cni", true)) }},
-		"DaemonSet": {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni")}, ready: func(c *plugintest.Cluster) { c.Put(daemon("cni", func(s *corev1.PodSpec) { s.NodeName = "node-b" })) }},
-		"Condition": {args: withConditions("GPUReady"), before: []client.Object{csiNodeWith(theDriver())}, ready: func(c *plugintest.Cluster) { c.Put(theNode(reports("GPUReady", "True"))) }},
-		"Resource":  {change: requests(gpu, "1"), before: []client.Object{csiNodeWith(theDriver())}, ready: func(c *plugintest.Cluster) { c.Put(theNode(offers(gpu, "1"))) }},
-		"Served": {change: requests(gpu, "1"), before: []client.Object{csiNodeWith(theDriver())}, ready: func(c *plugintest.Cluster) {
+		"Driver":  {before: []client.Object{csiNodeWith()}, ready: func(c *frameworktest.Cluster) { c.Put(csiNodeWith(theDriver())) }},
+		"CSINode": {ready: func(c *frameworktest.Cluster) { c.Put(csiNodeWith(theDriver())) }},
+		"Room":    {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *frameworktest.Cluster) { c.Remove(full) }},
+		"Deleted": {before: []client.Object{csiNodeWith(theDriver(1)), full, other}, ready: func(c *frameworktest.Cluster) { c.Remove(other) }},
+		"Agent":   {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni"), agentOn("node-a", "cni", false)}, ready: func(c *frameworktest.Cluster) { c.Put(agentOn("node-a", "cni", true)) }},
+		"DaemonSet": {args: withAgent(""), before: []client.Object{csiNodeWith(theDriver()), daemon("cni")}, ready: func(c *frameworktest.Cluster) {
+			c.Put(daemon("cni", func(s *corev1.PodSpec) { s.NodeName = "node-b" }))
+		}},
+		"Condition": {args: withConditions("GPUReady"), before: []client.Object{csiNodeWith(theDriver())}, ready: func(c *frameworktest.Cluster) { c.Put(theNode(reports("GPUReady", "True"))) }},
+		"Resource":  {change: requests(gpu, "1"), before: []client.Object{csiNodeWith(theDriver())}, ready: func(c *frameworktest.Cluster) { c.Put(theNode(offers(gpu, "1"))) }},
+		"Served": {change: requests(gpu, "1"), before: []client.Object{csiNodeWith(theDriver())}, ready: func(c *frameworktest.Cluster) {
 			pod := gen.Pod("web", gen.UID("web"), gen.UsesClaim("data"))
 			requests(gpu, "1")(pod)
 			served(gpu)(pod)
@@ -414,7 +416,7 @@ func TestWait_EndsWhenTheNodeIsReady(t *testing.T) {
 				}
 				objects := append([]client.Object{pod, node, gen.CSIDriver(driverName, false)}, bound...)
 				c := cluster(t, tc.args, append(objects, tc.before...)...)
-				bind := plugintest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
+				bind := frameworktest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
 				ended, err := bind.Ended()
 				require.False(t, ended, "%v", err)
 				began := time.Now()
@@ -452,7 +454,7 @@ func TestWait_TimesOut(t *testing.T) {
 				}
 				requests(gpu, "1")(pod)
 				c := cluster(t, nil, pod, node)
-				bind := plugintest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
+				bind := frameworktest.Start(func() error { return errorOf(c.Post(t.Context(), pod, node.Name)) })
 				<-time.After(tc.after + binder.Settle - time.Nanosecond)
 				ended, err := bind.Ended()
 				require.False(t, ended, "%s: %v", tc.reason, err)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/internal/compact"
 )
 
 // maxTimes limits the refusals that a circuit breaker keeps.

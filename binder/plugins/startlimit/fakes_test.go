@@ -16,15 +16,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 const nodeA = "node-a"
 
 // world is an API server with the plugin of one replica. The informers of the replica are synchronous.
 type world struct {
-	*plugintest.Cluster
+	*frameworktest.Cluster
 	plugin   *Plugin
 	recorder *events.FakeRecorder
 	all      []framework.Selection
@@ -39,7 +39,7 @@ func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	for _, s := range w.all {
 		w.selected[s.Name] = map[client.ObjectKey]any{}
 	}
-	w.Cluster = plugintest.New(t, framework.Registration{Name: Name, New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
+	w.Cluster = frameworktest.New(t, framework.Registration{Name: Name, New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 		h.Events = w.recorder
 		return w.plugin.configure(h, args)
 	}}, nil, append(objects, gen.Node(nodeA))...)
@@ -101,9 +101,9 @@ func (w *world) unbound(name string, changes ...gen.PodOption) *corev1.Pod {
 }
 
 // start posts a Binding of a pod, and returns when it waits or has ended.
-func (w *world) start(ctx context.Context, name string, changes ...gen.PodOption) *plugintest.Running {
+func (w *world) start(ctx context.Context, name string, changes ...gen.PodOption) *frameworktest.Running {
 	pod := w.unbound(name, changes...)
-	return plugintest.Start(func() error {
+	return frameworktest.Start(func() error {
 		if o := w.Post(ctx, pod, nodeA); o.Err != nil {
 			return o.Err
 		}

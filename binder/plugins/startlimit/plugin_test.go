@@ -16,8 +16,8 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
 )
 
 func TestArguments(t *testing.T) {
@@ -111,7 +111,7 @@ func TestPreFlight(t *testing.T) {
 	}
 }
 
-func assertWaits(t *testing.T, reason string, all ...*plugintest.Running) {
+func assertWaits(t *testing.T, reason string, all ...*frameworktest.Running) {
 	t.Helper()
 	for _, r := range all {
 		ended, err := r.Ended()
@@ -119,7 +119,7 @@ func assertWaits(t *testing.T, reason string, all ...*plugintest.Running) {
 	}
 }
 
-func assertTaken(t *testing.T, reason string, all ...*plugintest.Running) {
+func assertTaken(t *testing.T, reason string, all ...*frameworktest.Running) {
 	t.Helper()
 	for _, r := range all {
 		ended, err := r.Ended()
@@ -143,7 +143,7 @@ func TestPost_WaitsForSlots(t *testing.T) {
 		w.Put(bound("first", inPhase(corev1.PodRunning)))
 		pace()
 		var ended int
-		for _, r := range []*plugintest.Running{two, three} {
+		for _, r := range []*frameworktest.Running{two, three} {
 			if over, err := r.Ended(); over {
 				require.NoError(t, err)
 				ended++

@@ -12,7 +12,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/compact"
+	"github.com/prebind/prebind/internal/compact"
 )
 
 // rules decide who gets a slot.

@@ -19,10 +19,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/compact"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/compact"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"

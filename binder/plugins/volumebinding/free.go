@@ -15,7 +15,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // FreeVolumes indexes the PersistentVolumes that a claim can be matched with, in matching order.

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // snapshot is the input of a decision. Objects that do not exist are nil.

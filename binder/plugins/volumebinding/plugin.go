@@ -24,8 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // Name of the plugin.

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // read reads the objects that the decision needs. cache subscribes the bind to all that it reads. The plugin lists

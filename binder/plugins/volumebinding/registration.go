@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/ledger"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // Permissions of this plugin. `make generate` writes the ClusterRole "prebind-volumebinding" from

@@ -16,9 +16,9 @@ import (
 
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/junit"
-	"github.com/prebind/prebind/policy"
-	"github.com/prebind/prebind/policy/cases"
-	"github.com/prebind/prebind/policy/files"
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/policy/cases"
+	"github.com/prebind/prebind/internal/policy/files"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 

@@ -20,9 +20,9 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	"github.com/prebind/prebind/binder/replica"
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/webhook"
 )
 

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/prebind/prebind/binder/replica"
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
 )
 
 func TestStatusOptions_Text(t *testing.T) {

@@ -37,14 +37,14 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/notify"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/telemetry"
 	"github.com/prebind/prebind/mutators"
-	"github.com/prebind/prebind/telemetry"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
 	prebindwebhook "github.com/prebind/prebind/webhook"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // BenchmarkAdmission measures the cost of one review, from the bytes of the request to

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/assembly"
 )
 
 func newConfigCommand(r *assembly.Registry) *cobra.Command {

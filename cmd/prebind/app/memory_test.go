@@ -31,10 +31,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
-	"github.com/prebind/prebind/binder/volumes"
+	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 

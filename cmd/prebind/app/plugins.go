@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/assembly"
 )
 
 func newPluginsCommand(r *assembly.Registry) *cobra.Command {

@@ -23,17 +23,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/prebind/prebind/apiclient"
-	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/plugins/bindpolicy"
-	"github.com/prebind/prebind/binder/replica"
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
-	"github.com/prebind/prebind/policy"
-	"github.com/prebind/prebind/telemetry"
+	"github.com/prebind/prebind/internal/apiclient"
+	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/telemetry"
 	"github.com/prebind/prebind/webhook"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 // process contains the parts of a replica. Each build method creates some parts and adds them to the

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
 	"github.com/prebind/prebind/binder/plugins/bindpolicy"
@@ -14,6 +13,7 @@ import (
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
+	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"

@@ -22,12 +22,12 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // For --logging-format=json.
 	"k8s.io/component-base/term"
 
-	"github.com/prebind/prebind/assembly"
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
-	"github.com/prebind/prebind/telemetry"
+	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/telemetry"
 	"github.com/prebind/prebind/webhook"
-	"github.com/prebind/prebind/webhook/certificates"
 )
 
 const defaultNamespace = "prebind-system"

@@ -16,19 +16,26 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/plugintest"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 )
 
 var now = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func job(ended batchv1.JobConditionType, ago time.Duration) *batchv1.Job {
-	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: gen.DefaultNamespace, Name: "migrate"}}
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "migrate"}}
 	if ended != "" {
 		j.Status.Conditions = []batchv1.JobCondition{{Type: ended, Status: corev1.ConditionTrue}}
 		j.Status.CompletionTime = &metav1.Time{Time: now.Add(-ago)}
 	}
 	return j
+}
+
+// podAfter returns a pod that requests the Jobs, and its node.
+func podAfter(jobs string) (*corev1.Pod, *corev1.Node) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "web", UID: "web-uid", Annotations: map[string]string{"after.prebind.dev/jobs": jobs},
+	}}
+	return pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
 }
 
 func TestWait(t *testing.T) {
@@ -55,8 +62,8 @@ func TestWait(t *testing.T) {
 
 func TestBind_EndsWhenTheJobCompletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate")), gen.Node("node-a")
-		c := plugintest.New(t, Registration(), nil, pod, node, job("", 0))
+		pod, node := podAfter("migrate")
+		c := frameworktest.New(t, Registration(), nil, pod, node, job("", 0))
 		ended := make(chan binder.Decision, 1)
 		go func() { ended <- c.Post(t.Context(), pod, node.Name) }()
 		synctest.Wait()
@@ -68,8 +75,8 @@ func TestBind_EndsWhenTheJobCompletes(t *testing.T) {
 }
 
 func TestBind_RejectsInvalidNames(t *testing.T) {
-	pod, node := gen.Pod("web", gen.Annotation("after.prebind.dev/jobs", "migrate,")), gen.Node("node-a")
-	c := plugintest.New(t, Registration(), nil, pod, node)
+	pod, node := podAfter("migrate,")
+	c := frameworktest.New(t, Registration(), nil, pod, node)
 	_, err := c.PreFlight(t.Context(), c.Context(pod, node))
 	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
 }

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/webhook"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/prebind/prebind/binder/work"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // Names of PreBind plugins that checks use.

@@ -13,8 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // checkRefused checks that the scheduler tries again after a refusal, with backoff, and binds the pods to another node.

@@ -22,8 +22,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // requestTimeout limits the requests of one look.

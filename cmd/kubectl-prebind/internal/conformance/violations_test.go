@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/fakeapi"
 )
 

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/binder/work"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
+	"github.com/prebind/prebind/internal/work"
 )
 
 // claims creates a claim, and a pod that uses it. It returns the pod and the node for which the volume is requested.

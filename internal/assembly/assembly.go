@@ -1,0 +1,301 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/claimed"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/telemetry"
+	"github.com/prebind/prebind/mutators"
+)
+
+// Options are the options of an Assembly. All fields except Leads and Replicas are required.
+type Options struct {
+	Manager  *Manager
+	Registry *Registry
+	Recorder *telemetry.Recorder
+	// Namespace is the namespace of Prebind's own objects.
+	Namespace string
+	// Replicas is framework.Handle.Replicas.
+	Replicas func() int
+	// WaitFor is called with each kind that is added to the cache.
+	WaitFor func(kind string, synced func() bool)
+	// Leads is framework.Handle.Leads.
+	Leads func() bool
+}
+
+// Assembly builds the settings of the engine from a configuration, with the caches that they
+// need. Only CachedFor is safe for concurrent use.
+type Assembly struct {
+	// Changes ends waits when the cache changes.
+	Changes *notify.Hub
+
+	o Options
+	// watched contains the kinds in each cache.
+	watched map[watched]bool
+	// indexed contains the names of the indexes.
+	indexed map[string]bool
+}
+
+// watched is a kind in one of the two caches.
+type watched struct {
+	kind  string
+	cache cache.Cache
+}
+
+// New returns an Assembly without plugins.
+func New(o Options) *Assembly {
+	return &Assembly{Changes: notify.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
+}
+
+// Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
+// caches, and for plugins that implement framework.Starter.
+func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
+	out := binder.Settings{
+		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
+		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
+	}
+	err := a.watch(ctx, a.o.Manager.views[""], core, &corev1.Pod{}, &corev1.Node{})
+	if err != nil {
+		return out, err
+	}
+	if out.Mutators, out.Claimed, err = a.mutators(ctx, c); err != nil {
+		return out, err
+	}
+	out.Plugins, err = a.plugins(ctx, c)
+	return out, err
+}
+
+// CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
+func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.o.Manager.views[plugin] }
+
+// watch adds the kinds to the cache, so that Changes reports their changes.
+func (a *Assembly) watch(ctx context.Context, v *view, by user, examples ...client.Object) error {
+	for _, example := range examples {
+		if err := a.usedBy(example, by); err != nil {
+			return err
+		}
+		kind := framework.KindOf(example)
+		in := watched{kind: kind, cache: v.of(example)}
+		if a.watched[in] {
+			continue
+		}
+		informer, err := in.cache.GetInformer(ctx, example)
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		if err := a.Changes.Attach(example, informer); err != nil {
+			return err
+		}
+		a.o.WaitFor(kind, informer.HasSynced)
+		a.watched[in] = true
+	}
+	return nil
+}
+
+// usedBy sets the user of the kind that errors of its watch name.
+func (a *Assembly) usedBy(example client.Object, by user) error {
+	kind, err := apiutil.GVKForObject(example, a.o.Manager.GetScheme())
+	if err != nil {
+		return err
+	}
+	mapping, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return fmt.Errorf("watching %s objects: %w", kind.Kind, err)
+	}
+	a.o.Manager.denied.usedBy(mapping.Resource.GroupResource(), by)
+	return nil
+}
+
+// mutators returns the chain of the mutators that are on, and the source of the devices that
+// they need, if any.
+func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutators.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
+	entries, err := a.o.Registry.MutatorsOf(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	var list []mutators.Mutator
+	var claims *mutators.Registration
+	for _, e := range entries {
+		m, err := e.New(c.Arguments.Of(e.Name))
+		if err != nil {
+			return nil, nil, fmt.Errorf("mutator %s: %w", e.Name, err)
+		}
+		if m.Name() != e.Name {
+			return nil, nil, fmt.Errorf("mutator %s: must be named as registered, got %q", e.Name, m.Name())
+		}
+		list = append(list, a.o.Recorder.Mutator(m))
+		if e.Claims {
+			claims = &e
+		}
+	}
+	chain := mutators.NewChain(mutators.Options{Mutators: list, Required: c.RequiredMutators})
+	if claims == nil {
+		return chain, nil, nil
+	}
+	switch missing, err := a.missing(claimed.Kind); {
+	case err != nil:
+		return nil, nil, err
+	case missing != "":
+		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
+		return chain, nil, nil
+	}
+	v := a.o.Manager.views[""]
+	err = a.watch(ctx, v, userMutator(claims.Name), &resourcev1.ResourceClaim{})
+	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
+		return claimed.Devices(ctx, v, a.o.Manager.GetAPIReader(), pod)
+	}, err
+}
+
+// plugins builds the plugins that are on.
+func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.Plugin, error) {
+	entries, err := a.o.Registry.PluginsOf(c)
+	if err != nil {
+		return nil, err
+	}
+	var list []framework.Plugin
+	for _, e := range entries {
+		missing, err := a.missing(e.Requires...)
+		if err != nil {
+			return nil, err
+		}
+		if missing != "" {
+			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
+			continue
+		}
+		p, err := a.plugin(ctx, e, c.Arguments.Of(e.Name))
+		if err != nil {
+			return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}
+
+// plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
+func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.Plugin, error) {
+	var examples []client.Object
+	if e.Watches != nil {
+		examples = e.Watches(arguments)
+	}
+	v := a.o.Manager.views[e.Name]
+	if e.Index != nil {
+		if err := e.Index(ctx, indexer{FieldIndexer: v, indexed: a.indexed, watched: examples}, arguments); err != nil {
+			return nil, fmt.Errorf("indexing the cache: %w", err)
+		}
+	}
+	if err := a.watch(ctx, v, userPlugin(e.Name), examples...); err != nil {
+		return nil, err
+	}
+	if err := a.handle(ctx, v, e, examples); err != nil {
+		return nil, err
+	}
+	mgr := a.o.Manager
+	if e.Selections != nil {
+		for _, s := range e.Selections(arguments) {
+			if err := a.useRegistered(ctx, s, userPlugin(e.Name)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	p, err := e.New(framework.Handle{
+		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
+		Wake: a.Changes.Wake, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
+		Events: mgr.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Selections: &selector{assembly: a, plugin: e.Name}, Leads: a.o.Leads, Discovery: mgr.discovery,
+	}, arguments)
+	switch {
+	case err != nil:
+		return nil, err
+	case p.Name() != e.Name:
+		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
+	}
+	if s, ok := p.(framework.Starter); ok {
+		// Readiness waits until the plugin can decide. If its Start fails, the process ends.
+		a.o.WaitFor("PreBind plugin "+e.Name, s.HasSynced)
+		err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+			if err := s.Start(ctx); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("plugin %s: %w", e.Name, err)
+			}
+			return nil
+		}))
+	}
+	return p, err
+}
+
+// handle adds the handlers of the plugin. It passes a function to WaitFor that reports whether
+// they have received all objects.
+func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration, examples []client.Object) error {
+	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
+		i := slices.IndexFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind })
+		if i < 0 {
+			return fmt.Errorf("has a handler for %s objects, and does not watch them", kind)
+		}
+		informer, err := v.of(examples[i]).GetInformer(ctx, examples[i])
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		added, err := informer.AddEventHandler(e.Handlers[kind])
+		if err != nil {
+			return fmt.Errorf("watching %s objects: %w", kind, err)
+		}
+		a.o.WaitFor(kind, added.HasSynced)
+	}
+	return nil
+}
+
+// indexer adds each index once, for kinds that the plugin watches. Names of indexes are
+// unique across kinds.
+type indexer struct {
+	client.FieldIndexer
+	indexed map[string]bool
+	watched []client.Object
+}
+
+// IndexField implements client.FieldIndexer.
+func (i indexer) IndexField(ctx context.Context, of client.Object, field string, keys client.IndexerFunc) error {
+	kind := framework.KindOf(of)
+	always := kind == "Pod" || kind == "Node"
+	if !always && !slices.ContainsFunc(i.watched, func(o client.Object) bool { return framework.KindOf(o) == kind }) {
+		return fmt.Errorf("has an index of %s objects, and does not watch them", kind)
+	}
+	if i.indexed[field] {
+		return nil
+	}
+	err := i.FieldIndexer.IndexField(ctx, of, field, keys)
+	i.indexed[field] = err == nil
+	return err
+}
+
+// missing returns the first kind that the API server does not serve, or "".
+func (a *Assembly) missing(kinds ...schema.GroupVersionKind) (string, error) {
+	for _, kind := range kinds {
+		_, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			return kind.String(), nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("discovering %s: %w", kind, err)
+		}
+	}
+	return "", nil
+}

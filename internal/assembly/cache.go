@@ -1,0 +1,261 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/discovery"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/compact"
+)
+
+// Prebind only reads pods and nodes: the API server writes annotations and labels with the bind.
+//
+// +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch
+
+// NewManager returns a manager without servers. The cache
+// contains pending pods, trimmed nodes, and the objects that plugins watch, so memory does not grow
+// with running pods. Start the manager with the same context.
+func NewManager(ctx context.Context, config *rest.Config, r *Registry, namespace string) (*Manager, error) {
+	scheme, err := r.scheme()
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	rejected := &denied{}
+	options := CacheOptions(r, namespace)
+	options.DefaultWatchErrorHandler = rejected.handle
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:                 scheme,
+		Metrics:                server.Options{BindAddress: "0"},
+		HealthProbeBindAddress: "0",
+		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
+			c, err := cache.New(config, o)
+			return interruptible{Cache: c, stop: ctx}, err
+		},
+		Cache: options,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	complete, err := newComplete(ctx, mgr, rejected)
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	selected := &selections{clock: clock.RealClock{}, all: map[string]*selection{}}
+	views := map[string]*view{"": {narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(""), selections: selected}}
+	for _, p := range r.Plugins {
+		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name), selections: selected}
+	}
+	kinds, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds, denied: rejected}, nil
+}
+
+// scheme returns a scheme with the built-in types and those of all plugins.
+func (r *Registry) scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	for _, p := range r.Plugins {
+		if p.AddToScheme == nil {
+			continue
+		}
+		if err := p.AddToScheme(scheme); err != nil {
+			return nil, fmt.Errorf("PreBind plugin %s: adding its types: %w", p.Name, err)
+		}
+	}
+	return scheme, nil
+}
+
+// Manager has two caches. GetCache returns the cache that plugins narrow. The complete cache
+// contains the same kinds for plugins that need all objects with all fields. A cache uses
+// memory and permissions only for the kinds that are watched in it. Each selection of a plugin has
+// a cache of its own.
+type Manager struct {
+	manager.Manager
+	selections *selections
+	discovery  discovery.DiscoveryInterface
+	// views contains the view of each plugin on the caches, by name. The empty name is the view of
+	// the mutators.
+	views map[string]*view
+	// denied contains the rejected watches of both caches, and of the selections of registrations.
+	denied *denied
+}
+
+// Denied returns an error with the missing permission or kind while the API server rejects a watch.
+func (m *Manager) Denied() error { return m.denied.err() }
+
+// newComplete returns the complete cache, which the manager starts.
+func newComplete(ctx context.Context, mgr manager.Manager, rejected *denied) (cache.Cache, error) {
+	options := commonCacheOptions()
+	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
+	options.DefaultWatchErrorHandler = rejected.handle
+	c, err := cache.New(mgr.GetConfig(), options)
+	if err != nil {
+		return nil, err
+	}
+	complete := interruptible{Cache: c, stop: ctx}
+	return complete, mgr.Add(complete)
+}
+
+// completeKinds returns the kinds that a plugin reads from the complete cache, because other
+// plugins narrow them in Prebind's cache and the plugin itself does not. The empty name means the
+// mutators.
+func (r *Registry) completeKinds(plugin string) sets.Set[string] {
+	kinds, own := sets.New[string](), sets.New[string]()
+	for _, p := range r.Plugins {
+		if p.Name == plugin {
+			own = sets.KeySet(narrows(p))
+		} else {
+			kinds = kinds.Union(sets.KeySet(narrows(p)))
+		}
+	}
+	return kinds.Difference(own)
+}
+
+// narrows returns the kinds that the plugin narrows, and how.
+func narrows(p framework.Registration) map[string]cache.ByObject {
+	kinds := map[string]cache.ByObject{}
+	if p.Caches != nil {
+		for example, how := range p.Caches("") {
+			kinds[framework.KindOf(example)] = how
+		}
+	}
+	return kinds
+}
+
+// view is the view of one plugin on the caches. Its methods choose between them.
+type view struct {
+	narrowed, complete cache.Cache
+	completeKinds      sets.Set[string]
+	selections         *selections
+}
+
+// of returns the cache from which the plugin reads the kind.
+func (v *view) of(o runtime.Object) cache.Cache {
+	if v.completeKinds.Has(framework.KindOf(o)) {
+		return v.complete
+	}
+	return v.narrowed
+}
+
+// Get implements client.Reader.
+func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	return v.of(into).Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if by, ok := framework.SelectedBy(opts); ok {
+		return v.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
+	}
+	return v.of(into).List(ctx, into, opts...)
+}
+
+// IndexField implements client.FieldIndexer.
+func (v *view) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
+	return v.of(o).IndexField(ctx, o, field, keys)
+}
+
+// CacheOptions returns the options of Prebind's cache. If a registered plugin narrows a kind, the
+// kind is narrowed even while the plugin is off. Plugins that do not narrow the kind read it from the
+// complete cache of the Manager.
+func CacheOptions(r *Registry, namespace string) cache.Options {
+	options := commonCacheOptions()
+	options.ByObject = map[client.Object]cache.ByObject{
+		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
+		&corev1.Node{}: {Transform: trimNode},
+	}
+	narrowed := sets.New[string]()
+	for _, p := range r.Plugins {
+		if p.Caches == nil {
+			continue
+		}
+		for example, how := range p.Caches(namespace) {
+			// Plugins that narrow a kind in the same way share its cache.
+			if kind := framework.KindOf(example); !narrowed.Has(kind) {
+				narrowed.Insert(kind)
+				options.ByObject[example] = how
+			}
+		}
+	}
+	return options
+}
+
+// commonCacheOptions returns the options of both caches.
+func commonCacheOptions() cache.Options {
+	return cache.Options{
+		// Reading a kind that is not watched would start an informer without a wait for its objects.
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		// Mutators and plugins must not change objects of the cache.
+		DefaultUnsafeDisableDeepCopy: new(true),
+		NewInformer:                  compact.NewInformer,
+	}
+}
+
+// interruptible is a cache whose synchronization a manager does not await after it is stopped.
+// Otherwise, a manager waits while the API server does not answer or a permission is missing.
+type interruptible struct {
+	cache.Cache
+	stop context.Context //nolint:containedctx // The context of WaitForCacheSync does not end when the manager is stopped.
+}
+
+// GetCache makes a manager start the cache before the runnables that read it.
+func (c interruptible) GetCache() cache.Cache { return c }
+
+// WaitForCacheSync returns true when the caches are synced or the manager is stopped.
+func (c interruptible) WaitForCacheSync(ctx context.Context) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.stop, cancel)()
+	return c.Cache.WaitForCacheSync(ctx) || c.stop.Err() != nil
+}
+
+// trimNode removes the fields that use most of the memory of a node. Plugins do not read them.
+func trimNode(object any) (any, error) {
+	if node, ok := object.(*corev1.Node); ok {
+		node.ManagedFields = nil
+		node.Status.Images = nil
+	}
+	return object, nil
+}
+
+// maxPod is the maximum size of a pod in the cache, in bytes as the API server stores it. Most pods are much
+// smaller. A tenant can create much larger ones.
+const maxPod = 64 << 10
+
+// trimPod hides pods that are too large for the cache. Prebind reads these pods from the API server.
+func trimPod(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	pod.ManagedFields = nil
+	if pod.Size() > maxPod {
+		return compact.Hide(pod), nil
+	}
+	return pod, nil
+}

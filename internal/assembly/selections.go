@@ -1,0 +1,329 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/compact"
+	"github.com/prebind/prebind/internal/notify"
+)
+
+// selectionLingers is how long a selection is kept that no policy uses: the next generation of one may need it again.
+const selectionLingers = time.Minute
+
+// selections contains the cache of each framework.Selection, by name. Its reader methods are safe
+// for concurrent use.
+type selections struct {
+	clock clock.PassiveClock
+	// starting is held while a selection is started.
+	starting sync.Mutex
+	mu       sync.RWMutex
+	all      map[string]*selection
+}
+
+// selection is the cache of one framework.Selection. It is a manager.Runnable.
+type selection struct {
+	cache.Cache
+	// store contains the objects. Only its methods for reading may be called.
+	store toolscache.Indexer
+	// synced return true when the store and the handlers have all objects.
+	synced []toolscache.InformerSynced
+	// denied contains the watch while the API server rejects it.
+	denied *denied
+	// stop ends Start.
+	stop chan struct{}
+	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
+	by *selector
+	// ready is set when the selection may be read.
+	ready bool
+	// unused is when Keep first did not name the selection, or zero.
+	unused time.Time
+}
+
+// selector implements framework.Selector for a plugin.
+type selector struct {
+	assembly *Assembly
+	plugin   string
+}
+
+// Start implements manager.Runnable.
+func (s *selection) Start(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return s.Cache.Start(ctx)
+}
+
+// List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
+// cache copies all objects of the bucket first.
+func (s *selections) List(into client.ObjectList, by framework.Selected, limit int) error {
+	s.mu.RLock()
+	found := s.all[by.Name]
+	known := found != nil && found.ready
+	s.mu.RUnlock()
+	if !known {
+		return fmt.Errorf("selection %q is not among those of the plugin's registration, and Select has not added it", by.Name)
+	}
+	return listFrom(found.store, into, by, limit)
+}
+
+// listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
+func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, limit int) error {
+	bucket := store.List()
+	if by.Selection.Value != nil {
+		var err error
+		if bucket, err = store.ByIndex(bucketIndex, bucketOf(by.Value)); err != nil {
+			return fmt.Errorf("selection %q: %w", by.Name, err)
+		}
+	}
+	capacity := len(bucket)
+	if limit > 0 {
+		capacity = min(capacity, limit)
+	}
+	items := make([]runtime.Object, 0, capacity)
+	for _, o := range bucket {
+		if limit > 0 && len(items) == limit {
+			break
+		}
+		if object := compact.Unpack(o); object != nil && by.ValueOf(object) == by.Value {
+			items = append(items, object)
+		}
+	}
+	return meta.SetList(into, items)
+}
+
+// bucketIndex is the index of a selection.
+const bucketIndex = "bucket"
+
+// buckets is the number of values of the index of a selection. An index entry for each value, such as
+// for each node, needs more memory than the object.
+const buckets = 1024
+
+// bucketSeed prevents tenants from choosing values that share a bucket.
+var bucketSeed = maphash.MakeSeed()
+
+// bucketOf returns the value of the index for objects with the value.
+func bucketOf(value string) string {
+	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
+}
+
+// find returns the selection, which is started if it is new. by is nil for a selection of a registration.
+func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection, by *selector) (*selection, error) {
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	if found := s.use(want.Name); found != nil {
+		return found, nil
+	}
+	rejected := a.o.Manager.denied
+	if by != nil {
+		rejected = &denied{}
+	}
+	started, err := a.startSelection(ctx, want, rejected)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	started.by = by
+	s.all[want.Name] = started
+	return started, nil
+}
+
+// use returns the selection, or nil if there is none.
+func (s *selections) use(name string) *selection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.all[name]
+	if found != nil {
+		found.unused = time.Time{}
+	}
+	return found
+}
+
+// end ends the selection. It must be called with mu held.
+func (s *selections) end(name string, found *selection) {
+	if s.all[name] == found {
+		close(found.stop)
+		delete(s.all, name)
+	}
+}
+
+// await waits until the selection has all objects, or until the API server rejects its watch. One that has never had all objects then ends.
+func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
+	rejected := func() bool { return found.denied.err() != nil }
+	synced := func() bool {
+		return !slices.ContainsFunc(found.synced, func(f toolscache.InformerSynced) bool { return !f() })
+	}
+	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return rejected() || synced() })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := found.denied.err()
+	switch {
+	case err != nil:
+		if !found.ready { // The next call watches again at once, without the backoff of this watch.
+			s.end(want.Name, found)
+		}
+		return fmt.Errorf("selection %s: %w", want.Name, err)
+	case !synced():
+		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
+	}
+	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
+	found.ready = true
+	return nil
+}
+
+// keep ends the selections that the selector has added and that were not named for a time.
+func (s *selections) keep(by *selector, names sets.Set[string]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	for name, found := range s.all {
+		switch {
+		case found.by != by:
+		case names.Has(name):
+			found.unused = time.Time{}
+		case found.unused.IsZero():
+			found.unused = now
+		case now.Sub(found.unused) >= selectionLingers:
+			s.end(name, found)
+		}
+	}
+}
+
+// Select implements framework.Selector.
+func (u *selector) Select(ctx context.Context, want framework.Selection) error {
+	if err := want.Check(); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(want.Name, u.plugin+"/") {
+		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
+	}
+	all := u.assembly.o.Manager.selections
+	found, err := all.find(ctx, u.assembly, want, u)
+	if err != nil {
+		return err
+	}
+	return all.await(ctx, want, found)
+}
+
+// Keep implements framework.Selector.
+func (u *selector) Keep(names sets.Set[string]) { u.assembly.o.Manager.selections.keep(u, names) }
+
+// SelectionCache returns a cache that contains the selection, its informer, and the store with its
+// index. It uses the client, the scheme, the mapper and the handler of watch errors of the options.
+func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, want framework.Selection) (cache.Cache, cache.Informer, toolscache.Indexer, error) {
+	options := commonCacheOptions()
+	options.HTTPClient, options.Scheme, options.Mapper = o.HTTPClient, o.Scheme, o.Mapper
+	options.DefaultWatchErrorHandler = o.DefaultWatchErrorHandler
+	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
+	if want.Namespace != "" {
+		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
+	}
+	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
+	var store toolscache.Indexer
+	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+		if want.Value != nil {
+			indexers[bucketIndex] = func(o any) ([]string, error) {
+				object := compact.Unpack(o)
+				if object == nil {
+					return nil, nil
+				}
+				return []string{bucketOf(want.Value(object))}, nil
+			}
+		}
+		informer := toolscache.NewSharedIndexInformer(lw, example, resync, indexers)
+		store = informer.GetIndexer()
+		return informer
+	}
+	c, err := cache.New(config, options)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	informer, err := c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
+	return c, informer, store, err
+}
+
+// startSelection starts the selection.
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
+	mgr := a.o.Manager
+	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), DefaultWatchErrorHandler: rejected.handle}
+	c, informer, store, err := SelectionCache(ctx, mgr.GetConfig(), options, want)
+	if err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	s := &selection{Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, denied: rejected, stop: make(chan struct{})}
+	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
+		if handler == nil {
+			continue
+		}
+		added, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+		}
+		s.synced = append(s.synced, added.HasSynced)
+	}
+	if err := mgr.Add(s); err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	return s, nil
+}
+
+// useRegistered starts a selection of a registration. Readiness waits for its objects.
+func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by user) error {
+	if err := want.Check(); err != nil {
+		return err
+	}
+	if err := a.usedBy(want.Example, by); err != nil {
+		return err
+	}
+	found, err := a.o.Manager.selections.find(ctx, a, want, nil)
+	if err != nil {
+		return err
+	}
+	found.ready = true
+	for _, f := range found.synced {
+		a.o.WaitFor(want.Name, f)
+	}
+	return nil
+}
+
+// wakeBy returns a handler that reports each change of an object with its value, before and after
+// the change.
+func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
+	changed := func(o any) {
+		if object := compact.Unpack(o); object != nil {
+			a.Changes.Changed(notify.Selected(s, s.ValueOf(object)))
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    changed,
+		UpdateFunc: func(before, after any) { changed(before); changed(after) },
+		DeleteFunc: changed,
+	}
+}

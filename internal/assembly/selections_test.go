@@ -1,0 +1,186 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	toolscache "k8s.io/client-go/tools/cache"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/compact"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/test/gen"
+)
+
+func labelOf(o client.Object) string { return o.GetLabels()["rack"] }
+
+var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Value: labelOf}
+
+// A selection that is no longer used ends after a time, unless it is used again.
+func TestSelections_Keep(t *testing.T) {
+	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
+	addedBy := func(by *selector) *selection {
+		return &selection{denied: &denied{}, stop: make(chan struct{}), ready: true, by: by}
+	}
+	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}.Add(time.Hour)), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
+	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
+	s.keep(one, nil)
+	now.Step(selectionLingers / 2)
+	s.keep(one, nil)
+	assert.Same(t, a, s.use("a"))
+	now.Step(selectionLingers / 2)
+	s.keep(one, nil)
+	assert.Equal(t, sets.New("a", "c", "registered"), sets.KeySet(s.all))
+	assert.True(t, isClosed(b.stop))
+	assert.Nil(t, s.use("b"), "it must be started again")
+	s.keep(one, sets.New("a"))
+	now.Step(selectionLingers)
+	s.keep(one, nil)
+	assert.False(t, isClosed(a.stop), "it was named")
+	now.Step(selectionLingers)
+	s.keep(one, nil)
+	assert.True(t, isClosed(a.stop))
+}
+
+// isClosed returns whether the channel is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestSelections_ListUnknown(t *testing.T) {
+	v := &view{selections: &selections{all: map[string]*selection{}}}
+	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
+	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration, and Select has not added it`)
+}
+
+// A plugin reads a selection through its reader, and a change wakes its waits.
+func TestSelections_Use(t *testing.T) {
+	agents := framework.Selection{
+		Name: "test/agents", Example: &corev1.Pod{}, Namespace: "kube-system", Labels: labels.SelectorFromSet(labels.Set{"app": "agent"}),
+		Fields: fields.OneTermEqualSelector("status.phase", "Running"), Value: labelOf,
+		Transform: func(o any) (any, error) {
+			if pod, ok := o.(*corev1.Pod); ok {
+				pod.Annotations = nil
+			}
+			return o, nil
+		},
+	}
+	r := keeping("test")
+	r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
+	s := newServer(t)
+	a := newAssemblyAt(t, s, r)
+	synced := make(chan struct{}, 10)
+	a.o.WaitFor = func(_ string, has func() bool) {
+		go func() {
+			toolscache.WaitForCacheSync(t.Context().Done(), has)
+			synced <- struct{}{}
+		}()
+	}
+	configured(t, a)
+	run(t, a)
+	<-synced
+	<-synced
+	require.Len(t, s.watches, 1)
+	assert.Equal(t, "app=agent", s.watches[0].Get("labelSelector"))
+	assert.Equal(t, "status.phase=Running", s.watches[0].Get("fieldSelector"))
+
+	reader, changes := a.CachedFor("test"), a.Changes.Subscribe(notify.Selected(agents, "r1"))
+	list := func(rack string) []string {
+		var pods corev1.PodList
+		require.NoError(t, reader.List(t.Context(), &pods, agents.Where(rack)))
+		var names []string
+		for _, pod := range pods.Items {
+			assert.Empty(t, pod.Annotations, "the transform applies")
+			names = append(names, pod.Name)
+		}
+		return names
+	}
+	assert.Empty(t, list("r1"))
+	send := func(name, rack string) {
+		pod := gen.Pod(name, gen.InNamespace("kube-system"), gen.UID(types.UID(name)), gen.Label("rack", rack), gen.Annotation("note", "long"))
+		pod.ResourceVersion = "2"
+		s.pods <- pod
+	}
+	send("agent-2", "")
+	send("agent-1", "r1")
+	<-changes.C()
+	assert.Equal(t, []string{"agent-1"}, list("r1"))
+	assert.Equal(t, []string{"agent-2"}, list(""), "an empty value selects the objects without one")
+}
+
+// A change wakes the waits for the value before and after it.
+func TestWakeBy(t *testing.T) {
+	pod := func(rack string) *corev1.Pod { return gen.Pod("a", gen.Label("rack", rack)) }
+	for name, tc := range map[string]struct {
+		reason string
+		event  func(h toolscache.ResourceEventHandler)
+		want   []string
+	}{
+		"Added":   {reason: "the object is new", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), false) }, want: []string{"r1"}},
+		"Moved":   {reason: "the value has changed", event: func(h toolscache.ResourceEventHandler) { h.OnUpdate(pod("r1"), pod("r2")) }, want: []string{"r1", "r2"}},
+		"Deleted": {reason: "the object is gone", event: func(h toolscache.ResourceEventHandler) { h.OnDelete(pod("r2")) }, want: []string{"r2"}},
+		"Tombstone": {reason: "the deletion was missed", event: func(h toolscache.ResourceEventHandler) {
+			h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: pod("r2")})
+		}, want: []string{"r2"}},
+		"Hidden": {reason: "readers do not see the object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(compact.Hide(pod("r1")), false) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &Assembly{Changes: notify.NewHub()}
+			subscriptions := map[string]*notify.Subscription{}
+			for _, rack := range []string{"r1", "r2"} {
+				subscriptions[rack] = a.Changes.Subscribe(notify.Selected(racks, rack))
+			}
+			tc.event(a.wakeBy(racks))
+			var got []string
+			for _, rack := range []string{"r1", "r2"} {
+				select {
+				case <-subscriptions[rack].C():
+					got = append(got, rack)
+				default:
+				}
+			}
+			assert.Equal(t, tc.want, got, tc.reason)
+		})
+	}
+}
+
+// Two values can share a bucket of the index.
+func TestListFrom_SharedBucket(t *testing.T) {
+	store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{
+		bucketIndex: func(any) ([]string, error) { return []string{bucketOf("node-a")}, nil },
+	})
+	for name, node := range map[string]string{"a": "node-a", "b": "node-b", "c": "node-a"} {
+		require.NoError(t, store.Add(gen.Pod(name, gen.BoundTo(node))))
+	}
+	selection := framework.Selection{Name: "test/pods", Value: func(o client.Object) string {
+		pod, ok := o.(*corev1.Pod)
+		require.True(t, ok)
+		return pod.Spec.NodeName
+	}}
+	var pods corev1.PodList
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 0))
+	var names []string
+	for i := range pods.Items {
+		names = append(names, pods.Items[i].Name)
+	}
+	assert.ElementsMatch(t, []string{"a", "c"}, names)
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 1))
+	assert.Len(t, pods.Items, 1, "a limit counts the objects with the value")
+}

@@ -1,0 +1,76 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cases_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/policy/cases"
+	"github.com/prebind/prebind/internal/policy/files"
+)
+
+var (
+	block    = regexp.MustCompile("(?s)```yaml\n(.*?)```")
+	fileName = regexp.MustCompile(`^# (\S+/\S+\.yaml)\n`)
+)
+
+// TestDocs checks the policies of docs/policies.md, and runs its test with the first version of the policy, which fails,
+// and with the second one, as the tutorial says.
+func TestDocs(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../../docs/policies.md")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	versions := map[string][]string{}
+	for _, m := range block.FindAllSubmatch(page, -1) {
+		content := m[1]
+		name := fileName.FindSubmatch(content)
+		assert.Equal(t, bytes.Contains(content, []byte("kind: BindPolicy")), name != nil, "each policy and test has a file: %s", content)
+		if name == nil {
+			continue
+		}
+		file := filepath.Join(dir, string(name[1]))
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		require.NoError(t, os.WriteFile(file, content, 0o600))
+		versions[string(name[1])] = append(versions[string(name[1])], string(content))
+		if strings.HasSuffix(file, files.TestSuffix) {
+			continue
+		}
+		documents, err := files.Parse(file, content)
+		require.NoError(t, err)
+		policies, err := files.Check(t.Context(), documents, policy.Options{})
+		require.NoError(t, err)
+		require.Len(t, policies, 1)
+		assert.Empty(t, policies[0].Problems, "%s", content)
+	}
+	require.Len(t, versions["policies/placement.yaml"], 2)
+	tutorial := filepath.Join(dir, "policies")
+	require.NoError(t, os.Remove(filepath.Join(tutorial, "wait-for-label.yaml"))) // The reader writes it later.
+	require.Len(t, versions["policies/wait-for-label.yaml"], 1)
+	passed := "ok    " + tutorial + "  2 cases\n"
+	for i, step := range []struct{ file, content, want string }{
+		{"placement.yaml", versions["policies/placement.yaml"][0], "FAIL  " + tutorial + "  2 cases, 1 failed\n"},
+		{"placement.yaml", versions["policies/placement.yaml"][1], passed},
+		{"wait-for-label.yaml", versions["policies/wait-for-label.yaml"][0], passed},
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(tutorial, step.file), []byte(step.content), 0o600))
+		r, err := cases.Run(t.Context(), tutorial)
+		require.NoError(t, err)
+		var out strings.Builder
+		require.NoError(t, r.WriteText(&out))
+		assert.True(t, strings.HasSuffix(out.String(), step.want), out.String())
+		if i == 0 {
+			assert.Contains(t, out.String(), "got:      failed (spec.mutations.annotations[placement.policy.prebind.dev/host]): no such key: labels")
+		}
+	}
+}

@@ -1,0 +1,255 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/policy/files"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Result is the result of the tests of a directory.
+type Result struct {
+	Dir string
+	// Policies are the policies of the directory, in the order of their names.
+	Policies []*files.Policy
+	// Cases are the results of the cases, in the order of the files and of the cases in them.
+	Cases []CaseResult
+	// Err is the reason why cases did not run, one line per problem.
+	Err error
+}
+
+// Failed returns whether the tests failed.
+func (r *Result) Failed() bool {
+	return r.Err != nil || slices.ContainsFunc(r.Cases, func(c CaseResult) bool { return len(c.Failures) > 0 })
+}
+
+// CaseResult is the result of a case.
+type CaseResult struct {
+	// File and Name identify the case.
+	File, Name string
+	// Results are the results of all policies, in the order of their names.
+	Results []policy.Result
+	// Failures describe differences from the expected results. Each can have several lines. A case without
+	// failures passed.
+	Failures []string
+}
+
+// Run runs the tests of a directory: it tests the policies of the files *.yaml, *.yml and *.json with the
+// cases of the files *_test.yaml and *_test.yml. The policies are compiled for each file, because its keyPrefixes apply. An
+// error means that a file cannot be read.
+func Run(ctx context.Context, dir string) (*Result, error) {
+	documents, names, problems, err := files.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{Dir: dir, Err: problems}
+	for _, name := range names {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		r.Err = errors.Join(r.Err, r.file(ctx, documents, name, content))
+	}
+	return r, nil
+}
+
+// file runs the tests of a file.
+func (r *Result) file(ctx context.Context, documents []*files.Document, name string, content []byte) error {
+	tests, err := files.Parse(name, content)
+	if err != nil {
+		return err
+	}
+	var invalid []error
+	for _, d := range tests {
+		t, err := decode(d)
+		if err != nil {
+			return err
+		}
+		policies, err := files.Check(ctx, documents, policy.Options{KeyPrefixes: t.KeyPrefixes})
+		if err := errors.Join(err, usable(policies)); err != nil {
+			return err
+		}
+		if len(policies) == 0 {
+			return fmt.Errorf("%s: the directory contains no BindPolicy", d.At(""))
+		}
+		slices.SortFunc(policies, func(a, b *files.Policy) int { return strings.Compare(a.Name(), b.Name()) })
+		r.Policies = policies
+		for i := range t.Cases {
+			result, err := run(ctx, policies, t, &t.Cases[i])
+			if err != nil {
+				invalid = append(invalid, fmt.Errorf("%s: case %q: %w", d.At(fmt.Sprintf("cases[%d]", i)), t.Cases[i].Name, err))
+				continue
+			}
+			result.File = name
+			r.Cases = append(r.Cases, *result)
+		}
+	}
+	return errors.Join(invalid...)
+}
+
+// usable returns an error for each policy with problems.
+func usable(policies []*files.Policy) error {
+	var all []error
+	for _, p := range policies {
+		for _, problem := range p.Problems {
+			err := fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem)
+			if problem.Reason == v1alpha1.ReasonKeyNotAllowed {
+				err = fmt.Errorf("%w; the test needs the prefix in keyPrefixes", err)
+			}
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
+}
+
+// decode decodes and validates a test.
+func decode(d *files.Document) (*Test, error) {
+	if d.Kind() != Kind {
+		return nil, fmt.Errorf("%s: %s: files with the suffix %s may contain only %s", d.At("kind"), d.Kind(), files.TestSuffix, Kind)
+	}
+	var t Test
+	var problems []error
+	problem := func(path, format string, args ...any) {
+		problems = append(problems, fmt.Errorf("%s: %s: %s", d.At(path), path, fmt.Sprintf(format, args...)))
+	}
+	for _, m := range mismatches("", reflect.TypeFor[Test](), d.Object) {
+		problem(m.path, "%s", m.message)
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+	if _, err := d.DecodeStrict(&t); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.At(""), err)
+	}
+	for i, prefix := range t.KeyPrefixes {
+		if text := policy.ValidateKeyPrefix(prefix); text != "" {
+			problem(fmt.Sprintf("keyPrefixes[%d]", i), "%q: %s", prefix, text)
+		}
+	}
+	problems = append(problems, objectProblems(d, "objects", t.Objects)...)
+	if len(t.Cases) == 0 {
+		problem("cases", "required")
+	}
+	seen := map[string]bool{}
+	for i, c := range t.Cases {
+		path := fmt.Sprintf("cases[%d]", i)
+		switch {
+		case c.Name == "":
+			problem(path+".name", "required")
+		case seen[c.Name]:
+			problem(path+".name", "duplicate name %q", c.Name)
+		case len(c.Expect) == 0:
+			problem(path+".expect", "required")
+		case c.Waited.Duration < 0:
+			problem(path+".waited", "must not be negative, got %s", c.Waited.Duration)
+		}
+		seen[c.Name] = true
+		problems = append(problems, objectProblems(d, path+".objects", c.Objects)...)
+		for j, e := range c.Expect {
+			if !slices.Contains(verdicts, e.Verdict) {
+				problem(fmt.Sprintf("%s.expect[%d].verdict", path, j), "must be one of %q, got %q", verdicts, e.Verdict)
+			}
+		}
+	}
+	return &t, errors.Join(problems...)
+}
+
+// objectProblems returns an error for each field of the objects that does not have its type, and for each object that
+// is not valid for another reason.
+func objectProblems(d *files.Document, path string, objects []map[string]any) []error {
+	var all []error
+	for i, raw := range objects {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		found := objectMismatches(at, raw)
+		key, err := identity(raw)
+		if len(found) == 0 && err == nil {
+			if problem := files.KindProblem((&unstructured.Unstructured{Object: raw}).GroupVersionKind()); problem != "" {
+				err = errors.New(problem)
+			} else {
+				_, err = typed(raw)
+			}
+		}
+		if len(found) == 0 && err != nil {
+			found = []mismatch{{at, err.Error()}}
+		}
+		for _, m := range found {
+			about := strings.TrimPrefix(key+": "+m.path, ": ")
+			all = append(all, fmt.Errorf("%s: %s: %s", d.At(m.path), about, m.message))
+		}
+	}
+	return all
+}
+
+// objectMismatches compares an object with the type of its kind. Only the metadata of custom resources has a type.
+func objectMismatches(path string, raw map[string]any) []mismatch {
+	u := &unstructured.Unstructured{Object: raw}
+	if o, err := scheme.Scheme.New(u.GroupVersionKind()); err == nil {
+		return mismatches(path, reflect.TypeOf(o).Elem(), raw)
+	}
+	return mismatches(path+".metadata", reflect.TypeFor[metav1.ObjectMeta](), raw["metadata"])
+}
+
+// verdicts are all verdicts.
+var verdicts = []policy.Verdict{
+	policy.NotMatched, policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored,
+}
+
+// run runs a case. An error means that the case is invalid.
+func run(ctx context.Context, policies []*files.Policy, t *Test, c *Case) (*CaseResult, error) {
+	w, err := newWorld(t.Objects, c.Objects)
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.subject(c)
+	if err != nil {
+		return nil, err
+	}
+	result := &CaseResult{Name: c.Name}
+	for _, p := range policies {
+		got, err := p.Compiled.Evaluate(ctx, s, &reader{world: w, node: s.Node.Name})
+		if err != nil {
+			return nil, fmt.Errorf("BindPolicy %s: %w", p.Name(), err)
+		}
+		result.Results = append(result.Results, got)
+	}
+	for _, e := range c.Expect {
+		i, err := find(policies, e.Policy)
+		if err != nil {
+			return nil, err
+		}
+		result.Failures = append(result.Failures, e.differences(&result.Results[i])...)
+	}
+	return result, nil
+}
+
+// find returns the index of the policy with the name. An empty name means the only one.
+func find(policies []*files.Policy, name string) (int, error) {
+	if name == "" && len(policies) == 1 {
+		return 0, nil
+	}
+	var names []string
+	for i, p := range policies {
+		if p.Name() == name {
+			return i, nil
+		}
+		names = append(names, p.Name())
+	}
+	if name == "" {
+		return 0, fmt.Errorf("expect: policy: required, because the directory contains several: %s", strings.Join(names, ", "))
+	}
+	return 0, fmt.Errorf("expect: policy %q: the directory contains only %s", name, strings.Join(names, ", "))
+}

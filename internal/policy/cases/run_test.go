@@ -1,0 +1,337 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cases_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/prebind/prebind/internal/policy/cases"
+)
+
+const header = "apiVersion: policy.prebind.dev/v1alpha1\nkind: BindPolicyTest\n"
+
+// write writes files into a new directory.
+func write(t *testing.T, contents map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range contents {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	return dir
+}
+
+// policyOf returns a policy with the spec.
+func policyOf(name, spec string) string {
+	return "apiVersion: policy.prebind.dev/v1alpha1\nkind: BindPolicy\nmetadata: {name: " + name + "}\nspec:\n  " + strings.ReplaceAll(spec, "\n", "\n  ") + "\n"
+}
+
+// objects are those of most tests.
+const objects = `objects:
+- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {rack: r1}}}
+- {apiVersion: v1, kind: Pod, metadata: {name: a, labels: {app: web}}}
+`
+
+// runOne runs one case with one policy.
+func runOne(t *testing.T, spec, content string) *cases.Result {
+	t.Helper()
+	dir := write(t, map[string]string{"policy.yaml": policyOf("p", spec), "p_test.yaml": header + content})
+	r, err := cases.Run(t.Context(), dir)
+	require.NoError(t, err)
+	return r
+}
+
+func TestRun_Objects(t *testing.T) {
+	missing := func(resource string) string {
+		if strings.Contains(resource, "nameExpression") {
+			return `validations: [{expression: "resources.x == null", message: found}]`
+		}
+		return `validations: [{expression: "size(resources.x) == 0", message: found}]`
+	}
+	agent := "- {apiVersion: v1, kind: Pod, metadata: {name: agent, namespace: sys, labels: {app: cni}}, spec: {nodeName: n1}}\n"
+	tests := map[string]struct {
+		reason   string
+		resource string
+		objects  string
+		found    bool
+	}{
+		"OnNode":    {reason: "a pod on the node is found", resource: "onNode: true", objects: agent, found: true},
+		"OtherNode": {reason: "a pod on another node is not", resource: "onNode: true", objects: strings.Replace(agent, "n1", "n2", 1)},
+		"Namespace": {reason: "the namespace must match", resource: "onNode: true, namespace: sys", objects: agent, found: true},
+		"Name":      {reason: "one object is found by its name and namespace", resource: "nameExpression: \"'agent'\", namespace: sys", objects: agent, found: true},
+		"OtherName": {reason: "the name must match", resource: "nameExpression: node.metadata.name, namespace: sys", objects: agent},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			verdict := "allowed"
+			if tc.found {
+				verdict = "rejected"
+			}
+			r := runOne(t, "resources: [{name: x, apiVersion: v1, kind: Pod, "+tc.resource+"}]\n"+missing(tc.resource),
+				objects+tc.objects+"cases: [{name: c, pod: a, expect: [{verdict: "+verdict+"}]}]\n")
+			require.NoError(t, r.Err)
+			require.Len(t, r.Cases, 1)
+			assert.Empty(t, r.Cases[0].Failures, tc.reason)
+		})
+	}
+}
+
+func TestRun_CustomResources(t *testing.T) {
+	spec := "resources: [{name: x, apiVersion: example.com/v1, kind: Rack, nameExpression: \"node.metadata.labels['rack']\"}]\n" +
+		`waitFor: [{name: ready, expression: "resources.x.status.ready", message: rack not ready, timeout: 3m}]`
+	r := runOne(t, spec, objects+`- {apiVersion: example.com/v1, kind: Rack, metadata: {name: r1}, status: {ready: true}}
+cases:
+- {name: ready, expect: [{verdict: allowed}]}
+- name: merged
+  objects: [{apiVersion: example.com/v1, kind: Rack, metadata: {name: r1}, status: {ready: false}}]
+  expect: [{verdict: waiting, message: rack not ready, rule: "spec.waitFor[ready]"}]
+- name: timed out
+  waited: 3m
+  objects: [{apiVersion: example.com/v1, kind: Rack, metadata: {name: r1}, status: {ready: false}}]
+  expect: [{verdict: timed-out}]
+- name: removed
+  objects: [{apiVersion: example.com/v1, kind: Rack, metadata: {name: r1}, status: null}]
+  expect: [{verdict: failed}]
+`)
+	require.NoError(t, r.Err)
+	require.Len(t, r.Cases, 4)
+	for _, c := range r.Cases {
+		assert.Empty(t, c.Failures, c.Name)
+	}
+	assert.Empty(t, r.Uncovered())
+}
+
+func TestRun_Bind(t *testing.T) {
+	spec := `mutations:
+  annotations:
+  - {key: user, valueExpression: request.userInfo.username}
+  - {key: dry, valueExpression: string(request.dryRun)}
+  - {key: binding, valueExpression: "object.metadata.?annotations['a'].orValue('none')"}
+  - {key: namespace, valueExpression: "namespaceObject.metadata.labels['kubernetes.io/metadata.name']"}
+  - {key: target, valueExpression: object.target.name}
+  - {key: images, valueExpression: string(has(dyn(node).status.images))}`
+	r := runOne(t, spec, objects+`- {apiVersion: v1, kind: Node, metadata: {name: n2}, status: {images: [{sizeBytes: 1}]}}
+- {apiVersion: v1, kind: Pod, metadata: {name: a, namespace: other}}
+- {apiVersion: v1, kind: Pod, metadata: {name: bound, namespace: other}, spec: {nodeName: n1}}
+cases:
+- name: defaults
+  pod: a
+  node: n1
+  expect:
+  - verdict: allowed
+    annotations:
+      p.policy.prebind.dev/user: system:kube-scheduler
+      p.policy.prebind.dev/dry: "false"
+      p.policy.prebind.dev/binding: none
+      p.policy.prebind.dev/namespace: default
+      p.policy.prebind.dev/target: n1
+      p.policy.prebind.dev/images: "false"
+    labels: {}
+- name: all
+  pod: other/a
+  node: n2
+  dryRun: true
+  user: {username: volcano}
+  binding: {annotations: {a: b}}
+  expect:
+  - verdict: allowed
+    annotations:
+      p.policy.prebind.dev/user: volcano
+      p.policy.prebind.dev/dry: "true"
+      p.policy.prebind.dev/binding: b
+      p.policy.prebind.dev/namespace: other
+      p.policy.prebind.dev/target: n2
+      p.policy.prebind.dev/images: "false"
+- {name: several pods, node: n1, expect: [{verdict: allowed}]}
+- {name: several nodes, pod: a, expect: [{verdict: allowed}]}
+- {name: no such pod, pod: x, node: n1, expect: [{verdict: allowed}]}
+`)
+	require.Len(t, r.Cases, 2)
+	for _, c := range r.Cases {
+		assert.Empty(t, c.Failures, c.Name)
+	}
+	require.ErrorContains(t, r.Err, `case "several pods": pod: required, because objects contain several: Pod default/a and Pod other/a`, "a bound pod is not the pod of a bind")
+	require.ErrorContains(t, r.Err, `case "several nodes": node: required, because objects contain several: Node n1 and Node n2`)
+	require.ErrorContains(t, r.Err, `case "no such pod": pod: objects contain no such Pod`)
+}
+
+func TestRun_Several(t *testing.T) {
+	dir := write(t, map[string]string{
+		"b.yaml":    policyOf("b", `validations: [{expression: "false", message: never}]`) + "---\n" + policyOf("a", `mutations: {annotations: [{key: k, valueExpression: "'v'"}]}`),
+		"role.yaml": "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: x}\n",
+		"p_test.yaml": header + objects + `cases:
+- name: both
+  expect:
+  - {policy: a, verdict: allowed, annotations: {a.policy.prebind.dev/k: v}}
+  - {policy: b, verdict: rejected, message: never}
+- {name: unnamed, expect: [{verdict: allowed}]}
+- {name: unknown, expect: [{policy: c, verdict: allowed}]}
+`,
+	})
+	r, err := cases.Run(t.Context(), dir)
+	require.NoError(t, err)
+	require.Len(t, r.Cases, 1)
+	assert.Empty(t, r.Cases[0].Failures)
+	require.Len(t, r.Cases[0].Results, 2)
+	assert.ErrorContains(t, r.Err, `case "unnamed": expect: policy: required, because the directory contains several: a, b`)
+	assert.ErrorContains(t, r.Err, `case "unknown": expect: policy "c": the directory contains only a, b`)
+	assert.Equal(t, []string{"BindPolicy b: no case is allowed"}, r.Uncovered())
+}
+
+func TestRun_Invalid(t *testing.T) {
+	const okPolicy = `validations: [{expression: "true"}]`
+	valid := header + objects + "cases: [{name: c, expect: [{verdict: allowed}]}]\n"
+	tests := map[string]struct {
+		reason         string
+		policy, test   string
+		says           string
+		stillHasPassed bool
+	}{
+		"UnknownField": {reason: "a misspelled field is an error with its line", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "expect:", "expct: [], expect:", 1), says: `p_test.yaml:6: cases[0].expct: unknown field`},
+		"Verdict":      {reason: "verdicts are checked", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "allowed", "denied", 1), says: `cases[0].expect[0].verdict: must be one of`},
+		"NoExpect":     {reason: "a case without expectation cannot fail", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "[{verdict: allowed}]", "[]", 1), says: "cases[0].expect: required"},
+		"NoCases":      {reason: "a test without cases cannot fail", policy: policyOf("p", okPolicy), test: header + "cases: []\n", says: "cases: required"},
+		"SameName":     {reason: "names identify cases in reports", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "cases: [", "cases: [{name: c, expect: [{verdict: allowed}]}, ", 1), says: `duplicate name "c"`},
+		"Negative":     {reason: "a wait cannot be negative", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: c", "name: c, waited: -1m", 1), says: "must not be negative"},
+		"Kind":         {reason: "only tests have the suffix", policy: policyOf("p", okPolicy), test: policyOf("q", okPolicy), says: "may contain only"},
+		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: `p_test.yaml:5: v1 Pod default/a: objects[1].metadata.label: unknown field`},
+		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:4: objects[0].metadata.name: must be a string, got false; quote it"},
+		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
+		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
+		"NoPolicy":     {reason: "a directory without policies is a mistake", policy: "# nothing\n", test: valid, says: "the directory contains no BindPolicy"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := write(t, map[string]string{"policy.yaml": tc.policy, "p_test.yaml": tc.test})
+			r, err := cases.Run(t.Context(), dir)
+			require.NoError(t, err)
+			require.ErrorContains(t, r.Err, tc.says, tc.reason)
+			assert.True(t, r.Failed())
+			assert.Empty(t, r.Cases)
+		})
+	}
+}
+
+func TestRun_WrongTypes(t *testing.T) {
+	tests := map[string]struct {
+		reason, content string
+		says            []string
+	}{
+		"Duration": {reason: "a number has no unit", content: "cases:\n- name: c\n  waited: 89\n", says: []string{":5: cases[0].waited: must be of type string, got 89"}},
+		"Time":     {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":4: v1 Pod default/a: objects[0].metadata.creationTimestamp: parsing time \"today\""}},
+		"Map":      {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", says: []string{":5: cases[0].expect: must be of type list, got {"}},
+		"Key":      {reason: "the line is that of the key", content: "cases:\n- expect:\n  - annotations:\n      a.b/c: x\n      a.b/d: 5\n", says: []string{":7: cases[0].expect[0].annotations[a.b/d]: must be a string, got 5; quote it"}},
+		"Object": {reason: "a mistake in an object is reported once, not in each case", content: `objects:
+- apiVersion: v1
+  kind: Node
+  metadata: {name: n1}
+  status:
+    conditions:
+    - type: Ready
+      status: True
+- {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {priority: high, containers: [{name: c, resources: {limits: {cpu: many}}, livenessProbe: {httpGet: {port: []}}}]}}
+cases:
+- {name: c, expect: [{verdict: allowed}]}
+- name: d
+  expect: [{verdict: allowed}]
+  objects:
+  - {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}, spec: null}
+`, says: []string{
+			`:10: v1 Node n1: objects[0].status.conditions[0].status: must be a string, got true; quote it`,
+			`:11: v1 Pod default/a: objects[1].spec.containers[0].livenessProbe.httpGet.port: must be of type int32, got []`,
+			`:11: v1 Pod default/a: objects[1].spec.containers[0].resources.limits[cpu]: quantities must match the regular expression`,
+			`:11: v1 Pod default/a: objects[1].spec.priority: must be of type int32, got "high"`,
+			`:17: v1 Node n1: cases[1].objects[0].metadata.labels[a]: must be a string, got 1; quote it`,
+		}},
+		"Custom":   {reason: "metadata has the same type in all kinds", content: "objects:\n- apiVersion: example.com/v1\n  kind: Rack\n  metadata:\n    name: a\n    annotations: {b: 1}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":8: example.com/v1 Rack a: objects[0].metadata.annotations[b]: must be a string, got 1; quote it"}},
+		"Kind":     {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{":4: apps/v1 Pod a: objects[0]: apps/v1 has no kind Pod; use v1 Pod"}},
+		"Prefixes": {reason: "prefixes are validated", content: "keyPrefixes: [k8s.io]\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", says: []string{`:3: keyPrefixes[0]: "k8s.io": keys of k8s.io are never allowed`}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := runOne(t, `validations: [{expression: "true"}]`, tc.content)
+			require.Error(t, r.Err, tc.reason)
+			lines := strings.Split(r.Err.Error(), "\n")
+			require.Len(t, lines, len(tc.says), tc.reason)
+			for i, want := range tc.says {
+				assert.Contains(t, lines[i], "p_test.yaml"+want, tc.reason)
+			}
+			assert.Empty(t, r.Cases)
+		})
+	}
+}
+
+func TestRun_KeyPrefixes(t *testing.T) {
+	spec := `mutations: {annotations: [{key: ray.io/rack, valueExpression: "'v'"}]}`
+	test := objects + "cases: [{name: c, expect: [{verdict: allowed, annotations: {ray.io/rack: v}}]}]\n"
+	r := runOne(t, spec, test)
+	require.ErrorContains(t, r.Err, "the test needs the prefix in keyPrefixes")
+	r = runOne(t, spec, "keyPrefixes: [ray.io]\n"+test)
+	require.NoError(t, r.Err)
+	assert.False(t, r.Failed())
+}
+
+func TestRun_Unreadable(t *testing.T) {
+	_, err := cases.Run(t.Context(), filepath.Join(t.TempDir(), "missing"))
+	assert.ErrorIs(t, err, os.ErrNotExist)
+}
+
+const failing = `
+cases:
+- name: fails
+  expect:
+  - {verdict: rejected, message: other}
+- name: differs
+  expect:
+  - verdict: allowed
+    message: m
+    messageContains: part
+    rule: spec.waitFor[x]
+    annotations: {p.policy.prebind.dev/k: w, p.policy.prebind.dev/same: s, other: "1"}
+    labels: {l: v}
+    waived: [x]
+- name: passes
+  expect: [{verdict: allowed}]
+`
+
+func TestResult_Text(t *testing.T) {
+	r := runOne(t, `mutations: {annotations: [{key: k, valueExpression: "'v'"}, {key: same, valueExpression: "'s'"}, {key: more, valueExpression: "'m'"}]}`, objects+failing)
+	var out strings.Builder
+	require.NoError(t, r.WriteText(&out))
+	got := strings.ReplaceAll(out.String(), r.Dir, "DIR")
+	assert.Equal(t, `--- FAIL: fails (DIR/p_test.yaml)
+    BindPolicy p: verdict
+      expected: rejected
+      got:      allowed
+--- FAIL: differs (DIR/p_test.yaml)
+    BindPolicy p: message
+      expected: "m"
+      got:      ""
+    BindPolicy p: messageContains
+      expected: "part"
+      got:      ""
+    BindPolicy p: rule
+      expected: "spec.waitFor[x]"
+      got:      ""
+    BindPolicy p: annotations
+      expected: other: "1" (missing)
+                p.policy.prebind.dev/k: "w" (differs)
+                p.policy.prebind.dev/same: "s"
+      got:      p.policy.prebind.dev/k: "v" (differs)
+                p.policy.prebind.dev/more: "m" (not expected)
+                p.policy.prebind.dev/same: "s"
+    BindPolicy p: labels
+      expected: l: "v" (missing)
+      got:      none
+    BindPolicy p: waived
+      expected: "x"
+      got:      ""
+FAIL  DIR  3 cases, 2 failed
+`, got)
+}

@@ -1,0 +1,425 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/ast"
+	"github.com/google/cel-go/common/types"
+	"k8s.io/apimachinery/pkg/labels"
+	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	apitypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/internal/policy/schema"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// Problem is the reason why a policy does not compile.
+type Problem struct {
+	// Reason is a reason of v1alpha1.ConditionReady.
+	Reason string
+	// Field is the path of the field, such as spec.validations[0].expression.
+	Field string
+	// Message describes the problem, and how to fix it.
+	Message string
+}
+
+// Error implements error.
+func (p *Problem) Error() string { return p.Field + ": " + p.Message }
+
+// Problems returns the problems of an error of Compile.
+func Problems(err error) []Problem {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []Problem
+		for _, err := range joined.Unwrap() {
+			all = append(all, Problems(err)...)
+		}
+		return all
+	}
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return []Problem{*p}
+	}
+	return []Problem{{Reason: v1alpha1.ReasonCompileError, Message: err.Error()}}
+}
+
+// Compiled is a compiled policy.
+type Compiled struct {
+	name       string
+	uid        apitypes.UID
+	generation int64
+	audit      bool
+	ignore     bool
+
+	// broken is the reason why the policy cannot be evaluated, or nil.
+	broken error
+
+	match       matcher
+	conditions  []rule
+	resources   map[string]*declared
+	variables   map[string]*expression
+	validations []rule
+	waits       []wait
+	annotations []mutation
+	labels      []mutation
+
+	reads    []*Resource
+	warnings []v1alpha1.ExpressionWarning
+}
+
+// rule is an expression that must be true.
+type rule struct {
+	// path identifies the rule in results.
+	path string
+	*expression
+	message *expression
+	// text is the message if there is no message expression.
+	text string
+}
+
+// wait is a rule with a timeout.
+type wait struct {
+	rule
+	name    string
+	timeout time.Duration
+	allow   bool
+}
+
+// mutation is an annotation or label.
+type mutation struct {
+	path, key string
+	*expression
+}
+
+// declared is a resource with the expressions for its name and namespace.
+type declared struct {
+	*Resource
+	// typed is nil for kinds that are not compiled in.
+	typed           *schema.Type
+	name, namespace *expression
+}
+
+// Name returns the name of the policy.
+func (c *Compiled) Name() string { return c.name }
+
+// UID identifies the policy.
+func (c *Compiled) UID() apitypes.UID { return c.uid }
+
+// Generation identifies the compiled version.
+func (c *Compiled) Generation() int64 { return c.generation }
+
+// Err returns the reason why the policy cannot be evaluated, or nil; see Broken.
+func (c *Compiled) Err() error { return c.broken }
+
+// Audit returns whether the policy only reports.
+func (c *Compiled) Audit() bool { return c.audit }
+
+// Warnings returns the problems that type checking found in parts that are checked at runtime only, such as
+// fields of custom resources.
+func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
+
+// Reads returns what the policy reads in addition to the pod, the node and the Namespace.
+func (c *Compiled) Reads() []*Resource { return c.reads }
+
+// Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error joins one *Problem for each mistake; see Problems.
+func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
+	p = p.DeepCopy()
+	v1alpha1.SetDefaults(p)
+	scope, err := newScope()
+	if err != nil {
+		return nil, fmt.Errorf("CEL environment: %w", err)
+	}
+	custom, err := newScope()
+	if err != nil {
+		return nil, fmt.Errorf("CEL environment: %w", err)
+	}
+	out, problems := newCompiled(p)
+	c := &compiler{scope: scope, custom: custom, options: o, policy: p, out: out, problems: problems}
+	c.compile()
+	if err := errors.Join(c.problems...); err != nil {
+		return nil, err
+	}
+	if c.claims {
+		c.out.reads = append(c.out.reads, Claims)
+	}
+	return c.out, nil
+}
+
+// Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (PendingError). It follows its
+// failure policy for the binds that matchConstraints select. A selector that is not valid selects all.
+func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
+	p = p.DeepCopy()
+	v1alpha1.SetDefaults(p)
+	out, _ := newCompiled(p)
+	out.broken = reason
+	return out
+}
+
+// newCompiled returns the policy without its expressions, and the problems of matchConstraints.
+func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, []error) {
+	match, problems := compileMatcher(&p.Spec.MatchConstraints)
+	return &Compiled{
+		name: p.Name, uid: p.UID, generation: p.Generation, match: match,
+		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
+		resources: map[string]*declared{}, variables: map[string]*expression{},
+	}, problems
+}
+
+// compiler compiles one policy.
+type compiler struct {
+	scope *scope
+	// custom also knows the schemas of custom resources of the kinds.
+	custom *scope
+	known  []string
+	// claims means that an expression uses the claims.
+	claims   bool
+	options  Options
+	policy   *v1alpha1.BindPolicy
+	out      *Compiled
+	problems []error
+}
+
+func (c *compiler) problem(reason, field, message string) {
+	c.problems = append(c.problems, &Problem{Reason: reason, Field: field, Message: message})
+}
+
+func (c *compiler) warn(field, text string) {
+	c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{FieldRef: field, Warning: text})
+}
+
+// expression compiles an expression. It returns nil if the source is empty or has a problem.
+func (c *compiler) expression(field, source string, want returns) *expression {
+	if source == "" {
+		return nil
+	}
+	checked, text := c.scope.check(source, want)
+	var program cel.Program
+	if text == "" {
+		var err error
+		if program, err = programOf(checked); err != nil {
+			text = line(err.Error())
+		}
+	}
+	if text != "" {
+		c.problem(v1alpha1.ReasonCompileError, field, text)
+		return nil
+	}
+	c.claims = c.claims || len(mentions(checked, varClaims)) > 0
+	return &expression{
+		field: field, source: source, program: program, output: checked.OutputType(), withSchemas: c.checkSchemas(field, source, want, checked.OutputType()),
+		constant: constant(checked), resources: c.usesResources(checked),
+	}
+}
+
+func (c *compiler) compile() {
+	spec := &c.policy.Spec
+	c.declareResources()
+	c.compileVariables()
+	c.compileNames()
+	for i, m := range spec.MatchConditions {
+		field := fmt.Sprintf("spec.matchConditions[%d].expression", i)
+		c.out.conditions = append(c.out.conditions, rule{path: "spec.matchConditions[" + m.Name + "]", expression: c.expression(field, m.Expression, returnsBool)})
+	}
+	for i, v := range spec.Validations {
+		field := fmt.Sprintf("spec.validations[%d]", i)
+		c.out.validations = append(c.out.validations, c.rule(field, field, v.Expression, v.Message, v.MessageExpression))
+	}
+	for i, w := range spec.WaitFor {
+		r := c.rule(fmt.Sprintf("spec.waitFor[%s]", w.Name), fmt.Sprintf("spec.waitFor[%d]", i), w.Expression, w.Message, w.MessageExpression)
+		if limit := c.options.BindTimeout; limit > 0 && w.Timeout.Duration > limit {
+			c.warn(fmt.Sprintf("spec.waitFor[%d].timeout", i), fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", w.Timeout.Duration, limit))
+		}
+		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: w.Timeout.Duration, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
+	}
+	if m := spec.Mutations; m != nil {
+		c.out.annotations = c.mutations("spec.mutations.annotations", m.Annotations)
+		c.out.labels = c.mutations("spec.mutations.labels", m.Labels)
+	}
+}
+
+func (c *compiler) rule(path, field, source, text, message string) rule {
+	return rule{
+		path: path, text: text,
+		expression: c.expression(field+".expression", source, returnsBool),
+		message:    c.expression(field+".messageExpression", message, returnsString),
+	}
+}
+
+// declareResources declares the resources, so that expressions can use them.
+func (c *compiler) declareResources() {
+	for i := range c.policy.Spec.Resources {
+		r := &c.policy.Spec.Resources[i]
+		field := fmt.Sprintf("spec.resources[%d]", i)
+		gv, err := kinds.ParseGroupVersion(r.APIVersion)
+		if err != nil {
+			c.problem(v1alpha1.ReasonCompileError, field+".apiVersion", line(err.Error()))
+			continue
+		}
+		var selector labels.Selector
+		if r.LabelSelector != nil {
+			s, problem := compileSelector(field+".labelSelector", r.LabelSelector)
+			if problem != nil {
+				c.problems = append(c.problems, problem)
+				continue
+			}
+			selector = s
+		}
+		d := &declared{
+			Resource: &Resource{
+				Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
+				ByName: r.NameExpression != "", OnNode: r.OnNode,
+			},
+			typed: schema.OfKind(gv.WithKind(r.Kind)),
+		}
+		if r.OnNode && d.typed != nil && !hasNodeName(d.typed) {
+			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
+			continue
+		}
+		if problem := c.scopeProblem(gv.WithKind(r.Kind), r); problem != "" {
+			c.problem(v1alpha1.ReasonCompileError, field, problem)
+		}
+		object := types.DynType
+		if d.typed != nil {
+			object = d.typed.CEL()
+		}
+		c.scope.declare(typeResources, r.Name, d.cel(object))
+		c.custom.declare(typeResources, r.Name, d.cel(c.withSchema(d, object)))
+		c.out.resources[r.Name] = d
+		c.out.reads = append(c.out.reads, d.Resource)
+	}
+}
+
+// scopeProblem returns why the resource never finds an object: it names a namespace, but the kind is cluster-scoped, or it names an
+// object of a namespaced kind without a namespace. It is empty if there is no such problem, or if the scope is not known.
+func (c *compiler) scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
+	namespaced, known := c.options.Namespaced[kind]
+	if IsBuiltIn(kind) {
+		namespaced, known = !clusterScoped.Has(kind.GroupKind().String()), true
+	}
+	inNamespace := r.Namespace != "" || r.NamespaceExpression != ""
+	switch {
+	case !known:
+	case inNamespace && !namespaced:
+		return "the kind " + r.Kind + " is cluster-scoped; remove namespace and namespaceExpression"
+	case !inNamespace && namespaced && r.NameExpression != "":
+		return "the kind " + r.Kind + " is namespaced; add namespace or namespaceExpression"
+	}
+	return ""
+}
+
+// IsBuiltIn returns whether Kubernetes has the kind itself.
+func IsBuiltIn(kind kinds.GroupVersionKind) bool { return schema.OfKind(kind) != nil }
+
+func hasNodeName(t *schema.Type) bool {
+	spec, ok := t.Field("spec")
+	if !ok {
+		return false
+	}
+	_, ok = spec.Type.Field("nodeName")
+	return ok
+}
+
+// cel returns the type of the resource in expressions, for objects of the type.
+func (d *declared) cel(object *types.Type) *types.Type {
+	if d.ByName {
+		return object
+	}
+	return types.NewListType(object)
+}
+
+// compileVariables compiles the variables in order. Each is declared after its own expression.
+func (c *compiler) compileVariables() {
+	for i, v := range c.policy.Spec.Variables {
+		// After a problem, errors in other expressions because of this one would be misleading.
+		output, withSchemas := types.DynType, types.DynType
+		if x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, returnsAny); x != nil {
+			output, withSchemas = x.output, x.withSchemas
+			c.out.variables[v.Name] = x
+		}
+		c.scope.declare(typeVariables, v.Name, output)
+		c.custom.declare(typeVariables, v.Name, withSchemas)
+	}
+}
+
+// constant returns the value of an expression that is only a text, otherwise an empty text.
+func constant(checked *cel.Ast) string {
+	literal := checked.NativeRep().Expr().AsLiteral()
+	if literal == nil {
+		return ""
+	}
+	text, _ := literal.Value().(string)
+	return text
+}
+
+// compileNames compiles the expressions for the names of resources, which cannot use resources.
+func (c *compiler) compileNames() {
+	for i := range c.policy.Spec.Resources {
+		r := &c.policy.Spec.Resources[i]
+		d, ok := c.out.resources[r.Name]
+		if !ok {
+			continue
+		}
+		field := fmt.Sprintf("spec.resources[%d]", i)
+		d.name = c.expression(field+".nameExpression", r.NameExpression, returnsString)
+		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, returnsString)
+		if d.name != nil {
+			d.Constant = d.name.constant
+		}
+		for _, x := range []*expression{d.name, d.namespace} {
+			if x != nil && x.resources {
+				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources, directly or through a variable")
+			}
+		}
+	}
+}
+
+func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation {
+	var compiled []mutation
+	for i, m := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		key, problem := keyOf(c.policy.Name, m.Key, c.options.KeyPrefixes)
+		if problem != nil {
+			c.problem(problem.Reason, at+".key", problem.Message)
+			continue
+		}
+		if slices.ContainsFunc(compiled, func(o mutation) bool { return o.key == key }) {
+			c.problem(v1alpha1.ReasonCompileError, at+".key", fmt.Sprintf("duplicate key %s", key))
+			continue
+		}
+		compiled = append(compiled, mutation{path: field + "[" + key + "]", key: key, expression: c.expression(at+".valueExpression", m.ValueExpression, returnsValue)})
+	}
+	return compiled
+}
+
+// usesResources returns whether an expression uses resources, directly or through earlier variables.
+func (c *compiler) usesResources(a *cel.Ast) bool {
+	if len(mentions(a, varResources)) > 0 {
+		return true
+	}
+	for _, mention := range mentions(a, varVariables) {
+		name := ""
+		if parent, ok := mention.Parent(); ok && parent.Kind() == ast.SelectKind {
+			name = parent.AsSelect().FieldName()
+		}
+		for used, x := range c.out.variables {
+			// Without a name, the expression may use all of them.
+			if (name == "" || used == name) && x.resources {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// mentions returns where the expression mentions the global variable, or a variable of a comprehension with its name.
+func mentions(a *cel.Ast, variable string) []ast.NavigableExpr {
+	return ast.MatchDescendants(ast.NavigateAST(a.NativeRep()), func(e ast.NavigableExpr) bool {
+		return e.Kind() == ast.IdentKind && strings.TrimPrefix(e.AsIdent(), ".") == variable
+	})
+}

@@ -1,0 +1,256 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// spec of a policy with one validation.
+func validation(expression string) string {
+	return "validations: [{expression: " + quoted(expression) + "}]\n"
+}
+
+// quoted returns a string of YAML.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+
+func parseSpec(t testing.TB, text string) *v1alpha1.BindPolicy {
+	t.Helper()
+	return parse(t, "metadata: {name: p, generation: 1, uid: u}\nspec:\n  "+strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  ")+"\n")
+}
+
+func compile(t testing.TB, text string) *policy.Compiled {
+	t.Helper()
+	c, err := policy.Compile(parseSpec(t, text), policy.Options{})
+	require.NoError(t, err)
+	return c
+}
+
+const csiNode = "resources: [{name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}]\n"
+
+func TestCompile_Problems(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		spec   string
+		field  string
+		text   string
+		// because is the reason of the condition. Empty means CompileError.
+		because string
+	}{
+		"Syntax":          {reason: "the expression is not CEL", spec: validation("pod."), field: "spec.validations[0].expression", text: "line 1, column 5: Syntax error"},
+		"UnknownField":    {reason: "built-in kinds are strictly typed", spec: validation("pod.spec.nodename == ''"), field: "spec.validations[0].expression", text: "undefined field 'nodename'"},
+		"Images":          {reason: "the cache does not keep images", spec: validation("size(node.status.images) > 0"), field: "spec.validations[0].expression", text: "undefined field 'images'"},
+		"ManagedFields":   {reason: "the cache does not keep managedFields", spec: validation("has(pod.metadata.managedFields)"), field: "spec.validations[0].expression", text: "undefined field 'managedFields'"},
+		"UnknownVariable": {reason: "there is no such variable", spec: validation("nodes == null"), field: "spec.validations[0].expression", text: "undeclared reference to 'nodes'"},
+		"NoResource":      {reason: "the resource is not declared", spec: validation("resources.csinode != null"), field: "spec.validations[0].expression", text: "undefined field 'csinode'"},
+		"ResourceField":   {reason: "built-in resources are typed", spec: csiNode + validation("resources.csinode.spec.driver == null"), field: "spec.validations[0].expression", text: "undefined field 'driver'"},
+		"ListIsNoObject":  {reason: "without a name, the resource is a list", spec: "resources: [{name: a, apiVersion: v1, kind: Pod, onNode: true}]\n" + validation("resources.a.spec != null"), field: "spec.validations[0].expression", text: "does not support field selection"},
+		"ClaimField":      {reason: "claims are typed", spec: validation("claims.all(v, claims[v].spec.volume == '')"), field: "spec.validations[0].expression", text: "undefined field 'volume'"},
+		"RequestField":    {reason: "the request is typed", spec: validation("request.user == ''"), field: "spec.validations[0].expression", text: "undefined field 'user'"},
+		"NotABool":        {reason: "a validation returns a bool", spec: validation("pod.metadata.name"), field: "spec.validations[0].expression", text: "must return bool, but returns string"},
+		"MatchNotABool":   {reason: "a condition returns a bool", spec: "matchConditions: [{name: a, expression: '1'}]\n" + validation("true"), field: "spec.matchConditions[0].expression", text: "must return bool, but returns int"},
+		"WaitNotABool":    {reason: "a wait returns a bool", spec: "waitFor: [{name: a, expression: '1'}]", field: "spec.waitFor[0].expression", text: "must return bool, but returns int"},
+		"MessageNoString": {reason: "a message is a string", spec: "validations: [{expression: 'true', messageExpression: '1'}]", field: "spec.validations[0].messageExpression", text: "must return string, but returns int"},
+		"NameNoString":    {reason: "a name is a string", spec: "resources: [{name: a, apiVersion: v1, kind: Node, nameExpression: '1'}]\n" + validation("true"), field: "spec.resources[0].nameExpression", text: "must return string, but returns int"},
+		"ValueNoString":   {reason: "an annotation is a string", spec: "mutations: {annotations: [{key: a, valueExpression: '1'}]}", field: "spec.mutations.annotations[0].valueExpression", text: "must return string, null or optional string, but returns int"},
+		"LaterVariable":   {reason: "a variable uses only those before it", spec: "variables: [{name: a, expression: variables.b}, {name: b, expression: '1'}]\n" + validation("true"), field: "spec.variables[0].expression", text: "undefined field 'b'"},
+		"VariableType":    {reason: "variables are typed", spec: "variables: [{name: a, expression: '1'}]\n" + validation("variables.a == 'x'"), field: "spec.validations[0].expression", text: "no matching overload"},
+		"NameOfResource":  {reason: "the name of a resource cannot depend on resources", spec: "resources: [{name: a, apiVersion: v1, kind: Pod, namespace: x, nameExpression: resources.a.metadata.name}]\n" + validation("true"), field: "spec.resources[0].nameExpression", text: "cannot use resources"},
+		"NamespaceByVariable": {
+			reason: "a variable can hide the resource", field: "spec.resources[0].namespaceExpression", text: "cannot use resources",
+			spec: "resources: [{name: a, apiVersion: v1, kind: Pod, nameExpression: \"'x'\", namespaceExpression: \"variables.v == null ? '' : 'y'\"}]\n" +
+				"variables: [{name: v, expression: resources.a}]\n" + validation("true"),
+		},
+		"Scope":          {reason: "the object is never found", spec: "resources: [{name: a, apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\"}]\n" + validation("resources.a != null"), field: "spec.resources[0]", text: "the kind ConfigMap is namespaced; add namespace"},
+		"OnNode":         {reason: "CSINodes have no spec.nodeName", spec: "resources: [{name: a, apiVersion: storage.k8s.io/v1, kind: CSINode, onNode: true}]\n" + validation("true"), field: "spec.resources[0].onNode", text: "no field spec.nodeName"},
+		"APIVersion":     {reason: "an apiVersion has one slash", spec: "resources: [{name: a, apiVersion: a/b/c, kind: Pod, onNode: true}]\n" + validation("true"), field: "spec.resources[0].apiVersion", text: "unexpected GroupVersion"},
+		"BadSelector":    {reason: "the operator does not exist", spec: "matchConstraints: {podSelector: {matchExpressions: [{key: a, operator: Like}]}}\n" + validation("true"), field: "spec.matchConstraints.podSelector", text: "not a valid label selector operator"},
+		"DeepExpression": {reason: "the parser limits the depth", spec: validation(strings.Repeat("[", 500) + strings.Repeat("]", 500) + " == []"), field: "spec.validations[0].expression", text: "recursion limit"},
+		"KubernetesKey": {
+			reason: "these keys have a meaning for Kubernetes", spec: "mutations: {labels: [{key: topology.kubernetes.io/zone, valueExpression: \"'a'\"}]}",
+			field: "spec.mutations.labels[0].key", text: "reserved", because: v1alpha1.ReasonKeyNotAllowed,
+		},
+		"OtherKey": {
+			reason: "the operator must allow it", spec: "mutations: {labels: [{key: ray.io/a, valueExpression: \"'a'\"}]}",
+			field: "spec.mutations.labels[0].key", text: "--policy-key-prefixes", because: v1alpha1.ReasonKeyNotAllowed,
+		},
+		"DuplicateKey": {
+			reason: "the complete keys are the same", field: "spec.mutations.labels[1].key", text: "duplicate key",
+			spec: "mutations: {labels: [{key: a, valueExpression: \"'a'\"}, {key: p.policy.prebind.dev/a, valueExpression: \"'a'\"}]}",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := policy.Compile(parseSpec(t, tc.spec), policy.Options{})
+			var p *policy.Problem
+			require.ErrorAs(t, err, &p, tc.reason)
+			assert.Equal(t, tc.field, p.Field, tc.reason)
+			assert.Contains(t, p.Message, tc.text, tc.reason)
+			assert.NotContains(t, p.Message, "\n", "a condition has one line")
+			want := tc.because
+			if want == "" {
+				want = v1alpha1.ReasonCompileError
+			}
+			assert.Equal(t, want, p.Reason, tc.reason)
+		})
+	}
+}
+
+func TestCompile_DoesNotChangeThePolicy(t *testing.T) {
+	p := parseSpec(t, "waitFor: [{name: a, expression: 'true'}]")
+	before := p.DeepCopy()
+	c, err := policy.Compile(p, policy.Options{})
+	require.NoError(t, err)
+	assert.Equal(t, before, p)
+	assert.Equal(t, "p", c.Name())
+	assert.Equal(t, int64(1), c.Generation())
+	assert.EqualValues(t, "u", c.UID())
+	assert.False(t, c.Audit())
+}
+
+func TestCompile_Keys(t *testing.T) {
+	cases := map[string]struct {
+		reason  string
+		key     string
+		allowed []string
+		want    string
+	}{
+		"Short":           {reason: "a short key belongs to the policy", key: "clique", want: "p.policy.prebind.dev/clique"},
+		"Own":             {reason: "the own prefix may be written", key: "p.policy.prebind.dev/clique", want: "p.policy.prebind.dev/clique"},
+		"OtherPolicy":     {reason: "the prefix belongs to another policy", key: "q.policy.prebind.dev/clique", allowed: []string{"q.policy.prebind.dev"}},
+		"Prebind":         {reason: "the prefix belongs to Prebind", key: "binder.prebind.dev/skip", allowed: []string{"*.prebind.dev", "binder.prebind.dev"}},
+		"Allowed":         {reason: "the operator allows the prefix", key: "ray.io/a", allowed: []string{"x.io", "ray.io"}, want: "ray.io/a"},
+		"NotSubdomain":    {reason: "a prefix does not include subdomains", key: "a.ray.io/a", allowed: []string{"ray.io"}},
+		"Subdomain":       {reason: "the wildcard includes subdomains", key: "a.b.ray.io/a", allowed: []string{"*.ray.io"}, want: "a.b.ray.io/a"},
+		"Suffix":          {reason: "a domain is not a suffix", key: "xray.io/a", allowed: []string{"*.ray.io", "ray.io"}},
+		"EmptyWildcard":   {reason: "not everything can be allowed", key: "ray.io/a", allowed: []string{"*.", "*", ""}},
+		"Kubernetes":      {reason: "never allowed", key: "kubernetes.io/a", allowed: []string{"kubernetes.io", "*.io"}},
+		"K8s":             {reason: "never allowed", key: "scheduling.k8s.io/a", allowed: []string{"scheduling.k8s.io", "*.k8s.io"}},
+		"NotKubernetes":   {reason: "another domain", key: "notkubernetes.io/a", allowed: []string{"notkubernetes.io"}, want: "notkubernetes.io/a"},
+		"InvalidName":     {reason: "not a valid key", key: "a b"},
+		"TwoSlashes":      {reason: "not a valid key", key: "ray.io/a/b", allowed: []string{"ray.io"}},
+		"EmptyPrefix":     {reason: "not a valid key", key: "/a"},
+		"UpperCasePrefix": {reason: "prefixes are lower case, so that no other spelling of a reserved one exists", key: "Kubernetes.io/a", allowed: []string{"Kubernetes.io"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := parseSpec(t, "mutations: {annotations: [{key: x, valueExpression: \"'v'\"}]}")
+			p.Spec.Mutations.Annotations[0].Key = tc.key
+			c, err := policy.Compile(p, policy.Options{KeyPrefixes: tc.allowed})
+			if tc.want == "" {
+				assert.Error(t, err, tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			r, err := c.Evaluate(t.Context(), subject(), &objects{})
+			require.NoError(t, err)
+			assert.Equal(t, map[string]string{tc.want: "v"}, r.Annotations, tc.reason)
+		})
+	}
+}
+
+func TestValidateKeyPrefix(t *testing.T) {
+	for _, prefix := range []string{"ray.io", "*.ray.io"} {
+		assert.Empty(t, policy.ValidateKeyPrefix(prefix))
+	}
+	for _, prefix := range []string{"", "*.", "*", "ray.io/", "kubernetes.io", "*.k8s.io", "a.prebind.dev", "Ray.io"} {
+		assert.NotEmpty(t, policy.ValidateKeyPrefix(prefix), prefix)
+	}
+}
+
+// schemas are Schemas in memory.
+type schemas map[string]*spec.Schema
+
+func (s schemas) ResolveSchema(kind kinds.GroupVersionKind) (*spec.Schema, error) {
+	if found, ok := s[kind.Kind]; ok {
+		return found, nil
+	}
+	return nil, errors.New("not found")
+}
+
+func object(properties map[string]spec.Schema) *spec.Schema {
+	return &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"object"}, Properties: properties}}
+}
+
+// widget is the schema of a custom resource.
+func widget() *spec.Schema {
+	open := object(nil)
+	open.AddExtension("x-kubernetes-preserve-unknown-fields", true)
+	either := &spec.Schema{}
+	either.AddExtension("x-kubernetes-int-or-string", true)
+	return object(map[string]spec.Schema{
+		"metadata": *object(nil),
+		"spec": *object(map[string]spec.Schema{
+			"size":   *spec.Int32Property(),
+			"ratio":  *spec.Float64Property(),
+			"at":     *spec.DateTimeProperty(),
+			"names":  *spec.ArrayProperty(spec.StringProperty()),
+			"limits": *spec.MapProperty(spec.StringProperty()),
+			"open":   *open,
+			"port":   *either,
+			"on":     *spec.BooleanProperty(),
+		}),
+	})
+}
+
+func TestCompile_Warnings(t *testing.T) {
+	const widgets = "resources: [{name: w, apiVersion: example.com/v1, kind: Widget, nameExpression: node.metadata.name}, {name: o, apiVersion: example.com/v1, kind: Other, labelSelector: {}}]\n"
+	cases := map[string]struct {
+		reason string
+		spec   string
+		field  string
+		text   string
+	}{
+		"Known":       {reason: "the field exists", spec: validation("resources.w.spec.size > 1")},
+		"Unknown":     {reason: "the field does not exist", spec: validation("resources.w.spec.sise > 1"), field: "spec.validations[0].expression", text: "undefined field 'sise'"},
+		"NoSchema":    {reason: "the schema is unknown", spec: validation("resources.o.all(x, x.foo == 1)")},
+		"Type":        {reason: "a list has no field", spec: validation("resources.w.spec.names == 'a'"), field: "spec.validations[0].expression", text: "no matching overload"},
+		"Result":      {reason: "the result is a number", spec: validation("resources.w.spec.size"), field: "spec.validations[0].expression", text: "must return bool, but returns int"},
+		"Time":        {reason: "times of unstructured objects are strings", spec: validation("timestamp(resources.w.spec.at) < timestamp('2026-01-01T00:00:00Z') && resources.w.spec.at.startsWith('2')")},
+		"Metadata":    {reason: "metadata has its usual fields", spec: validation("resources.w.metadata.labels['a'] == 'b' && resources.w.kind == 'Widget'")},
+		"MetaUnknown": {reason: "metadata has only its usual fields", spec: validation("resources.w.metadata.foo == 'b'"), field: "spec.validations[0].expression", text: "undefined field 'foo'"},
+		"Open":        {reason: "any field may exist", spec: validation("resources.w.spec.open.a.b == 1")},
+		"IntOrString": {reason: "both types are possible", spec: validation("resources.w.spec.port == 1 || resources.w.spec.port == 'a'")},
+		"Map":         {reason: "any key may exist", spec: validation("resources.w.spec.limits['cpu'] == '1'")},
+		"Variable":    {reason: "the type of a variable follows", spec: "variables: [{name: s, expression: resources.w.spec}]\n" + validation("variables.s.foo == 1"), field: "spec.validations[0].expression", text: "undefined field 'foo'"},
+		"InVariable":  {reason: "a warning is not repeated", spec: "variables: [{name: s, expression: resources.w.foo}]\n" + validation("variables.s.foo == 1"), field: "spec.variables[0].expression", text: "undefined field 'foo'"},
+		"Message":     {reason: "messages are checked", spec: "validations: [{expression: 'true', messageExpression: resources.w.spec.size}]", field: "spec.validations[0].messageExpression", text: "must return string"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c, err := policy.Compile(parseSpec(t, widgets+tc.spec), policy.Options{Schemas: schemas{"Widget": widget()}})
+			require.NoError(t, err, "a warning does not prevent the use: %s", tc.reason)
+			if tc.field == "" {
+				assert.Empty(t, c.Warnings(), tc.reason)
+				return
+			}
+			require.Len(t, c.Warnings(), 1, tc.reason)
+			assert.Equal(t, tc.field, c.Warnings()[0].FieldRef, tc.reason)
+			assert.Contains(t, c.Warnings()[0].Warning, tc.text, tc.reason)
+			assert.Contains(t, c.Warnings()[0].Warning, "example.com/v1, Kind=Widget", tc.reason)
+		})
+	}
+}
+
+func TestCompile_RecursiveSchema(t *testing.T) {
+	s := object(nil)
+	s.Properties = map[string]spec.Schema{}
+	for _, name := range []string{"inner", "a", "b", "c"} {
+		s.Properties[name] = *s
+	}
+	c, err := policy.Compile(parseSpec(t, "resources: [{name: w, apiVersion: a.b/v1, kind: W, labelSelector: {}}]\n"+validation("resources.w.all(x, x.foo == 1)")),
+		policy.Options{Schemas: schemas{"W": s}})
+	require.NoError(t, err)
+	assert.Len(t, c.Warnings(), 1)
+}

@@ -1,0 +1,224 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+
+	"github.com/prebind/prebind/internal/policy/schema"
+)
+
+// The variables of expressions.
+const (
+	varObject    = "object"
+	varPod       = "pod"
+	varNode      = "node"
+	varNamespace = "namespaceObject"
+	varRequest   = "request"
+	varClaims    = "claims"
+	varResources = "resources"
+	varVariables = "variables"
+)
+
+// The limits of the cost of an expression, and of all expressions of a policy for a bind. They are a tenth of the
+// API server's.
+const (
+	expressionCostLimit = celconfig.PerCallLimit / 10
+	policyCostLimit     = celconfig.RuntimeCELCostBudget / 10
+)
+
+// request is the variable of the same name. Its fields are always present.
+type request struct {
+	UserInfo userInfo `json:"userInfo"`
+	DryRun   bool     `json:"dryRun"`
+}
+
+type userInfo struct {
+	Username string                                 `json:"username"`
+	UID      string                                 `json:"uid"`
+	Groups   []string                               `json:"groups"`
+	Extra    map[string]authenticationv1.ExtraValue `json:"extra"`
+}
+
+// The types of the variables.
+var (
+	typeObject    = schema.For[corev1.Binding]()
+	typePod       = schema.For[corev1.Pod]()
+	typeNode      = schema.For[corev1.Node]()
+	typeNamespace = schema.For[corev1.Namespace]()
+	typeRequest   = schema.For[request]()
+	typeClaims    = schema.For[map[string]*corev1.PersistentVolumeClaim]()
+	typeResources = types.NewObjectType("policy/resources")
+	typeVariables = types.NewObjectType("policy/variables")
+)
+
+// base is what all policies share: the environment, and the limits of its functions.
+type base struct {
+	*cel.Env
+	limits cel.ProgramOption
+}
+
+var newBase = sync.OnceValues(func() (*base, error) {
+	// The functions are those of the version of Kubernetes that Prebind is built with, for all API servers.
+	env, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv().Extend(
+		cel.Variable(varObject, typeObject.CEL()),
+		cel.Variable(varPod, typePod.CEL()),
+		cel.Variable(varNode, typeNode.CEL()),
+		cel.Variable(varNamespace, typeNamespace.CEL()),
+		cel.Variable(varRequest, typeRequest.CEL()),
+		cel.Variable(varClaims, typeClaims.CEL()),
+		cel.Variable(varResources, typeResources),
+		cel.Variable(varVariables, typeVariables),
+		cel.CustomTypeAdapter(schema.Adapter{}),
+	)
+	if err != nil {
+		return nil, err
+	}
+	all, err := implementations(env)
+	return &base{Env: env, limits: cel.CustomDecoratorV2(bounded(all))}, err
+})
+
+// scope is the environment of a policy's expressions. It knows their types: those of Go types, the resources and variables of the
+// policy, and those of custom resources. It changes only while the policy is being compiled.
+type scope struct {
+	types.Provider
+	env *cel.Env
+	// structs are the types of the fields of struct types that are not Go types.
+	structs map[string]map[string]*types.Type
+}
+
+func newScope() (*scope, error) {
+	base, err := newBase()
+	if err != nil {
+		return nil, err
+	}
+	s := &scope{Provider: base.CELTypeProvider(), structs: map[string]map[string]*types.Type{
+		typeResources.TypeName(): {}, typeVariables.TypeName(): {},
+	}}
+	s.env, err = base.Extend(cel.CustomTypeProvider(s))
+	return s, err
+}
+
+// declare adds a field of a struct type.
+func (sc *scope) declare(of *types.Type, field string, t *types.Type) {
+	sc.structs[of.TypeName()][field] = t
+}
+
+// FindStructType implements types.Provider.
+func (sc *scope) FindStructType(name string) (*types.Type, bool) {
+	if _, ok := sc.structs[name]; ok {
+		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
+	}
+	if t, ok := schema.ByName(name); ok {
+		return types.NewTypeTypeWithParam(t.CEL()), true
+	}
+	return sc.Provider.FindStructType(name)
+}
+
+// FindStructFieldNames implements types.Provider.
+func (sc *scope) FindStructFieldNames(string) ([]string, bool) { return nil, false }
+
+// FindStructFieldType implements types.Provider.
+func (sc *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
+	if fields, ok := sc.structs[name]; ok {
+		t, ok := fields[field]
+		if !ok {
+			return nil, false
+		}
+		return &types.FieldType{Type: t}, true
+	}
+	if t, ok := schema.ByName(name); ok {
+		f, ok := t.Field(field)
+		if !ok {
+			return nil, false
+		}
+		return &types.FieldType{Type: f.Type.CEL()}, true
+	}
+	return sc.Provider.FindStructFieldType(name, field)
+}
+
+// returns are the types of the results of an expression, with their names. None means any.
+type returns struct {
+	names string
+	types []*types.Type
+}
+
+var (
+	returnsBool   = returns{"bool", []*types.Type{types.BoolType}}
+	returnsString = returns{"string", []*types.Type{types.StringType}}
+	returnsValue  = returns{"string, null or optional string", []*types.Type{
+		types.StringType, types.NewNullableType(types.StringType), types.NullType, types.NewOptionalType(types.StringType),
+		types.NewOptionalType(types.NewNullableType(types.StringType)), types.NewOptionalType(types.DynType),
+	}}
+	returnsAny = returns{}
+)
+
+// check returns a text if the type does not fit. A dyn type is checked at runtime.
+func (r returns) check(t *types.Type) string {
+	if len(r.types) == 0 || t.Kind() == types.DynKind || slices.ContainsFunc(r.types, t.IsExactType) {
+		return ""
+	}
+	return fmt.Sprintf("must return %s, but returns %s", r.names, t)
+}
+
+// expression is a compiled expression.
+type expression struct {
+	// field is its path in the policy.
+	field   string
+	source  string
+	program cel.Program
+	// output is the type of its results, and withSchemas the type according to the schemas of custom resources.
+	output, withSchemas *types.Type
+	// constant is the value if the expression is only a text. Otherwise, it is empty.
+	constant string
+	// resources means that it uses resources, directly or through variables.
+	resources bool
+}
+
+// check parses an expression and checks its type. The text is the problem, or empty.
+func (sc *scope) check(source string, want returns) (ast *cel.Ast, text string) {
+	ast, issues := sc.env.Compile(source)
+	if issues.Err() != nil {
+		return nil, textOf(issues)
+	}
+	return ast, want.check(ast.OutputType())
+}
+
+// textOf returns the issues as one line.
+func textOf(issues *cel.Issues) string {
+	var texts []string
+	for _, e := range issues.Errors() {
+		text := strings.ReplaceAll(e.Message, " (in container '')", "")
+		if e.Location.Line() > 0 {
+			text = fmt.Sprintf("line %d, column %d: %s", e.Location.Line(), e.Location.Column()+1, text)
+		}
+		texts = append(texts, text)
+	}
+	return line(strings.Join(texts, "; "))
+}
+
+// programOf makes a checked expression executable. Programs of all policies share an environment, because each keeps
+// its own in memory. They need only the types in the checked expression.
+func programOf(ast *cel.Ast) (cel.Program, error) {
+	base, err := newBase()
+	if err != nil {
+		return nil, err
+	}
+	return base.Program(ast,
+		base.limits,
+		cel.CostTracking(&costs{}),
+		cel.CostLimit(expressionCostLimit),
+		cel.InterruptCheckFrequency(celconfig.CheckFrequency),
+	)
+}

@@ -1,0 +1,576 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/internal/policy"
+)
+
+func meta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
+
+func widgetOf(name string, spec map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": name}, "spec": spec,
+	}}
+}
+
+// world are the objects of most tests.
+func world() *objects {
+	return &objects{
+		resources: map[string][]client.Object{
+			"namespaceObject": {&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "demo", Labels: map[string]string{"team": "ml"}}}},
+			"claims": {&corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "data-0"}, Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast")},
+			}},
+			"csinode": {&storagev1.CSINode{ObjectMeta: meta("node-1"), Spec: storagev1.CSINodeSpec{
+				Drivers: []storagev1.CSINodeDriver{{Name: "a", NodeID: "1"}, {Name: "b", NodeID: "2"}},
+			}}},
+			"agents": {
+				&corev1.Pod{ObjectMeta: meta("cni-1"), Status: corev1.PodStatus{Phase: corev1.PodRunning}},
+				&corev1.Pod{ObjectMeta: meta("cni-2"), Status: corev1.PodStatus{Phase: corev1.PodPending}},
+			},
+			"w": {widgetOf("node-1", map[string]any{"size": int64(3), "ratio": 1.5, "tags": []any{"x", "y"}, "map": map[string]any{"b": "2", "a": "1"}, "on": true, "none": nil})},
+		},
+	}
+}
+
+const declared = `
+resources:
+- {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
+- {name: other, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other'"}
+- {name: none, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "''"}
+- {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
+- {name: w, apiVersion: example.com/v1, kind: Widget, nameExpression: node.metadata.name}
+- {name: claimed, apiVersion: v1, kind: ConfigMap, nameExpression: "claims['data'].metadata.name", namespaceExpression: pod.metadata.namespace}
+`
+
+// Expressions see all variables.
+func TestEvaluate_Expressions(t *testing.T) {
+	cases := map[string]struct {
+		reason, expression string
+	}{
+		"Pod":              {reason: "the pod is typed", expression: "pod.metadata.name == 'web' && pod.metadata.namespace == 'demo'"},
+		"PodKind":          {reason: "clients leave the kind empty", expression: "pod.kind == 'Pod' && pod.apiVersion == 'v1'"},
+		"Escaped":          {reason: "the escaped name is the same", expression: "pod.metadata.__namespace__ == 'demo'"},
+		"Allocatable":      {reason: "keys of named types are strings", expression: "'nvidia.com/gpu' in node.status.allocatable && quantity(node.status.allocatable['nvidia.com/gpu']).isGreaterThan(quantity('7'))"},
+		"Object":           {reason: "the object is the Binding", expression: "object.target.name == 'node-1' && object.kind == 'Binding'"},
+		"Request":          {reason: "the user is known", expression: "request.userInfo.username == 'scheduler' && 'g' in request.userInfo.groups && request.userInfo.extra['k'] == ['v'] && !request.dryRun"},
+		"RequestEmpty":     {reason: "fields of the user are always present", expression: "request.userInfo.uid == ''"},
+		"Namespace":        {reason: "the namespace is read", expression: "namespaceObject.metadata.labels['team'] == 'ml'"},
+		"Claims":           {reason: "claims are by the name of the volume", expression: "claims['data'].spec.storageClassName == 'fast' && claims.data.metadata.name == 'data-0'"},
+		"ClaimMissing":     {reason: "a missing claim is null", expression: "'missing' in claims && claims['missing'] == null && !('foo' in claims)"},
+		"ClaimOptional":    {reason: "null has no fields", expression: "claims[?'missing'].?spec.?storageClassName.orValue('x') == 'x'"},
+		"ClaimsIterate":    {reason: "iteration is sorted", expression: "claims.map(v, v) == ['data', 'missing']"},
+		"Resource":         {reason: "the resource is read by name", expression: "resources.csinode.spec.drivers.exists(d, d.name == 'b')"},
+		"ResourceMissing":  {reason: "a missing object is null", expression: "resources.other == null && !has(resources.other)"},
+		"ResourceNoName":   {reason: "no object has an empty name", expression: "resources.none == null"},
+		"ResourceNull":     {reason: "null has no fields", expression: "resources.?other.?spec.orValue(null) == null && !has(resources.other.spec)"},
+		"List":             {reason: "other resources are lists", expression: "resources.agents.size() == 2 && resources.agents.exists(p, p.status.phase == 'Running') && !resources.agents.all(p, p.status.phase == 'Running')"},
+		"ListFilter":       {reason: "lists have all macros", expression: "resources.agents.filter(p, p.status.phase == 'Pending').map(p, p.metadata.name) == ['cni-2']"},
+		"ListIndex":        {reason: "lists have indexes", expression: "resources.agents[1].metadata.name == 'cni-2' && resources.agents[?5] == optional.none()"},
+		"ByClaim":          {reason: "names can come from claims", expression: "resources.claimed == null"},
+		"Custom":           {reason: "custom resources are dynamic", expression: "resources.w.spec.size == 3 && resources.w.spec.ratio > 1 && resources.w.kind == 'Widget' && resources.w.spec.on"},
+		"CustomHas":        {reason: "fields of custom resources may be absent", expression: "has(resources.w.spec.size) && !has(resources.w.spec.foo) && resources.w.spec.?foo.orValue('x') == 'x'"},
+		"CustomNull":       {reason: "null is a value", expression: "resources.w.spec.none == null"},
+		"CustomSorted":     {reason: "iteration is sorted", expression: "resources.w.spec.map.map(k, k) == ['a', 'b']"},
+		"MapSort":          {reason: "maps of expressions have no order, but lists can be sorted", expression: "{'b': 1, 'a': 2, 'c': 3}.transformMap(k, v, v).transformList(k, v, k + string(v)).sort() == ['a2', 'b1', 'c3']"},
+		"Sets":             {reason: "lists work with the library of sets", expression: "sets.contains(resources.csinode.spec.drivers.map(d, d.name), ['a'])"},
+		"Time":             {reason: "an unset time is absent", expression: "!has(pod.metadata.creationTimestamp)"},
+		"Absent":           {reason: "optional access works for typed objects", expression: "pod.metadata.?annotations[?'a'].orValue('x') == 'x'"},
+		"Variables":        {reason: "a variable uses those before it", expression: "variables.b == 3"},
+		"VariableShadowed": {reason: "a variable of a comprehension can have the name of a global one", expression: "[1].all(resources, resources == 1) && [1].all(pod, .pod.metadata.name == 'web')"},
+		"Dyn":              {reason: "dyn works for typed objects", expression: "dyn(pod).metadata.name == 'web' && !has(dyn(pod).foo)"},
+		"IP":               {reason: "the libraries of Kubernetes exist", expression: "ip('10.0.0.1').family() == 4"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := compile(t, declared+"variables: [{name: a, expression: '1'}, {name: b, expression: variables.a + 2}]\n"+validation(tc.expression))
+			s := subject()
+			s.User = authenticationv1.UserInfo{Username: "scheduler", Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}
+			r, err := c.Evaluate(t.Context(), s, world())
+			require.NoError(t, err)
+			assert.Equal(t, policy.Allowed, r.Verdict, "%s: %s", tc.reason, r.Message)
+		})
+	}
+}
+
+func TestEvaluate_Verdicts(t *testing.T) {
+	const wait = "waitFor: [{name: a, expression: %s, timeout: 1m, onTimeout: %s}]"
+	late := 2 * time.Minute
+	cases := map[string]struct {
+		reason  string
+		spec    string
+		waited  time.Duration
+		want    policy.Verdict
+		rule    string
+		message string
+		until   time.Duration
+		waived  []string
+	}{
+		"Rejected":           {reason: "a validation is false", spec: "validations: [{expression: 'true'}, {expression: 'false', message: denied}]", want: policy.Rejected, rule: "spec.validations[1]", message: "denied"},
+		"DefaultMessage":     {reason: "the expression explains itself", spec: validation("1 == 2"), want: policy.Rejected, rule: "spec.validations[0]", message: "failed expression: 1 == 2"},
+		"DefaultOneLine":     {reason: "a message is one line", spec: "validations: [{expression: \"1 ==\\n 2\"}]", want: policy.Rejected, rule: "spec.validations[0]", message: "failed expression: 1 ==  2"},
+		"MessageExpression":  {reason: "it wins over message", spec: "validations: [{expression: 'false', message: denied, messageExpression: \"'not ' + pod.metadata.name\"}]", want: policy.Rejected, rule: "spec.validations[0]", message: "not web"},
+		"MessageFails":       {reason: "message is the fallback", spec: "validations: [{expression: 'false', message: denied, messageExpression: \"pod.metadata.labels['x']\"}]", want: policy.Rejected, rule: "spec.validations[0]", message: "denied"},
+		"MessageLines":       {reason: "message is the fallback", spec: "validations: [{expression: 'false', message: denied, messageExpression: \"'a\\\\nb'\"}]", want: policy.Rejected, rule: "spec.validations[0]", message: "denied"},
+		"MessageControl":     {reason: "control characters do not reach logs", spec: "validations: [{expression: 'false', messageExpression: \"'a\\\\x1b[1mb'\"}]", want: policy.Rejected, rule: "spec.validations[0]", message: "a [1mb"},
+		"MessageDyn":         {reason: "a dyn message must be a string", spec: "validations: [{expression: 'false', message: denied, messageExpression: dyn(1)}]", want: policy.Rejected, rule: "spec.validations[0]", message: "denied"},
+		"Error":              {reason: "a runtime error rejects", spec: validation("pod.metadata.labels['x'] == 'y'"), want: policy.Failed, rule: "spec.validations[0]", message: "spec.validations[0]: no such key: labels"},
+		"ErrorIgnored":       {reason: "the failure policy ignores it", spec: "failurePolicy: Ignore\n" + validation("pod.metadata.labels['x'] == 'y'"), want: policy.Ignored, rule: "spec.validations[0]", message: "spec.validations[0]: no such key: labels"},
+		"DynNoBool":          {reason: "the type is checked at runtime", spec: validation("dyn('x')"), want: policy.Failed, rule: "spec.validations[0]", message: "spec.validations[0]: must return bool, but returned string"},
+		"ErrorInVariable":    {reason: "the message names the variable", spec: "variables: [{name: v, expression: \"pod.metadata.labels['x']\"}]\n" + validation("variables.v == 'y'"), want: policy.Failed, rule: "spec.validations[0]", message: "spec.validations[0]: spec.variables[0].expression: no such key: labels"},
+		"UnusedVariable":     {reason: "variables are lazy", spec: "variables: [{name: v, expression: \"pod.metadata.labels['x']\"}]\n" + validation("true || variables.v == 'y'"), want: policy.Allowed},
+		"NotMatched":         {reason: "a condition is false", spec: "matchConditions: [{name: a, expression: 'true'}, {name: b, expression: 'false'}]\n" + validation("false"), want: policy.NotMatched},
+		"Matched":            {reason: "all conditions are true", spec: "matchConditions: [{name: a, expression: 'true'}]\n" + validation("false"), want: policy.Rejected, rule: "spec.validations[0]", message: "failed expression: false"},
+		"ConditionFails":     {reason: "a condition fails", spec: "matchConditions: [{name: a, expression: 'true'}, {name: b, expression: \"pod.metadata.labels['x'] == 'y'\"}]\n" + validation("true"), want: policy.Failed, rule: "spec.matchConditions[b]", message: "spec.matchConditions[b]: no such key: labels"},
+		"FalseWins":          {reason: "a false condition wins over one that fails", spec: "matchConditions: [{name: b, expression: \"pod.metadata.labels['x'] == 'y'\"}, {name: a, expression: 'false'}]\n" + validation("true"), want: policy.NotMatched},
+		"Waiting":            {reason: "the condition is not met", spec: fmt.Sprintf(wait, "'false'", "Refuse"), want: policy.Waiting, rule: "spec.waitFor[a]", message: "waiting for a", until: time.Minute},
+		"WaitingAllow":       {reason: "the timeout changes the verdict, too", spec: fmt.Sprintf(wait, "'false'", "Allow"), want: policy.Waiting, rule: "spec.waitFor[a]", message: "waiting for a", until: time.Minute},
+		"TimedOut":           {reason: "the wait is over", spec: fmt.Sprintf(wait, "'false'", "Refuse"), waited: time.Minute, want: policy.TimedOut, rule: "spec.waitFor[a]", message: "the condition a is not met (timed out after 1m0s)"},
+		"TimedOutAllow":      {reason: "the wait is over", spec: fmt.Sprintf(wait, "'false'", "Allow"), waited: late, want: policy.Allowed, waived: []string{"a"}},
+		"DefaultTimeout":     {reason: "the default is two minutes", spec: "waitFor: [{name: a, expression: 'false'}]", waited: time.Minute, want: policy.Waiting, rule: "spec.waitFor[a]", message: "waiting for a", until: 2 * time.Minute},
+		"DefaultTimedOut":    {reason: "the default is Refuse", spec: "waitFor: [{name: a, expression: 'false', message: m}]", waited: late, want: policy.TimedOut, rule: "spec.waitFor[a]", message: "m (timed out after 2m0s)"},
+		"ValidationFirst":    {reason: "a bind that is rejected does not wait", spec: validation("false") + fmt.Sprintf(wait, "'false'", "Refuse"), want: policy.Rejected, rule: "spec.validations[0]", message: "failed expression: false"},
+		"SeveralWaits":       {reason: "the first gives the message, the earliest timeout counts", spec: "waitFor: [{name: a, expression: 'false', timeout: 2m}, {name: b, expression: 'true'}, {name: c, expression: 'false', timeout: 1m}]", want: policy.Waiting, rule: "spec.waitFor[a]", message: "waiting for a (and 1 more)", until: time.Minute},
+		"SomeTimedOut":       {reason: "one timeout is enough", spec: "waitFor: [{name: a, expression: 'false', timeout: 3m}, {name: b, expression: 'false', timeout: 2m}]", waited: late, want: policy.TimedOut, rule: "spec.waitFor[b]", message: "the condition b is not met (timed out after 2m0s)"},
+		"SomeWaived":         {reason: "the other wait continues", spec: "waitFor: [{name: a, expression: 'false', timeout: 1m, onTimeout: Allow}, {name: b, expression: 'false', timeout: 3m}]", waited: late, want: policy.Waiting, rule: "spec.waitFor[b]", message: "waiting for b", until: 3 * time.Minute, waived: []string{"a"}},
+		"WaitFails":          {reason: "a runtime error rejects", spec: fmt.Sprintf(wait, "\"pod.metadata.labels['x'] == 'y'\"", "Refuse"), want: policy.Failed, rule: "spec.waitFor[a]", message: "spec.waitFor[a]: no such key: labels"},
+		"FailsAfterFalse":    {reason: "the first wait makes the second possible", spec: "waitFor: [{name: a, expression: has(pod.metadata.labels), timeout: 1m}, {name: b, expression: \"pod.metadata.labels['x'] == 'y'\", timeout: 1m}]", want: policy.Waiting, rule: "spec.waitFor[a]", message: "waiting for a (and 1 more)", until: time.Minute},
+		"FailsAfterTimedOut": {reason: "the first wait is still false", spec: "waitFor: [{name: a, expression: has(pod.metadata.labels)}, {name: b, expression: \"pod.metadata.labels['x'] == 'y'\"}]", waited: late, want: policy.TimedOut, rule: "spec.waitFor[a]", message: "the condition a is not met (timed out after 2m0s)"},
+		"LabelInvalid":       {reason: "the API server would reject the pod", spec: "mutations: {labels: [{key: a, valueExpression: \"'a b'\"}]}", want: policy.Failed, rule: "spec.mutations.labels[p.policy.prebind.dev/a]"},
+		"ValueDyn":           {reason: "the type is checked at runtime", spec: "mutations: {annotations: [{key: a, valueExpression: dyn(1)}]}", want: policy.Failed, rule: "spec.mutations.annotations[p.policy.prebind.dev/a]", message: "spec.mutations.annotations[p.policy.prebind.dev/a]: must return string or null, but returned int"},
+		"ValueFails":         {reason: "a runtime error rejects", spec: "mutations: {annotations: [{key: a, valueExpression: pod.spec.nodeName}]}", want: policy.Failed, rule: "spec.mutations.annotations[p.policy.prebind.dev/a]", message: "spec.mutations.annotations[p.policy.prebind.dev/a]: no such key: nodeName"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := subject()
+			s.Now = now.Add(tc.waited)
+			r, err := compile(t, tc.spec).Evaluate(t.Context(), s, world())
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict, "%s: %s", tc.reason, r.Message)
+			assert.Equal(t, tc.rule, r.Rule, tc.reason)
+			if tc.message != "" || tc.want == policy.Allowed || tc.want == policy.NotMatched {
+				assert.Equal(t, tc.message, r.Message, tc.reason)
+			}
+			until := time.Time{}
+			if tc.until > 0 {
+				until = now.Add(tc.until)
+			}
+			assert.Equal(t, until, r.Until, tc.reason)
+			assert.Equal(t, tc.waived, r.Waived, tc.reason)
+			assert.Equal(t, tc.want == policy.Failed || tc.want == policy.Ignored, r.Err != nil, tc.reason)
+			assert.Equal(t, "p", r.Policy)
+		})
+	}
+}
+
+func TestEvaluate_Mutations(t *testing.T) {
+	c := compile(t, `
+mutations:
+  annotations:
+  - {key: string, valueExpression: "'x'"}
+  - {key: empty, valueExpression: "''"}
+  - {key: unset, valueExpression: "null"}
+  - {key: none, valueExpression: "pod.metadata.?labels[?'x']"}
+  - {key: some, valueExpression: "node.metadata.labels[?'nvidia.com/gpu.clique']"}
+  - {key: dyn, valueExpression: "dyn('x')"}
+  - {key: conditional, valueExpression: "size(pod.metadata.name) > 0 ? dyn(null) : dyn('x')"}
+  labels:
+  - {key: l, valueExpression: node.metadata.name}
+`)
+	r, err := c.Evaluate(t.Context(), subject(), world())
+	require.NoError(t, err)
+	require.Equal(t, policy.Allowed, r.Verdict, r.Message)
+	const own = "p.policy.prebind.dev/"
+	assert.Equal(t, map[string]string{own + "string": "x", own + "empty": "", own + "some": "a.1", own + "dyn": "x"}, r.Annotations)
+	assert.Equal(t, map[string]string{own + "l": "node-1"}, r.Labels)
+}
+
+func TestEvaluate_LongMessages(t *testing.T) {
+	for _, spec := range []string{
+		"validations: [{expression: 'false', messageExpression: \"pod.metadata.name\"}]",
+		"waitFor: [{name: a, expression: 'false', messageExpression: \"pod.metadata.name\"}, {name: b, expression: 'false'}]",
+		"validations: [{expression: 'false', message: \"" + strings.Repeat("é", 1000) + "\"}]",
+	} {
+		s := subject()
+		s.Pod.Name = strings.Repeat("é", 1000)
+		r, err := compile(t, spec).Evaluate(t.Context(), s, world())
+		require.NoError(t, err)
+		assert.LessOrEqual(t, len(r.Message), policy.MaxMessage)
+		assert.Greater(t, len(r.Message), policy.MaxMessage-10)
+		assert.True(t, utf8.ValidString(r.Message))
+	}
+}
+
+// A large value cannot make the pod too large.
+func TestEvaluate_AnnotationSize(t *testing.T) {
+	s := subject()
+	s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 200<<10)}
+	r, err := compile(t, "mutations: {annotations: [{key: a, valueExpression: \"node.metadata.annotations['a']\"}, {key: b, valueExpression: \"node.metadata.annotations['a']\"}]}").Evaluate(t.Context(), s, world())
+	require.NoError(t, err)
+	assert.Equal(t, policy.Failed, r.Verdict)
+	assert.Contains(t, r.Message, "262144")
+}
+
+// Objects are read once, and only if an expression needs them.
+func TestEvaluate_Reads(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		spec   string
+		want   []string
+	}{
+		"Nothing":  {reason: "only the pod is used", spec: declared + validation("pod.metadata.name == 'web'")},
+		"Once":     {reason: "each value is kept", spec: declared + "variables: [{name: v, expression: resources.csinode.spec}]\n" + validation("resources.csinode != null && variables.v.drivers.size() == 2 && variables.v == variables.v && claims == claims && namespaceObject != null && namespaceObject.metadata.name == 'demo'"), want: []string{"csinode:/node-1", "claims:demo/data-0", "claims:demo/data-1", "namespaceObject:/demo"}},
+		"Short":    {reason: "the first operand decides", spec: declared + validation("true || resources.csinode != null")},
+		"Selector": {reason: "the namespace is read once", spec: "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}\n" + validation("namespaceObject.metadata.name == 'demo'"), want: []string{"namespaceObject:/demo"}},
+		"Names":    {reason: "the name needs the claims", spec: declared + validation("resources.claimed == null && resources.agents.size() == 2"), want: []string{"claims:demo/data-0", "claims:demo/data-1", "claimed:demo/data-0", "agents:kube-system/"}},
+		"NoName":   {reason: "without a name, there is no object", spec: declared + validation("resources.none == null")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := world()
+			r, err := compile(t, tc.spec).Evaluate(t.Context(), subject(), o)
+			require.NoError(t, err)
+			require.Equal(t, policy.Allowed, r.Verdict, r.Message)
+			assert.Equal(t, tc.want, o.reads, tc.reason)
+		})
+	}
+}
+
+// An object that cannot be read is an error of the policy. The next read can succeed.
+func TestEvaluate_ReadErrors(t *testing.T) {
+	broken := errors.New("broken")
+	const ignore = "failurePolicy: Ignore\n"
+	for name, tc := range map[string]struct {
+		spec string
+		want policy.Verdict
+	}{
+		"Resource":    {spec: declared + validation("resources.csinode != null"), want: policy.Waiting},
+		"Ignore":      {spec: ignore + declared + validation("resources.csinode != null"), want: policy.Ignored},
+		"Absorbed":    {spec: declared + validation("resources.csinode != null || true"), want: policy.Allowed},
+		"Claims":      {spec: validation("claims == {}"), want: policy.Waiting},
+		"Namespace":   {spec: validation("namespaceObject == null"), want: policy.Waiting},
+		"Selector":    {spec: "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}\n" + validation("true"), want: policy.Waiting},
+		"Condition":   {spec: "matchConditions: [{name: a, expression: 'claims == {}'}]\n" + validation("true"), want: policy.Waiting},
+		"OtherFalse":  {spec: "matchConditions: [{name: a, expression: 'claims == {}'}, {name: b, expression: 'false'}]\n" + validation("true"), want: policy.NotMatched},
+		"Name":        {spec: declared + validation("resources.claimed == null"), want: policy.Waiting},
+		"Message":     {spec: "validations: [{expression: 'false', messageExpression: namespaceObject.metadata.name}]", want: policy.Rejected},
+		"Validations": {spec: "validations: [{expression: 'claims == {}'}, {expression: 'false'}]", want: policy.Rejected},
+		"Mutation":    {spec: ignore + "mutations: {annotations: [{key: a, valueExpression: namespaceObject.metadata.name}]}", want: policy.Ignored},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := world()
+			o.err = broken
+			s := subject()
+			r, err := compile(t, tc.spec).Evaluate(t.Context(), s, o)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict, r.Message)
+			if tc.want == policy.Waiting {
+				assert.Contains(t, r.Message, "waiting for the policy to become ready: ")
+				assert.Contains(t, r.Message, "broken")
+				assert.True(t, r.Until.After(s.Now), "no object can wake the bind")
+			}
+		})
+	}
+}
+
+// A policy that cannot be evaluated follows its failure policy for the binds that it selects.
+func TestBroken(t *testing.T) {
+	final, pending := errors.New("spec.x: wrong"), &policy.PendingError{Err: errors.New("it is being compiled")}
+	for name, tc := range map[string]struct {
+		spec   string
+		reason error
+		want   policy.Verdict
+	}{
+		"Fail":            {spec: validation("wrong"), reason: final, want: policy.Failed},
+		"Ignore":          {spec: "failurePolicy: Ignore\n" + validation("wrong"), reason: final, want: policy.Ignored},
+		"Pending":         {spec: validation("wrong"), reason: pending, want: policy.Waiting},
+		"NotSelected":     {spec: "matchConstraints: {schedulerNames: [other]}\n" + validation("wrong"), reason: final, want: policy.NotMatched},
+		"InvalidSelector": {spec: "matchConstraints: {podSelector: {matchExpressions: [{key: a, operator: Wrong}]}}\n" + validation("wrong"), reason: final, want: policy.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := policy.Broken(parseSpec(t, tc.spec), tc.reason)
+			assert.Equal(t, tc.reason, c.Err())
+			r, err := c.Evaluate(t.Context(), subject(), world())
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict)
+			if tc.want != policy.NotMatched {
+				assert.ErrorIs(t, r.Err, tc.reason)
+			}
+		})
+	}
+}
+
+// Data of tenants is limited: an expression cannot use an object that is too large.
+func TestEvaluate_LargeObjects(t *testing.T) {
+	text := strings.Repeat("x", policy.MaxObject)
+	s := subject()
+	s.Pod.Annotations = map[string]string{"a": text}
+	s.Binding.Annotations = map[string]string{"a": text}
+	for expression, want := range map[string]string{
+		"pod.metadata.name == 'web'": "the pod is larger than 32 KiB", "object.metadata.name == 'web'": "the Binding is larger than 32 KiB", "node != null": "",
+	} {
+		r, err := compile(t, validation(expression)).Evaluate(t.Context(), s, world())
+		require.NoError(t, err)
+		assert.Equal(t, want != "", r.Verdict == policy.Failed, r.Message)
+		assert.Contains(t, r.Message, want)
+	}
+}
+
+func TestEvaluate_WrongObject(t *testing.T) {
+	o := world()
+	o.resources["csinode"] = []client.Object{&corev1.Pod{ObjectMeta: meta("node-1")}}
+	r, err := compile(t, declared+validation("resources.csinode != null")).Evaluate(t.Context(), subject(), o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Failed, r.Verdict)
+	assert.Contains(t, r.Message, "unexpected Go type")
+}
+
+func TestEvaluate_NoBinding(t *testing.T) {
+	s, o := subject(), world()
+	s.Binding = nil
+	r, err := compile(t, validation("object == null")).Evaluate(t.Context(), s, o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
+	_, err = compile(t, validation("true")).Evaluate(t.Context(), &policy.Subject{}, o)
+	assert.Error(t, err)
+}
+
+func TestEvaluate_Match(t *testing.T) {
+	daemon := func(s *policy.Subject) {
+		s.Pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "cni", Controller: new(true)}}
+	}
+	static := func(s *policy.Subject) { s.Pod.Annotations = map[string]string{"kubernetes.io/config.mirror": "x"} }
+	labeled := func(s *policy.Subject) { s.Pod.Labels = map[string]string{"app": "web"} }
+	cases := map[string]struct {
+		reason string
+		match  string
+		change func(s *policy.Subject)
+		want   bool
+		reads  int
+	}{
+		"Empty":         {reason: "no selector selects every pod", match: "{}", want: true},
+		"Pod":           {reason: "the labels match", match: "{podSelector: {matchLabels: {app: web}}}", change: labeled, want: true},
+		"OtherPod":      {reason: "the labels do not match", match: "{podSelector: {matchLabels: {app: db}}}", change: labeled},
+		"Node":          {reason: "the labels match", match: "{nodeSelector: {matchExpressions: [{key: nvidia.com/gpu.clique, operator: Exists}]}}", want: true},
+		"Namespace":     {reason: "the labels match", match: "{namespaceSelector: {matchLabels: {team: ml}}}", want: true, reads: 1},
+		"Cheap":         {reason: "the pod decides, so the namespace is not read", match: "{podSelector: {matchLabels: {app: db}}, namespaceSelector: {matchLabels: {team: ml}}}"},
+		"Scheduler":     {reason: "the name is in the list", match: "{schedulerNames: [a, volcano]}", change: func(s *policy.Subject) { s.Pod.Spec.SchedulerName = "volcano" }, want: true},
+		"DaemonSet":     {reason: "agents must be able to start", match: "{}", change: daemon},
+		"Static":        {reason: "static pods run already", match: "{}", change: static},
+		"IncludeDaemon": {reason: "the policy includes them", match: "{includeDaemonSetPods: true}", change: daemon, want: true},
+		"IncludeStatic": {reason: "the policy includes them", match: "{includeDaemonSetPods: true}", change: static, want: true},
+		"NotController": {reason: "the owner does not control the pod", match: "{}", want: true, change: func(s *policy.Subject) {
+			s.Pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "cni"}}
+		}},
+		"All": {reason: "all selectors must match", match: "{podSelector: {matchLabels: {app: web}}, schedulerNames: [x]}", change: labeled},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, o := subject(), world()
+			if tc.change != nil {
+				tc.change(s)
+			}
+			r, err := compile(t, "matchConstraints: "+tc.match+"\n"+validation("true")).Evaluate(t.Context(), s, o)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Verdict == policy.Allowed, tc.reason)
+			assert.Len(t, o.reads, tc.reads, tc.reason)
+		})
+	}
+}
+
+// The Namespace of a pod exists, so the cache is behind if it lacks it.
+func TestEvaluate_UnknownNamespace(t *testing.T) {
+	for _, spec := range []string{
+		"matchConstraints: {namespaceSelector: {matchExpressions: [{key: a, operator: DoesNotExist}]}}\n" + validation("true"), validation("namespaceObject != null"),
+	} {
+		o := world()
+		o.resources["namespaceObject"] = nil
+		r, err := compile(t, spec).Evaluate(t.Context(), subject(), o)
+		require.NoError(t, err)
+		assert.Equal(t, policy.Waiting, r.Verdict)
+		assert.Contains(t, r.Message, "the cache does not contain Namespace demo yet")
+	}
+}
+
+// A generic ephemeral volume has the claim that belongs to the pod.
+func TestEvaluate_EphemeralClaims(t *testing.T) {
+	s := subject()
+	s.Pod.UID = "u"
+	s.Pod.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+	c := compile(t, validation("claims.scratch != null"))
+	for uid, want := range map[types.UID]policy.Verdict{"u": policy.Allowed, "other": policy.Rejected} {
+		o := world()
+		o.resources["claims"] = []client.Object{&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "demo", Name: "web-scratch", OwnerReferences: []metav1.OwnerReference{{Kind: "Pod", Name: "web", UID: uid, Controller: new(true)}},
+		}}}
+		r, err := c.Evaluate(t.Context(), s, o)
+		require.NoError(t, err)
+		assert.Equal(t, want, r.Verdict, r.Message)
+	}
+}
+
+// A policy reads a limited amount for each bind, because tenants create the objects.
+func TestEvaluate_ReadLimits(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason, message string
+		change          func(s *policy.Subject, o *objects)
+	}{
+		"Claims": {reason: "a pod may have many claims", message: "the pod has more than 100 claims", change: func(s *policy.Subject, _ *objects) {
+			for i := range 100 {
+				s.Pod.Spec.Volumes = append(s.Pod.Spec.Volumes, claimVolume(fmt.Sprint("v", i), fmt.Sprint("v", i)))
+			}
+		}},
+		"Objects": {reason: "a list may be long", message: "spec.resources[agents]: more than 1000 objects", change: func(_ *policy.Subject, o *objects) {
+			o.resources["agents"] = large(1001)
+		}},
+		"Object": {reason: "an object may be large", message: "claims: demo/data-0 is larger than 32 KiB", change: func(_ *policy.Subject, o *objects) {
+			o.resources["claims"][0].SetAnnotations(map[string]string{"a": strings.Repeat("x", policy.MaxObject)})
+		}},
+		"Size": {reason: "all objects together may be large", message: "spec.resources[agents]: the policy reads more than 4 MiB of objects", change: func(_ *policy.Subject, o *objects) {
+			o.resources["agents"] = large(200)
+			for _, agent := range o.resources["agents"] {
+				agent.SetAnnotations(map[string]string{"a": strings.Repeat("x", 30<<10)})
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, o := subject(), world()
+			tc.change(s, o)
+			r, err := compile(t, declared+validation("size(claims) > 0 && size(resources.agents) > 0")).Evaluate(t.Context(), s, o)
+			require.NoError(t, err)
+			assert.Equal(t, policy.Failed, r.Verdict, tc.reason)
+			assert.Contains(t, r.Message, tc.message, tc.reason)
+		})
+	}
+}
+
+func TestEvaluate_NoAllocationWithoutMatch(t *testing.T) {
+	s, o, ctx := subject(), world(), t.Context()
+	s.Pod.Labels = map[string]string{"app": "web"}
+	for _, match := range []string{
+		"{podSelector: {matchLabels: {app: db}}}", "{nodeSelector: {matchLabels: {a: b}}}", "{schedulerNames: [volcano]}",
+	} {
+		c := compile(t, "matchConstraints: "+match+"\n"+validation("false"))
+		assert.Zero(t, testing.AllocsPerRun(100, func() {
+			if r, err := c.Evaluate(ctx, s, o); err != nil || r.Verdict != policy.NotMatched {
+				t.Error(r, err)
+			}
+		}), match)
+	}
+}
+
+// large is a list that takes long to iterate over several times.
+func large(n int) []client.Object {
+	list := make([]client.Object, n)
+	for i := range list {
+		list[i] = &corev1.Pod{ObjectMeta: meta(fmt.Sprint("pod-", i))}
+	}
+	return list
+}
+
+const nested = "resources.agents.all(a, resources.agents.all(b, resources.agents.all(c, a.metadata.name + b.metadata.name != c.metadata.name)))"
+
+func TestEvaluate_CostLimit(t *testing.T) {
+	o := world()
+	o.resources["agents"] = large(1000)
+	r, err := compile(t, declared+validation(nested)).Evaluate(t.Context(), subject(), o)
+	require.NoError(t, err)
+	assert.Equal(t, policy.Failed, r.Verdict)
+	assert.Contains(t, r.Message, "cost limit exceeded")
+	assert.Greater(t, r.Cost, uint64(100_000), "the cost is counted")
+	assert.Less(t, r.Cost, uint64(200_000))
+}
+
+// Each expression is below its limit, but not all together. Variables count.
+func TestEvaluate_CostBudget(t *testing.T) {
+	for name, spec := range map[string]string{
+		"Validations": "validations:\n" + strings.Repeat("- {expression: \"!node.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", 64),
+		"Variables": "variables:\n" + func() string {
+			text := ""
+			for i := range 64 {
+				text += fmt.Sprintf("- {name: v%d, expression: \"!node.metadata.annotations['a'].contains('yyyyyyyyyy')\"}\n", i)
+			}
+			return text
+		}() + validation("["+strings.Join(func() (all []string) {
+			for i := range 64 {
+				all = append(all, fmt.Sprintf("variables.v%d", i))
+			}
+			return all
+		}(), ",")+"].all(x, x)"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := subject()
+			s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 300<<10)}
+			r, err := compile(t, spec).Evaluate(t.Context(), s, world())
+			require.NoError(t, err)
+			assert.Equal(t, policy.Failed, r.Verdict)
+			assert.Contains(t, r.Message, "exceed the cost limit per bind")
+			assert.Greater(t, r.Cost, uint64(1_000_000))
+			assert.Less(t, r.Cost, uint64(1_200_000))
+		})
+	}
+}
+
+// canceling are Objects that end the context when a resource is read.
+type canceling struct {
+	*objects
+	cancel context.CancelFunc
+}
+
+func (c canceling) Read(ctx context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
+	c.cancel()
+	return c.objects.Read(ctx, r, namespace, name)
+}
+
+// The end of the context interrupts a comprehension, and is not the fault of the policy.
+func TestEvaluate_ContextEnds(t *testing.T) {
+	o := world()
+	o.resources["agents"] = large(1000)
+	c := compile(t, "failurePolicy: Ignore\n"+declared+validation("resources.agents.all(a, a.metadata.name != 'x')"))
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := c.Evaluate(ctx, subject(), canceling{o, cancel})
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.Zero(t, r)
+	r, err = c.Evaluate(ctx, subject(), o)
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.Zero(t, r)
+}
+
+// panicking are Objects with a defect.
+type panicking struct{ *objects }
+
+func (panicking) Read(context.Context, *policy.Resource, string, string) (policy.List, error) {
+	panic("defect")
+}
+
+func TestEvaluate_Panic(t *testing.T) {
+	for _, spec := range []string{
+		declared + validation("resources.agents.size() == 0"),
+		"matchConstraints: {namespaceSelector: {matchLabels: {a: b}}}\n" + validation("true"),
+	} {
+		r, err := compile(t, spec).Evaluate(t.Context(), subject(), panicking{world()})
+		require.NoError(t, err)
+		assert.Equal(t, policy.Failed, r.Verdict)
+		assert.Contains(t, r.Message, "defect")
+	}
+}

@@ -1,0 +1,90 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"cmp"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// objects are Objects in memory, by the name or path of the resource.
+type objects struct {
+	resources map[string][]client.Object
+	err       error
+	reads     []string
+}
+
+func (o *objects) Read(_ context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
+	as := cmp.Or(r.Name, r.Path)
+	o.reads = append(o.reads, as+":"+namespace+"/"+name)
+	var found []client.Object
+	for _, object := range o.resources[as] {
+		if !r.ByName || object.GetName() == name && object.GetNamespace() == namespace {
+			found = append(found, object)
+		}
+	}
+	if o.err != nil {
+		return policy.List{}, o.err
+	}
+	return policy.NewList(found)
+}
+
+const example = `
+metadata: {name: csi-ready, generation: 3}
+spec:
+  matchConditions: [{name: gpu, expression: "'nvidia.com/gpu' in node.status.allocatable"}]
+  resources:
+  - {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
+  - {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
+  variables: [{name: clique, expression: "node.metadata.labels[?'nvidia.com/gpu.clique'].orValue('')"}]
+  validations:
+  - {expression: "variables.clique != ''", messageExpression: "'node ' + node.metadata.name + ' has no clique'"}
+  waitFor:
+  - name: driver
+    expression: "resources.csinode != null && resources.csinode.spec.drivers.exists(d, d.name == 'csi.example.com')"
+    messageExpression: "'CSI driver not registered on ' + node.metadata.name"
+    timeout: 2m
+    onTimeout: Refuse
+  mutations:
+    annotations: [{key: clique, valueExpression: "variables.clique"}]
+`
+
+func parse(t testing.TB, text string) *v1alpha1.BindPolicy {
+	t.Helper()
+	p := &v1alpha1.BindPolicy{}
+	require.NoError(t, yaml.UnmarshalStrict([]byte(text), p))
+	return p
+}
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func claimVolume(name, claim string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+}
+
+func subject() *policy.Subject {
+	return &policy.Subject{
+		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "demo"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{
+			claimVolume("data", "data-0"), claimVolume("missing", "data-1"),
+		}}},
+		Node: &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"nvidia.com/gpu.clique": "a.1"}},
+			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}},
+		},
+		Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "node-1"}},
+		Now:     now, Since: now,
+	}
+}

@@ -1,0 +1,299 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package telemetry provides metrics, traces and debug endpoints. A Recorder writes all metrics
+// with the prefix prebind_ and all spans. The debug server shows the state of a replica.
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/component-base/tracing"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/webhook"
+)
+
+const (
+	// engineItself is the value of the label plugin for reads by the engine.
+	engineItself = "binder"
+	// readByPlugin is the reason of live reads that a plugin requests.
+	readByPlugin = "plugin"
+	// failed is the result of work that failed. Prebind may retry it.
+	failed = "failed"
+	// internal is the result of a step that failed; see work.Result.
+	internal = "internal"
+)
+
+// Options are the options of a Recorder.
+type Options struct {
+	// Registry receives the metrics. Required.
+	Registry prometheus.Registerer
+	// Clock measures durations. Required.
+	Clock clock.PassiveClock
+	// Version is the version of Prebind. Config is the hash of its configuration.
+	Version, Config string
+	// Plugins are the names of all registered plugins. Their failure counters exist from the
+	// start, so that an alert on an increase does not miss the first failure.
+	Plugins []string
+	// Metrics of plugins and certificates to register. Optional.
+	Metrics []prometheus.Collector
+	// Traces creates spans. Optional.
+	Traces *Traces
+}
+
+// Recorder records metrics and spans of binds. Labels of metrics never contain pods, nodes or
+// namespaces. Call Show first. All other methods are safe for concurrent use.
+type Recorder struct {
+	metrics
+	clock  clock.PassiveClock
+	traces *Traces
+	// tracer creates spans that record nothing if tracing is off.
+	tracer trace.Tracer
+	// stats and ready are the sources that Show sets.
+	stats func() binder.Stats
+	ready func() error
+}
+
+var _ binder.Recorder = (*Recorder)(nil)
+
+// New returns a Recorder whose metrics are registered.
+func New(o Options) (*Recorder, error) {
+	r := &Recorder{
+		metrics: newMetrics(o.Version, o.Config), clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{},
+		stats: func() binder.Stats { return binder.Stats{} },
+		ready: func() error { return nil },
+	}
+	if o.Traces != nil {
+		r.tracer = o.Traces.tracer
+	}
+	for _, plugin := range o.Plugins {
+		r.rollBacks.WithLabelValues(plugin, failed)
+		for _, verdict := range work.Actions() {
+			r.swept.WithLabelValues(plugin, verdict, failed)
+		}
+	}
+	for _, reason := range webhook.RefusalReasons() {
+		r.refused.WithLabelValues(reason)
+	}
+	var problems []error
+	for _, c := range slices.Concat(r.all, r.gauges(), o.Metrics) {
+		if err := o.Registry.Register(c); err != nil {
+			problems = append(problems, fmt.Errorf("registering metrics: %w", err))
+		}
+	}
+	return r, errors.Join(problems...)
+}
+
+// Show sets the sources of the engine's statistics and of the replica's readiness. Call it
+// before you serve the metrics.
+func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
+	r.stats, r.ready = stats, ready
+}
+
+// Handler creates a server span for each request, under the span of the API server.
+func (r *Recorder) Handler(h http.Handler) http.Handler {
+	if r.traces == nil {
+		return h
+	}
+	return tracing.WithTracing(h, r.traces.provider, "AdmissionReview")
+}
+
+// Begin implements binder.Recorder: it begins the span of a decision.
+func (r *Recorder) Begin(ctx context.Context) context.Context {
+	ctx, _ = r.tracer.Start(ctx, "Bind")
+	return ctx
+}
+
+// Decided implements binder.Recorder.
+func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder.Decision, took time.Duration) {
+	kind, plugin := d.Kind(), ""
+	if d.Err != nil {
+		plugin = d.Err.Plugin
+	}
+	r.decisions.WithLabelValues(kind, plugin).Inc()
+	r.duration.WithLabelValues(kind).Observe(took.Seconds())
+	if d.Audit != nil {
+		plugin := ""
+		if d.Audit.Err != nil {
+			plugin = d.Audit.Err.Plugin
+		}
+		r.audited.WithLabelValues(d.Audit.Kind, plugin).Inc()
+	}
+	for _, c := range d.Conflicts {
+		result := "replaced"
+		if c.Kept {
+			result = "kept"
+		}
+		r.conflicts.WithLabelValues(c.Mutator, c.Source, result).Inc()
+	}
+	for _, f := range d.Failures {
+		r.failures.WithLabelValues(f.Mutator).Inc()
+	}
+	if d.Err == nil && d.Calls > 0 {
+		r.wait.Observe(d.Waited.Seconds())
+	}
+	endDecision(trace.SpanFromContext(ctx), request, d)
+}
+
+// endDecision ends the span of a decision.
+func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
+	defer span.End()
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(
+		semconv.K8SNamespaceName(r.Pod.Namespace), semconv.K8SPodName(r.Pod.Name), semconv.K8SNodeName(r.Binding.Target.Name),
+		decisionAttribute.String(d.Kind()), callsAttribute.Int(max(d.Calls, 1)),
+	)
+	if d.Attempt != "" {
+		span.SetAttributes(attemptAttribute.String(d.Attempt))
+	}
+	if d.Err != nil {
+		span.SetAttributes(pluginAttribute.String(d.Err.Plugin), reasonAttribute.String(d.Err.Error()))
+	}
+}
+
+// Step implements binder.Recorder: it measures calls of plugins and creates a span for each
+// step.
+func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func(error)) {
+	begin := r.clock.Now()
+	ctx, span := r.startStep(ctx, s)
+	return ctx, func(err error) {
+		result := work.Result(err)
+		if s.Plugin != "" {
+			r.plugins.WithLabelValues(s.Plugin, s.Name, result).Observe(r.clock.Since(begin).Seconds())
+		}
+		endStep(span, result, err)
+	}
+}
+
+// startStep begins the span of a step.
+func (r *Recorder) startStep(ctx context.Context, s work.Step) (context.Context, trace.Span) {
+	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
+	if !span.IsRecording() {
+		return ctx, span
+	}
+	span.SetAttributes(semconv.K8SNamespaceName(s.Pod.Namespace), semconv.K8SPodName(s.Pod.Name), semconv.K8SNodeName(s.Node))
+	if s.Plugin != "" {
+		span.SetAttributes(pluginAttribute.String(s.Plugin))
+	}
+	if s.Attempt != "" {
+		span.SetAttributes(attemptAttribute.String(s.Attempt))
+	}
+	return ctx, span
+}
+
+// endStep ends the span of a step. Waiting and rejecting are not failures.
+func endStep(span trace.Span, result string, err error) {
+	defer span.End()
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(resultAttribute.String(result))
+	switch {
+	case err == nil:
+	case result == internal:
+		span.SetStatus(codes.Error, err.Error())
+	default:
+		span.SetAttributes(reasonAttribute.String(err.Error()))
+	}
+}
+
+// ReadLive implements binder.Recorder.
+func (r *Recorder) ReadLive(kind, reason string) {
+	r.reads.WithLabelValues(engineItself, kind, reason).Inc()
+}
+
+// HoldRefused implements binder.Recorder.
+func (r *Recorder) HoldRefused() { r.holdsRefused.Inc() }
+
+// AttemptEnded implements binder.Recorder.
+func (r *Recorder) AttemptEnded(outcome string) { r.attempts.WithLabelValues(outcome).Inc() }
+
+// RolledBack implements binder.Recorder.
+func (r *Recorder) RolledBack(plugin string, err error) {
+	r.rollBacks.WithLabelValues(plugin, resultOf(err)).Inc()
+}
+
+// Swept implements binder.Recorder.
+func (r *Recorder) Swept(plugin, verdict string, err error) {
+	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
+}
+
+// RequestRefused counts a request that the webhook did not read completely.
+func (r *Recorder) RequestRefused(reason string) { r.refused.WithLabelValues(reason).Inc() }
+
+// Mutator returns a mutator that measures the calls of m.
+func (r *Recorder) Mutator(m mutators.Mutator) mutators.Mutator {
+	return &timedMutator{Mutator: m, clock: r.clock, duration: r.mutators.WithLabelValues(m.Name())}
+}
+
+type timedMutator struct {
+	mutators.Mutator
+	clock    clock.PassiveClock
+	duration prometheus.Observer
+}
+
+// Mutate implements mutators.Mutator.
+func (m *timedMutator) Mutate(in mutators.Input) (mutators.Output, error) {
+	begin := m.clock.Now()
+	defer func() { m.duration.Observe(m.clock.Since(begin).Seconds()) }()
+	return m.Mutator.Mutate(in)
+}
+
+// Reader returns a reader that counts the reads of the plugin.
+func (r *Recorder) Reader(live client.Reader, plugin string) client.Reader {
+	return &countedReader{reader: live, plugin: plugin, reads: r.reads}
+}
+
+type countedReader struct {
+	reader client.Reader
+	plugin string
+	reads  *prometheus.CounterVec
+}
+
+// Get implements client.Reader.
+func (r *countedReader) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	r.count(into)
+	return r.reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (r *countedReader) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	r.count(into)
+	return r.reader.List(ctx, into, opts...)
+}
+
+// count uses the name of the Go type, because a typed object has no kind before it is read.
+func (r *countedReader) count(into runtime.Object) {
+	kind := into.GetObjectKind().GroupVersionKind().Kind
+	if kind == "" {
+		kind = reflect.Indirect(reflect.ValueOf(into)).Type().Name()
+	}
+	r.reads.WithLabelValues(r.plugin, strings.TrimSuffix(kind, "List"), readByPlugin).Inc()
+}
+
+func resultOf(err error) string {
+	if err != nil {
+		return failed
+	}
+	return "done"
+}
