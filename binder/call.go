@@ -271,7 +271,7 @@ func (c *call) write(ctx context.Context, s step) step {
 		}
 		c.asked[p.Name()] = true
 		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
-		err := c.work.Write(ctx, c.entry, p, r.bc, func() error {
+		err := c.work.Write(ctx, c.entry, p, func() error {
 			return work.Call(ctx, c.o.Recorder, preBind, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
 		})
 		if err != nil {

@@ -195,7 +195,7 @@ func (p plugin) PreBind(_ context.Context, bc *framework.BindContext) error {
 	return p.preBind(bc)
 }
 
-func (p plugin) PreBindRollBack(context.Context, *framework.BindContext) error {
+func (p plugin) PreBindRollBack(context.Context, framework.Mark) error {
 	p.world.mu.Lock()
 	p.world.failing--
 	fails := p.world.failing >= 0
@@ -207,7 +207,7 @@ func (p plugin) PreBindRollBack(context.Context, *framework.BindContext) error {
 	return nil
 }
 
-func (p plugin) PostBind(context.Context, *framework.BindContext) error {
+func (p plugin) PostBind(context.Context, framework.Mark) error {
 	p.world.say(p.name, "PostBind")
 	return nil
 }

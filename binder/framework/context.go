@@ -10,6 +10,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/mutators"
 )
@@ -38,8 +39,7 @@ type BindContext struct {
 	// Binding is the object that this call's client posted, and User is that client.
 	Binding *corev1.Binding
 	User    authenticationv1.UserInfo
-	// Attempt identifies the work on this bind in this replica. Plugins include it in their
-	// writes. A bound pod has it in the annotation AttemptAnnotation.
+	// Attempt identifies the work on this bind in this replica. A bound pod has it in the annotation AttemptAnnotation.
 	Attempt string
 	// Now is the time of the pass. PreFlight uses it instead of a clock. Since is the time of the
 	// first call for this bind that this replica received.
@@ -49,12 +49,14 @@ type BindContext struct {
 	Written bool
 	// DryRun means that nothing may be written. Audit means that this is because of the mode Audit: the request is not a dry run.
 	DryRun, Audit bool
-	// Recovered means that the context was created from a Mark. Then Pod has only its name and
-	// UID, Node has only its name, and there is no extension. It is set in PostBind and
-	// PreBindRollBack only.
-	Recovered bool
 
 	extension any
+}
+
+// Mark returns the mark of the writes of this attempt.
+func (bc *BindContext) Mark() Mark {
+	pod := types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
+	return Mark{Pod: pod, PodUID: bc.Pod.UID, Node: bc.Node.Name, Attempt: bc.Attempt}
 }
 
 // Extend sets the extension of the context, for PreFlight and PreBind of the same pass.

@@ -50,7 +50,7 @@ type BindContextExtender interface {
 
 // PreBinder is a Plugin that writes. For one pair of pod UID and node, a replica runs only one of
 // its methods at a time, but for PreFlight. Another replica can work on the same bind, so writes
-// must contain BindContext.Attempt.
+// must contain BindContext.Mark.
 type PreBinder interface {
 	Plugin
 
@@ -65,23 +65,21 @@ type PreBinder interface {
 	// for a change. Every other error rejects the bind at once.
 	PreBind(ctx context.Context, bc *BindContext) error
 
-	// PreBindRollBack undoes the writes of PreBind for this attempt, and nothing else. The engine
+	// PreBindRollBack undoes the writes of PreBind with this mark, and nothing else. The engine
 	// calls it for every plugin whose PreBind was started, in reverse order, and repeats it when
-	// it fails. PreBind can have stopped at any point, even before its first write.
-	// PreBindRollBack must be idempotent, and must not change later writes of another attempt.
-	// The engine has checked that the live pod is not bound to the node. The context is that of the last
-	// PreBind, but the pod has only its name, its UID and the annotations of Prebind, and the node only its name
-	// and UID.
-	PreBindRollBack(ctx context.Context, bc *BindContext) error
+	// it fails. PreBind can have stopped at any point, even before its first write, and the cache can lack
+	// its last writes. PreBindRollBack must be idempotent, and must not change later writes of another attempt.
+	// The engine has checked that the live pod is not bound to the node.
+	PreBindRollBack(ctx context.Context, m Mark) error
 
-	// PostBind confirms the writes: the engine has observed that the pod is bound to the node. It has the
-	// same context as PreBindRollBack, and is called for plugins whose PreBind was started, in order, and repeated through Marks if it
+	// PostBind confirms the writes with this mark: the engine has observed that the pod is bound to the node. It is
+	// called for plugins whose PreBind was started, in order, and repeated through Marks if it
 	// fails or if the process ends first.
-	PostBind(ctx context.Context, bc *BindContext) error
+	PostBind(ctx context.Context, m Mark) error
 
 	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
 	// PostBind. A mark may be listed twice. One replica at a time calls it, every few seconds. For each mark whose replica is
-	// gone, the engine calls PostBind or PreBindRollBack with a recovered BindContext.
+	// gone, the engine calls PostBind or PreBindRollBack.
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and
 	// limit their number per object.
@@ -97,7 +95,7 @@ type Reserver interface {
 	Reserve(bc *BindContext) bool
 }
 
-// Mark names the attempt that made a write.
+// Mark names the attempt that made a write. Plugins store it with the write.
 type Mark struct {
 	// Pod and PodUID identify the pod of the write. The engine reads the pod by name and
 	// decides by UID. If a tenant can write the name, PreBindRollBack must not undo anything

@@ -134,7 +134,7 @@ func (w *watcher) Swept(plugin, action string, err error) {
 type recordingWriter struct {
 	name     string
 	calls    *journal
-	rollBack func(ctx context.Context, bc *framework.BindContext) error
+	rollBack func(ctx context.Context, m framework.Mark) error
 }
 
 func newWriter(calls *journal) *recordingWriter { return &recordingWriter{name: "p", calls: calls} }
@@ -149,14 +149,14 @@ func (*recordingWriter) PreFlight(*framework.BindContext) (framework.Verdict, er
 
 func (*recordingWriter) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 
-func (w *recordingWriter) PostBind(context.Context, *framework.BindContext) error {
+func (w *recordingWriter) PostBind(context.Context, framework.Mark) error {
 	w.calls.add(w.name + " PostBind")
 	return nil
 }
 
-func (w *recordingWriter) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
+func (w *recordingWriter) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 	if w.rollBack != nil {
-		return w.rollBack(ctx, bc)
+		return w.rollBack(ctx, m)
 	}
 	w.calls.add(w.name + " PreBindRollBack")
 	return nil

@@ -184,7 +184,7 @@ func (s *Set) conclude(ctx context.Context, e *Entry, st state, o outcome, live 
 // commit calls PostBind of the plugins, in order. After an error the mark remains, for the sweeper.
 func (s *Set) commit(ctx context.Context, e *Entry) {
 	for _, w := range e.writers {
-		if err := s.postBind(context.WithoutCancel(ctx), w.plugin, w.bc); err != nil {
+		if err := s.postBind(context.WithoutCancel(ctx), w.plugin, e.mark()); err != nil {
 			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", w.plugin.Name(), "attempt", e.id)
 		}
 	}
@@ -204,7 +204,7 @@ func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 	for _, w := range slices.Backward(e.writers) {
 		var last error
 		err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
-			last = s.rollBack(context.WithoutCancel(ctx), w.plugin, w.bc, live)
+			last = s.rollBack(context.WithoutCancel(ctx), w.plugin, e.mark(), live)
 			s.o.Recorder.RolledBack(w.plugin.Name(), last)
 			return last == nil, nil
 		})

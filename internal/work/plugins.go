@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -23,25 +22,24 @@ const (
 )
 
 // postBind calls PostBind of the plugin.
-func (s *Set) postBind(ctx context.Context, p framework.PreBinder, bc *framework.BindContext) error {
-	return s.afterBind(ctx, StepPostBind, p, bc, func(ctx context.Context) error { return p.PostBind(ctx, bc) })
+func (s *Set) postBind(ctx context.Context, p framework.PreBinder, m framework.Mark) error {
+	return s.afterBind(ctx, StepPostBind, p, m, func(ctx context.Context) error { return p.PostBind(ctx, m) })
 }
 
 // rollBack calls PreBindRollBack of the plugin, and records an event on the pod, which is the live one or nil.
-func (s *Set) rollBack(ctx context.Context, p framework.PreBinder, bc *framework.BindContext, pod *corev1.Pod) error {
-	err := s.afterBind(ctx, StepPreBindRollBack, p, bc, func(ctx context.Context) error { return p.PreBindRollBack(ctx, bc) })
-	if err == nil && pod != nil && pod.UID == bc.Pod.UID {
+func (s *Set) rollBack(ctx context.Context, p framework.PreBinder, m framework.Mark, pod *corev1.Pod) error {
+	err := s.afterBind(ctx, StepPreBindRollBack, p, m, func(ctx context.Context) error { return p.PreBindRollBack(ctx, m) })
+	if err == nil && pod != nil && pod.UID == m.PodUID {
 		s.Report(pod, nil, corev1.EventTypeNormal, ReasonRolledBack,
-			fmt.Sprintf("%s: Node %s: the pod was not bound, and the plugin released what it held", p.Name(), bc.Node.Name))
+			fmt.Sprintf("%s: Node %s: the pod was not bound, and the plugin released what it held", p.Name(), m.Node))
 	}
 	return err
 }
 
-func (s *Set) afterBind(ctx context.Context, step string, p framework.PreBinder, bc *framework.BindContext, f func(ctx context.Context) error) error {
+func (s *Set) afterBind(ctx context.Context, step string, p framework.PreBinder, m framework.Mark, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, outcomeTimeout)
 	defer cancel()
-	pod := types.NamespacedName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
-	return Call(ctx, s.o.Recorder, Step{Name: step, Plugin: p.Name(), Pod: pod, Node: bc.Node.Name, Attempt: bc.Attempt}, f)
+	return Call(ctx, s.o.Recorder, Step{Name: step, Plugin: p.Name(), Pod: m.Pod, Node: m.Node, Attempt: m.Attempt}, f)
 }
 
 // Call calls f as a step, and returns its panic as an error, so that a bug in a plugin fails one bind and not the process.

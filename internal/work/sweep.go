@@ -11,8 +11,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -248,25 +246,13 @@ func (s *sweeper) settle(ctx context.Context, o *orphan) error {
 	klog.FromContext(ctx).Info("Settling the writes of an ended attempt",
 		"plugin", o.plugin.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "action", action)
 	if action == actionCommit {
-		err = s.postBind(ctx, o.plugin, recovered(m))
+		err = s.postBind(ctx, o.plugin, m)
 	} else {
-		err = s.rollBack(ctx, o.plugin, recovered(m), pod)
+		err = s.rollBack(ctx, o.plugin, m, pod)
 	}
 	s.o.Recorder.Swept(o.plugin.Name(), action, err)
 	if err == nil {
 		delete(s.orphans, orphanKey{plugin: o.plugin.Name(), mark: m})
 	}
 	return err
-}
-
-// recovered returns the context of a bind from its mark.
-func recovered(m framework.Mark) *framework.BindContext {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
-	return &framework.BindContext{
-		Pod:       pod,
-		Node:      &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.Node}},
-		Binding:   &corev1.Binding{ObjectMeta: pod.ObjectMeta, Target: corev1.ObjectReference{Kind: "Node", Name: m.Node}},
-		Attempt:   m.Attempt,
-		Recovered: true,
-	}
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -116,24 +115,6 @@ func TestSweep_Settles(t *testing.T) {
 	}
 }
 
-// TestSweep_RecoversTheContext: a recovered context has exactly the fields of the mark.
-func TestSweep_RecoversTheContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var got *framework.BindContext
-		m := &marker{recordingWriter: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
-		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
-			got = bc
-			return nil
-		}
-		sweeping(t, m, livingReplicas{}, nil, time.Second)
-		require.NotNil(t, got)
-		assert.True(t, got.Recovered)
-		assert.Equal(t, "b-1", got.Attempt)
-		assert.Equal(t, thePod.UID, got.Pod.UID)
-		assert.Equal(t, "node-a", got.Node.Name)
-	})
-}
-
 // TestGrace_BeginsWithTheEndOfTheReplica: the grace does not begin when the mark is first listed.
 func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -196,7 +177,7 @@ func TestObserver_Swept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &marker{recordingWriter: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
 		tries := 0
-		m.rollBack = func(context.Context, *framework.BindContext) error {
+		m.rollBack = func(context.Context, framework.Mark) error {
 			if tries++; tries == 1 {
 				return errScripted
 			}

@@ -36,10 +36,10 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 		m := &marker{recordingWriter: newWriter(&journal{}), marks: slices.Concat(tenantMarks("hostile", many), tenantMarks("victim", 1))}
 		began := time.Now()
 		var settled time.Duration
-		m.rollBack = func(_ context.Context, bc *framework.BindContext) error {
+		m.rollBack = func(_ context.Context, of framework.Mark) error {
 			pass(50 * time.Millisecond)
-			calls[bc.Pod.Namespace+"/"+bc.Pod.Name]++
-			if bc.Pod.Namespace == "victim" {
+			calls[of.Pod.Namespace+"/"+of.Pod.Name]++
+			if of.Pod.Namespace == "victim" {
 				settled = time.Since(began)
 				m.marks = m.marks[:many]
 				return nil

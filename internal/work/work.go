@@ -14,9 +14,7 @@ import (
 	"sync"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/tools/events"
@@ -140,16 +138,19 @@ type state struct {
 	cause error
 }
 
-// writer is a plugin whose PreBind was started, with the reduced context of its last PreBind.
+// writer is a plugin whose PreBind was started.
 type writer struct {
 	plugin framework.PreBinder
-	bc     *framework.BindContext
 	// written means that a PreBind has succeeded.
 	written bool
 }
 
 // ID returns the attempt's ID, which marks the writes of plugins.
 func (e *Entry) ID() string { return e.id }
+
+func (e *Entry) mark() framework.Mark {
+	return framework.Mark{Pod: e.pod, PodUID: e.key.Pod, Node: e.key.Node, Attempt: e.id}
+}
 
 // Join returns the entry of the bind for a call, or nil if there is none, and the attempt's ID: that of the entry, or else
 // a new one. e and id are those that the call has already. They are kept until the writes of e are confirmed or rolled
@@ -234,14 +235,14 @@ func (s *Set) Written(e *Entry, plugin string) bool {
 // before the call, because the process, the call, and the API server can stop at any point. It
 // returns one of the causes of this package without calling preBind if the entry is being rolled
 // back, the replica does not hold the term of the entry, or the context ends.
-func (s *Set) Write(ctx context.Context, e *Entry, p framework.PreBinder, bc *framework.BindContext, preBind func() error) error {
+func (s *Set) Write(ctx context.Context, e *Entry, p framework.PreBinder, preBind func() error) error {
 	select {
 	case e.writing <- struct{}{}:
 		defer func() { <-e.writing }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	w, err := s.enter(e, p, bc)
+	w, err := s.enter(e, p)
 	if err != nil {
 		return err
 	}
@@ -255,7 +256,7 @@ func (s *Set) Write(ctx context.Context, e *Entry, p framework.PreBinder, bc *fr
 }
 
 // enter records that the PreBind of a plugin is started.
-func (s *Set) enter(e *Entry, p framework.PreBinder, bc *framework.BindContext) (*writer, error) {
+func (s *Set) enter(e *Entry, p framework.PreBinder) (*writer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(e); err != nil {
@@ -263,27 +264,12 @@ func (s *Set) enter(e *Entry, p framework.PreBinder, bc *framework.BindContext) 
 	}
 	for _, w := range e.writers {
 		if w.plugin.Name() == p.Name() {
-			w.plugin, w.bc = p, reduced(bc)
 			return w, nil
 		}
 	}
-	w := &writer{plugin: p, bc: reduced(bc)}
+	w := &writer{plugin: p}
 	e.writers = append(e.writers, w)
 	return w, nil
-}
-
-// reduced returns the context for PostBind and PreBindRollBack. The entry can outlive the pod, and tenants create large pods.
-func reduced(bc *framework.BindContext) *framework.BindContext {
-	kept := *bc
-	kept.Pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name, UID: bc.Pod.UID}}
-	for key, value := range bc.Pod.Annotations {
-		if prefix, _, _ := strings.Cut(key, "/"); strings.HasSuffix(prefix, "."+framework.Domain) {
-			metav1.SetMetaDataAnnotation(&kept.Pod.ObjectMeta, key, value)
-		}
-	}
-	kept.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: bc.Node.Name, UID: bc.Node.UID}}
-	kept.User = authenticationv1.UserInfo{Username: bc.User.Username}
-	return &kept
 }
 
 // usable returns why no bind may rely on the entry. It must be called with mu held.

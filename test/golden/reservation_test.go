@@ -34,9 +34,9 @@ func (d denier) PreFlight(bc *framework.BindContext) (framework.Verdict, error) 
 
 func (d denier) PreBind(_ context.Context, bc *framework.BindContext) error { return d.deny(bc, true) }
 
-func (denier) PreBindRollBack(context.Context, *framework.BindContext) error { return nil }
+func (denier) PreBindRollBack(context.Context, framework.Mark) error { return nil }
 
-func (denier) PostBind(context.Context, *framework.BindContext) error { return nil }
+func (denier) PostBind(context.Context, framework.Mark) error { return nil }
 
 func (denier) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 

@@ -93,9 +93,9 @@ func (p *Plugin) BindWaits(ctx context.Context, bc *framework.BindContext, _ []f
 		if waits.Err() != nil {
 			return
 		}
-		p.try(ctx, bc, p.announce, "Could not announce the node of a bind that waits, the bind continues")
+		p.try(ctx, bc.Mark(), p.announce, "Could not announce the node of a bind that waits, the bind continues")
 		// If this fails, the mark remains, and the sweeper withdraws it.
-		context.AfterFunc(waits, func() { p.try(ctx, bc, p.withdraw, "Could not clear the announced node of a bind, will retry") })
+		context.AfterFunc(waits, func() { p.try(ctx, bc.Mark(), p.withdraw, "Could not clear the announced node of a bind, will retry") })
 	})
 }
 
@@ -117,15 +117,15 @@ func (p *Plugin) end(a *announcement) {
 }
 
 // try writes, and logs an error once for each cause.
-func (p *Plugin) try(ctx context.Context, bc *framework.BindContext, write func(context.Context, *framework.BindContext) error, failed string) {
+func (p *Plugin) try(ctx context.Context, m framework.Mark, write func(context.Context, framework.Mark) error, failed string) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	err := write(ctx, bc)
+	err := write(ctx, m)
 	if err == nil {
 		return
 	}
 	if _, known := p.logged.LoadOrStore(apierrors.ReasonForError(err), true); !known {
-		klog.FromContext(ctx).Error(err, failed, "pod", klog.KObj(bc.Pod), "node", bc.Node.Name, "plugin", Name)
+		klog.FromContext(ctx).Error(err, failed, "pod", m.Pod, "node", m.Node, "plugin", Name)
 	}
 }
 
@@ -133,46 +133,46 @@ func (p *Plugin) try(ctx context.Context, bc *framework.BindContext, write func(
 func (*Plugin) PreBind(context.Context, *framework.BindContext) error { return nil }
 
 // PreBindRollBack implements framework.PreBinder, for marks.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	return p.withdraw(ctx, bc)
+func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
+	return p.withdraw(ctx, m)
 }
 
 // PostBind implements framework.PreBinder, for marks.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.withdraw(ctx, bc)
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+	return p.withdraw(ctx, m)
 }
 
 // announce sets the field if it may.
-func (p *Plugin) announce(ctx context.Context, bc *framework.BindContext) error {
+func (p *Plugin) announce(ctx context.Context, m framework.Mark) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-		if err != nil || !mayAnnounce(pod, bc.Pod.UID, bc.Node.Name) || isForged(pod, bc.Attempt) {
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
+		if err != nil || !mayAnnounce(pod, m.PodUID, m.Node) || isForged(pod, m.Attempt) {
 			return err
 		}
-		return p.apply(ctx, bc, pod, corev1ac.PodStatus().WithNominatedNodeName(bc.Node.Name))
+		return p.apply(ctx, m, pod, corev1ac.PodStatus().WithNominatedNodeName(m.Node))
 	})
 }
 
 // apply applies the status as the field manager of the attempt. Force takes the field over from an earlier attempt. The
 // resourceVersion ensures that no other client has changed the pod since the read.
-func (p *Plugin) apply(ctx context.Context, bc *framework.BindContext, pod *corev1.Pod, status *corev1ac.PodStatusApplyConfiguration) error {
+func (p *Plugin) apply(ctx context.Context, m framework.Mark, pod *corev1.Pod, status *corev1ac.PodStatusApplyConfiguration) error {
 	change := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithStatus(status)
-	return p.h.Status.Status().Apply(ctx, change, client.FieldOwner(managerOf(bc.Attempt)), client.ForceOwnership)
+	return p.h.Status.Status().Apply(ctx, change, client.FieldOwner(managerOf(m.Attempt)), client.ForceOwnership)
 }
 
 // withdraw gives up the attempt's ownership of the field, and clears the field if the attempt is its
 // only owner.
-func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error {
+func (p *Plugin) withdraw(ctx context.Context, m framework.Mark) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
-		owns, last := owns(pod, bc.Pod.UID, bc.Attempt)
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
+		owns, last := owns(pod, m.PodUID, m.Attempt)
 		switch {
 		case err != nil || !owns:
 			return err
 		case last:
-			return p.clear(ctx, bc, pod)
+			return p.clear(ctx, m, pod)
 		default:
-			return p.apply(ctx, bc, pod, nil)
+			return p.apply(ctx, m, pod, nil)
 		}
 	})
 	return client.IgnoreNotFound(err)
@@ -181,10 +181,10 @@ func (p *Plugin) withdraw(ctx context.Context, bc *framework.BindContext) error 
 // clear removes the field together with all entries of its owners. An apply without the field would
 // also do this, but of a status in which no client owns another field it would remove everything, such
 // as the phase, which the API server sets itself and records for no owner.
-func (p *Plugin) clear(ctx context.Context, bc *framework.BindContext, pod *corev1.Pod) error {
+func (p *Plugin) clear(ctx context.Context, m framework.Mark, pod *corev1.Pod) error {
 	patch := client.MergeFromWithOptions(pod.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	pod.Status.NominatedNodeName = ""
-	return p.h.Status.Status().Patch(ctx, pod, patch, client.FieldOwner(managerOf(bc.Attempt)))
+	return p.h.Status.Status().Patch(ctx, pod, patch, client.FieldOwner(managerOf(m.Attempt)))
 }
 
 // Marks implements framework.PreBinder. It omits announcements of this process that have not ended.

@@ -105,12 +105,8 @@ func bind(attempt, node string) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
 }
 
-// recovered returns the context for the mark of the attempt r1-a.
-func recovered() *framework.BindContext {
-	bc := bind("r1-a", "node-a")
-	bc.Recovered = true
-	return bc
-}
+// mark returns the mark of the attempt r1-a.
+func mark() framework.Mark { return bind("r1-a", "node-a").Mark() }
 
 // wait reports a wait, and waits until its announcement is due.
 func (s *scene) wait(bc *framework.BindContext) {
@@ -154,9 +150,9 @@ func (s *scene) end(bc *framework.BindContext) {
 }
 
 // rollBack withdraws the announcement of a mark.
-func (s *scene) rollBack(bc *framework.BindContext) {
+func (s *scene) rollBack(m framework.Mark) {
 	s.t.Helper()
-	require.NoError(s.t, s.plugin.PreBindRollBack(s.t.Context(), bc))
+	require.NoError(s.t, s.plugin.PreBindRollBack(s.t.Context(), m))
 }
 
 // in runs the test with the fake clock of testing/synctest.
@@ -251,7 +247,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		assert.Equal(t, []string{"r1-a", "r2-b"}, attempts)
 		assert.False(t, foreign)
 
-		s.rollBack(recovered())
+		s.rollBack(mark())
 		s.assertNominated("node-a", "the second attempt still waits")
 		s.end(second)
 		s.assertNominated("", "the second attempt has ended")
@@ -262,7 +258,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		other := bind("r2-b", "node-b")
 		s.wait(other)
 		s.assertNominated("node-b", "the scheduler has chosen another node")
-		s.rollBack(recovered())
+		s.rollBack(mark())
 		s.assertNominated("node-b", "the first attempt no longer owns the field")
 		s.end(other)
 		s.assertNominated("", "the second attempt has ended")
@@ -270,7 +266,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 	in(t, func(_ *testing.T, s *scene) {
 		s.wait(bind("r1-a", "node-a"))
 		s.restart()
-		s.rollBack(recovered())
+		s.rollBack(mark())
 		s.assertNominated("", "no replica continues the bind")
 	})
 }
@@ -307,7 +303,7 @@ func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
 					s.before = func() error { tc.racing(s); return nil }
 				}
 				s.end(bc)
-				_ = s.plugin.PreBindRollBack(t.Context(), bc) // It may give up after some conflicts.
+				_ = s.plugin.PreBindRollBack(t.Context(), bc.Mark()) // It may give up after some conflicts.
 				assert.Equal(t, corev1.PodPending, s.pod().Status.Phase, tc.reason)
 			})
 		})
@@ -333,9 +329,9 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 		s.wait(bc)
 		s.before = func() error { return apierrors.NewTooManyRequests("later", 1) }
 		s.end(bc)
-		require.Error(t, s.plugin.PreBindRollBack(t.Context(), recovered()), "the sweeper retries")
+		require.Error(t, s.plugin.PreBindRollBack(t.Context(), mark()), "the sweeper retries")
 		s.before = func() error { return nil }
-		s.rollBack(recovered())
+		s.rollBack(mark())
 		s.assertNominated("", "the sweeper clears the field")
 	})
 }

@@ -18,21 +18,21 @@ import (
 
 // PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended
 // since then and another one was granted its devices, the write fails, and an ended pod gets no grant back.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
-		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+	return p.records.Update(ctx, m.Node, func(rec *record) error {
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
 		if err != nil {
 			return err
 		}
-		rec.unlock(bc.Pod.UID, "")
-		switch whereaboutsOf(pod, bc.Pod.UID, bc.Node.Name) {
+		rec.unlock(m.PodUID, "")
+		switch whereaboutsOf(pod, m.PodUID, m.Node) {
 		case framework.Pending:
 			// The engine has seen the pod bound, so this response is outdated. The mark remains.
 			return errors.New("the API server returned an outdated pod: pending, but already seen bound")
 		case framework.BoundHere:
 			rec.bind(pod, grantOf(pod))
 		default:
-			rec.drop(bc.Pod.UID)
+			rec.drop(m.PodUID)
 		}
 		return nil
 	})

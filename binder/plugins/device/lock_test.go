@@ -75,7 +75,7 @@ func TestLock_IsReleasedByPostBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		c.s.bind(c.a)
 		c.waits()
-		require.NoError(c, c.one.PostBind(c.Context(), c.a))
+		require.NoError(c, c.one.PostBind(c.Context(), c.a.Mark()))
 		c.goesOn()
 		assert.Equal(c, "[a: GPU-1 (gpu)] bound", held(c.s)["one"])
 	})
@@ -85,9 +85,9 @@ func TestLock_IsReleasedByTheLastAttempt(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		again := bindOf(c.a.Pod, "c", gen.Annotation(lockIt, "true"))
 		require.NoError(c, prepare(c.Context(), c.two, again), "attempts at the same bind share the lock")
-		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a.Mark()))
 		c.waits()
-		require.NoError(c, c.two.PreBindRollBack(c.Context(), recovered(again)))
+		require.NoError(c, c.two.PreBindRollBack(c.Context(), again.Mark()))
 		c.goesOn()
 	})
 }
@@ -101,7 +101,7 @@ func TestLock_Expires(t *testing.T) {
 		assert.Contains(c, held(c.s), "one", "the devices do not expire")
 
 		require.Error(c, confirm(c.Context(), c.one, c.a), "the first bind has lost the lock")
-		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a.Mark()))
 		assert.Equal(c, "two", string(c.s.record().Lock.UID), "only a holder can release the lock")
 	})
 }
@@ -179,7 +179,7 @@ func TestLock_ConflictComesFirst(t *testing.T) {
 		third := podNamed("three")
 		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
 		assert.True(c, framework.IsKind(err, framework.KindRefuse), "%v", err)
-		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a))
+		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a.Mark()))
 		c.goesOn()
 	})
 }

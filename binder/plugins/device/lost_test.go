@@ -77,7 +77,7 @@ func TestLostRecord_DuringABind(t *testing.T) {
 
 	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)
-	require.NoError(t, p.PostBind(t.Context(), bc))
+	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
 }
 
@@ -99,7 +99,7 @@ func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
 		}
 		return nil
 	}
-	require.NoError(t, p.PostBind(t.Context(), bc))
+	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
 	assert.Equal(t, map[string]string{"next": "[b: GPU-1 (gpu)]"}, held(s))
 }
 
@@ -123,7 +123,7 @@ func TestUnreadableRecord_StopsItsNode(t *testing.T) {
 	assert.Len(t, marks, 1, "Marks lists the marks of other records")
 	for name, err := range map[string]error{
 		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc),
-		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
+		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc.Mark()), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
 	} {
 		assert.ErrorContains(t, err, `"p"`, name)
 		assert.ErrorContains(t, err, "prebind-devices-node-a")

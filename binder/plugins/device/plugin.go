@@ -185,10 +185,10 @@ func (p *Plugin) lasting(now time.Time) time.Time {
 }
 
 // PreBindRollBack removes the grant and the lock of this attempt.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
-		rec.release(bc.Pod.UID, bc.Attempt)
-		rec.unlock(bc.Pod.UID, bc.Attempt)
+func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
+	return p.records.Update(ctx, m.Node, func(rec *record) error {
+		rec.release(m.PodUID, m.Attempt)
+		rec.unlock(m.PodUID, m.Attempt)
 		return nil
 	})
 }

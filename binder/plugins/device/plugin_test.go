@@ -56,13 +56,13 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	require.NoError(t, confirm(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))), "a repeated call is already prepared")
 
 	s.bind(bc)
-	require.NoError(t, p.PostBind(t.Context(), bc))
-	require.NoError(t, p.PostBind(t.Context(), bc))
+	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
+	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)] bound"}, held(s))
 	marks, err = p.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, marks)
-	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc.Mark()))
 	assert.Len(t, held(s), 1, "the grant belongs to the bound pod")
 
 	require.NoError(t, p.Tidy(t.Context()))
@@ -124,7 +124,7 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
 				s.bind(bc)
-				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc.Mark()))
 				s.delete(bc.Pod)
 			},
 		},
@@ -132,14 +132,14 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 			reason: "a finished pod uses no devices",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.bind(bc)
-				require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+				require.NoError(s.t, p.PostBind(s.t.Context(), bc.Mark()))
 				s.finish(bc.Pod)
 			},
 		},
 		"Deleted": {reason: "the pod is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
 		"DeletedAfterBound": {reason: "the pod is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
 			s.bind(bc)
-			require.NoError(s.t, p.PostBind(s.t.Context(), bc))
+			require.NoError(s.t, p.PostBind(s.t.Context(), bc.Mark()))
 			s.delete(bc.Pod)
 		}},
 		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
@@ -184,12 +184,6 @@ func recreate(s *server, _ *Plugin, bc *framework.BindContext) {
 	require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
 }
 
-// recovered returns the context of an attempt that is known only by its mark.
-func recovered(bc *framework.BindContext) *framework.BindContext {
-	pod := gen.Pod(bc.Pod.Name, gen.UID(bc.Pod.UID))
-	return &framework.BindContext{Pod: pod, Node: gen.Node(bc.Node.Name), Binding: gen.Binding(pod, bc.Node.Name), Attempt: bc.Attempt, Recovered: true}
-}
-
 // A replica still works on a bind that has succeeded. A grant that it adds would belong to
 // the pod as long as the pod runs.
 func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
@@ -199,7 +193,7 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	s.bind(bc)
-	require.NoError(t, p.PostBind(t.Context(), bc))
+	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
 	cached := newLagging(s)
 	late := pluginOn(s, cached, newLine(s), cached.hub)
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
@@ -213,7 +207,7 @@ func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {
 	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
 	require.NoError(t, prepare(t.Context(), p, bc))
-	require.Error(t, p.PostBind(t.Context(), bc))
+	require.Error(t, p.PostBind(t.Context(), bc.Mark()))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark remains")
 	assert.NotNil(t, s.record().Lock)
 }
@@ -242,7 +236,7 @@ func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
 	p := pluginOn(s, cached, newLine(s), cached.hub)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
-	require.NoError(t, p.PreBindRollBack(t.Context(), bc))
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc.Mark()))
 	cached.sync()
 	require.NoError(t, prepare(t.Context(), replicaOf(s), bc))
 	require.NoError(t, p.Tidy(t.Context()))

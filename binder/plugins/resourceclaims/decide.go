@@ -107,7 +107,7 @@ func (p *Plugin) assess(bc *framework.BindContext, ref reference, claim *resourc
 	if wait, err = p.conditions(bc, claim); err != nil {
 		return false, wait, err
 	}
-	if markOn(bc, claim) == "" && resourceclaim.IsReservedForPod(bc.Pod, claim, false) && markedByOthers(claim, bc.Pod.UID, bc.Attempt) {
+	if markOn(bc.Mark(), claim) == "" && resourceclaim.IsReservedForPod(bc.Pod, claim, false) && markedByOthers(claim, bc.Pod.UID, bc.Attempt) {
 		// Another attempt at the bind has reserved the claim. It removes the reservation if it fails, unless this
 		// attempt marks the claim too.
 		return true, framework.Wait{}, nil

@@ -183,12 +183,9 @@ func bind(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
 }
 
-// recovered returns the context of an attempt after a crash.
-func recovered(pod *corev1.Pod, node, attempt string) *framework.BindContext {
-	bc := bind(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}, node, attempt)
-	bc.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
-	bc.Recovered = true
-	return bc
+// markOf returns the mark of an attempt to bind the pod to the node.
+func markOf(pod *corev1.Pod, node, attempt string) framework.Mark {
+	return bind(pod, node, attempt).Mark()
 }
 
 // preFlight runs Setup and PreFlight like the engine.

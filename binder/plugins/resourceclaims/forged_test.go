@@ -33,7 +33,7 @@ func sweepAll(t *testing.T, r *replica) {
 	require.NoError(t, err)
 	for _, m := range marks {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
-		require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, m.Node, m.Attempt)))
+		require.NoError(t, r.PreBindRollBack(t.Context(), markOf(pod, m.Node, m.Attempt)))
 	}
 }
 
@@ -60,7 +60,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			s.Put(bound(pod, "node-a"))
-			require.NoError(t, r.PostBind(t.Context(), bc))
+			require.NoError(t, r.PostBind(t.Context(), bc.Mark()))
 			s.change("kubectl", tc.forge)
 			sweepAll(t, r)
 			assert.Equal(t, []string{"web"}, users(s.claim()), tc.reason)
@@ -93,7 +93,7 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 			r := newReplica(t, s)
 			for _, m := range marksOf(s.claim()) {
 				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}
-				require.NoError(t, r.PreBindRollBack(t.Context(), recovered(pod, "x", m.Attempt)))
+				require.NoError(t, r.PreBindRollBack(t.Context(), markOf(pod, "x", m.Attempt)))
 			}
 			assert.Equal(t, tc.want, users(s.claim()), tc.reason)
 			assert.NotNil(t, s.claim().Status.Allocation, tc.reason)
@@ -113,10 +113,10 @@ func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
 		}
 		return nil
 	}
-	require.Error(t, r.PreBindRollBack(t.Context(), bc))
+	require.Error(t, r.PreBindRollBack(t.Context(), bc.Mark()))
 	assert.LessOrEqual(t, n, releaseConflicts+1)
 	r.conn.Before = nil
-	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc.Mark()))
 	assert.Empty(t, users(s.claim()))
 }
 
@@ -164,6 +164,6 @@ func TestMark_RemovedByATenant(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.change("kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
-	require.NoError(t, r.PreBindRollBack(t.Context(), bc))
+	require.NoError(t, r.PreBindRollBack(t.Context(), bc.Mark()))
 	assert.Equal(t, []string{"web"}, users(s.claim()))
 }

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -99,23 +100,31 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 }
 
 // PreBindRollBack removes the reservations that this attempt made.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	names, err := p.marked(ctx, bc)
-	read, _ := framework.Extension[claims](bc) // The cache can lack the marks of the last PreBind.
+func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
+	names, err := p.marked(ctx, m)
 	errs := []error{err}
-	for name := range sets.KeySet(read).Insert(names...) {
-		errs = append(errs, p.release(ctx, bc, name))
+	// The cache can lack the marks of the last PreBind.
+	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
+	errs = append(errs, err)
+	if pod != nil {
+		refs, _ := references(pod) // Without references, there were no writes.
+		for _, ref := range refs {
+			names = append(names, ref.claim)
+		}
+	}
+	for name := range sets.New(names...).Delete("") {
+		errs = append(errs, p.release(ctx, m, name))
 	}
 	return errors.Join(errs...)
 }
 
 // PostBind removes the marks of this attempt, because the reservations now belong to the
 // pod. The cache has shown the marks before the bind was allowed.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	names, err := p.marked(ctx, bc)
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+	names, err := p.marked(ctx, m)
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, client.IgnoreNotFound(p.unmark(ctx, bc, name, nil)))
+		errs = append(errs, client.IgnoreNotFound(p.unmark(ctx, m, name, nil)))
 	}
 	return errors.Join(errs...)
 }

@@ -24,17 +24,18 @@ const reserveTries = 5
 // take marks the claim, and reserves it for the pod. It decides based on the claim in the
 // API server.
 func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, ref reference) error {
+	m := bc.Mark()
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
 	for left := reserveTries; err == nil; {
 		take, _, rejected := p.assess(bc, ref, claim)
 		switch {
 		case rejected != nil || !take:
 			return rejected
-		case markOn(bc, claim) == "":
-			claim, err = p.mark(ctx, bc, claim)
+		case markOn(m, claim) == "":
+			claim, err = p.mark(ctx, m, claim)
 		default:
 			left--
-			claim, err = p.reserve(ctx, bc, claim, left > 0)
+			claim, err = p.reserve(ctx, m, claim, left > 0)
 		}
 	}
 	return err
@@ -50,13 +51,13 @@ func (p *Plugin) live(ctx context.Context, namespace, name string) (*resourcev1.
 }
 
 // markOn returns the value of the attempt's mark on the claim, or "".
-func markOn(bc *framework.BindContext, claim *resourcev1.ResourceClaim) string {
-	return claim.Annotations[markKey(bc.Pod.UID, bc.Attempt)]
+func markOn(m framework.Mark, claim *resourcev1.ResourceClaim) string {
+	return claim.Annotations[markKey(m.PodUID, m.Attempt)]
 }
 
 // mark adds the mark of the attempt, and returns the updated claim.
-func (p *Plugin) mark(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	key, value := markKey(bc.Pod.UID, bc.Attempt), mark{Pod: bc.Pod.Name, Node: bc.Node.Name}.encode()
+func (p *Plugin) mark(ctx context.Context, m framework.Mark, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	key, value := markKey(m.PodUID, m.Attempt), mark{Pod: m.Pod.Name, Node: m.Node}.encode()
 	if err := roomFor(claim, key, value); err != nil {
 		return nil, err
 	}
@@ -101,9 +102,9 @@ func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 // of this attempt: a write that arrives after the roll-back must not leave a reservation
 // behind. The patch changes nothing else, so that many pods can reserve the claim at the
 // same time. If the claim has changed and again is true, reserve returns the current claim.
-func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim, again bool) (*resourcev1.ResourceClaim, error) {
-	key := markKey(bc.Pod.UID, bc.Attempt)
-	consumer := resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: bc.Pod.Name, UID: bc.Pod.UID}
+func (p *Plugin) reserve(ctx context.Context, m framework.Mark, claim *resourcev1.ResourceClaim, again bool) (*resourcev1.ResourceClaim, error) {
+	key := markKey(m.PodUID, m.Attempt)
+	consumer := resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: m.Pod.Name, UID: m.PodUID}
 	steps := []map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": claim.UID},
 		{"op": "test", "path": "/metadata/annotations/" + strings.ReplaceAll(key, "/", "~1"), "value": claim.Annotations[key]},

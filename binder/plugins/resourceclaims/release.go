@@ -18,12 +18,12 @@ import (
 )
 
 // marked returns the names of the claims in the cache that have the mark of the attempt.
-func (p *Plugin) marked(ctx context.Context, bc *framework.BindContext) ([]string, error) {
+func (p *Plugin) marked(ctx context.Context, m framework.Mark) ([]string, error) {
 	var names []string
 	var list resourcev1.ResourceClaimList
-	err := p.h.Cached.List(ctx, &list, client.InNamespace(bc.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
+	err := p.h.Cached.List(ctx, &list, client.InNamespace(m.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
 	for i := range list.Items {
-		if markOn(bc, &list.Items[i]) != "" {
+		if markOn(m, &list.Items[i]) != "" {
 			names = append(names, list.Items[i].Name)
 		}
 	}
@@ -35,10 +35,10 @@ func (p *Plugin) marked(ctx context.Context, bc *framework.BindContext) ([]strin
 const releaseConflicts = 10
 
 // release removes the reservation and the mark of the attempt from the claim.
-func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name string) error {
+func (p *Plugin) release(ctx context.Context, m framework.Mark, name string) error {
 	err := retry.RetryOnConflict(wait.Backoff{Steps: releaseConflicts + 1}, func() error {
 		for {
-			over, err := p.releaseStep(ctx, bc, name)
+			over, err := p.releaseStep(ctx, m, name)
 			if over || err != nil {
 				return err
 			}
@@ -55,52 +55,52 @@ func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, name st
 // the claim and then the pod. It removes only the mark if the pod is bound, because the pod
 // uses the claim, and if another attempt at the bind has marked the claim, because that
 // attempt relies on the reservation.
-func (p *Plugin) releaseStep(ctx context.Context, bc *framework.BindContext, name string) (over bool, err error) {
+func (p *Plugin) releaseStep(ctx context.Context, m framework.Mark, name string) (over bool, err error) {
 	claim := &resourcev1.ResourceClaim{}
-	if err := p.h.Live.Get(ctx, client.ObjectKey{Namespace: bc.Pod.Namespace, Name: name}, claim); err != nil {
+	if err := p.h.Live.Get(ctx, client.ObjectKey{Namespace: m.Pod.Namespace, Name: name}, claim); err != nil {
 		return false, err
 	}
-	if markOn(bc, claim) == "" {
+	if markOn(m, claim) == "" {
 		return true, nil
 	}
 	at := framework.Whereabouts("")
-	if user, ok := reservations(claim)[bc.Pod.UID]; ok {
-		if user != bc.Pod.Name {
+	if user, ok := reservations(claim)[m.PodUID]; ok {
+		if user != m.Pod.Name {
 			// The caller has decided about another pod. The next list of marks names the
 			// right one.
 			return true, nil
 		}
-		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, bc.Pod.Namespace, bc.Pod.Name)
+		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
 		if err != nil {
 			return false, err
 		}
-		at = framework.WhereaboutsOf(pod, bc.Pod.UID, bc.Node.Name)
+		at = framework.WhereaboutsOf(pod, m.PodUID, m.Node)
 	}
-	unused := at == framework.Gone || at == framework.Pending && !markedByOthers(claim, bc.Pod.UID, bc.Attempt)
+	unused := at == framework.Gone || at == framework.Pending && !markedByOthers(claim, m.PodUID, m.Attempt)
 	// Another manager removes the reservation or uses it.
-	if unused && !reservedByOthers(claim, bc.Pod.UID) {
-		return false, p.unreserve(ctx, bc, claim)
+	if unused && !reservedByOthers(claim, m.PodUID) {
+		return false, p.unreserve(ctx, m, claim)
 	}
-	err = p.unmark(ctx, bc, name, claim)
+	err = p.unmark(ctx, m, name, claim)
 	return err == nil, err
 }
 
 // unreserve removes the reservation for the pod, on the condition that the claim has not
 // changed: an attempt that has marked it since then may rely on the reservation.
-func (p *Plugin) unreserve(ctx context.Context, bc *framework.BindContext, claim *resourcev1.ResourceClaim) error {
+func (p *Plugin) unreserve(ctx context.Context, m framework.Mark, claim *resourcev1.ResourceClaim) error {
 	return p.h.Status.Status().Patch(ctx, claim.DeepCopy(), patch(types.StrategicMergePatchType, map[string]any{
 		"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
-		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": bc.Pod.UID}}},
+		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": m.PodUID}}},
 	}), fieldOwner)
 }
 
 // unmark removes the mark of the attempt. With a claim, it does so on the condition that the claim has not changed: the
 // marks of other attempts decide about the reservation.
-func (p *Plugin) unmark(ctx context.Context, bc *framework.BindContext, name string, unchanged *resourcev1.ResourceClaim) error {
-	metadata := map[string]any{"annotations": map[string]any{markKey(bc.Pod.UID, bc.Attempt): nil}}
+func (p *Plugin) unmark(ctx context.Context, m framework.Mark, name string, unchanged *resourcev1.ResourceClaim) error {
+	metadata := map[string]any{"annotations": map[string]any{markKey(m.PodUID, m.Attempt): nil}}
 	if unchanged != nil {
 		metadata["uid"], metadata["resourceVersion"] = unchanged.UID, unchanged.ResourceVersion
 	}
-	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: bc.Pod.Namespace, Name: name}}
+	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: name}}
 	return p.h.Writer.Patch(ctx, claim, patch(types.MergePatchType, map[string]any{"metadata": metadata}), fieldOwner)
 }

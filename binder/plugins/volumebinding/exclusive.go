@@ -176,13 +176,9 @@ func mounts(pod *corev1.Pod, claim string) bool {
 	})
 }
 
-// release removes those attempts from the reservations of the pod. It reads the records from the API
-// server, because the cache can lack the last write of this replica.
-func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, which func(attempt string) bool) error {
-	if d, err := framework.Extension[decision](bc); !bc.Recovered && (err != nil || len(d.plan.exclusive) == 0) {
-		return err
-	}
-	records, err := p.records.List(ctx, p.h.Live)
+// release removes those attempts from the reservations of the pod.
+func (p *Plugin) release(ctx context.Context, reader framework.Reader, pod types.UID, which func(attempt string) bool) error {
+	records, err := p.records.List(ctx, reader)
 	if records == nil {
 		return err
 	}
@@ -191,7 +187,7 @@ func (p *Plugin) release(ctx context.Context, bc *framework.BindContext, which f
 	for _, v := range records {
 		r := v.Record
 		before := len(r.Attempts)
-		maps.DeleteFunc(r.Attempts, func(attempt, _ string) bool { return r.UID == bc.Pod.UID && which(attempt) })
+		maps.DeleteFunc(r.Attempts, func(attempt, _ string) bool { return r.UID == pod && which(attempt) })
 		switch len(r.Attempts) {
 		case before:
 		case 0:

@@ -214,19 +214,20 @@ func TestExclusive_Release(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, verdict.Writes)
 	assert.Equal(t, "PersistentVolumeClaim default/data: the bind of pod default/one, which uses the ReadWriteOncePod claim", verdict.Wait.String())
-	require.NoError(t, p.PreBindRollBack(t.Context(), stranger))
-	require.NoError(t, p.PreBindRollBack(t.Context(), first))
-	require.NoError(t, p.PreBindRollBack(t.Context(), first), "the rollback is idempotent")
+	require.NoError(t, p.PreBindRollBack(t.Context(), stranger.Mark()))
+	require.NoError(t, p.PreBindRollBack(t.Context(), first.Mark()))
+	require.NoError(t, p.PreBindRollBack(t.Context(), first.Mark()), "the rollback is idempotent")
 	marks, err = p.Marks(t.Context())
 	require.NoError(t, err)
 	require.Len(t, marks, 1, "the other attempt keeps its part")
 
 	// A record that cannot be decoded does not keep the others.
 	w.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: "broken", Labels: map[string]string{ledger.Label: ledger.Claims}}})
-	recovered := &framework.BindContext{Pod: second.Pod, Node: second.Node, Attempt: "gone-1", Recovered: true}
-	require.NoError(t, p.PreBindRollBack(t.Context(), recovered))
+	other := second.Mark()
+	other.Attempt = "gone-1"
+	require.NoError(t, p.PreBindRollBack(t.Context(), other))
 	assert.Len(t, w.records(), 2, "the rollback of another attempt releases nothing")
-	require.NoError(t, p.PostBind(t.Context(), recovered))
+	require.NoError(t, p.PostBind(t.Context(), other))
 	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 

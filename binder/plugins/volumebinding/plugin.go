@@ -110,12 +110,12 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 
 // PreBindRollBack releases the attempt's reservations of ReadWriteOncePod claims. It leaves claims and
 // volumes as they are; see the package's comment.
-func (p *Plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	return p.release(ctx, bc, func(attempt string) bool { return attempt == bc.Attempt })
+func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
+	return p.release(ctx, p.h.Live, m.PodUID, func(attempt string) bool { return attempt == m.Attempt })
 }
 
 // PostBind releases the reservations of the pod: from now on, a list of pods shows which pod uses the
 // ReadWriteOncePod claims.
-func (p *Plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.release(ctx, bc, func(string) bool { return true })
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+	return p.release(ctx, p.h.Cached, m.PodUID, func(string) bool { return true })
 }

@@ -52,8 +52,8 @@ type holder struct {
 	Attempt   string `json:"attempt"`
 }
 
-func holderFor(bc *framework.BindContext) holder {
-	return holder{Namespace: bc.Pod.Namespace, Pod: bc.Pod.Name, UID: string(bc.Pod.UID), Attempt: bc.Attempt}
+func holderFor(m framework.Mark) holder {
+	return holder{Namespace: m.Pod.Namespace, Pod: m.Pod.Name, UID: string(m.PodUID), Attempt: m.Attempt}
 }
 
 // Name implements framework.Plugin.
@@ -62,7 +62,7 @@ func (*plugin) Name() string { return Name }
 // PreFlight takes the lock if it is free, or if an earlier attempt for the same pod holds it. That
 // attempt was in another replica, which finds that it no longer holds the lock.
 func (*plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	switch mine, held := holderFor(bc), heldBy(bc.Node); {
+	switch mine, held := holderFor(bc.Mark()), heldBy(bc.Node); {
 	case held == mine:
 		return framework.Verdict{}, nil
 	case held == holder{} || held.UID == mine.UID:
@@ -76,21 +76,21 @@ func (*plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 
 // PreBind takes the lock, unless the node has changed since PreFlight: then the bind waits for the change.
 func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	if err := p.write(ctx, bc.Node, holderFor(bc)); err != nil {
+	if err := p.write(ctx, bc.Node, holderFor(bc.Mark())); err != nil {
 		return framework.FromAPI(object(bc.Node.Name), "locking it", err)
 	}
 	return nil
 }
 
 // PreBindRollBack releases the lock if this attempt holds it.
-func (p *plugin) PreBindRollBack(ctx context.Context, bc *framework.BindContext) error {
-	return p.release(ctx, bc)
+func (p *plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
+	return p.release(ctx, m)
 }
 
 // PostBind releases the lock, because the pod is bound. If that fails, the mark remains, and Prebind
 // calls PostBind again.
-func (p *plugin) PostBind(ctx context.Context, bc *framework.BindContext) error {
-	return p.release(ctx, bc)
+func (p *plugin) PostBind(ctx context.Context, m framework.Mark) error {
+	return p.release(ctx, m)
 }
 
 // Marks lists the locks.
@@ -113,11 +113,11 @@ func (p *plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 }
 
 // release releases the lock if this attempt holds it. It reads the node from the API server, because the cache can be behind.
-func (p *plugin) release(ctx context.Context, bc *framework.BindContext) error {
+func (p *plugin) release(ctx context.Context, m framework.Mark) error {
 	for {
 		node := &corev1.Node{}
-		err := p.h.Live.Get(ctx, client.ObjectKey{Name: bc.Node.Name}, node)
-		if apierrors.IsNotFound(err) || err == nil && heldBy(node) != holderFor(bc) {
+		err := p.h.Live.Get(ctx, client.ObjectKey{Name: m.Node}, node)
+		if apierrors.IsNotFound(err) || err == nil && heldBy(node) != holderFor(m) {
 			return nil
 		}
 		if err != nil {
