@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 )
@@ -69,7 +70,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 func add(d Decision, r result) error {
 	for key, value := range r.verdict.Annotations {
 		if !strings.Contains(key, "/") {
-			key = r.plugin.Name() + "." + framework.Domain + "/" + key
+			key = r.plugin.Name() + "." + v1alpha1.Domain + "/" + key
 		}
 		if len(validation.IsQualifiedName(key)) > 0 {
 			return fmt.Errorf("invalid annotation key %q", short(key))

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -186,14 +187,14 @@ func (d Decision) bounded() Decision {
 	all := d.Warnings
 	d.Warnings = nil
 	for _, w := range all {
-		if w = framework.Clip(w, maxMessage); len(d.Warnings) < maxWarnings && !slices.Contains(d.Warnings, w) {
+		if w = text.Clip(w, maxMessage); len(d.Warnings) < maxWarnings && !slices.Contains(d.Warnings, w) {
 			d.Warnings = append(d.Warnings, w)
 		}
 	}
 	if d.Err != nil {
 		err := framework.AsError(framework.Binder, d.Err)
-		err.Message, err.Advice = framework.Clip(err.Message, maxMessage), framework.Clip(err.Advice, maxAdvice)
-		err.Object = framework.Object{Kind: framework.Clip(err.Object.Kind, maxName), Namespace: framework.Clip(err.Object.Namespace, maxName), Name: framework.Clip(err.Object.Name, maxName)}
+		err.Message, err.Advice = text.Clip(err.Message, maxMessage), text.Clip(err.Advice, maxAdvice)
+		err.Object = framework.Object{Kind: text.Clip(err.Object.Kind, maxName), Namespace: text.Clip(err.Object.Namespace, maxName), Name: text.Clip(err.Object.Name, maxName)}
 		fields := err.Fields
 		err.Fields = nil
 		for _, f := range fields[:min(len(fields), maxFields)] {
@@ -215,7 +216,7 @@ func (d Decision) bounded() Decision {
 // maxEcho is how much of an invalid input is repeated in an error.
 const maxEcho = 500
 
-func short(text string) string { return framework.Clip(text, maxEcho) }
+func short(s string) string { return text.Clip(s, maxEcho) }
 
 // podObject is the pod as the object of an error.
 func podObject(pod types.NamespacedName) framework.Object {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 func refusalOf(err *framework.Error) *Refusal {
@@ -86,7 +87,7 @@ func boundedFindings(all []framework.Finding) []framework.Finding {
 	var bounded []framework.Finding
 	for _, f := range all[:min(len(all), maxFindings)] {
 		bounded = append(bounded, framework.Finding{
-			Name: framework.Clip(f.Name, maxName), Verdict: framework.Clip(f.Verdict, maxName), Message: framework.Clip(f.Message, maxMessage),
+			Name: text.Clip(f.Name, maxName), Verdict: text.Clip(f.Verdict, maxName), Message: text.Clip(f.Message, maxMessage),
 		})
 	}
 	if left := len(all) - maxFindings; left > 0 {

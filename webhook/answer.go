@@ -16,6 +16,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 const (
@@ -95,21 +96,21 @@ func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.Admission
 	}
 	details := &metav1.StatusDetails{
 		RetryAfterSeconds: int32(retryAfter / time.Second),
-		Causes:            []metav1.StatusCause{{Type: CausePlugin, Message: framework.Clip(err.Plugin, maxCause)}},
+		Causes:            []metav1.StatusCause{{Type: CausePlugin, Message: text.Clip(err.Plugin, maxCause)}},
 	}
 	if object := err.Object.String(); object != "" {
-		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: framework.Clip(object, maxCause)})
+		details.Causes = append(details.Causes, metav1.StatusCause{Type: CauseObject, Message: text.Clip(object, maxCause)})
 	}
 	for _, f := range err.Fields[:min(len(err.Fields), maxCauses)] {
 		details.Causes = append(details.Causes, metav1.StatusCause{
-			Type: CauseField, Field: framework.Clip(f.Path, maxPath), Message: framework.Clip(f.Message, maxCause),
+			Type: CauseField, Field: text.Clip(f.Path, maxPath), Message: text.Clip(f.Message, maxCause),
 		})
 	}
 	return &admissionv1.AdmissionResponse{
 		Result: &metav1.Status{
-			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: framework.Clip(err.Error(), maxMessage), Details: details,
+			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: text.Clip(err.Error(), maxMessage), Details: details,
 		},
-		AuditAnnotations: map[string]string{AuditKeyDecision: string(err.Kind), AuditKeyPlugin: framework.Clip(err.Plugin, maxCause)},
+		AuditAnnotations: map[string]string{AuditKeyDecision: string(err.Kind), AuditKeyPlugin: text.Clip(err.Plugin, maxCause)},
 	}
 }
 
@@ -118,7 +119,7 @@ func warnings(all []string) []string {
 	left := maxWarningRunes
 	var kept []string
 	for _, w := range all {
-		w = framework.Clip("prebind: "+w, utf8.UTFMax*maxWarningRunes)
+		w = text.Clip("prebind: "+w, utf8.UTFMax*maxWarningRunes)
 		if left -= utf8.RuneCountInString(w); left < 0 {
 			break
 		}

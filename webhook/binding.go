@@ -15,6 +15,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // bind is a decoded Binding.
@@ -72,7 +73,7 @@ func notBinding(r *admissionv1.AdmissionRequest) string {
 	if r.SubResource != "" {
 		what += "/" + r.SubResource
 	}
-	clip := func(text string) string { return framework.Clip(text, maxCause) }
+	clip := func(s string) string { return text.Clip(s, maxCause) }
 	if r.Resource.Group != "" || (what != "pods/binding" && what != "bindings") || r.Operation != admissionv1.Create {
 		return fmt.Sprintf("allowed %s of %q without a check: the rules of the webhook configuration must match only CREATE of pods/binding and bindings", clip(string(r.Operation)), clip(what))
 	}

@@ -16,11 +16,12 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // ExplainAnnotation on a dry-run Binding, with any value, requests an explanation. The answer contains it as a warning; see
 // DecodeExplanation.
-const ExplainAnnotation = framework.Binder + "." + framework.Domain + "/explain"
+const ExplainAnnotation = framework.Binder + "." + v1alpha1.Domain + "/explain"
 
 const (
 	// explanationPrefix is the prefix of a warning that is an explanation.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // Engine decides on Bindings. *binder.Engine implements it.
@@ -94,7 +95,7 @@ func (h *Handler) logProblem(r *http.Request, problem *metav1.Status) {
 
 // review answers a request. If the engine panics, it denies the request.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	about := append(make([]any, 0, 6), "user", framework.Clip(request.UserInfo.Username, maxCause))
+	about := append(make([]any, 0, 6), "user", text.Clip(request.UserInfo.Username, maxCause))
 	defer func() {
 		if r := recover(); r != nil {
 			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
@@ -107,11 +108,11 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return deny(err, 0)
 	}
 	if bind == nil {
-		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", framework.Clip(request.Resource.String(), maxCause), "reason", reason)
+		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", text.Clip(request.Resource.String(), maxCause), "reason", reason)
 		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
 	}
-	pod := klog.KRef(framework.Clip(bind.request.Pod.Namespace, maxCause), framework.Clip(bind.request.Pod.Name, maxCause))
-	about = append(about, "pod", pod, "node", framework.Clip(bind.request.Binding.Target.Name, maxCause))
+	pod := klog.KRef(text.Clip(bind.request.Pod.Namespace, maxCause), text.Clip(bind.request.Pod.Name, maxCause))
+	about = append(about, "pod", pod, "node", text.Clip(bind.request.Binding.Target.Name, maxCause))
 	log := h.o.Log.WithValues(about...)
 	begin := h.o.Clock.Now()
 	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
@@ -156,7 +157,7 @@ func failure(code int32, reason metav1.StatusReason, err error) *metav1.Status {
 		Status:   metav1.StatusFailure,
 		Code:     code,
 		Reason:   reason,
-		Message:  framework.Clip("prebind: "+err.Error(), maxMessage),
+		Message:  text.Clip("prebind: "+err.Error(), maxMessage),
 	}
 }
 

@@ -5,11 +5,12 @@ package framework
 
 import (
 	"fmt"
-	"slices"
 	"strings"
-	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // Parameter is an annotation that a plugin reads.
@@ -30,14 +31,14 @@ const (
 
 // Field returns the field of a KindInvalid for the parameter, with the message.
 func (p Parameter) Field(message string) Field {
-	return Field{Path: "metadata.annotations[" + Clip(p.Annotation, maxKey) + "]", Message: message}
+	return Field{Path: "metadata.annotations[" + text.Clip(p.Annotation, maxKey) + "]", Message: message}
 }
 
 // Invalid returns a KindInvalid about the annotation. The message completes a sentence that
 // begins with the annotation's key, such as "must be a positive duration".
 func (p Parameter) Invalid(format string, args ...any) *Error {
 	message := fmt.Sprintf(format, args...)
-	return Invalid(p.On, "annotation "+Clip(p.Annotation, maxKey)+" "+message, p.Field(message)).Advise("correct the annotation")
+	return Invalid(p.On, "annotation "+text.Clip(p.Annotation, maxKey)+" "+message, p.Field(message)).Advise("correct the annotation")
 }
 
 // InvalidParameters returns one error for all errors of Parameter.Invalid, of which there is at least one.
@@ -51,40 +52,8 @@ func InvalidParameters(all []*Error) *Error {
 			joined.Fields = append(joined.Fields, e.Fields...)
 		}
 	}
-	joined.Message = strings.Join(Shorten(messages, maxListed), "; ")
+	joined.Message = strings.Join(text.Shorten(messages, maxListed), "; ")
 	return &joined
-}
-
-// Shorten returns the list with at most that many items. A longer list ends with "and N more". It does not change the list.
-func Shorten(list []string, most int) []string {
-	if len(list) <= most {
-		return list
-	}
-	return append(slices.Clone(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
-}
-
-// Clip makes a user's text safe for a message of one line, which API servers and terminals show as it is: it replaces characters
-// that are not printable, and shortens the text to at most that many bytes, the ellipsis included.
-func Clip(text string, most int) string {
-	const ellipsis = "…"
-	cut := len(text) > most
-	if cut {
-		text = text[:max(most-len(ellipsis), 0)]
-	}
-	shown := strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsPrint(r):
-			return r
-		case unicode.IsSpace(r):
-			return ' '
-		default:
-			return '?'
-		}
-	}, strings.ToValidUTF8(text, ""))
-	if cut {
-		shown += ellipsis
-	}
-	return shown
 }
 
 // Parameter returns the annotation <plugin>.prebind.dev/<key> of the Binding, or else of the pod. If neither has the
@@ -94,7 +63,7 @@ func (bc *BindContext) Parameter(plugin, key string) Parameter {
 		return p
 	}
 	return Parameter{
-		Annotation: plugin + "." + Domain + "/" + key,
+		Annotation: plugin + "." + v1alpha1.Domain + "/" + key,
 		On:         Object{Kind: "Binding", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name},
 	}
 }
@@ -102,7 +71,7 @@ func (bc *BindContext) Parameter(plugin, key string) Parameter {
 // Parameters returns the annotations <plugin>.prebind.dev/<key> of the Binding and of the pod, by key. The Binding's value
 // wins. The caller owns the map.
 func Parameters(plugin string, binding *corev1.Binding, pod *corev1.Pod) map[string]Parameter {
-	prefix := plugin + "." + Domain + "/"
+	prefix := plugin + "." + v1alpha1.Domain + "/"
 	found := map[string]Parameter{}
 	collect := func(kind string, annotations map[string]string) {
 		for annotation, value := range annotations {
@@ -125,4 +94,4 @@ const Binder = "binder"
 
 // AttemptAnnotation is the key of the annotation with which a bound pod names the attempt
 // that bound it.
-const AttemptAnnotation = Binder + "." + Domain + "/attempt"
+const AttemptAnnotation = Binder + "." + v1alpha1.Domain + "/attempt"

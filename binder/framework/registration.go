@@ -7,19 +7,14 @@ import (
 	"context"
 
 	"github.com/prometheus/client_golang/prometheus"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/config/v1alpha1"
 )
-
-// Domain of all annotations. The keys are <plugin>.prebind.dev/<key>.
-const Domain = v1alpha1.Domain
 
 // Registration describes a PreBind plugin. Name, Description, and New are required.
 type Registration struct {
@@ -70,17 +65,6 @@ type Registration struct {
 // Arguments are the arguments of one plugin; see v1alpha1.Arguments.
 type Arguments = v1alpha1.Arguments
 
-// ArgumentsAs returns the arguments as their own type.
-func ArgumentsAs[T Arguments](a Arguments) (T, error) { return v1alpha1.ArgumentsAs[T](a) }
-
-// Positive returns an error unless the duration is positive, for Arguments.Validate.
-func Positive(path *field.Path, d metav1.Duration) field.ErrorList { return v1alpha1.Positive(path, d) }
-
-// Between returns an error unless the value is at least low and at most high.
-func Between(path *field.Path, value, low, high int) field.ErrorList {
-	return v1alpha1.Between(path, value, low, high)
-}
-
 // Always returns a Registration.Watches for kinds that do not depend on the arguments.
 func Always(examples ...client.Object) func(Arguments) []client.Object {
 	return func(Arguments) []client.Object { return examples }
@@ -89,7 +73,7 @@ func Always(examples ...client.Object) func(Arguments) []client.Object {
 // Build returns a Registration.New that calls build with the arguments in their own type.
 func Build[T Arguments](build func(h Handle, args T) (Plugin, error)) func(Handle, Arguments) (Plugin, error) {
 	return func(h Handle, a Arguments) (Plugin, error) {
-		args, err := ArgumentsAs[T](a)
+		args, err := v1alpha1.ArgumentsAs[T](a)
 		if err != nil {
 			return nil, err
 		}

@@ -48,7 +48,7 @@ func (r *Registry) Check() error {
 			return fmt.Errorf("%s %q: registered twice, or another component has its name", kind, name)
 		}
 		seen[name] = true
-		if problems := validation.IsDNS1123Subdomain(name + "." + framework.Domain); len(problems) > 0 {
+		if problems := validation.IsDNS1123Subdomain(name + "." + v1alpha1.Domain); len(problems) > 0 {
 			return fmt.Errorf("%s %q: the name is not valid as part of an annotation key: %s", kind, name, problems[0])
 		}
 		return nil

@@ -15,13 +15,14 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // Unreadable returns an error for Kind.Decode that names the key of the ConfigMap. advice
 // describes the fix for an operator.
 func Unreadable(key string, err error, advice string) error {
 	const most = 300 // JSON errors can quote input of any length.
-	cause := fmt.Errorf("key %q cannot be decoded: %s", framework.Clip(key, maxShown), framework.Clip(err.Error(), most))
+	cause := fmt.Errorf("key %q cannot be decoded: %s", text.Clip(key, maxShown), text.Clip(err.Error(), most))
 	return framework.Internal(framework.Object{}, cause).Advise("%s", advice)
 }
 
@@ -29,7 +30,7 @@ func Unreadable(key string, err error, advice string) error {
 const maxShown = 80
 
 // quote returns a key for a message.
-func quote(key any) string { return fmt.Sprintf("%q", framework.Clip(fmt.Sprint(key), maxShown)) }
+func quote(key any) string { return fmt.Sprintf("%q", text.Clip(fmt.Sprint(key), maxShown)) }
 
 // ObjectName is a namespace and a name. Its text form is "namespace/name".
 type ObjectName types.NamespacedName

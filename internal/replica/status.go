@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/internal/work"
 )
 
@@ -63,7 +63,7 @@ type Status struct {
 // Encode returns the JSON of the status, with the problem shortened and as many of the
 // attempts as fit into MaxStatus. The attempts are given oldest first.
 func (s Status) Encode(all []work.InFlight) (string, error) {
-	s.Problem = framework.Clip(s.Problem, maxText)
+	s.Problem = text.Clip(s.Problem, maxText)
 	s.LeftOut = len(all) // The longest number that is possible.
 	rest, err := json.Marshal(s)
 	if err != nil {
@@ -71,7 +71,7 @@ func (s Status) Encode(all []work.InFlight) (string, error) {
 	}
 	room := MaxStatus - len(rest) - len(`,"inFlight":[]`)
 	for _, f := range work.Interleave(all, func(f work.InFlight) string { return f.Namespace }) {
-		f.WaitsFor = framework.Clip(f.WaitsFor, maxText)
+		f.WaitsFor = text.Clip(f.WaitsFor, maxText)
 		encoded, err := json.Marshal(f)
 		if err != nil {
 			return "", err

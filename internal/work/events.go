@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -34,5 +34,5 @@ const (
 
 // Report records an event on the pod; related may be nil.
 func (s *Set) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
-	s.o.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", framework.Clip(note, maxNote))
+	s.o.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", text.Clip(note, maxNote))
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // readAgain is the pause after a read of the API server that failed, or that contradicts the cache.
@@ -51,11 +52,11 @@ func (st state) until() time.Time {
 
 // outcomeOf decides by the live pod, which is nil if it is gone. It is pure.
 func outcomeOf(key Key, st state, live *corev1.Pod, now time.Time) outcome {
-	switch framework.WhereaboutsOf(live, key.Pod, key.Node) {
-	case framework.BoundHere:
+	switch podstate.Of(live, key.Pod, key.Node) {
+	case podstate.BoundHere:
 		return bound
-	case framework.Pending:
-	case framework.Gone, framework.BoundElsewhere:
+	case podstate.Pending:
+	case podstate.Gone, podstate.BoundElsewhere:
 		return ended
 	}
 	past := !st.until().IsZero() && now.After(st.until())

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // Grace is how long a sweep keeps the mark of a pending pod after the attempt's replica is gone. It
@@ -237,10 +238,10 @@ func (s *sweeper) settle(ctx context.Context, o *orphan) error {
 		return fmt.Errorf("reading pod %s: %w", m.Pod, err)
 	}
 	action := actionRollBack
-	switch at := framework.WhereaboutsOf(pod, m.PodUID, m.Node); {
-	case at == framework.BoundHere:
+	switch at := podstate.Of(pod, m.PodUID, m.Node); {
+	case at == podstate.BoundHere:
 		action = actionCommit // The pod uses the writes, whichever attempt bound it.
-	case at == framework.Pending && s.o.Clock.Since(o.since) <= Grace:
+	case at == podstate.Pending && s.o.Clock.Since(o.since) <= Grace:
 		return nil // The bind may be in progress, or another replica may receive the next call.
 	}
 	klog.FromContext(ctx).Info("Settling the writes of an ended attempt",

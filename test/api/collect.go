@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
-	"github.com/prebind/prebind/binder/framework"
 	client "github.com/prebind/prebind/cmd/kubectl-prebind/app"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -101,7 +100,7 @@ func (i items) addMutators() error {
 			return err
 		}
 		for key := range out.Annotations {
-			i.add("key", r.Name+"."+framework.Domain+"/"+key, "")
+			i.add("key", r.Name+"."+v1alpha1.Domain+"/"+key, "")
 		}
 	}
 	return nil
@@ -113,7 +112,7 @@ func (i items) addPlugins() {
 		i.add("plugin", p.Name, "")
 		for key := range strings.SplitSeq(p.AnnotationsHelp, ", ") {
 			if key != "" {
-				i.add("key", p.Name+"."+framework.Domain+"/"+key, "")
+				i.add("key", p.Name+"."+v1alpha1.Domain+"/"+key, "")
 			}
 		}
 	}

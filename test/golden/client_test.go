@@ -23,6 +23,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/device"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -32,7 +33,7 @@ var clientData = filepath.Join("..", "..", "client", "testdata")
 
 // TestClient_Contract checks the values that the module client has a copy of.
 func TestClient_Contract(t *testing.T) {
-	prefix := func(plugin string) string { return plugin + "." + framework.Domain + "/" }
+	prefix := func(plugin string) string { return plugin + "." + v1alpha1.Domain + "/" }
 	compareWithClient(t, "contract.json", map[string]string{
 		"WebhookName":            webhook.Name,
 		"AttemptAnnotation":      framework.AttemptAnnotation,

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // managerPrefix begins the field manager of every write. The ID of the attempt follows. So
@@ -75,7 +76,7 @@ func isForged(pod *corev1.Pod, attempt string) bool {
 // field: if it is empty, or if only earlier attempts of Prebind have set it, whose replicas ended.
 // The pod is the live one, or nil.
 func mayAnnounce(pod *corev1.Pod, uid types.UID, node string) bool {
-	if framework.WhereaboutsOf(pod, uid, node) != framework.Pending {
+	if podstate.Of(pod, uid, node) != podstate.Pending {
 		return false
 	}
 	if pod.Status.NominatedNodeName == "" {

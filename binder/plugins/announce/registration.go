@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Name of the plugin.
@@ -52,7 +53,7 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
-	return framework.Positive(path.Child("after"), a.After)
+	return v1alpha1.Positive(path.Child("after"), a.After)
 }
 
 // nominated contains the pending pods that have a nominatedNodeName, in a reduced form. The cache of

@@ -20,6 +20,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -154,8 +155,8 @@ func (p *Plugin) report(bc *framework.BindContext) {
 	}
 	for _, r := range l.results {
 		p.metrics.count(r)
-		if text := auditText(r); text != "" && p.h.Events != nil {
-			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", framework.Clip(text, maxNote))
+		if note := auditText(r); note != "" && p.h.Events != nil {
+			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", text.Clip(note, maxNote))
 		}
 	}
 }

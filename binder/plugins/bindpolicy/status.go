@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -90,7 +90,7 @@ func (v verdict) status(generation int64, now v1alpha1.BindPolicyStatus, at meta
 	}
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: ready, ObservedGeneration: generation, LastTransitionTime: at,
-		Reason: v.reason, Message: framework.Clip(v.message, maxConditionMessage),
+		Reason: v.reason, Message: text.Clip(v.message, maxConditionMessage),
 	})
 	status.TypeChecking = nil
 	if len(v.warnings) > 0 {
@@ -106,9 +106,9 @@ func (p *Plugin) changedStatus(before *v1alpha1.BindPolicy, v verdict) {
 	switch inForce := v.reason == v1alpha1.ReasonInForce; {
 	case p.h.Events == nil:
 	case !inForce && (!failed || was.Reason != v.reason):
-		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", framework.Clip(v.reason+": "+v.message, maxNote))
+		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", text.Clip(v.reason+": "+v.message, maxNote))
 	case inForce && failed:
-		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeNormal, ReasonInForce, "Compiling", "%s", framework.Clip(v.message, maxNote))
+		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeNormal, ReasonInForce, "Compiling", "%s", text.Clip(v.message, maxNote))
 	}
 }
 

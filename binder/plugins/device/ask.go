@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/text"
 )
 
 const (
@@ -182,4 +183,4 @@ func parseIDs(value string) (map[string]share, error) {
 var validID = regexp.MustCompile(fmt.Sprintf("^[!-~]{1,%d}$", maxID))
 
 // clip limits invalid input in messages.
-func clip(text string) string { return framework.Clip(text, maxEcho) }
+func clip(s string) string { return text.Clip(s, maxEcho) }

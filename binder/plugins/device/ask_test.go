@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 func TestParseShare(t *testing.T) {
@@ -110,7 +111,7 @@ func TestParseIDs(t *testing.T) {
 func on(kind string, values map[string]string) map[string]framework.Parameter {
 	parameters := map[string]framework.Parameter{}
 	for key, value := range values {
-		parameters[key] = framework.Parameter{Annotation: "device." + framework.Domain + "/" + key, Value: value, On: framework.Object{Kind: kind, Namespace: "default", Name: "web"}}
+		parameters[key] = framework.Parameter{Annotation: "device." + v1alpha1.Domain + "/" + key, Value: value, On: framework.Object{Kind: kind, Namespace: "default", Name: "web"}}
 	}
 	return parameters
 }
@@ -162,8 +163,8 @@ func TestParse(t *testing.T) {
 			}
 			var want []string
 			for _, key := range tc.wrong {
-				want = append(want, "metadata.annotations[device."+framework.Domain+"/"+key+"]")
-				assert.Contains(t, err.Error(), "device."+framework.Domain+"/"+key)
+				want = append(want, "metadata.annotations[device."+v1alpha1.Domain+"/"+key+"]")
+				assert.Contains(t, err.Error(), "device."+v1alpha1.Domain+"/"+key)
 			}
 			assert.Equal(t, want, paths, tc.reason)
 		})

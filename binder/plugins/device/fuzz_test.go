@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // FuzzParse checks that annotations are either valid, and then the same after they are
@@ -40,7 +41,7 @@ func FuzzParse(f *testing.F) {
 			assert.Equal(t, framework.KindInvalid, invalid.Kind)
 			assert.NotEmpty(t, invalid.Fields)
 			for _, field := range invalid.Fields {
-				key := strings.TrimSuffix(strings.TrimPrefix(field.Path, "metadata.annotations[device."+framework.Domain+"/"), "]")
+				key := strings.TrimSuffix(strings.TrimPrefix(field.Path, "metadata.annotations[device."+v1alpha1.Domain+"/"), "]")
 				assert.Contains(t, values, key)
 				assert.Less(t, len(field.Message), 1000)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended
@@ -26,10 +27,10 @@ func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
 		}
 		rec.unlock(m.PodUID, "")
 		switch whereaboutsOf(pod, m.PodUID, m.Node) {
-		case framework.Pending:
+		case podstate.Pending:
 			// The engine has seen the pod bound, so this response is outdated. The mark remains.
 			return errors.New("the API server returned an outdated pod: pending, but already seen bound")
-		case framework.BoundHere:
+		case podstate.BoundHere:
 			rec.bind(pod, grantOf(pod))
 		default:
 			rec.drop(m.PodUID)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // maxAttempt is the maximum length of an attempt in a record, in bytes. Attempts of the
@@ -61,7 +62,7 @@ func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *frame
 		if err != nil {
 			return err
 		}
-		if at := whereaboutsOf(pod, uid, bc.Node.Name); at != framework.Pending && at != framework.BoundHere {
+		if at := whereaboutsOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
 			rec.drop(uid)
 		}
 	}

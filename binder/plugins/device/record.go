@@ -16,6 +16,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // The other keys of a record are UIDs of pods.
@@ -266,9 +267,9 @@ func (r *record) boundPods() sets.Set[types.UID] {
 
 // whereaboutsOf is framework.WhereaboutsOf, except that a finished pod is gone: it uses no
 // devices any more.
-func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) framework.Whereabouts {
+func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) podstate.State {
 	if pod != nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed) {
-		return framework.Gone
+		return podstate.Gone
 	}
-	return framework.WhereaboutsOf(pod, uid, node)
+	return podstate.Of(pod, uid, node)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/podstate"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -219,18 +220,18 @@ func TestWhereaboutsOf(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		pod    *corev1.Pod
-		want   framework.Whereabouts
+		want   podstate.State
 	}{
-		"None":         {reason: "the pod was deleted", want: framework.Gone},
-		"Another":      {reason: "another pod has the same name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: framework.Gone},
-		"Pending":      {reason: "the pod can still be bound", pod: podNamed("p"), want: framework.Pending},
-		"Terminating":  {reason: "the API server no longer binds the pod", pod: podNamed("p", gen.Terminating()), want: framework.Gone},
-		"Bound":        {reason: "the pod is bound to the node", pod: podNamed("p", gen.BoundTo("node-a")), want: framework.BoundHere},
-		"Ending":       {reason: "the containers of the pod may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: framework.BoundHere},
-		"Elsewhere":    {reason: "the pod is bound to another node", pod: podNamed("p", gen.BoundTo("node-b")), want: framework.BoundElsewhere},
-		"Unknown":      {reason: "the pod may still run", pod: phased(corev1.PodUnknown), want: framework.BoundHere},
-		"Succeeded":    {reason: "a finished pod never runs again", pod: phased(corev1.PodSucceeded), want: framework.Gone},
-		"NeverStarted": {reason: "the pod failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: framework.Gone},
+		"None":         {reason: "the pod was deleted", want: podstate.Gone},
+		"Another":      {reason: "another pod has the same name", pod: podNamed("p", gen.UID("new"), gen.BoundTo("node-a")), want: podstate.Gone},
+		"Pending":      {reason: "the pod can still be bound", pod: podNamed("p"), want: podstate.Pending},
+		"Terminating":  {reason: "the API server no longer binds the pod", pod: podNamed("p", gen.Terminating()), want: podstate.Gone},
+		"Bound":        {reason: "the pod is bound to the node", pod: podNamed("p", gen.BoundTo("node-a")), want: podstate.BoundHere},
+		"Ending":       {reason: "the containers of the pod may still run", pod: podNamed("p", gen.BoundTo("node-a"), gen.Terminating()), want: podstate.BoundHere},
+		"Elsewhere":    {reason: "the pod is bound to another node", pod: podNamed("p", gen.BoundTo("node-b")), want: podstate.BoundElsewhere},
+		"Unknown":      {reason: "the pod may still run", pod: phased(corev1.PodUnknown), want: podstate.BoundHere},
+		"Succeeded":    {reason: "a finished pod never runs again", pod: phased(corev1.PodSucceeded), want: podstate.Gone},
+		"NeverStarted": {reason: "the pod failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: podstate.Gone},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, whereaboutsOf(tc.pod, "p", "node-a"), tc.reason) })

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/ledger"
 )
 
@@ -58,5 +59,5 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
-	return framework.Positive(path.Child("nodeLockTimeout"), a.NodeLockTimeout)
+	return v1alpha1.Positive(path.Child("nodeLockTimeout"), a.NodeLockTimeout)
 }

@@ -16,7 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/nodecondition"
 )
 
 // The names of the checks, in the order in which messages list what is missing.
@@ -95,7 +96,7 @@ func (a *Arguments) has(check string) bool { return slices.Contains(a.Checks, ch
 // parse returns the plugin, or the errors of the invalid fields.
 func (a *Arguments) parse(path *field.Path) (*plugin, field.ErrorList) {
 	p := &plugin{Arguments: a, pass: sets.New(a.PassNamespaces...)}
-	all := slices.Concat(framework.Positive(path.Child("timeout"), a.Timeout), framework.Positive(path.Child("maxTimeout"), a.MaxTimeout))
+	all := slices.Concat(v1alpha1.Positive(path.Child("timeout"), a.Timeout), v1alpha1.Positive(path.Child("maxTimeout"), a.MaxTimeout))
 	if a.MaxTimeout.Duration < a.Timeout.Duration {
 		all = append(all, field.Invalid(path.Child("maxTimeout"), a.MaxTimeout, fmt.Sprintf("must be at least timeout (%s)", a.Timeout.Duration)))
 	}
@@ -113,7 +114,7 @@ func (a *Arguments) parse(path *field.Path) (*plugin, field.ErrorList) {
 		check(isNamespace(namespace), path.Child("passNamespaces").Index(i), namespace, "must be the name of a namespace")
 	}
 	for i, given := range a.Conditions {
-		one, err := framework.ParseNodeConditions(given)
+		one, err := nodecondition.Parse(given)
 		check(err == nil && len(one) == 1 && !one[0].Not, path.Child("conditions").Index(i), given, "must be Type, Type=True, Type=False, or Type=Unknown")
 		p.conditions = append(p.conditions, one...)
 	}

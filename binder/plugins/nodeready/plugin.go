@@ -22,6 +22,9 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/nodecondition"
+	"github.com/prebind/prebind/internal/podstate"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // keyTimeout is the key of the annotation with the limit of the wait.
@@ -34,7 +37,7 @@ const maxShown = 3
 type plugin struct {
 	*Arguments
 	agents     []*agent
-	conditions []framework.NodeCondition
+	conditions []nodecondition.Expectation
 	// pass are the namespaces whose pods pass: PassNamespaces and those of the agents.
 	pass sets.Set[string]
 }
@@ -42,7 +45,7 @@ type plugin struct {
 // decide returns the wait of the bind. The readiness of a node can depend on the pods that pass, so a cluster in which
 // every node is new can start.
 func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
-	if p.pass.Has(bc.Pod.Namespace) || framework.IsSystemPod(bc.Pod) {
+	if p.pass.Has(bc.Pod.Namespace) || podstate.IsSystem(bc.Pod) {
 		return framework.Verdict{}, nil
 	}
 	limit, err := p.limit(bc)
@@ -57,7 +60,7 @@ func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 	for _, w := range lacks {
 		texts = append(texts, w.For)
 	}
-	wait, err := bc.AtMost(limit, framework.Wait{Object: lacks[0].Object, For: strings.Join(framework.Shorten(texts, maxShown), ", ")})
+	wait, err := bc.AtMost(limit, framework.Wait{Object: lacks[0].Object, For: strings.Join(text.Shorten(texts, maxShown), ", ")})
 	return framework.Verdict{Wait: wait}, err
 }
 

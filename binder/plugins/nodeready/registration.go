@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/volumes"
 )
 
@@ -34,7 +35,7 @@ func Registration() framework.Registration {
 
 // watches returns the kinds that show the CSI driver of a volume, if a check needs them.
 func watches(a framework.Arguments) []client.Object {
-	args, err := framework.ArgumentsAs[*Arguments](a)
+	args, err := v1alpha1.ArgumentsAs[*Arguments](a)
 	if err != nil || !args.has(checkDrivers) && !args.has(checkLimits) {
 		return nil
 	}
@@ -45,7 +46,7 @@ func watches(a framework.Arguments) []client.Object {
 
 // selections returns what the checks of agents and of attach limits need.
 func selections(a framework.Arguments) []framework.Selection {
-	args, err := framework.ArgumentsAs[*Arguments](a)
+	args, err := v1alpha1.ArgumentsAs[*Arguments](a)
 	if err != nil {
 		return nil
 	}

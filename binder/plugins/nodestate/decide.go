@@ -17,6 +17,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/nodecondition"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // The optional checks. The plugin always checks that the node is not being deleted. Each check is that of kube-scheduler's
@@ -52,7 +54,7 @@ func (f findings) join(format, separator string) string {
 	for _, m := range f {
 		parts = append(parts, fmt.Sprintf(format, m.want, m.found))
 	}
-	return strings.Join(framework.Shorten(parts, maxShown), separator)
+	return strings.Join(text.Shorten(parts, maxShown), separator)
 }
 
 // judge returns the failed checks and expectations, or an error if waiting cannot help. It is pure, and does not allocate if
@@ -99,10 +101,10 @@ func (f *findings) checkReady(pod *corev1.Pod, node *corev1.Node) {
 		tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoExecute}) {
 		return
 	}
-	f.checkCondition(framework.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, node)
+	f.checkCondition(nodecondition.Expectation{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, node)
 }
 
-func (f *findings) checkCondition(expected framework.NodeCondition, node *corev1.Node) {
+func (f *findings) checkCondition(expected nodecondition.Expectation, node *corev1.Node) {
 	if found := expected.Mismatch(node); found != "" {
 		f.add("the condition "+expected.String(), found)
 	}

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/nodecondition"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // The keys of the annotations, after node-state.prebind.dev/.
@@ -37,7 +39,7 @@ const (
 // expectations are the parsed annotations of the Binding and the pod.
 type expectations struct {
 	labels     labels.Requirements
-	conditions []framework.NodeCondition
+	conditions []nodecondition.Expectation
 	// wait is how long to wait for the expectations and checks. 0 means no wait.
 	wait time.Duration
 }
@@ -78,7 +80,7 @@ func (e *expectations) set(key, value string) (err error) {
 			return fmt.Errorf("must be a label selector: %s", clip(err.Error()))
 		}
 	case keyConditions:
-		e.conditions, err = framework.ParseNodeConditions(value)
+		e.conditions, err = nodecondition.Parse(value)
 	case keyWait:
 		e.wait, err = time.ParseDuration(value)
 		if err != nil || e.wait <= 0 {
@@ -91,4 +93,4 @@ func (e *expectations) set(key, value string) (err error) {
 }
 
 // clip makes a user's text safe for messages.
-func clip(text string) string { return framework.Clip(text, maxEcho) }
+func clip(s string) string { return text.Clip(s, maxEcho) }

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/nodecondition"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -24,7 +25,7 @@ func TestParse(t *testing.T) {
 		reason       string
 		pod, binding annotations
 		labels       string
-		conditions   []framework.NodeCondition
+		conditions   []nodecondition.Expectation
 		wait         time.Duration
 		// fields are the fields of the error, and on is its object.
 		fields  []string
@@ -35,7 +36,7 @@ func TestParse(t *testing.T) {
 		"All": {
 			reason:  "all annotations are set",
 			binding: annotations{"expect": "gpu.example.com/driver=550,!maintenance", "expect-conditions": "GPUReady=True", "wait": "30s"},
-			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []framework.NodeCondition{{Type: "GPUReady", Status: "True"}}, wait: 30 * time.Second,
+			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []nodecondition.Expectation{{Type: "GPUReady", Status: "True"}}, wait: 30 * time.Second,
 		},
 		"OnPod": {
 			reason: "the pod can have the annotations, too", pod: annotations{"expect": "a=b", "wait": "5s"}, labels: "a=b", wait: 5 * time.Second,

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Plugin checks nodes. It is safe for concurrent use.
@@ -41,7 +42,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 		return framework.Verdict{}, err
 	case e.wait == 0:
 		return framework.Verdict{}, framework.Refuse(about(bc.Node), "%s", f).
-			Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, framework.Domain, keyWait)
+			Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, v1alpha1.Domain, keyWait)
 	}
 	wait, err := bc.AtMost(e.wait, framework.Wait{Object: about(bc.Node), For: f.awaited()})
 	return framework.Verdict{Wait: wait}, err

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Name of the plugin.
@@ -56,7 +57,7 @@ func (a *Arguments) LongestWait() (name string, wait metav1.Duration) { return "
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
-	all := framework.Positive(path.Child("maxWait"), a.MaxWait)
+	all := v1alpha1.Positive(path.Child("maxWait"), a.MaxWait)
 	for i, name := range a.Checks {
 		if !slices.Contains(CheckNames(), name) {
 			all = append(all, field.NotSupported(path.Child("checks").Index(i), name, CheckNames()))

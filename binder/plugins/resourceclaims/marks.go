@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // fieldOwner is the field manager of this plugin's writes.
@@ -22,7 +23,7 @@ const fieldOwner = client.FieldOwner("prebind-" + Name)
 
 const (
 	// markPrefix is the prefix of the keys of marks.
-	markPrefix = Name + "." + framework.Domain + "/"
+	markPrefix = Name + "." + v1alpha1.Domain + "/"
 	// maxMarkValue is the maximum length of the value of a mark in bytes. Two names of
 	// 253 bytes fit.
 	maxMarkValue = 1024

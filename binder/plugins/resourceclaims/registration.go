@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Permissions of the plugin. Since Kubernetes 1.36, changing reservations also requires
@@ -56,7 +57,7 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
-	return framework.Positive(path.Child("bindingTimeout"), a.BindingTimeout)
+	return v1alpha1.Positive(path.Child("bindingTimeout"), a.BindingTimeout)
 }
 
 // markedIndex is an index of the cache. It contains the claims with marks, under "true". The

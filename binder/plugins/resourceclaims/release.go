@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // marked returns the names of the claims in the cache that have the mark of the attempt.
@@ -63,7 +64,7 @@ func (p *Plugin) releaseStep(ctx context.Context, m framework.Mark, name string)
 	if markOn(m, claim) == "" {
 		return true, nil
 	}
-	at := framework.Whereabouts("")
+	at := podstate.State("")
 	if user, ok := reservations(claim)[m.PodUID]; ok {
 		if user != m.Pod.Name {
 			// The caller has decided about another pod. The next list of marks names the
@@ -74,9 +75,9 @@ func (p *Plugin) releaseStep(ctx context.Context, m framework.Mark, name string)
 		if err != nil {
 			return false, err
 		}
-		at = framework.WhereaboutsOf(pod, m.PodUID, m.Node)
+		at = podstate.Of(pod, m.PodUID, m.Node)
 	}
-	unused := at == framework.Gone || at == framework.Pending && !markedByOthers(claim, m.PodUID, m.Attempt)
+	unused := at == podstate.Gone || at == podstate.Pending && !markedByOthers(claim, m.PodUID, m.Attempt)
 	// Another manager removes the reservation or uses it.
 	if unused && !reservedByOthers(claim, m.PodUID) {
 		return false, p.unreserve(ctx, m, claim)

@@ -25,6 +25,7 @@ import (
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // observeTime is how long a reservation is kept after the last allowed bind if the watch does not report the
@@ -73,7 +74,7 @@ func (p *Plugin) rules() rules {
 // decide rejects the bind if the circuit breaker is open, and waits for a slot if the pod needs one. The handlers of the
 // watches have read the pods.
 func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
-	if framework.IsSystemPod(bc.Pod) {
+	if podstate.IsSystem(bc.Pod) {
 		return framework.Verdict{}, nil
 	}
 	r := p.rules()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/compact"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // stuck are the reasons of a container that waits for the kubelet's next try. They are those of
@@ -27,7 +28,7 @@ var stuck = sets.New("ImagePullBackOff", "CrashLoopBackOff", "InvalidImageName",
 // waits for the kubelet's next try, for example because its image does not exist, uses nothing of
 // the node. Only the kubelet writes this status.
 func isStarting(pod *corev1.Pod) bool {
-	if pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil || framework.IsSystemPod(pod) {
+	if pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil || podstate.IsSystem(pod) {
 		return false
 	}
 	isStuck := func(s corev1.ContainerStatus) bool {
@@ -45,7 +46,7 @@ var refusals = sets.New("UnexpectedAdmissionError", "UnknownReason", "Unexpected
 
 // isRefused returns whether the kubelet refused the pod, and the cause can be the node.
 func isRefused(pod *corev1.Pod) bool {
-	return (refusals.Has(pod.Status.Reason) || strings.HasPrefix(pod.Status.Reason, "OutOf")) && !framework.IsSystemPod(pod)
+	return (refusals.Has(pod.Status.Reason) || strings.HasPrefix(pod.Status.Reason, "OutOf")) && !podstate.IsSystem(pod)
 }
 
 // startingPods selects the pods that start.

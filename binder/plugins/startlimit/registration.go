@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Name of the plugin.
@@ -33,7 +34,7 @@ func Registration() framework.Registration {
 		Arguments:   func() framework.Arguments { return Defaults() },
 		Selections: func(a framework.Arguments) []framework.Selection {
 			all := []framework.Selection{p.startingPods()}
-			if args, err := framework.ArgumentsAs[*Arguments](a); err == nil && args.BreakerRefusals > 0 {
+			if args, err := v1alpha1.ArgumentsAs[*Arguments](a); err == nil && args.BreakerRefusals > 0 {
 				all = append(all, p.refusedPods())
 			}
 			return all
@@ -97,11 +98,11 @@ func (a *Arguments) LongestWait() (name string, wait metav1.Duration) { return "
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
 	return slices.Concat(
-		framework.Between(path.Child("limit"), a.Limit, 1, maxLimit),
-		framework.Positive(path.Child("wait"), a.Wait),
-		framework.Positive(path.Child("startTimeout"), a.StartTimeout),
-		framework.Between(path.Child("breakerRefusals"), a.BreakerRefusals, 0, maxRefusals),
-		framework.Positive(path.Child("breakerWindow"), a.BreakerWindow),
-		framework.Positive(path.Child("breakerOpen"), a.BreakerOpen),
+		v1alpha1.Between(path.Child("limit"), a.Limit, 1, maxLimit),
+		v1alpha1.Positive(path.Child("wait"), a.Wait),
+		v1alpha1.Positive(path.Child("startTimeout"), a.StartTimeout),
+		v1alpha1.Between(path.Child("breakerRefusals"), a.BreakerRefusals, 0, maxRefusals),
+		v1alpha1.Positive(path.Child("breakerWindow"), a.BreakerWindow),
+		v1alpha1.Positive(path.Child("breakerOpen"), a.BreakerOpen),
 	)
 }

@@ -25,12 +25,12 @@ func newPluginsCommand(r *assembly.Registry) *cobra.Command {
 			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tARGUMENTS\tDESCRIPTION")
 			arguments := v1alpha1.Default(r.Components()).Arguments
 			for _, m := range r.Mutators {
-				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, framework.Domain, fields(arguments.Of(m.Name)), m.Description)
+				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, v1alpha1.Domain, fields(arguments.Of(m.Name)), m.Description)
 			}
 			for _, p := range r.Plugins {
 				reads := "-"
 				if p.AnnotationsHelp != "" {
-					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, framework.Domain, p.AnnotationsHelp)
+					reads = fmt.Sprintf("%s.%s/{%s}", p.Name, v1alpha1.Domain, p.AnnotationsHelp)
 				}
 				fmt.Fprintf(w, "%s\tPreBind\t%s\t%s\t%s\t%s\n", p.Name, onOff(p.On), reads, fields(arguments.Of(p.Name)), p.Description)
 			}

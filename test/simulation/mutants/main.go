@@ -24,8 +24,8 @@ type mutant struct{ name, file, text, by string }
 
 var mutants = []mutant{
 	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {\n\t\t\treturn err", "if err := refuseConflicts(rec, bc, a); false && err != nil {\n\t\t\treturn err"},
-	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != framework.Pending && at != framework.BoundHere {", "; at != framework.BoundHere {"},
-	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != framework.Pending && at != framework.BoundHere {", "; at != framework.Pending {"},
+	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.BoundHere {"},
+	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.Pending {"},
 	{"nothing is rolled back", "internal/work/plugins.go", "return p.PreBindRollBack(ctx, m) })", "return nil })"},
 	{"nothing is confirmed", "internal/work/plugins.go", "return p.PostBind(ctx, m) })", "return nil })"},
 	{"a lost lease does not matter", "internal/work/work.go", "case !held || term != e.term:", "case false && (!held || term != e.term):"},

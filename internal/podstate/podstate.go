@@ -1,7 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package framework
+// Package podstate tells the state of the pod of a bind.
+package podstate
 
 import (
 	corev1 "k8s.io/api/core/v1"
@@ -9,24 +10,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Whereabouts is the state of the pod of a bind.
-type Whereabouts string
+// State is the state of the pod of a bind.
+type State string
 
 const (
 	// Pending means that the pod has no node and can still be bound.
-	Pending Whereabouts = "pending"
+	Pending State = "pending"
 	// BoundHere means that an attempt has bound the pod to the node of the bind.
-	BoundHere Whereabouts = "bound here"
+	BoundHere State = "bound here"
 	// BoundElsewhere means that the pod is bound to another node.
-	BoundElsewhere Whereabouts = "bound elsewhere"
+	BoundElsewhere State = "bound elsewhere"
 	// Gone means that the pod does not exist, or is being deleted and has no node. Another pod can have its name.
-	Gone Whereabouts = "gone"
+	Gone State = "gone"
 )
 
-// WhereaboutsOf returns the state of the pod with the UID, for a bind to the node. pod is the
+// Of returns the state of the pod with the UID, for a bind to the node. pod is the
 // current pod with the name, or nil. A pod stays bound while it is being deleted and after it
 // has finished.
-func WhereaboutsOf(pod *corev1.Pod, uid types.UID, node string) Whereabouts {
+func Of(pod *corev1.Pod, uid types.UID, node string) State {
 	switch {
 	case pod == nil, pod.UID != uid:
 		return Gone
@@ -41,10 +42,10 @@ func WhereaboutsOf(pod *corev1.Pod, uid types.UID, node string) Whereabouts {
 	}
 }
 
-// IsSystemPod returns whether the pod is a static pod, a pod of a DaemonSet, or a pod that the node or the cluster
+// IsSystem returns whether the pod is a static pod, a pod of a DaemonSet, or a pod that the node or the cluster
 // cannot work without. A plugin that limits or delays the use of nodes exempts such pods, because the nodes can
 // depend on them.
-func IsSystemPod(pod *corev1.Pod) bool {
+func IsSystem(pod *corev1.Pod) bool {
 	// The names of k8s.io/kubernetes/pkg/apis/scheduling.
 	switch pod.Spec.PriorityClassName {
 	case "system-node-critical", "system-cluster-critical":

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package framework
+package nodecondition
 
 import (
 	"testing"
@@ -10,22 +10,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestParseNodeConditions(t *testing.T) {
-	all, err := ParseNodeConditions("GPUReady, DiskPressure!=True,Net == Unknown ,gpu.example.com/ok = False, Old != Unknown")
+func TestParse(t *testing.T) {
+	all, err := Parse("GPUReady, DiskPressure!=True,Net == Unknown ,gpu.example.com/ok = False, Old != Unknown")
 	require.NoError(t, err)
-	assert.Equal(t, []NodeCondition{
+	assert.Equal(t, []Expectation{
 		{Type: "DiskPressure", Not: true, Status: "True"},
 		{Type: "GPUReady", Status: "True"},
 		{Type: "Net", Status: "Unknown"},
 		{Type: "Old", Not: true, Status: "Unknown"},
 		{Type: "gpu.example.com/ok", Status: "False"},
 	}, all)
-	all, err = ParseNodeConditions(" ")
+	all, err = Parse(" ")
 	require.NoError(t, err)
 	assert.Empty(t, all)
 }
 
-func TestParseNodeConditions_Invalid(t *testing.T) {
+func TestParse_Invalid(t *testing.T) {
 	const badStatus = "must be a list of Type=Status: status must be True, False, or Unknown in "
 	for name, tc := range map[string]struct{ reason, list, says string }{
 		"BadStatus":    {reason: "statuses are written as in the API", list: "GPUReady=true", says: badStatus + `"GPUReady=true"`},
@@ -38,7 +38,7 @@ func TestParseNodeConditions_Invalid(t *testing.T) {
 		"TwoOperators": {reason: "the item is ambiguous", list: "A!==True"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := ParseNodeConditions(tc.list)
+			_, err := Parse(tc.list)
 			require.ErrorContains(t, err, "must be a list of Type=Status: ", tc.reason)
 			assert.ErrorContains(t, err, tc.says, tc.reason)
 		})
