@@ -17,7 +17,6 @@ import (
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	apitypes "k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/internal/policy/schema"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -100,8 +99,6 @@ type mutation struct {
 // declared is a resource with the expressions for its name and namespace.
 type declared struct {
 	*Resource
-	// typed is nil for kinds that are not compiled in.
-	typed           *schema.Type
 	name, namespace *expression
 }
 
@@ -128,19 +125,34 @@ func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
 func (c *Compiled) Reads() []*Resource { return c.reads }
 
 // Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error joins one *Problem for each mistake; see Problems.
+//
+// Problems with the schemas of custom resources are warnings. The policy is in force in any case, as with the type checking of
+// ValidatingAdmissionPolicy: the schema of a custom resource can change at any time.
 func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
+	schemas := o.Schemas
+	o.Schemas = nil
+	c, err := compile(p, o)
+	if err != nil || schemas == nil {
+		return c, err
+	}
+	o.Schemas = schemas
+	if _, err := compile(p, o); err != nil {
+		for _, problem := range Problems(err) {
+			c.warnings = append(c.warnings, v1alpha1.ExpressionWarning{FieldRef: problem.Field, Warning: problem.Message})
+		}
+	}
+	return c, nil
+}
+
+func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	p = p.DeepCopy()
 	v1alpha1.SetDefaults(p)
 	scope, err := newScope()
 	if err != nil {
 		return nil, fmt.Errorf("CEL environment: %w", err)
 	}
-	custom, err := newScope()
-	if err != nil {
-		return nil, fmt.Errorf("CEL environment: %w", err)
-	}
 	out, problems := newCompiled(p)
-	c := &compiler{scope: scope, custom: custom, options: o, policy: p, out: out, problems: problems}
+	c := &compiler{scope: scope, options: o, policy: p, out: out, problems: problems}
 	c.compile()
 	if err := errors.Join(c.problems...); err != nil {
 		return nil, err
@@ -174,9 +186,6 @@ func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, []error) {
 // compiler compiles one policy.
 type compiler struct {
 	scope *scope
-	// custom also knows the schemas of custom resources of the kinds.
-	custom *scope
-	known  []string
 	// claims means that an expression uses the claims.
 	claims   bool
 	options  Options
@@ -212,8 +221,7 @@ func (c *compiler) expression(field, source string, want returns) *expression {
 	}
 	c.claims = c.claims || len(mentions(checked, varClaims)) > 0
 	return &expression{
-		field: field, source: source, program: program, output: checked.OutputType(), withSchemas: c.checkSchemas(field, source, want, checked.OutputType()),
-		constant: constant(checked), resources: c.usesResources(checked),
+		field: field, source: source, program: program, output: checked.OutputType(), constant: constant(checked), resources: c.usesResources(checked),
 	}
 }
 
@@ -270,26 +278,21 @@ func (c *compiler) declareResources() {
 			}
 			selector = s
 		}
-		d := &declared{
-			Resource: &Resource{
-				Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
-				ByName: r.NameExpression != "", OnNode: r.OnNode,
-			},
-			typed: schema.OfKind(gv.WithKind(r.Kind)),
-		}
-		if r.OnNode && d.typed != nil && !hasNodeName(d.typed) {
+		d := &declared{Resource: &Resource{
+			Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
+			ByName: r.NameExpression != "", OnNode: r.OnNode,
+		}}
+		object := c.typeOf(d.Kind)
+		if r.OnNode && !c.scope.structs.mayHave(object, "spec", "nodeName") {
 			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
-			continue
 		}
-		if problem := c.scopeProblem(gv.WithKind(r.Kind), r); problem != "" {
+		if problem := c.scopeProblem(d.Kind, r); problem != "" {
 			c.problem(v1alpha1.ReasonCompileError, field, problem)
 		}
-		object := types.DynType
-		if d.typed != nil {
-			object = d.typed.CEL()
+		if !d.ByName {
+			object = types.NewListType(object)
 		}
-		c.scope.declare(typeResources, r.Name, d.cel(object))
-		c.custom.declare(typeResources, r.Name, d.cel(c.withSchema(d, object)))
+		c.scope.declare(typeResources, r.Name, object)
 		c.out.resources[r.Name] = d
 		c.out.reads = append(c.out.reads, d.Resource)
 	}
@@ -313,37 +316,31 @@ func (c *compiler) scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resourc
 	return ""
 }
 
-// IsBuiltIn returns whether Kubernetes has the kind itself.
-func IsBuiltIn(kind kinds.GroupVersionKind) bool { return schema.OfKind(kind) != nil }
-
-func hasNodeName(t *schema.Type) bool {
-	spec, ok := t.Field("spec")
-	if !ok {
-		return false
+// typeOf returns the type of the objects of a kind. It is dyn for a kind that is not built in and has no schema.
+func (c *compiler) typeOf(kind kinds.GroupVersionKind) *types.Type {
+	if t := goTypeOf(kind); t != nil {
+		return c.scope.structs.of(t)
 	}
-	_, ok = spec.Type.Field("nodeName")
-	return ok
-}
-
-// cel returns the type of the resource in expressions, for objects of the type.
-func (d *declared) cel(object *types.Type) *types.Type {
-	if d.ByName {
-		return object
+	if c.options.Schemas == nil {
+		return types.DynType
 	}
-	return types.NewListType(object)
+	s, err := c.options.Schemas.ResolveSchema(kind)
+	if err != nil {
+		return types.DynType
+	}
+	return c.scope.structs.ofSchema(kind.GroupVersion().String()+"."+kind.Kind, s, true)
 }
 
 // compileVariables compiles the variables in order. Each is declared after its own expression.
 func (c *compiler) compileVariables() {
 	for i, v := range c.policy.Spec.Variables {
 		// After a problem, errors in other expressions because of this one would be misleading.
-		output, withSchemas := types.DynType, types.DynType
+		output := types.DynType
 		if x := c.expression(fmt.Sprintf("spec.variables[%d].expression", i), v.Expression, returnsAny); x != nil {
-			output, withSchemas = x.output, x.withSchemas
+			output = x.output
 			c.out.variables[v.Name] = x
 		}
 		c.scope.declare(typeVariables, v.Name, output)
-		c.custom.declare(typeVariables, v.Name, withSchemas)
 	}
 }
 

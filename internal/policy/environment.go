@@ -5,6 +5,8 @@ package policy
 
 import (
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -15,8 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
-
-	"github.com/prebind/prebind/internal/policy/schema"
 )
 
 // The variables of expressions.
@@ -51,51 +51,44 @@ type userInfo struct {
 	Extra    map[string]authenticationv1.ExtraValue `json:"extra"`
 }
 
-// The types of the variables.
+// The types of the variables that differ between policies.
 var (
-	typeObject    = schema.For[corev1.Binding]()
-	typePod       = schema.For[corev1.Pod]()
-	typeNode      = schema.For[corev1.Node]()
-	typeNamespace = schema.For[corev1.Namespace]()
-	typeRequest   = schema.For[request]()
-	typeClaims    = schema.For[map[string]*corev1.PersistentVolumeClaim]()
 	typeResources = types.NewObjectType("policy/resources")
 	typeVariables = types.NewObjectType("policy/variables")
 )
 
-// base is what all policies share: the environment, and the limits of its functions.
+// base is what all policies share: the environment, the types of its variables, and the limits of its functions.
 type base struct {
 	*cel.Env
-	limits cel.ProgramOption
+	structs structs
+	limits  cel.ProgramOption
 }
 
 var newBase = sync.OnceValues(func() (*base, error) {
+	all := structs{}
 	// The functions are those of the version of Kubernetes that Prebind is built with, for all API servers.
 	env, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv().Extend(
-		cel.Variable(varObject, typeObject.CEL()),
-		cel.Variable(varPod, typePod.CEL()),
-		cel.Variable(varNode, typeNode.CEL()),
-		cel.Variable(varNamespace, typeNamespace.CEL()),
-		cel.Variable(varRequest, typeRequest.CEL()),
-		cel.Variable(varClaims, typeClaims.CEL()),
+		cel.Variable(varObject, all.of(reflect.TypeFor[corev1.Binding]())),
+		cel.Variable(varPod, all.of(reflect.TypeFor[corev1.Pod]())),
+		cel.Variable(varNode, all.of(reflect.TypeFor[corev1.Node]())),
+		cel.Variable(varNamespace, all.of(reflect.TypeFor[corev1.Namespace]())),
+		cel.Variable(varRequest, all.of(reflect.TypeFor[request]())),
+		cel.Variable(varClaims, all.of(reflect.TypeFor[map[string]*corev1.PersistentVolumeClaim]())),
 		cel.Variable(varResources, typeResources),
 		cel.Variable(varVariables, typeVariables),
-		cel.CustomTypeAdapter(schema.Adapter{}),
 	)
 	if err != nil {
 		return nil, err
 	}
-	all, err := implementations(env)
-	return &base{Env: env, limits: cel.CustomDecoratorV2(bounded(all))}, err
+	functions, err := implementations(env)
+	return &base{Env: env, structs: all, limits: cel.CustomDecoratorV2(bounded(functions))}, err
 })
 
-// scope is the environment of a policy's expressions. It knows their types: those of Go types, the resources and variables of the
-// policy, and those of custom resources. It changes only while the policy is being compiled.
+// scope is the environment of a policy's expressions. It knows their types. It changes only while the policy is being compiled.
 type scope struct {
 	types.Provider
-	env *cel.Env
-	// structs are the types of the fields of struct types that are not Go types.
-	structs map[string]map[string]*types.Type
+	env     *cel.Env
+	structs structs
 }
 
 func newScope() (*scope, error) {
@@ -103,9 +96,8 @@ func newScope() (*scope, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scope{Provider: base.CELTypeProvider(), structs: map[string]map[string]*types.Type{
-		typeResources.TypeName(): {}, typeVariables.TypeName(): {},
-	}}
+	s := &scope{Provider: base.CELTypeProvider(), structs: maps.Clone(base.structs)}
+	s.structs[typeResources.TypeName()], s.structs[typeVariables.TypeName()] = map[string]*types.Type{}, map[string]*types.Type{}
 	s.env, err = base.Extend(cel.CustomTypeProvider(s))
 	return s, err
 }
@@ -120,9 +112,6 @@ func (sc *scope) FindStructType(name string) (*types.Type, bool) {
 	if _, ok := sc.structs[name]; ok {
 		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
 	}
-	if t, ok := schema.ByName(name); ok {
-		return types.NewTypeTypeWithParam(t.CEL()), true
-	}
 	return sc.Provider.FindStructType(name)
 }
 
@@ -133,17 +122,7 @@ func (sc *scope) FindStructFieldNames(string) ([]string, bool) { return nil, fal
 func (sc *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
 	if fields, ok := sc.structs[name]; ok {
 		t, ok := fields[field]
-		if !ok {
-			return nil, false
-		}
-		return &types.FieldType{Type: t}, true
-	}
-	if t, ok := schema.ByName(name); ok {
-		f, ok := t.Field(field)
-		if !ok {
-			return nil, false
-		}
-		return &types.FieldType{Type: f.Type.CEL()}, true
+		return &types.FieldType{Type: t}, ok
 	}
 	return sc.Provider.FindStructFieldType(name, field)
 }
@@ -178,8 +157,8 @@ type expression struct {
 	field   string
 	source  string
 	program cel.Program
-	// output is the type of its results, and withSchemas the type according to the schemas of custom resources.
-	output, withSchemas *types.Type
+	// output is the type of its results.
+	output *types.Type
 	// constant is the value if the expression is only a text. Otherwise, it is empty.
 	constant string
 	// resources means that it uses resources, directly or through variables.

@@ -69,17 +69,16 @@ func TestEvaluate_Expressions(t *testing.T) {
 		reason, expression string
 	}{
 		"Pod":              {reason: "the pod is typed", expression: "pod.metadata.name == 'web' && pod.metadata.namespace == 'demo'"},
-		"PodKind":          {reason: "clients leave the kind empty", expression: "pod.kind == 'Pod' && pod.apiVersion == 'v1'"},
-		"Escaped":          {reason: "the escaped name is the same", expression: "pod.metadata.__namespace__ == 'demo'"},
 		"Allocatable":      {reason: "keys of named types are strings", expression: "'nvidia.com/gpu' in node.status.allocatable && quantity(node.status.allocatable['nvidia.com/gpu']).isGreaterThan(quantity('7'))"},
-		"Object":           {reason: "the object is the Binding", expression: "object.target.name == 'node-1' && object.kind == 'Binding'"},
+		"Object":           {reason: "the object is the Binding", expression: "object.target.name == 'node-1'"},
 		"Request":          {reason: "the user is known", expression: "request.userInfo.username == 'scheduler' && 'g' in request.userInfo.groups && request.userInfo.extra['k'] == ['v'] && !request.dryRun"},
 		"RequestEmpty":     {reason: "fields of the user are always present", expression: "request.userInfo.uid == ''"},
+		"Strings":          {reason: "times and quantities are strings", expression: "timestamp(node.metadata.creationTimestamp) < timestamp('2027-01-01T00:00:00Z') && node.metadata.creationTimestamp.startsWith('2026') && node.status.allocatable['nvidia.com/gpu'] == '8'"},
 		"Namespace":        {reason: "the namespace is read", expression: "namespaceObject.metadata.labels['team'] == 'ml'"},
 		"Claims":           {reason: "claims are by the name of the volume", expression: "claims['data'].spec.storageClassName == 'fast' && claims.data.metadata.name == 'data-0'"},
 		"ClaimMissing":     {reason: "a missing claim is null", expression: "'missing' in claims && claims['missing'] == null && !('foo' in claims)"},
 		"ClaimOptional":    {reason: "null has no fields", expression: "claims[?'missing'].?spec.?storageClassName.orValue('x') == 'x'"},
-		"ClaimsIterate":    {reason: "iteration is sorted", expression: "claims.map(v, v) == ['data', 'missing']"},
+		"ClaimsIterate":    {reason: "lists of the keys can be sorted", expression: "claims.map(v, v).sort() == ['data', 'missing']"},
 		"Resource":         {reason: "the resource is read by name", expression: "resources.csinode.spec.drivers.exists(d, d.name == 'b')"},
 		"ResourceMissing":  {reason: "a missing object is null", expression: "resources.other == null && !has(resources.other)"},
 		"ResourceNoName":   {reason: "no object has an empty name", expression: "resources.none == null"},
@@ -91,8 +90,7 @@ func TestEvaluate_Expressions(t *testing.T) {
 		"Custom":           {reason: "custom resources are dynamic", expression: "resources.w.spec.size == 3 && resources.w.spec.ratio > 1 && resources.w.kind == 'Widget' && resources.w.spec.on"},
 		"CustomHas":        {reason: "fields of custom resources may be absent", expression: "has(resources.w.spec.size) && !has(resources.w.spec.foo) && resources.w.spec.?foo.orValue('x') == 'x'"},
 		"CustomNull":       {reason: "null is a value", expression: "resources.w.spec.none == null"},
-		"CustomSorted":     {reason: "iteration is sorted", expression: "resources.w.spec.map.map(k, k) == ['a', 'b']"},
-		"MapSort":          {reason: "maps of expressions have no order, but lists can be sorted", expression: "{'b': 1, 'a': 2, 'c': 3}.transformMap(k, v, v).transformList(k, v, k + string(v)).sort() == ['a2', 'b1', 'c3']"},
+		"MapSort":          {reason: "maps have no order, but lists can be sorted", expression: "{'b': 1, 'a': 2, 'c': 3}.transformMap(k, v, v).transformList(k, v, k + string(v)).sort() == ['a2', 'b1', 'c3']"},
 		"Sets":             {reason: "lists work with the library of sets", expression: "sets.contains(resources.csinode.spec.drivers.map(d, d.name), ['a'])"},
 		"Time":             {reason: "an unset time is absent", expression: "!has(pod.metadata.creationTimestamp)"},
 		"Absent":           {reason: "optional access works for typed objects", expression: "pod.metadata.?annotations[?'a'].orValue('x') == 'x'"},
@@ -334,15 +332,6 @@ func TestEvaluate_LargeObjects(t *testing.T) {
 		assert.Equal(t, want != "", r.Verdict == policy.Failed, r.Message)
 		assert.Contains(t, r.Message, want)
 	}
-}
-
-func TestEvaluate_WrongObject(t *testing.T) {
-	o := world()
-	o.resources["csinode"] = []client.Object{&corev1.Pod{ObjectMeta: meta("node-1")}}
-	r, err := compile(t, declared+validation("resources.csinode != null")).Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
-	assert.Equal(t, policy.Failed, r.Verdict)
-	assert.Contains(t, r.Message, "unexpected Go type")
 }
 
 func TestEvaluate_NoBinding(t *testing.T) {

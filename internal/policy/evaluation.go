@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
@@ -14,10 +15,9 @@ import (
 	"github.com/google/cel-go/common/types/traits"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apiserver/pkg/cel/common"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/internal/policy/schema"
 )
 
 // evaluation is the state of one call of Evaluate. It is the activation of CEL: variables get their value at
@@ -61,26 +61,28 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 func (e *evaluation) value(name string) ref.Val {
 	switch name {
 	case varPod:
-		return limited(typePod, "pod", e.subject.Pod)
+		return limited("pod", e.subject.Pod)
 	case varNode:
-		return typeNode.Value(e.subject.Node)
+		return common.SchemalessTypedToVal(e.subject.Node)
 	case varObject:
-		return limited(typeObject, "Binding", e.subject.Binding)
+		return limited("Binding", e.subject.Binding)
 	case varRequest:
 		u := &e.subject.User
-		return typeRequest.Value(&request{DryRun: e.subject.DryRun, UserInfo: userInfo{Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra}})
+		r := &request{DryRun: e.subject.DryRun, UserInfo: userInfo{Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra}}
+		fillNil(reflect.ValueOf(r))
+		return common.SchemalessTypedToVal(r)
 	case varNamespace:
 		ns, err := e.namespace()
 		if err != nil {
 			return types.WrapErr(err)
 		}
-		return typeNamespace.Value(ns)
+		return common.SchemalessTypedToVal(ns)
 	case varClaims:
 		claims, err := e.claims()
 		if err != nil {
 			return types.WrapErr(err)
 		}
-		return typeClaims.Value(claims)
+		return common.SchemalessTypedToVal(claims)
 	case varResources:
 		return newLazy(typeResources, e.resource)
 	case varVariables:
@@ -90,11 +92,11 @@ func (e *evaluation) value(name string) ref.Val {
 }
 
 // limited returns the value of an object that is not too large. The size of a nil pointer is zero.
-func limited(of *schema.Type, name string, o interface{ Size() int }) ref.Val {
+func limited(name string, o interface{ Size() int }) ref.Val {
 	if o.Size() > MaxObject {
 		return types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
 	}
-	return of.Value(o)
+	return common.SchemalessTypedToVal(o)
 }
 
 // errBudget means that the expressions of a policy cost too much together.
@@ -246,28 +248,23 @@ func (e *evaluation) resource(resource string) ref.Val {
 	}
 	values := make([]ref.Val, len(objects))
 	for i, o := range objects {
-		if values[i] = d.value(o); types.IsError(values[i]) {
-			return values[i]
-		}
+		values[i] = valueOf(o)
 	}
 	switch {
 	case !d.ByName:
-		return types.NewRefValList(schema.Adapter{}, values)
+		return types.NewRefValList(types.DefaultTypeAdapter, values)
 	case len(values) == 0:
 		return types.NullValue
 	}
 	return values[0]
 }
 
-// value returns the CEL value of an object of the resource. Custom resources are unstructured.
-func (d *declared) value(o client.Object) ref.Val {
-	if d.typed != nil {
-		return d.typed.Value(o)
-	}
+// valueOf returns the CEL value of an object. Custom resources are unstructured.
+func valueOf(o client.Object) ref.Val {
 	if u, ok := o.(*unstructured.Unstructured); ok {
-		return schema.Adapter{}.NativeToValue(u.Object)
+		return types.DefaultTypeAdapter.NativeToValue(u.Object)
 	}
-	return types.NewErr("%s: unexpected Go type %T", d.Path, o)
+	return common.SchemalessTypedToVal(o)
 }
 
 // lazy is an object whose fields get their value at their first use. Expressions can only select its fields, so the rest of ref.Val is that of

@@ -112,11 +112,12 @@ func sizeOf(o client.Object) int {
 // largeMark begins the selfLink of objects that are too large for policies. The API server does not set this field.
 const largeMark = "prebind.dev/too-large/"
 
-// Reduce returns what a cache keeps of an object for policies: all but managedFields. Of an object that is too large, only the name and the node
-// stay, with a mark. It can change the object.
+// Reduce returns what a cache keeps of an object for policies: all but managedFields, with empty lists and maps instead of null. Of an object that is too
+// large, only the name and the node stay, with a mark. It can change the object.
 func Reduce(o client.Object) client.Object {
 	o.SetManagedFields(nil)
 	if isLarge(o) || sizeOf(o) <= MaxObject {
+		fillNil(reflect.ValueOf(o))
 		return o
 	}
 	small, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
@@ -134,6 +135,32 @@ func Reduce(o client.Object) client.Object {
 	}
 	small.SetSelfLink(largeMark + strings.Clone(node))
 	return small
+}
+
+// fillNil makes the lists and maps of a Go value empty whose JSON form would be null, so that expressions can iterate over them.
+func fillNil(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		fillNil(v.Elem())
+	case reflect.Slice:
+		for i := range v.Len() {
+			fillNil(v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			field, required := v.Field(i), !strings.Contains(v.Type().Field(i).Tag.Get("json"), "omitempty")
+			switch {
+			case !field.CanSet():
+			case required && field.Kind() == reflect.Slice && field.IsNil():
+				field.Set(reflect.MakeSlice(field.Type(), 0, 0))
+			case required && field.Kind() == reflect.Map && field.IsNil():
+				field.Set(reflect.MakeMap(field.Type()))
+			default:
+				fillNil(field)
+			}
+		}
+	default:
+	}
 }
 
 // isLarge returns whether only the name and the node of the object are known, because it is too large.

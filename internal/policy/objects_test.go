@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -18,6 +19,17 @@ import (
 
 func sizedConfigMap(size int) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "u"}, Data: map[string]string{"a": strings.Repeat("x", size)}}
+}
+
+// Expressions can iterate over a list without elements, which is nil in Go objects.
+func TestReduce_EmptyLists(t *testing.T) {
+	node, ok := Reduce(&storagev1.CSINode{}).(*storagev1.CSINode)
+	require.True(t, ok)
+	assert.NotNil(t, node.Spec.Drivers)
+	pod, ok := Reduce(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a"}}}}).(*corev1.Pod)
+	require.True(t, ok)
+	assert.NotNil(t, pod.Spec.Containers)
+	assert.Nil(t, pod.Spec.Volumes, "an absent field stays absent")
 }
 
 func TestReduce(t *testing.T) {

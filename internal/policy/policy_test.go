@@ -81,7 +81,7 @@ func subject() *policy.Subject {
 			claimVolume("data", "data-0"), claimVolume("missing", "data-1"),
 		}}},
 		Node: &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"nvidia.com/gpu.clique": "a.1"}},
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1", CreationTimestamp: metav1.NewTime(now), Labels: map[string]string{"nvidia.com/gpu.clique": "a.1"}},
 			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}},
 		},
 		Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "node-1"}},

@@ -178,7 +178,7 @@ func (r *reader) Read(_ context.Context, selected *policy.Resource, namespace, n
 		case selected.Labels != nil && !selected.Labels.Matches(labels.Set(o.GetLabels())):
 		case selected.OnNode && policy.NodeNameOf(o) != r.node:
 		default:
-			all = append(all, o)
+			all = append(all, policy.Reduce(o))
 		}
 	}
 	if selected == policy.Namespace && len(all) == 0 {

@@ -198,7 +198,7 @@ func TestCheck_Kinds(t *testing.T) {
 		"NotServed":    {reason: "the API server does not serve the version", selection: "labelSelector: {}", crd: customKind + "  - {name: v2, served: false, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", apiVersion: "example.com/v2", field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
 		"Namespace":    {reason: "objects of a cluster-scoped kind have no namespace", selection: "labelSelector: {}, namespace: a", crd: customKind, field: "spec.resources[0]", says: "RackState is cluster-scoped", isProblem: true},
 		"NoNamespace":  {reason: "the name of an object in a namespace is not sufficient", selection: "nameExpression: node.metadata.name", crd: namespaced, field: "spec.resources[0]", says: "RackState is namespaced", isProblem: true},
-		"OnNode":       {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[x].onNode", says: "RackState has no field spec.nodeName"},
+		"OnNode":       {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[0].onNode", says: "RackState has no field spec.nodeName"},
 		"Placed":       {reason: "objects have spec.nodeName", selection: "onNode: true", crd: placed},
 	}
 	for name, tc := range cases {
