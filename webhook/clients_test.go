@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/internal/certificates"
 	"github.com/prebind/prebind/test/gencert"
@@ -38,7 +39,7 @@ func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	g.address = listener.Addr().String()
-	server, err := NewServer(ServerOptions{Listener: listener, Limits: limitsOf(t), TLSOpts: []func(*tls.Config){func(c *tls.Config) {
+	server, err := NewServer(ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored, TLSOpts: []func(*tls.Config){func(c *tls.Config) {
 		c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }
 		certificates.RequireClients(c, g.clients.Load)
 	}}})

@@ -4,8 +4,15 @@
 package webhook
 
 import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"maps"
 	"net"
-	"sync"
+	"net/http"
+	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -21,20 +28,34 @@ const (
 	idle
 )
 
-// connection is a connection that waits to be accepted, or that was accepted. Its phase and since are guarded by limits.mu.
+// connection is a connection that waits to be accepted, or that was accepted.
 type connection struct {
 	net.Conn
 
-	limits       *Limits
-	peer, source string
-	phase        phase
-	// since is the beginning of the phase.
+	limits *limits
+	source string
+	// arrives is the time at which the headers of the first request must have arrived. It is zero afterwards.
+	arrives time.Time
+
+	// The following fields are guarded by limits.mu. since is the beginning of the phase.
+	phase phase
 	since time.Time
+	// bytes is the number of counted bytes of the body. evicted is set when the body is refused.
+	bytes   int64
+	evicted bool
+}
+
+// SetReadDeadline implements net.Conn. The handshake and the headers of the first request share a deadline.
+func (c *connection) SetReadDeadline(t time.Time) error {
+	if !c.arrives.IsZero() {
+		t = c.arrives
+	}
+	return c.Conn.SetReadDeadline(t)
 }
 
 // Write implements net.Conn.
 func (c *connection) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(c.limits.o.Clock.Now().Add(writeTakes)); err != nil {
+	if err := c.SetWriteDeadline(c.limits.clock.Now().Add(writeTakes)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)
@@ -43,193 +64,156 @@ func (c *connection) Write(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *connection) Close() error {
 	c.limits.mu.Lock()
-	c.limits.remove(c)
+	delete(c.limits.open, c)
+	c.limits.changed.Broadcast()
 	c.limits.mu.Unlock()
 	return c.Conn.Close()
 }
 
-// Listener returns a listener that limits the accepted connections. Use it below TLS, so that connections without a handshake
-// count. Close it to end its goroutine.
-func (l *Limits) Listener(inner net.Listener) net.Listener {
-	return &listener{Listener: inner, limits: l, waiting: map[string][]*connection{}, incoming: make(chan result), closed: make(chan struct{})}
+// enter records the beginning of a phase.
+func (c *connection) enter(p phase) {
+	c.limits.mu.Lock()
+	defer c.limits.mu.Unlock()
+	c.phase, c.since = p, c.limits.clock.Now()
+	c.limits.changed.Broadcast()
 }
 
-type listener struct {
-	net.Listener
-	limits *Limits
-	// begin starts the goroutine that fills incoming.
-	begin    sync.Once
-	incoming chan result
-	// closed is closed by Close.
-	closed chan struct{}
-	close  sync.Once
-	// waiting are the connections that wait to be accepted, by source and in order. Only Accept uses them, one call at a time.
-	waiting map[string][]*connection
+type connectionKey struct{}
+
+// withConnection is the ConnContext of the server. It passes the connection to the handler.
+func withConnection(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connectionKey{}, connectionOf(c))
 }
 
-// result is a result of the inner listener.
-type result struct {
-	conn net.Conn
-	err  error
+// onState is the ConnState of the server.
+func onState(c net.Conn, state http.ConnState) {
+	if state == http.StateIdle {
+		connectionOf(c).enter(idle)
+	}
+}
+
+func connectionOf(c net.Conn) *connection {
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
+	}
+	accepted, _ := c.(*connection) // The server has no other listener.
+	return accepted
 }
 
 // Accept implements net.Listener. Only one call may be in progress.
-func (l *listener) Accept() (net.Conn, error) {
+func (l *limits) Accept() (net.Conn, error) {
 	l.begin.Do(func() { go l.receive() })
-	slow := false
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for {
-		if c := l.next(slow); c != nil {
+		if err := l.failure; err != nil {
+			l.failure = nil
+			l.changed.Broadcast()
+			for errors.Is(err, net.ErrClosed) && l.queued > 0 {
+				l.drop()
+			}
+			return nil, err
+		}
+		if c := l.next(); c != nil {
 			return c, nil
 		}
-		var later <-chan time.Time
-		if l.limits.waiting.Load() > 0 {
-			later = l.limits.o.Clock.After(time.Second)
-		}
-		slow = false
-		select {
-		case r := <-l.incoming:
-			if r.err != nil {
-				return nil, r.err
-			}
-			l.enqueue(r.conn)
-		case <-l.limits.wake:
-		case <-later:
-			slow = true
-		case <-l.closed:
-			for _, all := range l.waiting {
-				for _, c := range all {
-					_ = c.Close() // An error has no remedy.
-				}
-			}
-			return nil, net.ErrClosed
-		}
+		l.changed.Wait()
 	}
 }
 
 // receive accepts connections, so that one that has to wait does not delay those of other sources.
-func (l *listener) receive() {
+func (l *limits) receive() {
 	for {
 		conn, err := l.Listener.Accept()
-		select {
-		case l.incoming <- result{conn, err}:
-		case <-l.closed:
-			if conn != nil {
-				_ = conn.Close() // An error has no remedy.
-			}
+		l.mu.Lock()
+		if err == nil {
+			source := sourceOf(conn.RemoteAddr().String())
+			l.waiting[source] = append(l.waiting[source], &connection{Conn: conn, limits: l, source: source})
+			l.queued++
+		}
+		if l.queued > maxWaiting {
+			l.refused(RefusedConnection)
+			l.drop()
+		}
+		l.failure = err
+		l.changed.Broadcast()
+		for l.failure != nil {
+			l.changed.Wait() // Until Accept returns it.
+		}
+		l.mu.Unlock()
+		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 	}
 }
 
-// Close implements net.Listener.
-func (l *listener) Close() error {
-	l.close.Do(func() { close(l.closed) })
-	return l.Listener.Close()
+// drop closes the last connection of the source with most waiting ones. It must be called with mu held.
+func (l *limits) drop() {
+	most := slices.MaxFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b string) int {
+		return cmp.Compare(len(l.waiting[a]), len(l.waiting[b]))
+	})
+	_ = l.take(most, len(l.waiting[most])-1).Conn.Close() // An error has no remedy.
 }
 
-// enqueue adds a connection. If too many wait, the source with most of them loses its last one.
-func (l *listener) enqueue(conn net.Conn) {
-	peer := conn.RemoteAddr().String()
-	c := &connection{Conn: conn, limits: l.limits, peer: peer, source: sourceOf(peer)}
-	l.waiting[c.source] = append(l.waiting[c.source], c)
-	if l.limits.waiting.Add(1) <= maxWaiting {
-		return
-	}
-	most := c.source
-	for source, all := range l.waiting {
-		if len(all) > len(l.waiting[most]) {
-			most = source
-		}
-	}
-	all := l.waiting[most]
-	l.limits.o.Refused(RefusedConnection)
-	_ = all[len(all)-1].Close() // An error has no remedy.
-	l.set(most, all[:len(all)-1])
-}
-
-// set replaces the connections of the source by one less.
-func (l *listener) set(source string, all []*connection) {
-	l.limits.waiting.Add(-1)
-	if l.waiting[source] = all; len(all) == 0 {
+// take removes a connection of the source from those that wait. It must be called with mu held.
+func (l *limits) take(source string, i int) *connection {
+	c := l.waiting[source][i]
+	l.queued--
+	if l.waiting[source] = slices.Delete(l.waiting[source], i, i+1); len(l.waiting[source]) == 0 {
 		delete(l.waiting, source)
 	}
-}
-
-// next returns the next connection to accept, or nil if all have to wait: the first one of the source with the fewest arriving
-// connections. To make room, it closes an idle connection, and, if slow is set, one that is slow.
-func (l *listener) next(slow bool) *connection {
-	if l.limits.waiting.Load() == 0 {
-		return nil
-	}
-	l.limits.mu.Lock()
-	defer l.limits.mu.Unlock()
-	arrivingOf, allArriving := l.limits.arriving()
-	source := ""
-	for s := range l.waiting {
-		if source == "" || arrivingOf[s] < arrivingOf[source] {
-			source = s
-		}
-	}
-	if allArriving >= l.limits.maxArriving || arrivingOf[source] >= l.limits.maxOfSource {
-		if !slow || !l.limits.makeRoom(arriving) {
-			return nil
-		}
-	}
-	if len(l.limits.connections) >= l.limits.maxConnections && !l.limits.makeRoom(idle) && (!slow || !l.limits.makeRoom(arriving)) {
-		return nil
-	}
-	c := l.waiting[source][0]
-	l.set(source, l.waiting[source][1:])
-	l.limits.connections[c.peer] = c
-	c.phase, c.since = arriving, l.limits.o.Clock.Now()
 	return c
 }
 
-// arriving returns the number of arriving connections by source, and their sum. It must be called with mu held.
-func (l *Limits) arriving() (bySource map[string]int, all int) {
-	bySource = map[string]int{}
-	for _, c := range l.connections {
-		if c.phase == arriving {
-			bySource[c.source]++
-			all++
-		}
+// next returns the next connection to accept, or nil if all have to wait: the first one of the source with the fewest arriving
+// connections. To make room, it closes the oldest idle connection. It must be called with mu held.
+func (l *limits) next() *connection {
+	if l.queued == 0 {
+		return nil
 	}
-	return bySource, all
-}
-
-// makeRoom closes the connection that has been in the phase for longest. It returns false if there is none, or if an arriving one
-// is not slow. It must be called with mu held.
-func (l *Limits) makeRoom(p phase) bool {
-	var oldest *connection
-	for _, c := range l.connections {
-		if c.phase == p && (oldest == nil || c.since.Before(oldest.since)) {
+	ofSource, all, oldest := map[string]int{}, 0, (*connection)(nil)
+	for c := range l.open {
+		switch {
+		case c.phase == arriving:
+			ofSource[c.source]++
+			all++
+		case c.phase == idle && (oldest == nil || c.since.Before(oldest.since)):
 			oldest = c
 		}
 	}
-	if oldest == nil || p == arriving && l.o.Clock.Since(oldest.since) < bodyTakes {
-		return false
+	source := slices.MinFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b string) int { return cmp.Compare(ofSource[a], ofSource[b]) })
+	if all >= l.maxArriving || ofSource[source] >= l.maxOfSource {
+		return nil
 	}
-	l.o.Refused(RefusedConnection)
-	l.remove(oldest)
-	_ = oldest.Conn.Close() // An error has no remedy.
-	return true
+	if len(l.open) >= l.maxConnections {
+		if oldest == nil {
+			return nil
+		}
+		l.refused(RefusedConnection)
+		delete(l.open, oldest)
+		_ = oldest.Conn.Close() // An error has no remedy.
+	}
+	c := l.take(source, 0)
+	c.since = l.clock.Now()
+	c.arrives = c.since.Add(readHeaderTimeout)
+	l.open[c] = struct{}{}
+	return c
 }
 
-// remove stops counting the connection. It must be called with mu held.
-func (l *Limits) remove(c *connection) {
-	if l.connections[c.peer] == c {
-		delete(l.connections, c.peer)
-		l.signal()
+// sourceOf returns the part of an address that a peer cannot choose freely: the IPv4 address, or the first 64 bits of the
+// IPv6 address. If it cannot parse an address, it returns the address unchanged.
+func sourceOf(remote string) string {
+	peer, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return remote
 	}
-}
-
-// signal makes Accept look for room, if a connection waits for it.
-func (l *Limits) signal() {
-	if l.waiting.Load() == 0 {
-		return
+	address := peer.Addr().Unmap()
+	if address.Is4() {
+		return address.String()
 	}
-	select {
-	case l.wake <- struct{}{}:
-	default:
+	network, err := address.WithZone("").Prefix(64)
+	if err != nil {
+		return remote
 	}
+	return network.String()
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"slices"
@@ -19,17 +18,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
 )
-
-func limitsOf(t testing.TB) *Limits {
-	t.Helper()
-	l, err := NewLimits(LimitOptions{Clock: clock.RealClock{}, Refused: func(string) {}})
-	require.NoError(t, err)
-	return l
-}
 
 // pass advances the time of a synctest bubble.
 func pass(d time.Duration) { <-time.After(d) }
@@ -45,7 +36,7 @@ func (f from) RemoteAddr() net.Addr { return &f.address }
 // limited is a server on in-memory connections.
 type limited struct {
 	*pipe
-	limits  *Limits
+	limits  *limits
 	mu      sync.Mutex
 	port    int
 	refused []string
@@ -56,9 +47,6 @@ type limited struct {
 func newLimited(t *testing.T) *limited {
 	t.Helper()
 	s := &limited{pipe: &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}, hold: make(chan struct{})}
-	limits, err := NewLimits(LimitOptions{Clock: clock.RealClock{}, Refused: s.count})
-	require.NoError(t, err)
-	s.limits = limits
 	handler := handlerOf(t, func(ctx context.Context, _ binder.Request) binder.Decision {
 		select {
 		case <-s.hold:
@@ -66,12 +54,12 @@ func newLimited(t *testing.T) *limited {
 		}
 		return binder.Decision{PassThrough: true}
 	})
-	server := plainServer(t, handler, limits)
-	server.ErrorLog = log.New(io.Discard, "", 0)
+	server := plainServer(t, handler, s.pipe, s.count)
+	s.limits = server.limits
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(limits.Listener(s)) }()
+	go func() { served <- server.serving.Server.Serve(s.limits) }()
 	t.Cleanup(func() {
-		require.NoError(t, server.Close())
+		require.NoError(t, server.serving.Server.Close())
 		require.ErrorIs(t, <-served, http.ErrServerClosed)
 	})
 	return s
@@ -87,7 +75,7 @@ func (s *limited) count(reason string) {
 func (s *limited) used() (bytes int64, connections int) {
 	s.limits.mu.Lock()
 	defer s.limits.mu.Unlock()
-	return s.limits.bytes, len(s.limits.connections)
+	return s.limits.bytes, len(s.limits.open)
 }
 
 // refusals returns the reasons of all refusals.
@@ -179,34 +167,32 @@ func TestLimits_SlowBodies(t *testing.T) {
 	})
 }
 
-// TestLimits_Connections checks that new connections wait, that slow and idle ones make room for them, and that connections whose
-// requests Prebind processes stay open.
+// TestLimits_Connections checks that a new connection waits while no other one is idle, and that one whose first request does not
+// arrive ends in time.
 func TestLimits_Connections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
-		s.limits.maxConnections = 3
-		held := s.call(t, "10.0.0.2", 4<<10, 0)
+		s.limits.maxConnections = 2
 		slow := s.idle(t, "10.0.0.2")
-		pass(time.Second)
-		slower := s.idle(t, "10.0.0.2")
+		pass(readHeaderTimeout / 2)
+		held := s.call(t, "10.0.0.2", 4<<10, 0)
 		third := s.idle(t, "10.0.0.1")
-		pass(bodyTakes - 2*time.Second)
-		assert.Empty(t, s.refusals(), "no connection is slow yet, so the new one waits")
-		pass(2 * time.Second)
+		pass(readHeaderTimeout/2 - time.Second)
+		_, connections := s.used()
+		assert.Equal(t, 2, connections, "the new one waits")
+		pass(time.Second)
 		require.ErrorIs(t, <-slow, io.EOF)
-		for name, other := range map[string]<-chan error{"slower": slower, "third": third} {
-			select {
-			case err := <-other:
-				t.Errorf("%s should stay open: %v", name, err)
-			default:
-			}
-		}
-		assert.Equal(t, []string{RefusedConnection}, s.refusals())
+		synctest.Wait()
+		_, connections = s.used()
+		assert.Equal(t, 2, connections, "the new one is accepted")
 		select {
+		case err := <-third:
+			t.Errorf("the third should stay open: %v", err)
 		case answer := <-held:
 			t.Errorf("the connection of a held call should stay open: %.60q", answer)
 		default:
 		}
+		assert.Empty(t, s.refusals())
 	})
 }
 
@@ -247,9 +233,11 @@ func TestLimits_OtherSources(t *testing.T) {
 		s.call(t, "10.0.0.1", 4<<10, 0)
 		s.limits.mu.Lock()
 		defer s.limits.mu.Unlock()
-		arriving, _ := s.limits.arriving()
-		assert.Equal(t, map[string]int{"10.0.0.2": 3}, arriving, "the call of the other source has arrived")
-		assert.Len(t, s.limits.connections, 4)
+		phases := map[string]map[phase]int{"10.0.0.1": {}, "10.0.0.2": {}}
+		for c := range s.limits.open {
+			phases[c.source][c.phase]++
+		}
+		assert.Equal(t, map[string]map[phase]int{"10.0.0.1": {working: 1}, "10.0.0.2": {arriving: 3}}, phases, "the call of the other source has arrived")
 	})
 }
 

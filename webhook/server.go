@@ -15,6 +15,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -23,8 +24,8 @@ import (
 const (
 	// maxHeader is more than ten times the size of the API server's headers. net/http adds 4 KiB.
 	maxHeader = 16 << 10
-	// readHeaderTimeout also bounds the TLS handshake. There is no timeout for the whole
-	// request, because it would end the context of a held call. Limits bound the body.
+	// readHeaderTimeout also bounds the TLS handshake, and both together. There is no timeout for the whole
+	// request, because it would end the context of a held call. limits bound the body.
 	readHeaderTimeout = 10 * time.Second
 	// idleTimeout is longer than the 90 s for which the API server keeps an idle connection.
 	// With equal timeouts, the server could close a connection just when a review arrives.
@@ -38,21 +39,25 @@ type ServerOptions struct {
 	// TLSOpts configure certificates. They are called once, in NewServer. The server
 	// speaks TLS 1.2 or newer and HTTP/1.1.
 	TLSOpts []func(*tls.Config)
-	Limits  *Limits
+	Clock   clock.PassiveClock
+	// Refused is called with one of RefusalReasons for each connection or body that a limit refuses. It must be safe for
+	// concurrent use and must not block.
+	Refused func(reason string)
 	// ShutdownTimeout is the grace period for in-flight requests after the context of Start ends. Zero means no limit.
 	ShutdownTimeout time.Duration
 	// ErrorLog receives errors of connections, such as failed TLS handshakes. Optional.
 	ErrorLog *log.Logger
 }
 
-// Server is the webhook.Server of controller-runtime with a listener that limits connections. The library
+// Server is the webhook.Server of controller-runtime with limits on connections and bodies. The library
 // registers, routes and measures the handlers. Server implements its own Start, because the library opens the port
-// itself and does not support Limits, a smaller header limit, or a longer idle timeout.
+// itself and does not support these limits, a smaller header limit, or a longer idle timeout.
 //
 // A manager starts the server before its caches. The contexts of requests do not end with the context of Start. End that
 // context after the replica has been drained.
 type Server struct {
 	webhook.Server
+	limits  *limits
 	serving *manager.Server
 }
 
@@ -60,8 +65,8 @@ var _ webhook.Server = (*Server)(nil)
 
 // NewServer returns a server without handlers. Add them with Register.
 func NewServer(o ServerOptions) (*Server, error) {
-	if o.Listener == nil || o.Limits == nil {
-		return nil, errors.New("webhook: Listener and Limits are required")
+	if o.Listener == nil || o.Clock == nil || o.Refused == nil {
+		return nil, errors.New("webhook: Listener, Clock and Refused are required")
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	for _, apply := range o.TLSOpts {
@@ -70,14 +75,17 @@ func NewServer(o ServerOptions) (*Server, error) {
 	if config.GetCertificate == nil {
 		return nil, errors.New("webhook: TLSOpts must set GetCertificate")
 	}
-	mux := http.NewServeMux()
+	mux, limits := http.NewServeMux(), newLimits(o.Listener, o.Clock, o.Refused)
 	s := &Server{
 		Server: webhook.NewServer(webhook.Options{WebhookMux: mux}),
+		limits: limits,
 		serving: &manager.Server{
 			Name:     "webhook",
-			Listener: tls.NewListener(o.Limits.Listener(o.Listener), config),
+			Listener: tls.NewListener(limits, config),
 			Server: &http.Server{
-				Handler:           o.Limits.Handler(mux),
+				Handler:           limits.handler(mux),
+				ConnContext:       withConnection,
+				ConnState:         onState,
 				ReadHeaderTimeout: readHeaderTimeout,
 				IdleTimeout:       idleTimeout,
 				MaxHeaderBytes:    maxHeader,

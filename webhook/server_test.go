@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/utils/clock"
 )
 
 // pipe is an in-memory listener for a synctest bubble.
@@ -49,16 +50,19 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 
 func noCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, nil }
 
-// plainServer returns the HTTP server of a Server without TLS.
-func plainServer(t testing.TB, handler http.Handler, l *Limits) *http.Server {
+// plainServer returns a Server for a listener without TLS. Serve its limits.
+func plainServer(t testing.TB, handler http.Handler, listener net.Listener, refused func(string)) *Server {
 	t.Helper()
-	server, err := NewServer(ServerOptions{Listener: &pipe{}, Limits: l, TLSOpts: []func(*tls.Config){
-		func(c *tls.Config) { c.GetCertificate = noCertificate },
-	}})
+	server, err := NewServer(ServerOptions{
+		Listener: listener, Clock: clock.RealClock{}, Refused: refused, ErrorLog: log.New(io.Discard, "", 0),
+		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = noCertificate }},
+	})
 	require.NoError(t, err)
 	server.Register(Path, handler)
-	return server.serving.Server
+	return server
 }
+
+func ignored(string) {}
 
 // TestServer_HeldCall checks that timeouts for reading do not end a held call.
 func TestServer_HeldCall(t *testing.T) {
@@ -72,10 +76,10 @@ func TestServer_HeldCall(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
-		server := plainServer(t, handler, limitsOf(t))
 		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(listener) }()
+		limited := plainServer(t, handler, listener, ignored)
+		server, served := limited.serving.Server, make(chan error, 1)
+		go func() { served <- server.Serve(limited.limits) }()
 		transport := &http.Transport{DialContext: listener.dial}
 		client := &http.Client{Transport: transport}
 
@@ -96,9 +100,9 @@ func TestServer_HeldCall(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), limitsOf(t))
-	assert.Equal(t, http.StatusTeapot, serve(t, server.Handler, nil).Code)
-	other := serve(t, server.Handler, nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
+	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), &pipe{}, ignored)
+	assert.Equal(t, http.StatusTeapot, serve(t, server.WebhookMux(), nil).Code)
+	other := serve(t, server.WebhookMux(), nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
 	assert.Equal(t, http.StatusNotFound, other.Code, "only one path is served")
 }
 
@@ -111,10 +115,9 @@ func TestNewServer(t *testing.T) {
 		o      ServerOptions
 		says   string
 	}{
-		"Complete":      {reason: "all required options are set", o: ServerOptions{Listener: listener, Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}},
-		"NoListener":    {reason: "Listener is required", o: ServerOptions{Limits: limitsOf(t), TLSOpts: []func(*tls.Config){certificate}}, says: "Listener"},
-		"NoLimits":      {reason: "Limits are required", o: ServerOptions{Listener: listener, TLSOpts: []func(*tls.Config){certificate}}, says: "Limits"},
-		"NoCertificate": {reason: "a certificate is required", o: ServerOptions{Listener: listener, Limits: limitsOf(t)}, says: "GetCertificate"},
+		"Complete":      {reason: "all required options are set", o: ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored, TLSOpts: []func(*tls.Config){certificate}}},
+		"Incomplete":    {reason: "Listener, Clock and Refused are required", o: ServerOptions{TLSOpts: []func(*tls.Config){certificate}}, says: "required"},
+		"NoCertificate": {reason: "a certificate is required", o: ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored}, says: "GetCertificate"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -157,11 +160,10 @@ func TestServer_Limits(t *testing.T) {
 						w.WriteHeader(http.StatusRequestTimeout)
 					}
 				})
-				server := plainServer(t, handler, limitsOf(t))
-				server.ErrorLog = log.New(io.Discard, "", 0)
 				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-				served := make(chan error, 1)
-				go func() { served <- server.Serve(listener) }()
+				limited := plainServer(t, handler, listener, ignored)
+				server, served := limited.serving.Server, make(chan error, 1)
+				go func() { served <- server.Serve(limited.limits) }()
 				conn, err := listener.dial(t.Context(), "", "")
 				require.NoError(t, err)
 				begin := time.Now()

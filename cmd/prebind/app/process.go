@@ -235,12 +235,8 @@ func (p *process) buildServers() error {
 	}
 	p.certs.Manage(p.client, p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
-	limits, err := webhook.NewLimits(webhook.LimitOptions{Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused})
-	if err != nil {
-		return err
-	}
 	server, err := webhook.NewServer(webhook.ServerOptions{
-		Listener: p.listeners["webhook-bind-address"], TLSOpts: []func(*tls.Config){p.certs.Configure}, Limits: limits,
+		Listener: p.listeners["webhook-bind-address"], TLSOpts: []func(*tls.Config){p.certs.Configure}, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
 		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
 	})
 	if err != nil {

@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -11,41 +12,46 @@ import (
 )
 
 func TestVictim(t *testing.T) {
-	at := func(source string, bytes int64, seconds int64) *body {
-		return &body{source: source, bytes: bytes, since: time.Unix(seconds, 0)}
+	at := func(source string, bytes int64, seconds int64) *connection {
+		return &connection{source: source, bytes: bytes, since: time.Unix(seconds, 0)}
 	}
-	processed := func(b *body) *body {
-		b.phase = working
-		return b
+	processed := func(c *connection) *connection {
+		c.phase = working
+		return c
 	}
 	cases := map[string]struct {
 		reason string
-		all    []*body
+		all    []*connection
 		want   int
 	}{
 		"HeaviestSource": {
 			reason: "a source that uses little does not lose to one that uses more",
-			all:    []*body{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},
+			all:    []*connection{at("api", 2, 1), at("a", 2, 2), at("a", 2, 3)},
 			want:   1,
 		},
 		"ManySmall": {
 			reason: "many small bodies of one source count together",
-			all:    []*body{at("api", 5, 1), at("a", 2, 4), at("a", 2, 3), at("a", 2, 5)},
+			all:    []*connection{at("api", 5, 1), at("a", 2, 4), at("a", 2, 3), at("a", 2, 5)},
 			want:   2,
 		},
 		"Newcomer": {
 			reason: "a new body loses if Prebind processes all others of its source",
-			all:    []*body{processed(at("a", 1, 1)), processed(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
+			all:    []*connection{processed(at("a", 1, 1)), processed(at("a", 1, 2)), at("a", 1, 3), at("api", 1, 0)},
 			want:   2,
+		},
+		"Idle": {
+			reason: "a connection without a body cannot lose one",
+			all:    []*connection{at("a", 0, 0), at("a", 2, 1)},
+			want:   1,
 		},
 		"Working": {
 			reason: "a body that Prebind processes loses only if its source has no other",
-			all:    []*body{at("api", 1, 0), processed(at("a", 1, 2)), processed(at("a", 1, 1))},
+			all:    []*connection{at("api", 1, 0), processed(at("a", 1, 2)), processed(at("a", 1, 1))},
 			want:   2,
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Same(t, tc.all[tc.want], victim(tc.all), tc.reason) })
+		t.Run(name, func(t *testing.T) { assert.Same(t, tc.all[tc.want], victim(slices.Clone(tc.all)), tc.reason) })
 	}
 }
 
