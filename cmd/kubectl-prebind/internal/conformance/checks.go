@@ -13,7 +13,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
 )
 
@@ -36,8 +42,7 @@ const (
 	ownAnnotation = "conformance.prebind.dev/own"
 	// exemptLabel exempts a namespace from Prebind in the shipped webhook configuration.
 	exemptLabel = "prebind.dev/exempt"
-	// roleLabel marks the pods that hold a device, and burstLabel those of the burst.
-	roleLabel  = "conformance.prebind.dev/role"
+	// burstLabel marks the pods of the burst.
 	burstLabel = "conformance.prebind.dev/burst"
 )
 
@@ -76,9 +81,8 @@ type check struct {
 	rule string
 	// section is the anchor of the rule in docs/for-schedulers.md.
 	section string
-	// plugins are the PreBind plugins that the check needs, and nodes the number of nodes.
+	// plugins are the PreBind plugins that the check needs.
 	plugins []string
-	nodes   int
 	// alone runs the check after the others.
 	alone bool
 	// run makes the check, and returns what it has observed.
@@ -90,15 +94,15 @@ func checks() []check {
 	return []check{
 		{name: "bind", rule: "Bind a pod to the node that it requires.", section: "answers", run: checkBind},
 		{name: "annotations", rule: "Keep the annotations that Prebind adds.", section: "request-devices-plugins-and-a-budget", run: checkAnnotations},
-		{name: "binding-annotations", rule: "Repeat a Binding with the same annotations.", section: "repeat-a-binding", run: checkBindingAnnotations},
+		{name: "binding-annotations", rule: "Repeat a Binding with the same annotations.", section: "repeat-a-binding", plugins: []string{nodeState}, run: checkBindingAnnotations},
 		{name: "uid", rule: "Set the UID of the pod in the Binding.", section: "set-the-uid", run: checkUID},
 		{name: "wait", rule: "Repeat a Binding that has to wait (429).", section: "answers", plugins: []string{nodeState}, run: checkWait},
-		{name: "refused", rule: "Try again after a refusal (403), with backoff.", section: "answers", plugins: []string{device}, nodes: 2, run: checkRefused},
+		{name: "refused", rule: "Try again after a refusal (403), with backoff.", section: "answers", plugins: []string{device}, run: checkRefused},
 		{name: "invalid", rule: "Do not repeat an invalid Binding (422) in a loop.", section: "answers", run: checkInvalid},
 		{name: "internal", rule: "Try again after an internal error (500).", section: "errors-that-are-not-from-prebind", plugins: []string{device}, run: checkInternal},
 		{name: "stale", rule: "Drop the bind of a deleted pod.", section: "set-the-uid", plugins: []string{nodeState}, run: checkStale},
 		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{volumeBinding}, run: checkVolume},
-		{name: "rollback", rule: "Release everything when a waiting pod is deleted.", section: "repeat-a-binding", plugins: []string{device, volumeBinding}, run: checkRollback},
+		{name: "rollback", rule: "Release everything when a waiting pod is deleted.", section: "repeat-a-binding", plugins: []string{device, nodeState}, run: checkRollback},
 		{name: "workers", rule: "Bind other pods while some wait.", section: "few-bind-workers", plugins: []string{nodeState}, alone: true, run: checkWorkers},
 		{name: "burst", rule: "Bind many pods, each once.", section: "time-limits", alone: true, run: checkBurst},
 	}
@@ -145,7 +149,7 @@ func checkBind(ctx context.Context, t *trial) string {
 // checkAnnotations checks that a bound pod has the annotations of Prebind's mutators, and keeps them.
 func checkAnnotations(ctx context.Context, t *trial) string {
 	if len(t.announced(ctx, t.nodes[0].Name)) == 0 {
-		t.end(skip("no mutator adds annotations of the node, so it cannot be observed that binds pass Prebind; switch on the mutator topology"))
+		t.skips("no mutator adds annotations of the node, so it cannot be observed that binds pass Prebind; switch on the mutator topology")
 	}
 	pod := t.bound(ctx, t.creates(ctx, "annotations", annotation(ownAnnotation, "kept")), "Bind the pod.")
 	want := t.announced(ctx, pod.Spec.NodeName)
@@ -195,15 +199,10 @@ func ofNode(all map[string]string) map[string]string {
 func checkBindingAnnotations(ctx context.Context, t *trial) string {
 	key := t.BindingAnnotation
 	if key == "" {
-		t.end(skip("name an annotation that your scheduler sets on every Binding with --binding-annotation"))
+		t.skips("name an annotation that your scheduler sets on every Binding with --binding-annotation")
 	}
-	var pod *corev1.Pod
-	if slices.Contains(t.plugins, nodeState) {
-		pod = t.creates(ctx, "binding-annotations", waits)
-		t.release(ctx, pod, t.answered(ctx, pod, work.ReasonWaiting)[0].node)
-	} else {
-		pod = t.creates(ctx, "binding-annotations")
-	}
+	pod := t.creates(ctx, "binding-annotations", waits)
+	t.release(ctx, pod, t.answered(ctx, pod, work.ReasonWaiting))
 	pod = t.bound(ctx, pod, adviceRepeat)
 	value, ok := pod.Annotations[key]
 	if !ok {
@@ -215,24 +214,24 @@ func checkBindingAnnotations(ctx context.Context, t *trial) string {
 
 // waits makes the pod wait until release.
 func waits(pod *corev1.Pod) {
-	pod.Annotations[expectAnnotation], pod.Annotations[waitAnnotation] = releaseLabel(pod.Namespace, pod.Name), (maxWait + time.Minute).String()
+	pod.Annotations[expectAnnotation], pod.Annotations[waitAnnotation] = nodeLabel(pod.Namespace, pod.Name), (maxWait + time.Minute).String()
 }
 
 // release ends the wait on the node: the held call, or the next one, binds the pod.
 func (t *trial) release(ctx context.Context, pod *corev1.Pod, node string) {
-	t.must(labelNode(ctx, t.client, node, releaseLabel(pod.Namespace, pod.Name), new("true")))
+	t.must(labelNode(ctx, t.client, node, nodeLabel(pod.Namespace, pod.Name), set))
 }
 
 // checkUID checks that the Binding has the UID of the pod. Prebind adds a missing UID, so it cannot be observed later. The check
 // therefore uses a second namespace, which is exempt from Prebind, and a policy that rejects Bindings without a UID there.
 func checkUID(ctx context.Context, t *trial) string {
-	t.apply(ctx, "uid.yaml", values{})
+	t.apply(ctx, "uid.yaml", "")
 	in := func(pod *corev1.Pod) { pod.Namespace += "-uid" }
 	probe := t.creates(ctx, "probe", in, unscheduled)
 	probe.UID = ""
 	// The policy applies when it rejects a Binding without a UID.
 	if !t.applied(ctx, probe, func(err error) bool { return err != nil && strings.Contains(err.Error(), t.ns.Name+".conformance") }) {
-		t.end(skip("within %s, the API server did not apply a ValidatingAdmissionPolicy in a namespace that is exempt from Prebind; check that the label %s exempts a namespace", appliedTime, exemptLabel))
+		t.skips("within %s, the API server did not apply a ValidatingAdmissionPolicy in a namespace that is exempt from Prebind; check that the label %s exempts a namespace", appliedTime, exemptLabel)
 	}
 	t.bound(ctx, t.creates(ctx, "uid", in), "A policy rejects Bindings without a UID in the namespace of the pod. "+adviceUID+
 		" Use POST pods/NAME/binding: the API server removes the UID on the legacy path POST bindings.")
@@ -247,9 +246,9 @@ func checkWait(ctx context.Context, t *trial) string {
 	t.staysUnbound(ctx, pod, t.Wait-time.Since(began))
 	waited := time.Since(began)
 	warnings := t.warnings(ctx, pod)
-	all, err := t.events(ctx, pod)
+	answers, err := t.answers(ctx, pod, work.ReasonWaiting)
 	t.must(err)
-	nodes := nodesOf(sightings(all, work.ReasonWaiting))
+	nodes := sets.List(sets.New(answers...))
 	if len(nodes) > 1 {
 		t.violates(adviceStay, "the pod waited on %s, and the scheduler posted Bindings to other nodes in the meantime: %s", nodes[0], strings.Join(nodes[1:], ", "))
 	}
@@ -267,4 +266,160 @@ func checkWait(ctx context.Context, t *trial) string {
 		detail += "; the scheduler reported " + warnings
 	}
 	return detail
+}
+
+// checkRefused checks that the scheduler tries again after a refusal, with backoff, and binds the pods to another node. The pods require
+// a label, which moves from a node without free devices to the other node.
+func checkRefused(ctx context.Context, t *trial) string {
+	full, free := t.nodes[0].Name, t.nodes[1].Name
+	required := nodeLabel(t.ns.Name, "refused")
+	t.must(labelNode(ctx, t.client, full, required, set))
+	var devices []string
+	for i := range refused {
+		devices = append(devices, fmt.Sprintf("%s-%d", t.ns.Name, i))
+	}
+	holder := t.creates(ctx, "holder", unscheduled, annotation(deviceAnnotation, strings.Join(devices, ",")))
+	t.must(t.client.CoreV1().Pods(t.ns.Name).Bind(ctx, dryrun.Binding(holder, full, nil), metav1.CreateOptions{}))
+	var pods []*corev1.Pod
+	for i, id := range devices {
+		pods = append(pods, t.creates(ctx, fmt.Sprintf("refused-%d", i), annotation(deviceAnnotation, id), onNodesWith(required, "true")))
+	}
+	t.backsOff(ctx, pods[0])
+	for _, pod := range pods[1:] {
+		t.answered(ctx, pod, work.ReasonRefused)
+	}
+	t.must(labelNode(ctx, t.client, free, required, set))
+	t.must(labelNode(ctx, t.client, full, required, unset))
+	moved := time.Now()
+	for _, pod := range pods {
+		t.bound(ctx, pod, adviceAgain+" Choose a node again: node "+free+" was free.")
+	}
+	return fmt.Sprintf("refused on %s (403) with backoff, then all %d pods were bound %s after %s was free", full, refused, seconds(time.Since(moved)), free)
+}
+
+// checkInvalid checks that the scheduler does not repeat a Binding with an invalid annotation in a loop.
+func checkInvalid(ctx context.Context, t *trial) string {
+	t.backsOff(ctx, t.creates(ctx, "invalid", annotation(timeoutAnnotation, "soon")))
+	return "refused as invalid (422), and not repeated in a loop"
+}
+
+// checkInternal checks that the scheduler tries a pod again after an internal error, on the only node that the pod allows. A webhook
+// that the API server cannot call makes the error after Prebind has allowed the bind.
+func checkInternal(ctx context.Context, t *trial) string {
+	t.apply(ctx, "internal.yaml", "")
+	probe := t.creates(ctx, "internal-probe", unscheduled)
+	if !t.applied(ctx, probe, apierrors.IsInternalError) {
+		t.skips("within %s, the API server did not apply a ValidatingWebhookConfiguration", appliedTime)
+	}
+	id := t.ns.Name + "-internal"
+	pod := t.creates(ctx, "internal", onNode(t.nodes[0]), annotation(deviceAnnotation, id))
+	t.posted(ctx, pod, t.holds(id)) // Prebind reserves the device with the first Binding.
+	t.staysUnbound(ctx, pod, settles)
+	t.must(t.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, t.ns.Name+".conformance.prebind.dev", metav1.DeleteOptions{}))
+	ended := time.Now()
+	t.bound(ctx, pod, "After an internal error, release the node and schedule the pod again, with backoff. Do not exclude the node: it is rarely the cause.")
+	return fmt.Sprintf("bound %s after the end of the errors (500)", seconds(time.Since(ended)))
+}
+
+// checkStale checks that a bind does not apply to a later pod of the same name.
+func checkStale(ctx context.Context, t *trial) string {
+	other := t.nodes[1]
+	old := t.creates(ctx, "stale", waits, onNode(t.nodes[0]))
+	t.answered(ctx, old, work.ReasonWaiting)
+	t.deletes(ctx, old)
+	created := time.Now()
+	pod := t.creates(ctx, "stale", onNode(other))
+	pod = t.bound(ctx, pod, "When a pod is deleted, drop its bind. Key pods by UID, not by name: schedule a new pod of the same name like any other pod. A stale Binding is answered with 409: do not repeat it.")
+	t.on(pod, other.Name, "the deleted pod of the same name required the other node", adviceUID)
+	if pod.Annotations[expectAnnotation] != "" {
+		t.violates("Build the Binding from the pod that you schedule.", "the new pod has annotations of the deleted pod's Binding")
+	}
+	return fmt.Sprintf("the new pod was bound to %s %s after the deletion", pod.Spec.NodeName, seconds(time.Since(created)))
+}
+
+// checkVolume checks that a pod whose volume does not exist yet is bound when the volume is bound, to its node.
+func checkVolume(ctx context.Context, t *trial) string {
+	for _, n := range t.nodes { // Some schedulers use only nodes with the driver. A node without a CSINode stays without one.
+		err := patchDriver(ctx, t.client, n.Name, fmt.Sprintf(`{"name":%q,"nodeID":%q}`, t.ns.Name, n.Name))
+		t.must(client.IgnoreNotFound(err))
+	}
+	t.apply(ctx, "claim.yaml", "")
+	pod := t.creates(ctx, "volume", usesClaim)
+	var claim *corev1.PersistentVolumeClaim
+	if !t.until(ctx, t.Timeout, func(ctx context.Context) (_ bool, err error) {
+		claim, err = t.client.CoreV1().PersistentVolumeClaims(t.ns.Name).Get(ctx, "volume", metav1.GetOptions{})
+		return err == nil && claim.Annotations[volume.AnnSelectedNode] != "", err
+	}) {
+		t.violates("Post the Binding of a pod with unbound claims. Prebind binds them. If your scheduler binds volumes itself, set the annotation "+volume.AnnSelectedNode+".",
+			"neither the scheduler nor Prebind requested the volume of claim %s within %s%s", claim.Name, t.Timeout, t.why(ctx, pod))
+	}
+	t.staysUnbound(ctx, pod, provisionTime)
+	t.apply(ctx, "volume.yaml", claim.UID)
+	created := time.Now()
+	pod = t.bound(ctx, pod, adviceRepeat)
+	t.on(pod, claim.Annotations[volume.AnnSelectedNode], "the volume was requested for it", adviceStay)
+	// The event of the wait can be late, so it is read at the end.
+	answers, err := t.answers(ctx, pod, work.ReasonWaiting)
+	t.must(err)
+	who := "the scheduler waited for the volume itself"
+	if len(answers) > 0 {
+		who = "Prebind made the bind wait"
+	}
+	return fmt.Sprintf("bound to %s %s after its volume was created; %s", pod.Spec.NodeName, seconds(time.Since(created)), who)
+}
+
+// checkRollback checks that the deletion of a waiting pod leaves no reservation.
+func checkRollback(ctx context.Context, t *trial) string {
+	id := t.ns.Name + "-rollback"
+	pod := t.creates(ctx, "rollback", waits, onNode(t.nodes[0]), annotation(deviceAnnotation, id))
+	held := t.holds(id)
+	t.posted(ctx, pod, held) // Prebind holds the device while the bind waits.
+	t.deletes(ctx, pod)
+	deleted := time.Now()
+	if !t.until(ctx, rollbackTime, func(ctx context.Context) (bool, error) {
+		still, err := held(ctx)
+		return !still, err
+	}) {
+		t.violates("Stop repeating the Binding of a deleted pod. If your scheduler does, check the log of Prebind.",
+			"%s after the deletion of the pod, Prebind still holds its device on node %s", rollbackTime, t.nodes[0].Name)
+	}
+	return fmt.Sprintf("the device was free %s after the deletion of the waiting pod", seconds(time.Since(deleted)))
+}
+
+// checkWorkers checks that pods that wait do not delay the bind of another pod.
+func checkWorkers(ctx context.Context, t *trial) string {
+	for i := range waiters {
+		t.creates(ctx, fmt.Sprintf("waiter-%d", i), waits)
+	}
+	t.answered(ctx, t.created[0], work.ReasonWaiting)
+	began := time.Now()
+	t.bound(ctx, t.creates(ctx, "workers"), fmt.Sprintf("While %d pods wait, other pods must be bound. Bind each pod in its own goroutine, use more bind workers, or repeat waiting Bindings from a delayed queue. "+
+		"If your scheduler already uses goroutines, look for a limit of binds in progress, for a lock that it holds while it binds, and for the rate limit of its client (QPS).", waiters))
+	return fmt.Sprintf("while %d pods waited, another pod was bound in %s", waiters, seconds(time.Since(began)))
+}
+
+// checkBurst checks that the scheduler binds many pods, each once.
+func checkBurst(ctx context.Context, t *trial) string {
+	began := time.Now()
+	for i := range t.Burst {
+		t.creates(ctx, fmt.Sprintf("burst-%d", i), label(burstLabel, "yes"))
+	}
+	var late []corev1.Pod
+	if !t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+		list, err := t.client.CoreV1().Pods(t.ns.Name).List(ctx, metav1.ListOptions{LabelSelector: burstLabel + "=yes"})
+		if err != nil {
+			return false, err
+		}
+		late = slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" })
+		return len(late) == 0, nil
+	}) {
+		t.violates("Check the rate limit of the client (QPS) and the number of bind workers, and that the nodes have room for the pods.",
+			"%d of %d pods were bound within %s; pod %s was not bound%s", t.Burst-len(late), t.Burst, t.Timeout, late[0].Name, t.why(ctx, &late[0]))
+	}
+	took := time.Since(began)
+	for _, pod := range t.created { // A pod that was replaced has not passed Prebind.
+		_, err := t.read(ctx, pod)
+		t.must(err)
+	}
+	return fmt.Sprintf("%d pods bound in %s (%.0f per second)", t.Burst, seconds(took), float64(t.Burst)/took.Seconds())
 }

@@ -4,8 +4,8 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
@@ -24,69 +23,63 @@ import (
 // ErrLeftovers means that objects were not removed. The text contains the command that removes them.
 var ErrLeftovers = errors.New("objects of the run were not removed")
 
-// cleanupTimeout limits the removal of the objects of a run.
+// cleanupTimeout limits each step of the removal of a run.
 const cleanupTimeout = 2 * time.Minute
 
 // byHand returns the commands that remove the objects of a run. The driver remains in the CSINodes; it has no effect.
 func byHand(run string) string {
-	return fmt.Sprintf("kubectl label nodes --all %s- %s-\nkubectl delete namespace %s", releaseLabel(run, "wait"), releaseLabel(run, "binding-annotations"), run)
+	var labels strings.Builder
+	for _, check := range []string{"wait", "binding-annotations", "refused"} {
+		fmt.Fprintf(&labels, " %s-", nodeLabel(run, check))
+	}
+	return fmt.Sprintf("kubectl label nodes --all%s\nkubectl delete namespace %s", labels.String(), run)
 }
 
-// releaseLabel returns the key of the node label that ends the wait of the pod. No node has it before.
-func releaseLabel(run, pod string) string { return run + ".conformance.prebind.dev/" + pod }
+// nodeLabel returns the key of the node label for a check. No node has it before.
+func nodeLabel(run, check string) string { return run + ".conformance.prebind.dev/" + check }
 
-// labelNode sets a label of the node or, with nil, removes it.
-func labelNode(ctx context.Context, client kubernetes.Interface, node, key string, value *string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
-	if err == nil {
-		_, err = client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("changing the label %s of node %s: %w", key, node, err)
-	}
-	return nil
+// labelNode sets a label of the node to true or, with null, removes it.
+func labelNode(ctx context.Context, client kubernetes.Interface, node, key, value string) error {
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, key, value)
+	_, err := client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
-// setDriver adds the driver of the run to the CSINode of a node, or removes it. A node without a CSINode stays without one.
-func setDriver(ctx context.Context, client kubernetes.Interface, node, run string, remove bool) error {
-	driver := map[string]any{"name": run, "nodeID": node}
-	if remove {
-		driver = map[string]any{"name": run, "$patch": "delete"}
-	}
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"drivers": []any{driver}}})
-	if err == nil {
-		_, err = client.StorageV1().CSINodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	}
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("changing the drivers of CSINode %s: %w", node, err)
-	}
-	return nil
+// Values of labelNode.
+const (
+	set   = `"true"`
+	unset = "null"
+)
+
+// patchDriver patches an entry of the drivers in the CSINode of a node.
+func patchDriver(ctx context.Context, client kubernetes.Interface, node, driver string) error {
+	patch := fmt.Appendf(nil, `{"spec":{"drivers":[%s]}}`, driver)
+	_, err := client.StorageV1().CSINodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // unmark removes the labels and drivers of the run from all nodes.
 func unmark(ctx context.Context, client kubernetes.Interface, run string) error {
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("listing nodes: %w", err)
+		return err
 	}
 	var errs []error
 	for _, n := range nodes.Items {
 		for key := range n.Labels {
-			if strings.HasPrefix(key, releaseLabel(run, "")) {
-				errs = append(errs, labelNode(ctx, client, n.Name, key, nil))
+			if strings.HasPrefix(key, nodeLabel(run, "")) {
+				errs = append(errs, labelNode(ctx, client, n.Name, key, unset))
 			}
 		}
 	}
 	csiNodes, err := client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{})
-	switch {
-	case apierrors.IsForbidden(err):
+	if apierrors.IsForbidden(err) {
 		return errors.Join(errs...) // Without this permission, the run has made no check with volumes.
-	case err != nil:
-		return fmt.Errorf("listing CSINodes: %w", err)
 	}
+	errs = append(errs, err)
 	for _, n := range csiNodes.Items {
 		if slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == run }) {
-			errs = append(errs, setDriver(ctx, client, n.Name, run, true))
+			errs = append(errs, patchDriver(ctx, client, n.Name, fmt.Sprintf(`{"name":%q,"$patch":"delete"}`, run)))
 		}
 	}
 	return errors.Join(errs...)
@@ -94,27 +87,20 @@ func unmark(ctx context.Context, client kubernetes.Interface, run string) error 
 
 // remove removes the objects of a run, and waits until they are gone. It retries for a limited time.
 func remove(ctx context.Context, client kubernetes.Interface, run string) error {
-	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
-	defer cancel()
-	last := errors.New("the namespace still exists")
-	for _, step := range []func() (gone bool, err error){
-		func() (bool, error) { err := unmark(ctx, client, run); return err == nil, err },
-		func() (bool, error) {
+	t := &trial{session: &session{client: client}}
+	t.do(func() {
+		t.until(ctx, cleanupTimeout, func(ctx context.Context) (bool, error) { return true, unmark(ctx, client, run) })
+		t.until(ctx, cleanupTimeout, func(ctx context.Context) (bool, error) {
 			// The garbage collector deletes the objects that belong to the namespace first.
 			err := client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)})
-			return apierrors.IsNotFound(err), err
-		},
-	} {
-		err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(context.Context) (bool, error) {
-			gone, err := step()
-			if err != nil && ctx.Err() == nil {
-				last = err
+			if apierrors.IsNotFound(err) {
+				return true, nil
 			}
-			return gone, nil
+			return false, cmp.Or(err, errors.New("the namespace still exists"))
 		})
-		if err != nil {
-			return fmt.Errorf("%w: %w; remove them with:\n%s", ErrLeftovers, last, byHand(run))
-		}
+	})
+	if t.Status != "" {
+		return fmt.Errorf("%w: %s; remove them with:\n%s", ErrLeftovers, t.Detail, byHand(run))
 	}
 	return nil
 }
@@ -123,38 +109,30 @@ func remove(ctx context.Context, client kubernetes.Interface, run string) error 
 func (s *session) finish(ctx context.Context) error {
 	run := s.ns.Name
 	if ctx.Err() != nil {
-		s.say("interrupted: removing the objects of the run, at most for %s; interrupt again to exit at once, and remove them with:\n%s", cleanupTimeout, byHand(run))
+		s.log.Printf("interrupted: removing the objects of the run; interrupt again to exit at once, and remove them with:\n%s", byHand(run))
 	}
 	began := time.Now()
 	if err := remove(context.WithoutCancel(ctx), s.client, run); err != nil {
 		return err
 	}
-	s.say("removed all objects of the run (%s)", seconds(time.Since(began)))
+	s.log.Printf("removed all objects of the run (%s)", seconds(time.Since(began)))
 	return nil
-}
-
-// earlier returns the namespaces with the prefix of earlier runs, or of runs in progress.
-func earlier(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
-	list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + managedByValue + ",!" + runLabel})
-	if err != nil {
-		return nil, fmt.Errorf("listing namespaces: %w", err)
-	}
-	var runs []string
-	for _, ns := range list.Items {
-		if strings.HasPrefix(ns.Name, prefix) {
-			runs = append(runs, ns.Name)
-		}
-	}
-	return runs, nil
 }
 
 // Cleanup removes the objects of all runs with the namespace prefix, also of runs in progress, and returns the names of
 // their namespaces.
 func Cleanup(ctx context.Context, client kubernetes.Interface, prefix string) ([]string, error) {
-	runs, err := earlier(ctx, client, prefix)
-	errs := []error{err}
-	for _, run := range runs {
-		errs = append(errs, remove(ctx, client, run))
+	list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + managedByValue + ",!" + runLabel})
+	if err != nil {
+		return nil, fmt.Errorf("listing namespaces: %w", err)
+	}
+	var runs []string
+	var errs []error
+	for _, ns := range list.Items {
+		if strings.HasPrefix(ns.Name, prefix) {
+			runs = append(runs, ns.Name)
+			errs = append(errs, remove(ctx, client, ns.Name))
+		}
 	}
 	return runs, errors.Join(errs...)
 }

@@ -6,7 +6,7 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -15,61 +15,35 @@ import (
 const (
 	// meterInterval is the time between two calls of a meter.
 	meterInterval = 500 * time.Millisecond
-	// slowCall is the duration above which a call is slow.
+	// slowCall is the time in which a call must end. Otherwise, it is slow.
 	slowCall = time.Second
-	// slowShare is the part of a check that slow calls must occupy, so that the cluster counts as overloaded.
+	// slowShare is the share of slow calls at which the cluster counts as overloaded.
 	slowShare = 0.1
 )
 
-// meter adds up the time in which calls are slow. It makes one call after the other. The zero value has seen no call. It is safe for
-// concurrent use.
-type meter struct {
-	mu sync.Mutex
-	// began is when the call in progress began, or zero.
-	began time.Time
-	slow  time.Duration
-}
+// meter makes calls, one after the other, and counts those that are slow. The zero value has made no call. It is safe for concurrent use.
+type meter struct{ calls, slow atomic.Int64 }
 
-// run makes calls until the context ends. A call that fails counts as slow until the next one.
+// run makes calls until the context ends. A call that fails counts as slow.
 func (m *meter) run(ctx context.Context, call func(ctx context.Context) error) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		m.mu.Lock()
-		began := time.Now()
-		m.began = began
-		m.mu.Unlock()
-		calling, cancel := context.WithTimeout(ctx, requestTimeout)
+		calling, cancel := context.WithTimeout(ctx, slowCall)
 		defer cancel()
-		err := call(calling)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.began = time.Time{}
-		switch took := time.Since(began); {
-		case took > slowCall:
-			m.slow += took
-		case err != nil && ctx.Err() == nil:
-			m.slow += meterInterval
+		if err := call(calling); err != nil && ctx.Err() == nil {
+			m.slow.Add(1)
 		}
+		m.calls.Add(1)
 	}, meterInterval)
-}
-
-// total returns the time in which calls were slow until now.
-func (m *meter) total() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if took := time.Since(m.began); !m.began.IsZero() && took > slowCall {
-		return m.slow + took
-	}
-	return m.slow
 }
 
 // watch returns a function that describes the overload of the cluster since the call of watch, or returns an empty string.
 func (m *meter) watch() (overload func() string) {
-	began, before := time.Now(), m.total()
+	calls, slow := m.calls.Load(), m.slow.Load()
 	return func() string {
-		slow, length := m.total()-before, time.Since(began)
-		if slow == 0 || slow.Seconds() < slowShare*length.Seconds() {
+		calls, slow := m.calls.Load()-calls, m.slow.Load()-slow
+		if slow == 0 || float64(slow) < slowShare*float64(calls) {
 			return ""
 		}
-		return fmt.Sprintf("the cluster is overloaded: for %s of %s, dry-run Bindings of this command failed or took more than %s", seconds(slow), seconds(length), slowCall)
+		return fmt.Sprintf("the cluster is overloaded: %d of %d dry-run Bindings of this command failed or took more than %s", slow, calls, slowCall)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"embed"
-	"fmt"
 	"maps"
 	"strings"
 	"text/template"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 )
 
@@ -34,16 +34,13 @@ const (
 	noScheduler = "conformance.prebind.dev"
 )
 
-// values are the parameters of a manifest.
-type values struct{ Run, Name, UID, Hostname string }
-
-// apply creates the objects of the manifest. They belong to the namespace of the run, so that they are deleted with it.
-func (t *trial) apply(ctx context.Context, file string, v values) {
-	v.Run = t.ns.Name
+// apply creates the objects of the manifest. They belong to the namespace of the run, so that they are deleted with it. UID is that of the
+// object to which they refer.
+func (t *trial) apply(ctx context.Context, file string, uid types.UID) {
 	parsed, err := template.ParseFS(manifests, "objects/"+file)
 	t.must(err)
 	var text bytes.Buffer
-	t.must(parsed.Execute(&text, v))
+	t.must(parsed.Execute(&text, map[string]any{"Run": t.ns.Name, "UID": uid}))
 	for document := range strings.SplitSeq(text.String(), "\n---\n") {
 		object := &unstructured.Unstructured{}
 		t.must(yaml.Unmarshal([]byte(document), &object.Object))
@@ -52,9 +49,8 @@ func (t *trial) apply(ctx context.Context, file string, v values) {
 		object.SetLabels(labels)
 		object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: t.ns.Name, UID: t.ns.UID, BlockOwnerDeletion: new(true)}})
 		resource, _ := meta.UnsafeGuessKindToResource(object.GroupVersionKind())
-		if _, err := t.dynamic.Resource(resource).Namespace(object.GetNamespace()).Create(ctx, object, metav1.CreateOptions{}); err != nil {
-			t.end(fmt.Errorf("creating %s %s: %w", object.GetKind(), object.GetName(), err))
-		}
+		_, err := t.dynamic.Resource(resource).Namespace(object.GetNamespace()).Create(ctx, object, metav1.CreateOptions{})
+		t.must(err)
 	}
 }
 
@@ -100,37 +96,17 @@ func label(key, value string) podOption {
 
 // onNode pins the pod to a node.
 func onNode(n corev1.Node) podOption {
-	return func(pod *corev1.Pod) {
-		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: n.Labels[corev1.LabelHostname]}
-	}
+	return onNodesWith(corev1.LabelHostname, n.Labels[corev1.LabelHostname])
 }
 
-// onNodes limits the pod to the nodes. Of these, it prefers those without a pod with the label.
-func onNodes(nodes []corev1.Node, avoid map[string]string) podOption {
-	var hostnames []string
-	for _, n := range nodes {
-		hostnames = append(hostnames, n.Labels[corev1.LabelHostname])
-	}
-	return func(pod *corev1.Pod) {
-		pod.Spec.Affinity = &corev1.Affinity{
-			NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: hostnames},
-				}}},
-			}},
-			PodAntiAffinity: &corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
-				Weight:          100,
-				PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: &metav1.LabelSelector{MatchLabels: avoid}, TopologyKey: corev1.LabelHostname},
-			}}},
-		}
-	}
+// onNodesWith limits the pod to the nodes with the label.
+func onNodesWith(key, value string) podOption {
+	return func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{key: value} }
 }
 
-// usesClaim adds the claim to the pod.
-func usesClaim(name string) podOption {
-	return func(pod *corev1.Pod) {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
-		}})
-	}
+// usesClaim adds the claim of the check volume to the pod.
+func usesClaim(pod *corev1.Pod) {
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "volume"},
+	}})
 }

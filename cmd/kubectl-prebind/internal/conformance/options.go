@@ -13,7 +13,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/rest"
 )
 
 // Options of a run. All durations must be positive.
@@ -89,13 +88,4 @@ const (
 	// maxWait keeps the check wait below the default of node-state's maxWait, which is 5 minutes.
 	maxWait  = 4 * time.Minute
 	maxBurst = 1000
-	// pollInterval is the time between two looks at an object.
-	pollInterval = 250 * time.Millisecond
 )
-
-// adjust returns a client configuration for a run.
-func adjust(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.QPS, config.Burst, config.WarningHandler = 100, 200, rest.NoWarnings{}
-	return config
-}

@@ -4,7 +4,6 @@
 package conformance
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -60,34 +59,6 @@ func (r *Report) Any(s Status) bool {
 	return slices.ContainsFunc(r.Results, func(x Result) bool { return x.Status == s })
 }
 
-// outcome is an error that ends a check with a status other than Pass and Errored.
-type outcome struct {
-	status         Status
-	detail, advice string
-}
-
-func (o *outcome) Error() string { return o.detail }
-
-func skip(format string, args ...any) error {
-	return &outcome{status: Skipped, detail: fmt.Sprintf(format, args...)}
-}
-
-// resultOf converts the end of a check. If the check failed on an overloaded cluster, it has no result.
-func resultOf(c check, took time.Duration, detail string, err error, overload string) Result {
-	r := Result{Check: c.name, Status: Pass, Duration: took, Detail: oneLine(detail), Section: c.section}
-	if err == nil {
-		return r
-	}
-	r.Status, r.Detail = Errored, oneLine(forbidden(err).Error())
-	if o, ok := errors.AsType[*outcome](err); ok {
-		r.Status, r.Detail, r.Advice = o.status, oneLine(o.detail), o.advice
-	}
-	if overload != "" && (r.Status == Fail || r.Status == Errored) {
-		r.Status, r.Detail, r.Advice = NoResult, overload+"; "+string(r.Status)+": "+r.Detail, ""
-	}
-	return r
-}
-
 // WriteText writes a table, and a summary with the necessary changes of the scheduler.
 func (r *Report) WriteText(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
@@ -120,8 +91,6 @@ func seconds(d time.Duration) string {
 		return d.Round(100 * time.Millisecond).String()
 	}
 }
-
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // WriteJUnit writes the results as JUnit XML.
 func (r *Report) WriteJUnit(out io.Writer) error {

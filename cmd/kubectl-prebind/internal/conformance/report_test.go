@@ -5,9 +5,7 @@ package conformance
 
 import (
 	"bytes"
-	"errors"
 	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -22,17 +20,13 @@ var update = flag.Bool("update", false, "write testdata")
 
 // report has a check with each status.
 func report() *Report {
-	of := func(name, section string, took time.Duration, detail string, err error) Result {
-		return resultOf(check{name: name, section: section}, took, detail, err, "")
-	}
-	fail := func(detail, advice string) error { return &outcome{status: Fail, detail: detail, advice: advice} }
 	return &Report{Scheduler: "my-scheduler", Results: []Result{
-		of("bind", "answers", 310*time.Millisecond, "bound to node-1 after 300ms", nil),
-		of("wait", "answers", 95*time.Second, "", fmt.Errorf("late: %w", fail("pod wait was not bound\nwithin 1m0s", adviceRepeat))),
-		of("uid", "set-the-uid", 0, "", skip("the check needs 2 nodes")),
-		of("volume", "repeat-a-binding", 30*time.Second, "", errors.New("creating PersistentVolume x: <connection refused>")),
-		resultOf(check{name: "burst", section: "time-limits"}, 2*time.Minute, "", fail("40 of 50 pods were bound", "Bind faster."), "the cluster is overloaded"),
-		of("refused", "answers", 50*time.Second, "", &outcome{status: NoResult, detail: "the cluster is overloaded"}),
+		{Check: "bind", Status: Pass, Section: "answers", Duration: 310 * time.Millisecond, Detail: "bound to node-1 after 300ms"},
+		{Check: "wait", Status: Fail, Section: "answers", Duration: 95 * time.Second, Detail: "pod wait was not bound within 1m0s", Advice: adviceRepeat},
+		{Check: "uid", Status: Skipped, Section: "set-the-uid", Detail: "the check needs 2 nodes"},
+		{Check: "volume", Status: Errored, Section: "repeat-a-binding", Duration: 30 * time.Second, Detail: "creating PersistentVolume x: <connection refused>"},
+		{Check: "burst", Status: NoResult, Section: "time-limits", Duration: 2 * time.Minute, Detail: "the cluster is overloaded; FAIL: 40 of 50 pods were bound"},
+		{Check: "refused", Status: NoResult, Section: "answers", Duration: 50 * time.Second, Detail: "the cluster is overloaded"},
 	}}
 }
 

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log"
 	"testing"
 	"time"
 
@@ -22,8 +23,7 @@ import (
 // sessionOn returns a session in the namespace prebind-conformance-a.
 func sessionOn(client *fakeapi.Clientset, progress *bytes.Buffer) *session {
 	o := Default()
-	o.Progress = progress
-	return &session{Options: o, client: client, ns: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-a"}}}
+	return &session{Options: o, client: client, log: log.New(progress, "", 0), ns: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-a"}}}
 }
 
 // podsIn returns the names of the pods of the run.
@@ -38,26 +38,27 @@ func podsIn(t *testing.T, s *session) []string {
 	return names
 }
 
-// TestMake_Pods checks that the pods of a check that does not pass are gone before the next check.
-func TestMake_Pods(t *testing.T) {
+// TestMake checks the result of a check by how it ends, and that its pods are gone before the next check.
+func TestMake(t *testing.T) {
 	tests := map[string]struct {
 		reason string
-		err    error
+		end    func(check *trial)
 		// slow makes the cluster overloaded.
 		slow bool
-		want []string
+		want Result
 	}{
-		"Pass":     {reason: "later checks can count on the pods", want: []string{"a", "b", "probe"}},
-		"Fail":     {reason: "a pod that is not bound delays others", err: &outcome{status: Fail}, want: []string{"probe"}},
-		"Error":    {reason: "the state of the pods is unknown", err: errors.New("x"), want: []string{"probe"}},
-		"NoResult": {reason: "the pods of a check without a result delay others too", err: &outcome{status: Fail}, slow: true, want: []string{"probe"}},
-		"Skip":     {reason: "the check created nothing that waits", err: skip("x"), want: []string{"a", "b", "probe"}},
+		"Pass":  {reason: "the detail shows what was observed", end: func(*trial) {}, want: Result{Status: Pass, Detail: "passed"}},
+		"Fail":  {reason: "a violation has advice", end: func(c *trial) { c.violates("Do it.", "not\n%s", "done") }, want: Result{Status: Fail, Detail: "not done", Advice: "Do it."}},
+		"Error": {reason: "it says nothing about the scheduler", end: func(c *trial) { c.must(errors.New("x")) }, want: Result{Status: Errored, Detail: "x"}},
+		"Skip":  {reason: "the cluster lacks something", end: func(c *trial) { c.skips("lacks %s", "x") }, slow: true, want: Result{Status: Skipped, Detail: "lacks x"}},
+		"NoResult": {reason: "the cluster can be the cause", end: func(c *trial) { c.violates("Do it.", "not done") }, slow: true,
+			want: Result{Status: NoResult, Detail: "the cluster is overloaded: 1 of 0 dry-run Bindings of this command failed or took more than 1s; FAIL: not done"}},
+		"Slow": {reason: "the scheduler conforms also on a slow cluster", end: func(*trial) {}, slow: true, want: Result{Status: Pass, Detail: "passed"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := sessionOn(fakeapi.NewClientset(), &bytes.Buffer{})
-			_, err := s.create(t.Context(), s.pod("probe"))
-			require.NoError(t, err)
+			(&trial{session: s}).creates(t.Context(), "probe")
 			r := s.make(t.Context(), check{name: "x", run: func(ctx context.Context, check *trial) string {
 				check.creates(ctx, "a")
 				check.creates(ctx, "b")
@@ -67,14 +68,14 @@ func TestMake_Pods(t *testing.T) {
 				_, err := pods.Create(ctx, s.pod("b"), metav1.CreateOptions{})
 				assert.NoError(t, err)
 				if tc.slow {
-					s.load.slow = time.Hour
+					s.load.slow.Add(1)
 				}
-				check.must(tc.err)
+				tc.end(check)
 				return "passed"
 			}})
-			assert.Equal(t, tc.err == nil, r.Detail == "passed", "a step that fails should end the check")
-			assert.Equal(t, tc.slow, r.Status == NoResult, r.Status)
-			assert.Equal(t, tc.want, podsIn(t, s), tc.reason)
+			r.Duration, tc.want.Check = 0, "x"
+			assert.Equal(t, tc.want, r, tc.reason)
+			assert.Equal(t, []string{"probe"}, podsIn(t, s))
 		})
 	}
 }
@@ -91,8 +92,8 @@ func TestMake_Interrupted(t *testing.T) {
 		check.until(ctx, time.Minute, func(context.Context) (bool, error) { return false, nil })
 		return ""
 	}}
-	assert.Equal(t, Errored, s.make(ctx, c).Status)
-	assert.Equal(t, Errored, s.make(ctx, c).Status)
+	s.make(ctx, c)
+	s.make(ctx, c)
 	assert.Equal(t, 1, made)
 	assert.Equal(t, "x: started\n", progress.String())
 }
@@ -101,7 +102,6 @@ func TestIsUsable(t *testing.T) {
 	ready := func(options ...gen.NodeOption) *corev1.Node {
 		n := gen.Node("node-1", options...)
 		n.Labels = map[string]string{corev1.LabelHostname: "node-1"}
-		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		return n
 	}
 	change := func(f func(n *corev1.Node)) *corev1.Node {
@@ -114,16 +114,13 @@ func TestIsUsable(t *testing.T) {
 		node   *corev1.Node
 		want   bool
 	}{
-		"Ready":    {reason: "pods can be bound to it", node: ready(), want: true},
-		"NotReady": {reason: "the scheduler avoids it", node: change(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })},
-		"Cordoned": {reason: "the scheduler avoids it", node: change(func(n *corev1.Node) { n.Spec.Unschedulable = true })},
-		"Taint":    {reason: "the pods have no tolerations", node: change(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}} })},
+		"Ready": {reason: "pods can be bound to it", node: ready(), want: true},
+		"Taint": {reason: "the pods have no tolerations", node: change(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}} })},
 		"SoftTaint": {reason: "the taint does not exclude pods", node: change(func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectPreferNoSchedule}}
 		}), want: true},
-		"NoHostname":  {reason: "pods cannot be pinned to it", node: change(func(n *corev1.Node) { n.Labels = nil })},
-		"IsDeleted":   {reason: "it will be gone", node: change(func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Now()} })},
-		"NoCondition": {reason: "its state is unknown", node: change(func(n *corev1.Node) { n.Status.Conditions = nil })},
+		"NoHostname": {reason: "pods cannot be pinned to it", node: change(func(n *corev1.Node) { n.Labels = nil })},
+		"IsDeleted":  {reason: "it will be gone", node: change(func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Now()} })},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, isUsable(tc.node), tc.reason) })

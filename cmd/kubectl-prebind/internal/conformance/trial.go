@@ -4,7 +4,6 @@
 package conformance
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -26,17 +25,21 @@ import (
 	"github.com/prebind/prebind/internal/work"
 )
 
-// requestTimeout limits the requests of one look.
-const requestTimeout = 30 * time.Second
+const (
+	// pollInterval is the time between two looks at an object.
+	pollInterval = 250 * time.Millisecond
+	// requestTimeout limits the requests of one look.
+	requestTimeout = 30 * time.Second
+)
 
 // trial is a check in progress. Its methods are the steps of checks. A step that fails ends the check, as FailNow of testing.T ends a
 // test: only the goroutine of the check may call steps.
 type trial struct {
 	*session
+	// Result is the result of the check. It has no status while the check is in progress.
+	Result
 	// created are the pods of the check.
 	created []*corev1.Pod
-	// err is why the check has ended.
-	err error
 }
 
 // do runs steps until they return or one ends the check.
@@ -46,23 +49,24 @@ func (t *trial) do(steps func()) {
 	running.Wait()
 }
 
-// end ends the check with the error.
-func (t *trial) end(err error) {
-	t.err = err
+// ends ends the check.
+func (t *trial) ends(s Status, advice, format string, args ...any) {
+	t.Status, t.Advice, t.Detail = s, advice, strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
 	runtime.Goexit()
 }
 
 // must ends the check if there is an error.
 func (t *trial) must(err error) {
 	if err != nil {
-		t.end(err)
+		t.ends(Errored, "", "%v", forbidden(err))
 	}
 }
 
 // violates ends the check: the scheduler does not conform.
-func (t *trial) violates(advice, format string, args ...any) {
-	t.end(&outcome{status: Fail, detail: fmt.Sprintf(format, args...), advice: advice})
-}
+func (t *trial) violates(advice, format string, args ...any) { t.ends(Fail, advice, format, args...) }
+
+// skips ends the check: the cluster lacks something.
+func (t *trial) skips(format string, args ...any) { t.ends(Skipped, "", format, args...) }
 
 // until polls until the condition holds, and returns whether it did within the time. It repeats a condition with an error.
 func (t *trial) until(ctx context.Context, limit time.Duration, condition func(ctx context.Context) (bool, error)) bool {
@@ -75,31 +79,26 @@ func (t *trial) until(ctx context.Context, limit time.Duration, condition func(c
 		return ok && last == nil, nil
 	})
 	if err != nil && ctx.Err() != nil {
-		t.end(errInterrupted)
+		t.must(errInterrupted)
 	}
 	t.must(last)
 	return err == nil
 }
 
-// create creates the pod. It retries while the namespace has no service account.
-func (s *session) create(ctx context.Context, pod *corev1.Pod) (created *corev1.Pod, err error) {
-	_ = wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(ctx context.Context) (bool, error) {
-		created, err = s.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-		early := apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount")
-		return !early && !apierrors.IsServerTimeout(err) && !apierrors.IsTooManyRequests(err), nil
+// creates creates a pod of the check. It retries while the namespace has no service account.
+func (t *trial) creates(ctx context.Context, name string, options ...podOption) (created *corev1.Pod) {
+	pod := t.pod(name, options...)
+	t.until(ctx, time.Minute, func(ctx context.Context) (bool, error) {
+		now, err := t.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount") {
+			return false, err
+		}
+		t.must(err)
+		created = now
+		return true, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("creating pod %s: %w", pod.Name, err)
-	}
-	return created, nil
-}
-
-// creates creates a pod of the check.
-func (t *trial) creates(ctx context.Context, name string, options ...podOption) *corev1.Pod {
-	pod, err := t.create(ctx, t.pod(name, options...))
-	t.must(err)
-	t.created = append(t.created, pod)
-	return pod
+	t.created = append(t.created, created)
+	return created
 }
 
 // deletes deletes the pods now, also pods that replaced them, and waits until they are gone.
@@ -112,7 +111,7 @@ func (t *trial) deletes(ctx context.Context, pods ...*corev1.Pod) {
 		return len(left) == 0, nil
 	})
 	if !gone {
-		t.end(fmt.Errorf("pod %s was not deleted within %s", left[0].Name, t.Timeout))
+		t.must(fmt.Errorf("pod %s was not deleted within %s", left[0].Name, t.Timeout))
 	}
 }
 
@@ -173,70 +172,49 @@ func (t *trial) posted(ctx context.Context, pod *corev1.Pod, condition func(ctx 
 	}
 }
 
-// answered waits until an event shows that Prebind has answered a Binding of the pod in this way.
-func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) (answers []sighting) {
+// answered waits until an event shows that Prebind has answered a Binding of the pod in this way. It returns the node of the first answer.
+func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) (node string) {
 	t.posted(ctx, pod, func(ctx context.Context) (bool, error) {
-		all, err := t.events(ctx, pod)
-		answers = sightings(all, reason)
-		return len(answers) > 0, err
+		nodes, err := t.answers(ctx, pod, reason)
+		if len(nodes) > 0 {
+			node = nodes[0]
+		}
+		return len(nodes) > 0, err
 	})
-	return answers
+	return node
 }
 
-// sighting is an answer of Prebind to a Binding of a pod.
-type sighting struct {
-	at   time.Time
-	node string
+// answers returns the node of each answer with the reason that events of the pod show. Events combine repeated answers: they show the first
+// two on each node by each replica for each version of the pod.
+func (t *trial) answers(ctx context.Context, pod *corev1.Pod, reason string) ([]string, error) {
+	all, err := t.events(ctx, pod)
+	return answersIn(all, reason), err
 }
 
-// sightings returns what events with the reason show, by time. Events combine repeated answers: they show the first two on each node by
-// each replica for each version of the pod.
-func sightings(all []eventsv1.Event, reason string) []sighting {
-	var seen []sighting
+func answersIn(all []eventsv1.Event, reason string) (nodes []string) {
 	for _, e := range all {
 		if e.Reason != reason {
 			continue
 		}
 		node := ""
-		if e.Related != nil && e.Related.Kind == "Node" {
+		if e.Related != nil && e.Related.Kind == "Node" { // Some waits name another object.
 			node = e.Related.Name
 		}
-		seen = append(seen, sighting{at: timeOf(e), node: node})
+		nodes = append(nodes, node)
 		if e.Series != nil {
-			seen = append(seen, sighting{at: e.Series.LastObservedTime.Time, node: node})
-		}
-	}
-	slices.SortFunc(seen, func(a, b sighting) int { return a.at.Compare(b.at) })
-	return seen
-}
-
-// nodesOf returns the nodes of the sightings, each once. Some waits name another object than a node.
-func nodesOf(seen []sighting) []string {
-	var nodes []string
-	for _, x := range seen {
-		if x.node != "" && !slices.Contains(nodes, x.node) {
-			nodes = append(nodes, x.node)
+			nodes = append(nodes, node)
 		}
 	}
 	return nodes
 }
 
-// events returns the events of the pod, by time.
+// events returns the events of the pod. The API server sorts them by name, which ends with the time.
 func (t *trial) events(ctx context.Context, pod *corev1.Pod) ([]eventsv1.Event, error) {
 	list, err := t.client.EventsV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("listing events: %w", err)
 	}
-	all := slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != pod.UID })
-	slices.SortStableFunc(all, func(a, b eventsv1.Event) int { return timeOf(a).Compare(timeOf(b)) })
-	return all, nil
-}
-
-func timeOf(e eventsv1.Event) time.Time {
-	if !e.EventTime.IsZero() {
-		return e.EventTime.Time
-	}
-	return cmp.Or(e.DeprecatedFirstTimestamp, e.CreationTimestamp).Time
+	return slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != pod.UID }), nil
 }
 
 // warnings returns the reasons of the warnings about the pod that are not from Prebind.
@@ -278,38 +256,36 @@ const (
 	mostPosts = 7
 )
 
-// refusals observes the Bindings of the rejected pod for a while, and returns the answers. A scheduler without backoff that grows violates
-// the contract.
-func (t *trial) refusals(ctx context.Context, pod *corev1.Pod) []sighting {
+// backsOff observes the Bindings of the rejected pod for a while. A scheduler without backoff that grows violates the contract.
+func (t *trial) backsOff(ctx context.Context, pod *corev1.Pod) {
 	t.answered(ctx, pod, work.ReasonRefused)
 	began, overload := time.Now(), t.load.watch()
-	var seen []sighting
+	seen := 0
 	looped := t.until(ctx, paceTime, func(ctx context.Context) (bool, error) {
-		all, err := t.events(ctx, pod)
+		nodes, err := t.answers(ctx, pod, work.ReasonRefused)
 		if err == nil {
 			err = t.unbound(ctx, pod)
 		}
-		if now := sightings(all, work.ReasonRefused); err == nil && len(now) > len(seen) {
-			seen = now
-			err = t.touch(ctx, pod, len(seen))
+		if err == nil && len(nodes) > seen {
+			seen = len(nodes)
+			err = t.touch(ctx, pod, seen)
 		}
-		return len(seen) > mostPosts, err
+		return seen > mostPosts, err
 	})
 	if looped {
 		t.violates("After a refusal, put the pod back into the queue with backoff that grows, for example from 1 s to 30 s, as for pods that do not fit. Do not repeat the Binding in a loop.",
-			"the scheduler posted %d Bindings of the rejected pod in %s", len(seen), seconds(time.Since(began)))
+			"the scheduler posted %d Bindings of the rejected pod in %s", seen, seconds(time.Since(began)))
 	}
 	// Slow calls look like backoff.
 	if slow := overload(); slow != "" {
-		t.end(&outcome{status: NoResult, detail: slow})
+		t.ends(NoResult, "", "%s", slow)
 	}
-	return seen
 }
 
 // touch changes the status of the pod. Otherwise, events would show only the first two answers. Schedulers ignore the status.
 func (t *trial) touch(ctx context.Context, pod *corev1.Pod, n int) error {
-	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"conformance.prebind.dev/answers","status":"True","message":"%d"}]}}`, n)
-	_, err := t.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"conformance.prebind.dev/answers","status":"True","message":"%d"}]}}`, n)
+	_, err := t.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 
@@ -320,10 +296,12 @@ func (t *trial) applied(ctx context.Context, probe *corev1.Pod, answer func(err 
 	})
 }
 
-// deviceHeld returns whether Prebind would refuse the device on the node.
-func (t *trial) deviceHeld(ctx context.Context, node, id string) (bool, error) {
-	x, err := t.explain(ctx, node, map[string]string{deviceAnnotation: id})
-	return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
-		return p.Name == device && p.Verdict == binder.PluginRefuses
-	}), err
+// holds returns a condition: Prebind holds the device on the first node.
+func (t *trial) holds(id string) func(ctx context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		x, err := t.explain(ctx, t.nodes[0].Name, map[string]string{deviceAnnotation: id})
+		return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
+			return p.Name == device && p.Verdict == binder.PluginRefuses
+		}), err
+	}
 }

@@ -34,6 +34,8 @@ type scheduler struct {
 	moves bool
 	// drops forgets all refused pods but the first one.
 	drops bool
+	// stays posts the Binding of a refused pod to the same node again.
+	stays bool
 	// replaces creates a pod again with spec.nodeName.
 	replaces bool
 	// workers limits the binds in progress. Nil means no limit.
@@ -70,7 +72,7 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 			s.answer(ctx, pod, work.ReasonWaiting, "node-2")
 		}
 		for sleep(ctx, time.Second) {
-			if node, err := s.client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{}); err == nil && node.Labels[releaseLabel(pod.Namespace, pod.Name)] != "" {
+			if node, err := s.client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{}); err == nil && node.Labels[nodeLabel(pod.Namespace, pod.Name)] != "" {
 				s.bind(ctx, pod, "node-1")
 				return
 			}
@@ -82,12 +84,18 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
-// retry posts Bindings until one is allowed. One with an invalid annotation never is, and one with a device when its holder is gone.
+// retry posts Bindings until one is allowed. One with an invalid annotation never is, and one with a device only on node-2.
 func (s *scheduler) retry(ctx context.Context, pod *corev1.Pod) {
 	for n := 0; ; n++ {
-		_, err := s.client.CoreV1().Pods(pod.Namespace).Get(ctx, fmt.Sprintf("holder-%d", n%2), metav1.GetOptions{})
-		node := fmt.Sprintf("node-%d", n%2+1)
-		if err != nil && pod.Annotations[deviceAnnotation] != "" {
+		node := "node-1"
+		if other, err := s.client.CoreV1().Nodes().Get(ctx, "node-2", metav1.GetOptions{}); err == nil && !s.stays {
+			for key := range pod.Spec.NodeSelector {
+				if other.Labels[key] != "" {
+					node = other.Name
+				}
+			}
+		}
+		if node == "node-2" {
 			s.bind(ctx, pod, node)
 			return
 		}
@@ -171,6 +179,7 @@ func TestViolations(t *testing.T) {
 		"HotLoop":         {reason: "there is no backoff", check: "refused", scheduler: scheduler{backoff: every(50 * time.Millisecond)}, says: "Bindings of the rejected pod in"},
 		"ConstantBackoff": {reason: "backoff must grow", check: "refused", scheduler: scheduler{backoff: every(2 * time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
 		"Dropped":         {reason: "all refused pods are tried again", check: "refused", scheduler: scheduler{backoff: doubles, drops: true}, says: "pod refused-1 was not bound within"},
+		"SameNode":        {reason: "a refused pod is scheduled again", check: "refused", scheduler: scheduler{backoff: doubles, stays: true}, says: "pod refused-0 was not bound within"},
 		"Invalid":         {reason: "an invalid Binding is not repeated in a loop", check: "invalid", scheduler: scheduler{backoff: doubles}},
 		"InvalidLoop":     {reason: "an invalid Binding does not become valid", check: "invalid", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
 		"Workers":         {reason: "pods that wait do not delay others", check: "workers"},
