@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/storage/volume"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
@@ -148,12 +147,12 @@ func checkBind(ctx context.Context, t *trial) string {
 
 // checkAnnotations checks that a bound pod has the annotations of Prebind's mutators, and keeps them.
 func checkAnnotations(ctx context.Context, t *trial) string {
-	if len(t.announced(ctx, t.nodes[0].Name)) == 0 {
-		t.skips("no mutator adds annotations of the node, so it cannot be observed that binds pass Prebind; switch on the mutator topology")
-	}
 	pod := t.bound(ctx, t.creates(ctx, "annotations", annotation(ownAnnotation, "kept")), "Bind the pod.")
 	want := t.announced(ctx, pod.Spec.NodeName)
 	count := len(want)
+	if count == 0 {
+		t.skips("no mutator adds annotations of the node, so it cannot be observed that binds pass Prebind; switch on the mutator topology")
+	}
 	want[ownAnnotation] = "kept"
 	// A scheduler that writes its own copy of the pod after the bind removes annotations.
 	t.until(ctx, settles, func(ctx context.Context) (bool, error) {
@@ -182,17 +181,10 @@ func checkAnnotations(ctx context.Context, t *trial) string {
 func (t *trial) announced(ctx context.Context, node string) map[string]string {
 	x, err := t.explain(ctx, node, nil)
 	t.must(err)
-	return ofNode(x.Annotations)
-}
-
-func ofNode(all map[string]string) map[string]string {
-	found := map[string]string{}
-	for key, value := range all {
-		if strings.HasPrefix(key, "topology.prebind.dev/") || strings.HasPrefix(key, "node-info.prebind.dev/") {
-			found[key] = value
-		}
-	}
-	return found
+	maps.DeleteFunc(x.Annotations, func(key, _ string) bool {
+		return !strings.HasPrefix(key, "topology.prebind.dev/") && !strings.HasPrefix(key, "node-info.prebind.dev/")
+	})
+	return x.Annotations
 }
 
 // checkBindingAnnotations checks that an annotation of the Binding reaches the pod, also if the Binding has to be repeated.
@@ -339,9 +331,9 @@ func checkStale(ctx context.Context, t *trial) string {
 
 // checkVolume checks that a pod whose volume does not exist yet is bound when the volume is bound, to its node.
 func checkVolume(ctx context.Context, t *trial) string {
-	for _, n := range t.nodes { // Some schedulers use only nodes with the driver. A node without a CSINode stays without one.
-		err := patchDriver(ctx, t.client, n.Name, fmt.Sprintf(`{"name":%q,"nodeID":%q}`, t.ns.Name, n.Name))
-		t.must(client.IgnoreNotFound(err))
+	for _, n := range t.nodes { // Some schedulers use only nodes with the driver.
+		t.must(labelNode(ctx, t.client, n.Name, nodeLabel(t.ns.Name, "volume"), set))
+		t.must(patchDriver(ctx, t.client, n.Name, fmt.Sprintf(`{"name":%q,"nodeID":%q}`, t.ns.Name, n.Name)))
 	}
 	t.apply(ctx, "claim.yaml", "")
 	pod := t.creates(ctx, "volume", usesClaim)

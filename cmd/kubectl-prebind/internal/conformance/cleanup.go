@@ -8,16 +8,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // ErrLeftovers means that objects were not removed. The text contains the command that removes them.
@@ -29,7 +28,7 @@ const cleanupTimeout = 2 * time.Minute
 // byHand returns the commands that remove the objects of a run. The driver remains in the CSINodes; it has no effect.
 func byHand(run string) string {
 	var labels strings.Builder
-	for _, check := range []string{"wait", "binding-annotations", "refused"} {
+	for _, check := range []string{"wait", "binding-annotations", "refused", "volume"} {
 		fmt.Fprintf(&labels, " %s-", nodeLabel(run, check))
 	}
 	return fmt.Sprintf("kubectl label nodes --all%s\nkubectl delete namespace %s", labels.String(), run)
@@ -51,48 +50,45 @@ const (
 	unset = "null"
 )
 
-// patchDriver patches an entry of the drivers in the CSINode of a node.
-func patchDriver(ctx context.Context, client kubernetes.Interface, node, driver string) error {
+// patchDriver patches an entry of the drivers in the CSINode of a node. A node without a CSINode stays without one.
+func patchDriver(ctx context.Context, c kubernetes.Interface, node, driver string) error {
 	patch := fmt.Appendf(nil, `{"spec":{"drivers":[%s]}}`, driver)
-	_, err := client.StorageV1().CSINodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	return err
+	_, err := c.StorageV1().CSINodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return client.IgnoreNotFound(err)
 }
 
-// unmark removes the labels and drivers of the run from all nodes.
-func unmark(ctx context.Context, client kubernetes.Interface, run string) error {
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+// unmark removes the labels and drivers of the run from all nodes. A node with a driver of the run has a label for the check volume.
+func unmark(ctx context.Context, c kubernetes.Interface, run string) error {
+	nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, n := range nodes.Items {
-		for key := range n.Labels {
-			if strings.HasPrefix(key, nodeLabel(run, "")) {
-				errs = append(errs, labelNode(ctx, client, n.Name, key, unset))
+		if n.Labels[nodeLabel(run, "volume")] != "" {
+			err := patchDriver(ctx, c, n.Name, fmt.Sprintf(`{"name":%q,"$patch":"delete"}`, run))
+			if err != nil {
+				errs = append(errs, err)
+				continue
 			}
 		}
-	}
-	csiNodes, err := client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{})
-	if apierrors.IsForbidden(err) {
-		return errors.Join(errs...) // Without this permission, the run has made no check with volumes.
-	}
-	errs = append(errs, err)
-	for _, n := range csiNodes.Items {
-		if slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == run }) {
-			errs = append(errs, patchDriver(ctx, client, n.Name, fmt.Sprintf(`{"name":%q,"$patch":"delete"}`, run)))
+		for key := range n.Labels {
+			if strings.HasPrefix(key, nodeLabel(run, "")) {
+				errs = append(errs, labelNode(ctx, c, n.Name, key, unset))
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // remove removes the objects of a run, and waits until they are gone. It retries for a limited time.
-func remove(ctx context.Context, client kubernetes.Interface, run string) error {
-	t := &trial{session: &session{client: client}}
+func remove(ctx context.Context, c kubernetes.Interface, run string) error {
+	t := &trial{session: &session{client: c}}
 	t.do(func() {
-		t.until(ctx, cleanupTimeout, func(ctx context.Context) (bool, error) { return true, unmark(ctx, client, run) })
+		t.until(ctx, cleanupTimeout, func(ctx context.Context) (bool, error) { return true, unmark(ctx, c, run) })
 		t.until(ctx, cleanupTimeout, func(ctx context.Context) (bool, error) {
 			// The garbage collector deletes the objects that belong to the namespace first.
-			err := client.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)})
+			err := c.CoreV1().Namespaces().Delete(ctx, run, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)})
 			if apierrors.IsNotFound(err) {
 				return true, nil
 			}

@@ -24,7 +24,7 @@ import (
 // leftBy returns the objects of a run, as an interrupted run leaves them. The garbage collector deletes those that belong to the namespace.
 func leftBy(run string) []runtime.Object {
 	return []runtime.Object{
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{nodeLabel(run, "wait"): "true", "kept": "true"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{nodeLabel(run, "wait"): "true", nodeLabel(run, "volume"): "true", "kept": "true"}}},
 		&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: run}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: run, NodeID: run}, {Name: "kept", NodeID: run}}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{managedBy: managedByValue}}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: run + "-uid", Labels: map[string]string{managedBy: managedByValue, runLabel: run}}},
@@ -63,7 +63,7 @@ func TestFinish(t *testing.T) {
 	const run = "prebind-conformance-a"
 	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
 	kept := []string{"label kept", "driver kept", "namespace shop"}
-	all := append([]string{"label " + nodeLabel(run, "wait"), "driver " + run, "namespace " + run}, kept...)
+	all := append([]string{"label " + nodeLabel(run, "wait"), "label " + nodeLabel(run, "volume"), "driver " + run, "namespace " + run}, kept...)
 	tests := map[string]struct {
 		reason string
 		// answer is the answer of the API server to the nth request of the cleanup.
@@ -135,7 +135,7 @@ func TestCleanup(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []string{"prebind-conformance-a", "prebind-conformance-b"}, runs)
 	assert.ElementsMatch(t, []string{"label kept", "label kept", "label kept", "driver kept", "driver kept", "driver kept",
-		"label " + nodeLabel("ci-c", "wait"), "driver ci-c", "namespace ci-c"}, left(t, client), "the run with another prefix stays")
+		"label " + nodeLabel("ci-c", "wait"), "label " + nodeLabel("ci-c", "volume"), "driver ci-c", "namespace ci-c"}, left(t, client), "the run with another prefix stays")
 
 	client = fakeapi.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-own"}})
 	runs, err = Cleanup(t.Context(), client, "prebind-conformance-")

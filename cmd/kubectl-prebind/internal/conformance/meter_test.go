@@ -11,19 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
-
-// event returns an event about the node, which was repeated after the time.
-func event(reason, node string, at time.Time, again time.Duration) eventsv1.Event {
-	e := eventsv1.Event{Reason: reason, EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
-	if again > 0 {
-		e.Series = &eventsv1.EventSeries{Count: 2, LastObservedTime: metav1.NewMicroTime(at.Add(again))}
-	}
-	return e
-}
 
 // TestMeter_Overload checks when a check has no result because of the cluster.
 func TestMeter_Overload(t *testing.T) {
@@ -72,14 +60,4 @@ func TestMeter_Overload(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Each answer counts once, also the second one that an event shows, and no other event counts.
-func TestAnswersIn(t *testing.T) {
-	now := time.Now()
-	got := answersIn([]eventsv1.Event{
-		event("BindRefused", "a", now, 20*time.Millisecond), event("BindRefused", "b", now.Add(30*time.Millisecond), 0),
-		event("WaitingForPreBind", "a", now, 0), event("FailedScheduling", "", now, 0),
-	}, "BindRefused")
-	assert.Equal(t, []string{"a", "a", "b"}, got)
 }

@@ -92,26 +92,24 @@ func (s *session) checkAll(ctx context.Context, selected []check) (*Report, erro
 	go s.load.run(metering, func(ctx context.Context) error {
 		return dryrun.Post(ctx, s.client, dryrun.Binding(s.probe, s.nodes[0].Name, nil), dryrun.DryRun)
 	})
-	first := s.make(ctx, selected[0])
 	report := &Report{Scheduler: s.Scheduler, Results: make([]Result, len(selected))}
-	report.Results[0] = first
-	run := func(i int) {
-		if first.Status == Pass {
-			report.Results[i] = s.make(ctx, selected[i])
-		} else {
-			report.Results[i] = Result{Check: selected[i].name, Status: Skipped, Detail: fmt.Sprintf("the check %s did not pass", first.Check)}
-		}
+	for i, c := range selected {
+		report.Results[i] = Result{Check: c.name, Status: Skipped, Detail: fmt.Sprintf("the check %s did not pass", selected[0].name)}
+	}
+	report.Results[0] = s.make(ctx, selected[0])
+	if report.Results[0].Status != Pass {
+		return report, nil
 	}
 	var all sync.WaitGroup
 	for i, c := range selected[1:] {
 		if !c.alone {
-			all.Go(func() { run(i + 1) })
+			all.Go(func() { report.Results[i+1] = s.make(ctx, c) })
 		}
 	}
 	all.Wait()
 	for i, c := range selected[1:] {
 		if c.alone {
-			run(i + 1)
+			report.Results[i+1] = s.make(ctx, c)
 		}
 	}
 	return report, nil

@@ -186,12 +186,8 @@ func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) (n
 
 // answers returns the node of each answer with the reason that events of the pod show. Events combine repeated answers: they show the first
 // two on each node by each replica for each version of the pod.
-func (t *trial) answers(ctx context.Context, pod *corev1.Pod, reason string) ([]string, error) {
+func (t *trial) answers(ctx context.Context, pod *corev1.Pod, reason string) (nodes []string, err error) {
 	all, err := t.events(ctx, pod)
-	return answersIn(all, reason), err
-}
-
-func answersIn(all []eventsv1.Event, reason string) (nodes []string) {
 	for _, e := range all {
 		if e.Reason != reason {
 			continue
@@ -205,7 +201,7 @@ func answersIn(all []eventsv1.Event, reason string) (nodes []string) {
 			nodes = append(nodes, node)
 		}
 	}
-	return nodes
+	return nodes, err
 }
 
 // events returns the events of the pod. The API server sorts them by name, which ends with the time.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
 )
 
 // scheduler is a scheduler, with the answers of Prebind to its Bindings. The zero value conforms, except that it has no backoff.
@@ -118,10 +120,15 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // answer writes the event about an answer of Prebind.
 func (s *scheduler) answer(ctx context.Context, pod *corev1.Pod, reason, node string) {
-	e := event(reason, node, time.Now(), 0)
+	e := event(reason, node, time.Now())
 	e.Namespace, e.Name = pod.Namespace, fmt.Sprintf("%s.%d.%s", pod.Name, time.Now().UnixNano(), node)
 	e.Regarding = corev1.ObjectReference{Kind: "Pod", Name: pod.Name, UID: pod.UID}
 	_, _ = s.client.EventsV1().Events(pod.Namespace).Create(ctx, &e, metav1.CreateOptions{})
+}
+
+// event returns an event about the node.
+func event(reason, node string, at time.Time) eventsv1.Event {
+	return eventsv1.Event{Reason: reason, EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
 }
 
 func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string) {
@@ -217,4 +224,26 @@ func TestViolations(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAnswers checks that each answer counts once, also the second one that an event shows, and that no other event counts.
+func TestAnswers(t *testing.T) {
+	pod := gen.Pod("web-0")
+	var all []runtime.Object
+	for i, e := range []eventsv1.Event{
+		event("BindRefused", "a", time.Now()), event("BindRefused", "b", time.Now()), event("WaitingForPreBind", "a", time.Now()), event("BindRefused", "c", time.Now()),
+	} {
+		e.Namespace, e.Name, e.Regarding.UID = pod.Namespace, fmt.Sprint(i), pod.UID
+		if i == 0 {
+			e.Series = &eventsv1.EventSeries{Count: 2}
+		}
+		if i == 3 {
+			e.Regarding.UID = "other"
+		}
+		all = append(all, &e)
+	}
+	tr := &trial{session: sessionOn(fakeapi.NewClientset(all...), &bytes.Buffer{})}
+	got, err := tr.answers(t.Context(), pod, work.ReasonRefused)
+	assert.NoError(t, err)
+	assert.ElementsMatch(t, []string{"a", "a", "b"}, got)
 }
