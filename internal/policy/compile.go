@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -82,6 +83,10 @@ type rule struct {
 	text string
 }
 
+// defaultTimeout is that of the CustomResourceDefinition, for policies that do not come from the API server. The empty values of other fields are their
+// defaults.
+const defaultTimeout = 2 * time.Minute
+
 // wait is a rule with a timeout.
 type wait struct {
 	rule
@@ -124,7 +129,7 @@ func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
 // Reads returns what the policy reads in addition to the pod, the node and the Namespace.
 func (c *Compiled) Reads() []*Resource { return c.reads }
 
-// Compile compiles a policy that fulfills the CustomResourceDefinition. The defaults of the API are applied to a copy. The error joins one *Problem for each mistake; see Problems.
+// Compile compiles a policy that fulfills the CustomResourceDefinition. The error joins one *Problem for each mistake; see Problems.
 //
 // Problems with the schemas of custom resources are warnings. The policy is in force in any case, as with the type checking of
 // ValidatingAdmissionPolicy: the schema of a custom resource can change at any time.
@@ -145,8 +150,6 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 }
 
 func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
-	p = p.DeepCopy()
-	v1alpha1.SetDefaults(p)
 	scope, err := newScope()
 	if err != nil {
 		return nil, fmt.Errorf("CEL environment: %w", err)
@@ -166,8 +169,6 @@ func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 // Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (PendingError). It follows its
 // failure policy for the binds that matchConstraints select. A selector that is not valid selects all.
 func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
-	p = p.DeepCopy()
-	v1alpha1.SetDefaults(p)
 	out, _ := newCompiled(p)
 	out.broken = reason
 	return out
@@ -196,10 +197,6 @@ type compiler struct {
 
 func (c *compiler) problem(reason, field, message string) {
 	c.problems = append(c.problems, &Problem{Reason: reason, Field: field, Message: message})
-}
-
-func (c *compiler) warn(field, text string) {
-	c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{FieldRef: field, Warning: text})
 }
 
 // expression compiles an expression. It returns nil if the source is empty or has a problem.
@@ -240,10 +237,14 @@ func (c *compiler) compile() {
 	}
 	for i, w := range spec.WaitFor {
 		r := c.rule(fmt.Sprintf("spec.waitFor[%s]", w.Name), fmt.Sprintf("spec.waitFor[%d]", i), w.Expression, w.Message, w.MessageExpression)
-		if limit := c.options.BindTimeout; limit > 0 && w.Timeout.Duration > limit {
-			c.warn(fmt.Sprintf("spec.waitFor[%d].timeout", i), fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", w.Timeout.Duration, limit))
+		timeout := cmp.Or(w.Timeout.Duration, defaultTimeout)
+		if limit := c.options.BindTimeout; limit > 0 && timeout > limit {
+			c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{
+				FieldRef: fmt.Sprintf("spec.waitFor[%d].timeout", i),
+				Warning:  fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", timeout, limit),
+			})
 		}
-		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: w.Timeout.Duration, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
+		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: timeout, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
 	}
 	if m := spec.Mutations; m != nil {
 		c.out.annotations = c.mutations("spec.mutations.annotations", m.Annotations)

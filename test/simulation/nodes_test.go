@@ -156,7 +156,6 @@ func (w *world) putPolicy(n int) {
 	const mutations = "\nmutations: {annotations: [{key: generation, valueExpression: \"'%d'\"}, {key: user, valueExpression: request.userInfo.username}]}"
 	p := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "sim", UID: "sim", Generation: int64(n + 1)}}
 	require.NoError(w.t, yaml.UnmarshalStrict([]byte(generations[n%2]+fmt.Sprintf(mutations, n)), &p.Spec))
-	v1alpha1.SetDefaults(p)
 	w.api.Put(p)
 	w.set("policy "+fmt.Sprint(n-1), false)
 	w.set("policy "+fmt.Sprint(n), true)

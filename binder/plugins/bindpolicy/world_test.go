@@ -185,7 +185,6 @@ func policyOf(t testing.TB, name, spec string) *v1alpha1.BindPolicy {
 	b := &v1alpha1.BindPolicy{ObjectMeta: metav1Named(name)}
 	b.UID, b.Generation = types.UID(name+"-uid"), 1
 	require.NoError(t, yaml.UnmarshalStrict([]byte(spec), &b.Spec), "%s", spec)
-	v1alpha1.SetDefaults(b)
 	return b
 }
 

@@ -117,7 +117,10 @@ func TestValidator_Defaults(t *testing.T) {
 	v.validate(t.Context(), object)
 	spec, _, err := unstructured.NestedMap(object, "spec")
 	require.NoError(t, err)
-	assert.Equal(t, "Enforce", spec["mode"], "the rules of the API server see the defaults")
+	assert.Equal(t, map[string]any{
+		"mode": "Enforce", "failurePolicy": "Fail",
+		"waitFor": []any{map[string]any{"name": "a", "expression": "true", "timeout": "2m", "onTimeout": "Refuse"}},
+	}, spec, "the rules of the API server see the defaults, which are those of the compiler")
 }
 
 func TestCheck_Others(t *testing.T) {
