@@ -11,8 +11,9 @@ import (
 	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
@@ -42,12 +43,10 @@ var codes = map[framework.Kind]struct {
 }
 
 // answer returns the response to a decision, with an explanation if the Binding requests one.
-func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
-	var response *admissionv1.AdmissionResponse
+func answer(b *corev1.Binding, d binder.Decision) admission.Response {
+	response := allow(b, d)
 	if d.Err != nil {
 		response = deny(d.Err, d.RetryAfter)
-	} else {
-		response = allow(b, d)
 	}
 	if d.Attempt != "" {
 		response.AuditAnnotations[AuditKeyAttempt] = d.Attempt
@@ -57,7 +56,7 @@ func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 		response.AuditAnnotations[AuditKeyWaited] = d.Waited.Round(time.Millisecond).String()
 	}
 	response.Warnings = warnings(d.Warnings)
-	if _, asked := b.request.Binding.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
+	if _, asked := b.Annotations[ExplainAnnotation]; asked && d.Explanation != nil {
 		text, err := encodeExplanation(*d.Explanation)
 		if err != nil {
 			text = "prebind: " + err.Error()
@@ -69,23 +68,22 @@ func answer(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
 }
 
 // allow returns the response that allows the bind.
-func allow(b *bind, d binder.Decision) *admissionv1.AdmissionResponse {
-	response := &admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{AuditKeyDecision: d.Kind()}}
+func allow(b *corev1.Binding, d binder.Decision) admission.Response {
+	audit := map[string]string{AuditKeyDecision: d.Kind()}
 	if a := d.Audit; a != nil {
-		response.AuditAnnotations[AuditKeyAudited] = a.Kind
+		audit[AuditKeyAudited] = a.Kind
 		if a.Err != nil {
-			response.AuditAnnotations[AuditKeyPlugin] = a.Err.Plugin
+			audit[AuditKeyPlugin] = a.Err.Plugin
 		}
 	}
-	if patch := patchFor(b, d); patch != nil {
-		response.Patch, response.PatchType = patch, ptr.To(admissionv1.PatchTypeJSONPatch)
+	return admission.Response{
+		Patches: patchFor(b, d), AdmissionResponse: admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: audit},
 	}
-	return response
 }
 
 // deny returns the response to an error. The message is one line for people. The causes contain the same data for programs;
 // see contract.go. An error without a plugin is about Prebind itself.
-func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.AdmissionResponse {
+func deny(err *framework.Error, retryAfter time.Duration) admission.Response {
 	err = framework.AsError(framework.Binder, err)
 	to, known := codes[err.Kind]
 	switch {
@@ -106,12 +104,12 @@ func deny(err *framework.Error, retryAfter time.Duration) *admissionv1.Admission
 			Type: CauseField, Field: text.Clip(f.Path, maxPath), Message: text.Clip(f.Message, maxCause),
 		})
 	}
-	return &admissionv1.AdmissionResponse{
+	return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{
 		Result: &metav1.Status{
 			Status: metav1.StatusFailure, Code: to.code, Reason: to.reason, Message: text.Clip(err.Error(), maxMessage), Details: details,
 		},
 		AuditAnnotations: map[string]string{AuditKeyDecision: string(err.Kind), AuditKeyPlugin: text.Clip(err.Plugin, maxCause)},
-	}
+	}}
 }
 
 // warnings returns the first warnings, as many as the API server passes on without truncating one.

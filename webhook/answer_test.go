@@ -51,7 +51,7 @@ func TestDeny_Bounded(t *testing.T) {
 	response := deny(err, 0)
 	response.Warnings = warnings([]string{strings.Repeat("<", maxWarningRunes-len("prebind: ")), huge})
 	assert.Len(t, response.Warnings, 1)
-	encoded, failed := json.Marshal(&admissionv1.AdmissionReview{Response: response})
+	encoded, failed := json.Marshal(&admissionv1.AdmissionReview{Response: &response.AdmissionResponse})
 	require.NoError(t, failed)
 	assert.Less(t, len(encoded), 128<<10)
 }

@@ -15,7 +15,7 @@ const Name = "pods-binding.prebind.dev"
 // not exist has the code 404 and the reason NotFound.
 const ReasonStale metav1.StatusReason = "PreconditionFailed"
 
-// Types of the causes in the details of a denial. Every denial has one CausePlugin. The API serializes the type of a cause as
+// Types of the causes in the details of a denial. Every denial has one CausePlugin, except after a panic. The API serializes the type of a cause as
 // its reason.
 const (
 	// CausePlugin is the type of the cause whose message is the name of the plugin or mutator that denied the Binding, or

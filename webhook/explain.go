@@ -26,23 +26,18 @@ const ExplainAnnotation = framework.Binder + "." + v1alpha1.Domain + "/explain"
 const (
 	// explanationPrefix is the prefix of a warning that is an explanation.
 	explanationPrefix = "prebind: explanation "
-	// shortened is the length, in bytes, of the values of annotations and of the messages of findings if an explanation is
-	// too long for a warning.
-	shortened = 60
-	// maxFirst is the number of findings of a plugin if an explanation is too long for a warning.
-	maxFirst = 20
 	// maxExplanation is the maximum size of an uncompressed explanation, in bytes. Other programs can send warnings too.
 	maxExplanation = 4 << 20
 )
 
 // encodeExplanation returns the explanation as a warning. The API server passes on 4,096 runes, so the explanation is
-// compressed. If it is still too long, parts are shortened, and then omitted.
+// compressed. If it is still too long, parts are omitted.
 func encodeExplanation(x binder.Explanation) (string, error) {
 	for step, reduce := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
-		shorten,
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
 		func(x *binder.Explanation) {
+			x.Plugins = slices.Clone(x.Plugins)
 			for i := range x.Plugins {
 				x.Plugins[i].Findings = nil
 			}
@@ -75,34 +70,6 @@ func compressed(x binder.Explanation) (string, error) {
 		return "", fmt.Errorf("encoding the explanation: %w", err)
 	}
 	return base64.RawURLEncoding.EncodeToString(out.Bytes()), nil
-}
-
-// shorten replaces the maps and plugins by copies with shortened values and messages and the first findings.
-func shorten(x *binder.Explanation) {
-	x.Annotations, x.Labels = shortenValues(x.Annotations), shortenValues(x.Labels)
-	x.Plugins = slices.Clone(x.Plugins)
-	for i := range x.Plugins {
-		p := &x.Plugins[i]
-		p.Findings = slices.Clone(p.Findings[:min(len(p.Findings), maxFirst)])
-		for j := range p.Findings {
-			p.Findings[j].Message = shortenValue(p.Findings[j].Message)
-		}
-	}
-}
-
-func shortenValues(values map[string]string) map[string]string {
-	short := make(map[string]string, len(values))
-	for key, value := range values {
-		short[key] = shortenValue(value)
-	}
-	return short
-}
-
-func shortenValue(value string) string {
-	if len(value) <= shortened {
-		return value
-	}
-	return strings.ToValidUTF8(value[:shortened], "") + "…"
 }
 
 // DecodeExplanation returns the explanation that a warning contains, or nil for other warnings.

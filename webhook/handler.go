@@ -7,9 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -62,7 +60,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.write(w, unavailable(err))
 		return
 	}
-	request, problem := readReview(w, r)
+	request, problem := readReview(r)
 	if problem != nil {
 		h.logProblem(r, problem)
 		h.write(w, problem)
@@ -72,9 +70,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	// The library keeps its request until the handler returns, so it gets only the UID. parse releases the object of the other.
 	webhook := admission.Webhook{
-		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response {
-			return admission.Response{AdmissionResponse: *h.review(ctx, request)}
-		}),
+		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response { return h.review(ctx, request) }),
 		// The library logs text of the caller without a limit. This package writes its own log lines.
 		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
 	}
@@ -93,31 +89,23 @@ func (h *Handler) logProblem(r *http.Request, problem *metav1.Status) {
 	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", problem.Message)
 }
 
-// review answers a request. If the engine panics, it denies the request.
-func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response *admissionv1.AdmissionResponse) {
-	about := append(make([]any, 0, 6), "user", text.Clip(request.UserInfo.Username, maxCause))
-	defer func() {
-		if r := recover(); r != nil {
-			h.o.Log.WithValues(about...).Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
-			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
-			response = deny(err, 0)
-		}
-	}()
-	bind, reason, err := parse(request)
+// review answers a request.
+func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) admission.Response {
+	clip := func(s string) string { return text.Clip(s, maxCause) }
+	log := h.o.Log.WithValues("user", clip(request.UserInfo.Username))
+	if !isBinding(request) {
+		log.Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
+		return admission.Allowed("").WithWarnings(warnings([]string{notBinding})...)
+	}
+	bind, err := parse(request)
 	if err != nil {
 		return deny(err, 0)
 	}
-	if bind == nil {
-		h.o.Log.WithValues(about...).Info("Allowed a request that is not a Binding", "resource", text.Clip(request.Resource.String(), maxCause), "reason", reason)
-		return &admissionv1.AdmissionResponse{Allowed: true, Warnings: warnings([]string{reason})}
-	}
-	pod := klog.KRef(text.Clip(bind.request.Pod.Namespace, maxCause), text.Clip(bind.request.Pod.Name, maxCause))
-	about = append(about, "pod", pod, "node", text.Clip(bind.request.Binding.Target.Name, maxCause))
-	log := h.o.Log.WithValues(about...)
+	log = log.WithValues("pod", klog.KRef(clip(bind.Pod.Namespace), clip(bind.Pod.Name)), "node", clip(bind.Binding.Target.Name))
 	begin := h.o.Clock.Now()
-	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind.request)
+	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind)
 	report(log, d, h.o.Clock.Since(begin))
-	return answer(bind, d)
+	return answer(bind.Binding, d)
 }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {

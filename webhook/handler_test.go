@@ -85,7 +85,6 @@ func TestGolden(t *testing.T) {
 		"allowed-nothing-to-add":   {reason: "without additions there is no patch", decision: binder.Decision{Annotations: map[string]string{}}},
 		"allowed-no-annotations":   {reason: "the patch creates the map", decision: binder.Decision{Annotations: topology}},
 		"allowed-null-annotations": {reason: "the patch replaces null with a map", decision: binder.Decision{Annotations: topology}},
-		"allowed-no-metadata":      {reason: "the patch creates the metadata", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"allowed-escaped-keys": {reason: "JSON pointers escape / and ~", decision: binder.Decision{
 			Annotations: map[string]string{"example.com/a~b": "new", "topology.prebind.dev/zone": "new", "example.com/c~1d": "new"},
 		}},
@@ -134,9 +133,7 @@ func TestGolden(t *testing.T) {
 			asked := 0
 			h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
 				asked++
-				if name != "allowed-no-metadata" {
-					assert.Equal(t, types.NamespacedName{Namespace: r.Binding.Namespace, Name: r.Binding.Name}, pod)
-				}
+				assert.Equal(t, types.NamespacedName{Namespace: r.Binding.Namespace, Name: r.Binding.Name}, pod)
 				assert.Equal(t, pod, r.Pod)
 				assert.Equal(t, "node-a", r.Binding.Target.Name)
 				assert.Equal(t, "system:kube-scheduler", r.User.Username)

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"mime"
 	"net/http"
 	"time"
 
@@ -37,20 +36,8 @@ func invalid(format string, args ...any) *metav1.Status {
 	return failure(http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Errorf(format, args...))
 }
 
-// readReview returns the request of the AdmissionReview in the body. It checks the method, content type, size, kind and UID.
-func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		return nil, failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
-			fmt.Errorf("method %s is not allowed: send an AdmissionReview with POST", r.Method))
-	}
-	if !isJSON(r.Header.Get("Content-Type")) {
-		return nil, failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType,
-			fmt.Errorf("content type %q is not supported: send application/json", r.Header.Get("Content-Type")))
-	}
-	if r.ContentLength > maxBody {
-		return nil, tooLarge()
-	}
+// readReview returns the request of the AdmissionReview in the body.
+func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
 	// The length is set by the caller.
 	body := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), ordinaryBody)+bytes.MinRead))
@@ -58,22 +45,13 @@ func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionR
 	limit := (*http.MaxBytesError)(nil)
 	switch {
 	case errors.As(err, &limit):
-		return nil, tooLarge()
+		return nil, failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
 	case errors.Is(err, errOverloaded):
 		return nil, unavailable(err)
 	case err != nil:
 		return nil, invalid("reading the body: %w", err)
 	}
 	return decode(body.Bytes())
-}
-
-func tooLarge() *metav1.Status {
-	return failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
-}
-
-func isJSON(contentType string) bool {
-	kind, _, err := mime.ParseMediaType(contentType)
-	return err == nil && kind == mediaType
 }
 
 // decode returns the request of an AdmissionReview of v1, without the parts that Prebind does not read: a held call would
@@ -83,16 +61,9 @@ func decode(body []byte) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	if err := apijson.Unmarshal(body, &review); err != nil {
 		return nil, invalid("the body is not a valid AdmissionReview: %w", err)
 	}
-	kind, request := review.GroupVersionKind(), review.Request
-	switch {
-	case kind != reviewKind:
-		return nil, invalid("the body is a %q of %q, not an AdmissionReview of %s", kind.Kind, kind.GroupVersion(), reviewKind.GroupVersion())
-	case request == nil:
-		return nil, invalid("the AdmissionReview has no request")
-	case request.UID == "":
-		return nil, invalid("the request of the AdmissionReview has no uid")
-	case len(request.UID) > maxUID:
-		return nil, invalid("the uid of the AdmissionReview's request is longer than %d bytes", maxUID)
+	request := review.Request
+	if review.GroupVersionKind() != reviewKind || request == nil || request.UID == "" || len(request.UID) > maxUID {
+		return nil, invalid("the body is not an AdmissionReview of %s with a request that has a uid", reviewKind.GroupVersion())
 	}
 	request.OldObject, request.Options = runtime.RawExtension{}, runtime.RawExtension{}
 	return request, nil

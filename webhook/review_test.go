@@ -44,38 +44,29 @@ func TestHandler_BadInput(t *testing.T) {
 		return bytes.Replace(good, []byte(old), []byte(with), 1)
 	}
 	compact := func(request string) []byte { return []byte(reviewPrefix + request + "}}") }
-	header := func(contentType string) func(r *http.Request) {
-		return func(r *http.Request) { r.Header.Set("Content-Type", contentType) }
-	}
 	cases := map[string]struct {
 		reason string
 		body   []byte
 		change func(r *http.Request)
-		code   int
 		says   string
 	}{
-		"LongUID":        {reason: "the answer repeats the UID", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), code: http.StatusBadRequest, says: "longer than 128 bytes"},
-		"LongKind":       {reason: "a message repeats only a part of the kind", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), code: http.StatusBadRequest, says: "…"},
-		"Malformed":      {reason: "the body is not JSON", body: []byte("hello"), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Trailing":       {reason: "the body has two JSON values", body: append(bytes.Clone(good), good...), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Empty":          {reason: "the body is empty", body: nil, code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"Null":           {reason: "null is not an object", body: []byte("null"), code: http.StatusBadRequest, says: "not an AdmissionReview"},
-		"WrongType":      {reason: "a field has the wrong type", body: replace(`"dryRun": false`, `"dryRun": "no"`), code: http.StatusBadRequest, says: "not a valid AdmissionReview"},
-		"NoRequest":      {reason: "the review has no request", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), code: http.StatusBadRequest, says: "no request"},
-		"NoUID":          {reason: "the API server needs the UID in the answer", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), code: http.StatusBadRequest, says: "no uid"},
-		"WrongKind":      {reason: "the kind is wrong", body: replace("AdmissionReview", "ConversionReview"), code: http.StatusBadRequest, says: "ConversionReview"},
-		"WrongVersion":   {reason: "the webhook configuration lists only v1", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), code: http.StatusBadRequest, says: "v1beta1"},
-		"OtherCase":      {reason: "field names are case-sensitive, as in the API server", body: replace(`"request"`, `"Request"`), code: http.StatusBadRequest, says: "no request"},
-		"TooLarge":       {reason: "the size of a body is limited", body: []byte(`"` + strings.Repeat("x", maxBody) + `"`), code: http.StatusRequestEntityTooLarge, says: "larger"},
-		"TooDeep":        {reason: "the depth of JSON is limited", body: nested(10_001), code: http.StatusBadRequest, says: "max depth"},
-		"CompactBroken":  {reason: "a value is missing", body: compact(`"uid":`), code: http.StatusBadRequest, says: "not a valid AdmissionReview: "},
-		"CompactType":    {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), code: http.StatusBadRequest, says: "dryRun of type bool"},
-		"SecondKind":     {reason: "the last kind counts", change: secondKind, code: http.StatusBadRequest, says: "…"},
-		"Get":            {reason: "only POST is allowed", body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, code: http.StatusMethodNotAllowed, says: "GET"},
-		"NoContentType":  {reason: "the content type is required", body: good, change: header(""), code: http.StatusUnsupportedMediaType, says: "application/json"},
-		"OtherType":      {reason: "only JSON is supported", body: good, change: header("application/yaml"), code: http.StatusUnsupportedMediaType, says: "application/yaml"},
-		"BadContentType": {reason: "the content type is not valid", body: good, change: header("///"), code: http.StatusUnsupportedMediaType, says: "///"},
-		"BrokenBody":     {reason: "reading the body fails", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, code: http.StatusBadRequest, says: "reading the body: broken"},
+		"LongUID":       {reason: "the answer repeats the UID", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"LongKind":      {reason: "a message does not repeat the kind", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"Malformed":     {reason: "the body is not JSON", body: []byte("hello"), says: "not a valid AdmissionReview"},
+		"Trailing":      {reason: "the body has two JSON values", body: append(bytes.Clone(good), good...), says: "not a valid AdmissionReview"},
+		"Empty":         {reason: "the body is empty", body: nil, says: "not a valid AdmissionReview"},
+		"Null":          {reason: "null is not an object", body: []byte("null"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"WrongType":     {reason: "a field has the wrong type", body: replace(`"dryRun": false`, `"dryRun": "no"`), says: "not a valid AdmissionReview"},
+		"NoRequest":     {reason: "the review has no request", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"NoUID":         {reason: "the API server needs the UID in the answer", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"WrongKind":     {reason: "the kind is wrong", body: replace("AdmissionReview", "ConversionReview"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"WrongVersion":  {reason: "the webhook configuration lists only v1", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"OtherCase":     {reason: "field names are case-sensitive, as in the API server", body: replace(`"request"`, `"Request"`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"TooDeep":       {reason: "the depth of JSON is limited", body: nested(10_001), says: "max depth"},
+		"CompactBroken": {reason: "a value is missing", body: compact(`"uid":`), says: "not a valid AdmissionReview: "},
+		"CompactType":   {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), says: "dryRun of type bool"},
+		"SecondKind":    {reason: "the last kind counts", change: secondKind, says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"BrokenBody":    {reason: "reading the body fails", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, says: "reading the body: broken"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -88,9 +79,8 @@ func TestHandler_BadInput(t *testing.T) {
 				change = func(*http.Request) {}
 			}
 			w := serve(t, h, tc.body, change)
-			assert.Equal(t, tc.code, w.Code, tc.reason)
-			checkStatus(t, w, int32(tc.code), tc.says)
-			assert.Equal(t, tc.code == http.StatusMethodNotAllowed, w.Header().Get("Allow") == http.MethodPost)
+			assert.Equal(t, http.StatusBadRequest, w.Code, tc.reason)
+			checkStatus(t, w, http.StatusBadRequest, tc.says)
 		})
 	}
 }
@@ -112,14 +102,6 @@ func nested(depth int) []byte {
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
-
-func TestHandler_ContentTypeParameters(t *testing.T) {
-	h := handlerOf(t, func(context.Context, binder.Request) binder.Decision { return binder.Decision{} })
-	w := serve(t, h, read(t, "allowed.request.json"), func(r *http.Request) {
-		r.Header.Set("Content-Type", "Application/JSON; charset=utf-8")
-	})
-	assert.Equal(t, http.StatusOK, w.Code)
-}
 
 func TestBudget(t *testing.T) {
 	cases := map[string]struct {
