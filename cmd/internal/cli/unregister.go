@@ -5,21 +5,18 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 )
 
-// pollInterval is the time between two reads of the object that is being deleted.
+// pollInterval is the time between two deletions of the object, until it is gone.
 const pollInterval = 200 * time.Millisecond
 
 // unregisterOptions are the flags of unregister.
@@ -43,9 +40,6 @@ everything else without a failed bind. The command succeeds if the configuration
 does not exist.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.validate(); err != nil {
-				return err
-			}
 			client, err := o.client.Connect()
 			if err != nil {
 				return err
@@ -60,44 +54,26 @@ does not exist.`,
 	return cmd
 }
 
-func (o *unregisterOptions) validate() error {
-	var problems []error
-	if wrong := content.IsPathSegmentName(o.name); o.name == "" || len(wrong) > 0 {
-		problems = append(problems, fmt.Errorf("--name: must be the name of a MutatingWebhookConfiguration, got %q%s", o.name, strings.Join(append([]string{""}, wrong...), "; ")))
-	}
-	if o.timeout <= 0 {
-		problems = append(problems, fmt.Errorf("--timeout: must be positive, got %s", o.timeout))
-	}
-	return Usage(problems...)
-}
-
-// unregister deletes the webhook configuration and waits until it is gone.
+// unregister deletes the webhook configuration until it is gone.
 func unregister(ctx context.Context, client kubernetes.Interface, o *unregisterOptions, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
-	configurations := client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	err := configurations.Delete(ctx, o.name, metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		_, err = fmt.Fprintf(out, "MutatingWebhookConfiguration %s does not exist: the API server does not call Prebind\n", o.name)
-		return err
-	}
-	if err != nil {
-		return fmt.Errorf("deleting MutatingWebhookConfiguration %s: %w", o.name, err)
-	}
-	var last error
-	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-		_, last = configurations.Get(ctx, o.name, metav1.GetOptions{})
-		return apierrors.IsNotFound(last), nil
+	what, deleted := "MutatingWebhookConfiguration "+o.name, false
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, o.timeout, true, func(ctx context.Context) (bool, error) {
+		err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(ctx, o.name, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		deleted = true
+		return false, err
 	})
 	switch {
-	case err == nil:
-		_, err = fmt.Fprintf(out, "MutatingWebhookConfiguration %s deleted: the API server no longer calls Prebind\n", o.name)
-		return err
-	case !errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("waiting until MutatingWebhookConfiguration %s is gone: %w", o.name, err)
-	case last != nil:
-		return fmt.Errorf("MutatingWebhookConfiguration %s: deleted, but not confirmed within %s: %w", o.name, o.timeout, last)
+	case wait.Interrupted(err):
+		return fmt.Errorf("%s: still exists after %s; check its finalizers, and whether a controller creates it again", what, o.timeout)
+	case err != nil:
+		return fmt.Errorf("deleting %s: %w", what, err)
+	case deleted:
+		_, err = fmt.Fprintln(out, what, "deleted: the API server no longer calls Prebind")
 	default:
-		return fmt.Errorf("MutatingWebhookConfiguration %s: still exists after %s; check its finalizers, and whether a controller creates it again", o.name, o.timeout)
+		_, err = fmt.Fprintln(out, what, "does not exist: the API server does not call Prebind")
 	}
+	return err
 }

@@ -70,13 +70,10 @@ func TestUnregister(t *testing.T) {
 			reason: "a finalizer can delay the deletion",
 			there:  []string{"prebind"},
 			prepare: func(client *fake.Clientset) {
-				swallow(client)
-				looks := 0
-				client.PrependReactor("get", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
-					if looks++; looks == 3 {
-						return false, nil, client.Tracker().Delete(admissionregistrationv1.SchemeGroupVersion.WithResource(webhookConfigurations), "", "prebind")
-					}
-					return false, nil, nil
+				deletions := 0
+				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
+					deletions++
+					return deletions < 3, nil, nil
 				})
 			},
 			says: "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
@@ -85,12 +82,15 @@ func TestUnregister(t *testing.T) {
 			reason: "an unconfirmed deletion is an error",
 			there:  []string{"prebind"},
 			prepare: func(client *fake.Clientset) {
-				client.PrependReactor("get", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
-					return true, nil, errors.New("connection lost")
+				deletions := 0
+				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
+					if deletions++; deletions == 2 {
+						return true, nil, errors.New("connection lost")
+					}
+					return false, nil, nil
 				})
 			},
-			timeout: time.Millisecond,
-			fails:   "deleted, but not confirmed within 1ms: connection lost",
+			fails: "deleting MutatingWebhookConfiguration prebind: connection lost",
 		},
 	}
 	for name, tc := range cases {

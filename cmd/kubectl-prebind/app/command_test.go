@@ -43,8 +43,6 @@ func TestUsage(t *testing.T) {
 		"PolicyFile":       {reason: "check reads files", args: []string{"policy", "check"}, says: "FILE: required"},
 		"PolicyOutput":     {reason: "formats are known", args: []string{"policy", "test", "-o=xml", "."}, says: "--output: must be text or junit"},
 		"PolicyPrefix":     {reason: "a prefix is a DNS name", args: []string{"policy", "check", "--key-prefixes=%", "x"}, says: "--key-prefixes"},
-		"UnregisterName":   {reason: "a path is not a name", args: []string{"unregister", "--name=a/b"}, says: `"a/b"`},
-		"UnregisterTime":   {reason: "the command needs time to confirm the deletion", args: []string{"unregister", "--timeout=0s"}, says: "--timeout"},
 		"ConformanceFlags": {reason: "the expression is invalid", args: []string{"conformance", "--scheduler-name=x", "--run=("}, says: "--run: error parsing regexp"},
 	}
 	for name, tc := range cases {
