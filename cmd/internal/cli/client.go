@@ -24,28 +24,19 @@ type Client struct {
 func shownFlags() []string { return []string{"as", "context", "kubeconfig", "namespace"} }
 
 // AddFlags adds the flags of kubectl, such as --kubeconfig, --context, --namespace and
-// --as, except those to omit. Only --namespace, --username and --password can be omitted.
-func (c *Client) AddFlags(fs *pflag.FlagSet, omit ...string) {
-	if fs.Lookup("namespace") != nil {
-		omit = append(omit, "namespace") // Commands define their own flag.
-	}
-	connection := c.connectionFlags(omit...)
+// --as, except those that the command defines itself.
+func (c *Client) AddFlags(fs *pflag.FlagSet) {
+	connection := c.connectionFlags()
 	connection.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shownFlags(), f.Name) })
 	connection.Lookup("kubeconfig").Usage += " 'kubectl prebind options' lists more flags for the connection."
 	fs.AddFlagSet(connection)
 }
 
-func (c *Client) connectionFlags(omit ...string) *pflag.FlagSet {
+func (c *Client) connectionFlags() *pflag.FlagSet {
 	fs := pflag.NewFlagSet("connection", pflag.ContinueOnError)
 	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()
 	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
-	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	for _, f := range []*clientcmd.FlagInfo{&flags.ContextOverrideFlags.Namespace, &flags.AuthOverrideFlags.Username, &flags.AuthOverrideFlags.Password} {
-		if slices.Contains(omit, f.LongName) {
-			f.LongName = ""
-		}
-	}
-	clientcmd.BindOverrideFlags(&c.overrides, fs, flags)
+	clientcmd.BindOverrideFlags(&c.overrides, fs, clientcmd.RecommendedConfigOverrideFlags(""))
 	return fs
 }
 

@@ -69,7 +69,8 @@ not be completed, for example because a permission is missing, 3 if a check has 
 	fs.StringVar(&o.Image, "image", o.Image, "Image of the pods. They need not start.")
 	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
 	fs.BoolVar(&o.cleanup, "cleanup", false, "Remove the objects of all runs with the namespace prefix, also of runs in progress, and exit.")
-	o.client.AddFlags(fs, "namespace", "username", "password") // The command creates its namespaces.
+	o.client.AddFlags(fs)
+	fs.Lookup("namespace").Hidden = true // The command creates its namespaces.
 	return cmd
 }
 

@@ -187,7 +187,13 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 		}
 		results = append(results, r)
 	}
-	if err := writeResults(out, results, output, file); err != nil {
+	if err := writeFile("--output-file", file, func(to io.Writer) error { return writeResults(to, results, output) }); err != nil {
+		return err
+	}
+	if file != "" {
+		output = formatText
+	}
+	if err := writeResults(out, results, output); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(results, (*cases.Result).Failed) {
@@ -196,19 +202,7 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 	return nil
 }
 
-// writeResults writes the results to the file and to the standard output.
-func writeResults(out io.Writer, results []*cases.Result, output format, file string) error {
-	err := writeFile("--output-file", file, func(to io.Writer) error { return writeFormat(to, results, output) })
-	if err != nil {
-		return err
-	}
-	if file != "" {
-		output = formatText
-	}
-	return writeFormat(out, results, output)
-}
-
-func writeFormat(out io.Writer, results []*cases.Result, output format) error {
+func writeResults(out io.Writer, results []*cases.Result, output format) error {
 	if output == formatJUnit {
 		return junit.Write(out, suitesOf(results))
 	}

@@ -16,6 +16,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -42,7 +43,7 @@ type statusOptions struct {
 	own    string
 	// namespace and pod select binds. Empty values select all.
 	namespace, pod string
-	clock          clock.Clock
+	clock          clock.PassiveClock
 }
 
 func newStatusCommand() *cobra.Command {
@@ -90,10 +91,10 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 		}
 	}
 	shown := ""
-	for {
+	err = wait.PollUntilContextCancel(ctx, watchInterval, true, func(ctx context.Context) (bool, error) {
 		all, err := replica.Statuses(ctx, client, o.own)
 		if err != nil {
-			return err
+			return false, err
 		}
 		o.filter(all)
 		if now := fmt.Sprint(all); now != shown {
@@ -101,21 +102,14 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 				fmt.Fprintln(out, "---")
 			}
 			shown = now
-			if err := o.output.write(out, all, func(out io.Writer) error { return o.text(out, all) }); err != nil {
-				return err
-			}
+			err = o.output.write(out, all, func(out io.Writer) error { return o.text(out, all) })
 		}
-		if !o.watch {
-			return nil
-		}
-		timer := o.clock.NewTimer(watchInterval)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C():
-		}
+		return !o.watch, err
+	})
+	if o.watch && ctx.Err() != nil {
+		return nil // The user has interrupted the command.
 	}
+	return err
 }
 
 // registrationWarning returns why pods can be bound without Prebind, or "" if all binds pass it or the user may not know. Exempt

@@ -73,7 +73,6 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	if p.listeners, err = o.listen(ctx); err != nil {
 		return err
 	}
-	defer closeAll(p.listeners)
 
 	// Libraries log only after this line, because earlier problems are reported in one line.
 	ctrl.SetLogger(klog.Background())
@@ -122,7 +121,7 @@ func (p *process) shutDown(ctx context.Context) {
 	}
 }
 
-// listen opens a listener for each address, by flag. After an error, it closes all listeners.
+// listen opens a listener for each address, by flag. The end of the process closes those without a server.
 func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, error) {
 	all := map[string]net.Listener{}
 	for _, l := range []struct{ flag, address string }{
@@ -134,19 +133,11 @@ func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, err
 		}
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.address)
 		if err != nil {
-			closeAll(all)
 			return nil, fmt.Errorf("--%s: %w", l.flag, err)
 		}
 		all[l.flag] = listener
 	}
 	return all, nil
-}
-
-// closeAll closes the listeners. Servers close their own listeners when they stop.
-func closeAll(all map[string]net.Listener) {
-	for _, l := range all {
-		_ = l.Close()
-	}
 }
 
 // buildEngine creates the engine for the configuration.

@@ -116,8 +116,7 @@ func TestDebugAddress(t *testing.T) {
 	}
 }
 
-// TestListen checks that the error names the flag of an address that is in use, and that all
-// other listeners are closed.
+// TestListen checks that the error names the flag of an address that is in use.
 func TestListen(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -133,17 +132,14 @@ func TestListen(t *testing.T) {
 		open, err := o.listen(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, open, 3, "the debug server is off by default")
-		closeAll(open)
-		free := open["webhook-bind-address"].Addr().String()
-		o.webhookAddress = free
+		for _, l := range open {
+			require.NoError(t, l.Close())
+		}
 		set(o, taken.Addr().String())
 		_, err = o.listen(t.Context())
 		require.ErrorContains(t, err, "--"+flag+": ")
 		require.ErrorContains(t, err, "address already in use")
 		assert.NotContains(t, err.Error(), "\n")
-		again, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", free)
-		require.NoError(t, err, "all listeners are closed")
-		require.NoError(t, again.Close())
 	}
 }
 
