@@ -107,7 +107,7 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 		return !o.watch, err
 	})
 	if o.watch && ctx.Err() != nil {
-		return nil // The user has interrupted the command.
+		err = nil // The user has interrupted the command.
 	}
 	return err
 }

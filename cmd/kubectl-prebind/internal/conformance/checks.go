@@ -41,8 +41,6 @@ const (
 	ownAnnotation = "conformance.prebind.dev/own"
 	// exemptLabel exempts a namespace from Prebind in the shipped webhook configuration.
 	exemptLabel = "prebind.dev/exempt"
-	// burstLabel marks the pods of the burst.
-	burstLabel = "conformance.prebind.dev/burst"
 )
 
 const (
@@ -394,15 +392,15 @@ func checkWorkers(ctx context.Context, t *trial) string {
 func checkBurst(ctx context.Context, t *trial) string {
 	began := time.Now()
 	for i := range t.Burst {
-		t.creates(ctx, fmt.Sprintf("burst-%d", i), label(burstLabel, "yes"))
+		t.creates(ctx, fmt.Sprintf("burst-%d", i))
 	}
 	var late []corev1.Pod
 	if !t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
-		list, err := t.client.CoreV1().Pods(t.ns.Name).List(ctx, metav1.ListOptions{LabelSelector: burstLabel + "=yes"})
+		list, err := t.client.CoreV1().Pods(t.ns.Name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
-		late = slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" })
+		late = slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" || !strings.HasPrefix(pod.Name, "burst-") })
 		return len(late) == 0, nil
 	}) {
 		t.violates("Check the rate limit of the client (QPS) and the number of bind workers, and that the nodes have room for the pods.",

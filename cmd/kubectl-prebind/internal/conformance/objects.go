@@ -90,10 +90,6 @@ func annotation(key, value string) podOption {
 	return func(pod *corev1.Pod) { pod.Annotations[key] = value }
 }
 
-func label(key, value string) podOption {
-	return func(pod *corev1.Pod) { pod.Labels[key] = value }
-}
-
 // onNode pins the pod to a node.
 func onNode(n corev1.Node) podOption {
 	return onNodesWith(corev1.LabelHostname, n.Labels[corev1.LabelHostname])
