@@ -5,12 +5,11 @@ package cases
 
 import (
 	"fmt"
-	"maps"
-	"slices"
-	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/internal/policy"
 )
@@ -25,22 +24,17 @@ func (e *Expectation) differences(got *policy.Result) []string {
 		report("verdict", string(e.Verdict), describe(got))
 		return all // The other fields depend on the verdict.
 	}
-	text := func(field string, equal bool, want, have string) {
-		if !equal {
-			report(field, strconv.Quote(want), strconv.Quote(have))
+	compare := func(field string, expected bool, want, have any) {
+		if expected && !equality.Semantic.DeepEqual(want, have) {
+			report(field, show(want), show(have))
 		}
 	}
-	values := func(field string, want, have map[string]string) {
-		if want != nil && !maps.Equal(want, have) {
-			report(field, show(want, have, "missing"), show(have, want, "not expected"))
-		}
-	}
-	text("message", e.Message == nil || *e.Message == got.Message, ptr.Deref(e.Message, ""), got.Message)
-	text("messageContains", strings.Contains(got.Message, e.MessageContains), e.MessageContains, got.Message)
-	text("rule", e.Rule == nil || *e.Rule == got.Rule, ptr.Deref(e.Rule, ""), got.Rule)
-	values("annotations", e.Annotations, got.Annotations)
-	values("labels", e.Labels, got.Labels)
-	text("waived", e.Waived == nil || slices.Equal(e.Waived, got.Waived), strings.Join(e.Waived, ", "), strings.Join(got.Waived, ", "))
+	compare("message", e.Message != nil, ptr.Deref(e.Message, ""), got.Message)
+	compare("messageContains", !strings.Contains(got.Message, e.MessageContains), e.MessageContains, got.Message)
+	compare("rule", e.Rule != nil, ptr.Deref(e.Rule, ""), got.Rule)
+	compare("annotations", e.Annotations != nil, e.Annotations, got.Annotations)
+	compare("labels", e.Labels != nil, e.Labels, got.Labels)
+	compare("waived", e.Waived != nil, e.Waived, got.Waived)
 	return all
 }
 
@@ -56,20 +50,11 @@ func describe(r *policy.Result) string {
 	return text
 }
 
-// show returns a line for each key. It marks the keys whose values the other map does not have.
-func show(values, other map[string]string, absent string) string {
-	var lines []string
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		line := key + ": " + strconv.Quote(values[key])
-		if have, ok := other[key]; !ok {
-			line += " (" + absent + ")"
-		} else if have != values[key] {
-			line += " (differs)"
-		}
-		lines = append(lines, line)
+// show returns a value as YAML.
+func show(value any) string {
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		return err.Error()
 	}
-	if len(lines) == 0 {
-		return "none"
-	}
-	return strings.Join(lines, "\n            ")
+	return strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", "\n            ")
 }

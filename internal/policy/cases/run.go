@@ -8,13 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"reflect"
+	"path/filepath"
 	"slices"
 	"strings"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/internal/policy/files"
@@ -52,12 +48,27 @@ type CaseResult struct {
 // cases of the files *_test.yaml and *_test.yml. The policies are compiled for each file, because its keyPrefixes apply. An
 // error means that a file cannot be read.
 func Run(ctx context.Context, dir string) (*Result, error) {
-	documents, names, problems, err := files.ReadDir(dir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var objects, tests []string
+	for _, entry := range entries {
+		name := filepath.Join(dir, entry.Name())
+		switch {
+		case entry.IsDir():
+		case files.IsTest(name):
+			tests = append(tests, name)
+		case files.IsObjects(name):
+			objects = append(objects, name)
+		}
+	}
+	documents, problems, err := files.Read(nil, objects...)
 	if err != nil {
 		return nil, err
 	}
 	r := &Result{Dir: dir, Err: problems}
-	for _, name := range names {
+	for _, name := range tests {
 		content, err := os.ReadFile(name)
 		if err != nil {
 			return nil, err
@@ -126,14 +137,11 @@ func decode(d *files.Document) (*Test, error) {
 	problem := func(path, format string, args ...any) {
 		problems = append(problems, fmt.Errorf("%s: %s: %s", d.At(path), path, fmt.Sprintf(format, args...)))
 	}
-	for _, m := range mismatches("", reflect.TypeFor[Test](), d.Object) {
-		problem(m.path, "%s", m.message)
+	for _, err := range files.DecodeStrict(d.Object, &t) {
+		problems = append(problems, fmt.Errorf("%s: %w", d.At(files.FieldOf(err)), err))
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
-	}
-	if _, err := d.DecodeStrict(&t); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.At(""), err)
 	}
 	for i, prefix := range t.KeyPrefixes {
 		if text := policy.ValidateKeyPrefix(prefix); text != "" {
@@ -168,39 +176,20 @@ func decode(d *files.Document) (*Test, error) {
 	return &t, errors.Join(problems...)
 }
 
-// objectProblems returns an error for each field of the objects that does not have its type, and for each object that
-// is not valid for another reason.
+// objectProblems returns an error for each object that is not valid.
 func objectProblems(d *files.Document, path string, objects []map[string]any) []error {
 	var all []error
 	for i, raw := range objects {
-		at := fmt.Sprintf("%s[%d]", path, i)
-		found := objectMismatches(at, raw)
 		key, err := identity(raw)
-		if len(found) == 0 && err == nil {
-			if problem := files.KindProblem((&unstructured.Unstructured{Object: raw}).GroupVersionKind()); problem != "" {
-				err = errors.New(problem)
-			} else {
-				_, err = typed(raw)
-			}
+		if err == nil {
+			_, err = typed(raw)
 		}
-		if len(found) == 0 && err != nil {
-			found = []mismatch{{at, err.Error()}}
-		}
-		for _, m := range found {
-			about := strings.TrimPrefix(key+": "+m.path, ": ")
-			all = append(all, fmt.Errorf("%s: %s: %s", d.At(m.path), about, m.message))
+		if err != nil {
+			at := fmt.Sprintf("%s[%d]", path, i)
+			all = append(all, fmt.Errorf("%s: %s: %s: %w", d.At(at+"."+files.FieldOf(err)), at, key, err))
 		}
 	}
 	return all
-}
-
-// objectMismatches compares an object with the type of its kind. Only the metadata of custom resources has a type.
-func objectMismatches(path string, raw map[string]any) []mismatch {
-	u := &unstructured.Unstructured{Object: raw}
-	if o, err := scheme.Scheme.New(u.GroupVersionKind()); err == nil {
-		return mismatches(path, reflect.TypeOf(o).Elem(), raw)
-	}
-	return mismatches(path+".metadata", reflect.TypeFor[metav1.ObjectMeta](), raw["metadata"])
 }
 
 // verdicts are all verdicts.

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/policy/files"
 )
 
 // now is the time of the evaluation. Expressions cannot read it.
@@ -65,13 +66,14 @@ func newWorld(shared, own []map[string]any) (world, error) {
 // identity returns kind, namespace and name. It sets the namespace of namespaced core objects to default.
 func identity(raw map[string]any) (string, error) {
 	u := unstructured.Unstructured{Object: raw}
-	if u.GetAPIVersion() == "" || u.GetKind() == "" || u.GetName() == "" {
-		return "", errors.New("an object requires apiVersion, kind and metadata.name")
-	}
 	if kind := u.GroupVersionKind(); u.GetNamespace() == "" && (kind == podKind || kind == claimKind) {
 		u.SetNamespace(metav1.NamespaceDefault)
 	}
-	return u.GetAPIVersion() + " " + u.GetKind() + " " + strings.TrimPrefix(u.GetNamespace()+"/"+u.GetName(), "/"), nil
+	key := u.GetAPIVersion() + " " + u.GetKind() + " " + strings.TrimPrefix(u.GetNamespace()+"/"+u.GetName(), "/")
+	if u.GetAPIVersion() == "" || u.GetKind() == "" || u.GetName() == "" {
+		return key, errors.New("an object requires apiVersion, kind and metadata.name, as strings")
+	}
+	return key, nil
 }
 
 var (
@@ -101,15 +103,18 @@ func merge(into, patch map[string]any) map[string]any {
 // typed returns the object with its Go type if it is a built-in kind.
 func typed(raw map[string]any) (client.Object, error) {
 	u := &unstructured.Unstructured{Object: raw}
-	built, err := scheme.Scheme.New(u.GroupVersionKind())
-	if err != nil {
-		return u, nil //nolint:nilerr // The kind is not built in.
+	if problem := files.KindProblem(u.GroupVersionKind()); problem != "" {
+		return nil, errors.New(problem)
 	}
+	built, _ := scheme.Scheme.New(u.GroupVersionKind())
 	o, ok := built.(client.Object)
 	if !ok {
-		return nil, fmt.Errorf("%s is not the kind of an object", u.GroupVersionKind())
+		return u, nil
 	}
-	return o, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(raw, o, true)
+	if problems := files.DecodeStrict(raw, o); len(problems) > 0 {
+		return nil, problems[0]
+	}
+	return o, nil
 }
 
 // only returns the only object of the type that matches.

@@ -7,11 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -80,8 +78,8 @@ func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Pol
 // check validates the policy and compiles it. A problem of the compiler in a field that is not valid anyway is not reported.
 func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Policy {
 	p := &Policy{Document: d, Policy: &v1alpha1.BindPolicy{}}
-	if problem := nameProblem(d.Object); problem != "" {
-		p.invalid("metadata.name", problem)
+	if d.Name() == "" {
+		p.invalid("metadata.name", "a string is required; quote it")
 		return p // Rules of the schema need the name.
 	}
 	for _, err := range v.validate(ctx, runtime.DeepCopyJSON(d.Object)) {
@@ -91,16 +89,12 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 		}
 		p.invalid(path, detail(err)+advice(path, err))
 	}
-	strict, err := d.DecodeStrict(p.Policy)
-	for _, err := range strict {
-		p.invalid(fieldOf(err), err.Error())
-	}
-	if err != nil {
-		if p.Ready() {
-			p.invalid("", err.Error()) // Otherwise, the schema explains it better.
+	for _, err := range DecodeStrict(d.Object, p.Policy) {
+		if field := FieldOf(err); field != "" || p.Ready() {
+			p.invalid(field, err.Error()) // The schema explains a wrong type better.
 		}
-		return p
 	}
+	var err error
 	if p.Compiled, err = policy.Compile(p.Policy, o); err == nil {
 		p.Warnings = p.Compiled.Warnings()
 		return p
@@ -122,19 +116,6 @@ func advice(path string, err *field.Error) string {
 	return ""
 }
 
-// nameProblem returns the reason why an object has no name, or an empty text.
-func nameProblem(object map[string]any) string {
-	value, _, _ := unstructured.NestedFieldNoCopy(object, "metadata", "name")
-	name, isText := value.(string)
-	switch {
-	case value == nil || isText && name == "":
-		return "required"
-	case !isText:
-		return fmt.Sprintf("must be a string, got %v; quote it", value)
-	}
-	return ""
-}
-
 // invalid adds a problem that the API server would find.
 func (p *Policy) invalid(field, message string) {
 	p.Problems = append(p.Problems, policy.Problem{Reason: ReasonInvalid, Field: field, Message: message})
@@ -143,14 +124,4 @@ func (p *Policy) invalid(field, message string) {
 // detail returns the message of the API server without the field.
 func detail(err *field.Error) string {
 	return strings.TrimSpace(strings.TrimPrefix(err.ErrorBody(), "Invalid value: "))
-}
-
-var quoted = regexp.MustCompile(`"([^"]*)"`)
-
-// fieldOf returns the path of the field of a strict error, such as: unknown field "spec.foo".
-func fieldOf(err error) string {
-	if m := quoted.FindStringSubmatch(err.Error()); m != nil {
-		return m[1]
-	}
-	return ""
 }

@@ -42,8 +42,8 @@ func TestCheck(t *testing.T) {
 		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
 		"Empty":         {reason: "the schema has rules", content: withSpec("mode: Audit"), field: "spec", message: "at least one of validations, waitFor and mutations is required", reasonOf: ReasonInvalid},
 		"NoName":        {reason: "the API server requires a name", content: strings.Replace(withSpec(oneRule), "name: p", "labels: {}", 1), field: "metadata.name", message: "required", reasonOf: ReasonInvalid},
-		"BooleanName":   {reason: "YAML reads some texts as other types", content: strings.Replace(withSpec(oneRule), "name: p", "name: on", 1), field: "metadata.name", message: "must be a string, got true; quote it", reasonOf: ReasonInvalid},
-		"PluralKind":    {reason: "a kind of a built-in group must exist", content: withResource("v1", "Pods", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind Pods; use v1 Pod", reasonOf: v1alpha1.ReasonUnknownKind},
+		"BooleanName":   {reason: "YAML reads some texts as other types", content: strings.Replace(withSpec(oneRule), "name: p", "name: on", 1), field: "metadata.name", message: "a string is required; quote it", reasonOf: ReasonInvalid},
+		"PluralKind":    {reason: "a kind of a built-in group must exist", content: withResource("v1", "Pods", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind Pods; correct apiVersion and kind", reasonOf: v1alpha1.ReasonUnknownKind},
 		"NoObject":      {reason: "a list is not an object", content: withResource("v1", "PodList", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind PodList; correct apiVersion and kind", reasonOf: v1alpha1.ReasonUnknownKind},
 		"Kubernetes":    {reason: "keys of Kubernetes are never allowed", content: withSpec("mutations: {labels: [{key: topology.kubernetes.io/zone, valueExpression: \"'a'\"}]}"), field: "spec.mutations.labels[0].key", message: "kubernetes.io", reasonOf: ReasonInvalid},
 		"Prefix":        {reason: "a prefix needs permission", content: withSpec("mutations: {labels: [{key: example.com/rack, valueExpression: \"'a'\"}]}"), field: "spec.mutations.labels[0].key", message: "example.com", reasonOf: v1alpha1.ReasonKeyNotAllowed},
@@ -81,7 +81,7 @@ func TestCheck(t *testing.T) {
 func TestCheck_Together(t *testing.T) {
 	for content, want := range map[string][]string{
 		"mode: Warn\nvalidations: [{expression: 'nodes == 1'}]": {"spec.mode", "spec.validations[0].expression"},
-		"validations: [{expression: true}, {expression: a}]":    {"spec.validations[0].expression"},
+		"validations: [{expression: true}, {expression: a}]":    {"spec.validations[0].expression", "spec.validations[1].expression"},
 		"validations:\n- expression: !has(pod.spec.nodeName)":   {"spec.validations[0].expression"},
 	} {
 		documents, err := Parse("p.yaml", []byte(withSpec(content)))
@@ -194,15 +194,13 @@ func TestCheck_Kinds(t *testing.T) {
 		field, says      string
 		isProblem        bool
 	}{
-		"NoCRD":        {reason: "fields of an unknown kind are not checked", selection: "labelSelector: {}", field: "spec.resources[0].kind", says: "kind not known: fields are not checked; pass its CustomResourceDefinition"},
-		"Known":        {reason: "the kind is that of a given CustomResourceDefinition", selection: "labelSelector: {}", crd: customKind},
-		"OtherKind":    {reason: "the group has other kinds", kind: "RackStates", selection: "labelSelector: {}", crd: customKind, field: "spec.resources[0]", says: "do not serve RackStates in version v1", isProblem: true},
-		"OtherVersion": {reason: "the group has other versions", apiVersion: "example.com/v2", selection: "labelSelector: {}", crd: customKind, field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
-		"NotServed":    {reason: "the API server does not serve the version", selection: "labelSelector: {}", crd: customKind + "  - {name: v2, served: false, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", apiVersion: "example.com/v2", field: "spec.resources[0]", says: "do not serve RackState in version v2", isProblem: true},
-		"Namespace":    {reason: "objects of a cluster-scoped kind have no namespace", selection: "labelSelector: {}, namespace: a", crd: customKind, field: "spec.resources[0]", says: "RackState is cluster-scoped", isProblem: true},
-		"NoNamespace":  {reason: "the name of an object in a namespace is not sufficient", selection: "nameExpression: node.metadata.name", crd: namespaced, field: "spec.resources[0]", says: "RackState is namespaced", isProblem: true},
-		"OnNode":       {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[0].onNode", says: "RackState has no field spec.nodeName"},
-		"Placed":       {reason: "objects have spec.nodeName", selection: "onNode: true", crd: placed},
+		"NoCRD":       {reason: "fields of an unknown kind are not checked", selection: "labelSelector: {}", field: "spec.resources[0].kind", says: "kind not known: fields are not checked; pass its CustomResourceDefinition"},
+		"Known":       {reason: "the kind is that of a given CustomResourceDefinition", selection: "labelSelector: {}", crd: customKind},
+		"NotServed":   {reason: "the API server does not serve the version", selection: "labelSelector: {}", crd: customKind + "  - {name: v2, served: false, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", apiVersion: "example.com/v2", field: "spec.resources[0].kind", says: "kind not known"},
+		"Namespace":   {reason: "objects of a cluster-scoped kind have no namespace", selection: "labelSelector: {}, namespace: a", crd: customKind, field: "spec.resources[0]", says: "RackState is cluster-scoped", isProblem: true},
+		"NoNamespace": {reason: "the name of an object in a namespace is not sufficient", selection: "nameExpression: node.metadata.name", crd: namespaced, field: "spec.resources[0]", says: "RackState is namespaced", isProblem: true},
+		"OnNode":      {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[0].onNode", says: "RackState has no field spec.nodeName"},
+		"Placed":      {reason: "objects have spec.nodeName", selection: "onNode: true", crd: placed},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,19 +50,31 @@ func (d *Document) Name() string {
 	return name
 }
 
-// DecodeStrict decodes the object. Each unknown field is a strict error with its path. If the object
-// cannot be decoded, err is the reason.
-func (d *Document) DecodeStrict(into any) (strict []error, err error) {
-	content, err := json.Marshal(d.Object)
+// DecodeStrict decodes an object. The errors are unknown fields and, last, the first value of another type.
+func DecodeStrict(object map[string]any, into any) []error {
+	content, err := json.Marshal(object)
 	if err != nil {
-		return nil, err
+		return []error{err}
 	}
-	return kjson.UnmarshalStrict(content, into)
+	all, err := kjson.UnmarshalStrict(content, into)
+	if err != nil {
+		all = append(all, err)
+	}
+	return all
+}
+
+var quoted = regexp.MustCompile(`"([^"]*)"`)
+
+// FieldOf returns the path of the field of an error of DecodeStrict, such as: unknown field "spec.foo". It is empty for other errors.
+func FieldOf(err error) string {
+	if m := quoted.FindStringSubmatch(err.Error()); m != nil {
+		return m[1]
+	}
+	return ""
 }
 
 // At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the
-// line of the closest parent. The path has the form spec.validations[0].expression. An index can also
-// be the name or the key of a list item: spec.waitFor[driver].
+// line of the closest parent. The path has the form spec.validations[0].expression.
 func (d *Document) At(path string) string {
 	node, line := d.node, d.node.Line+d.line-1
 	for _, step := range steps(path) {
@@ -106,22 +119,12 @@ func child(of *yaml.Node, step string) (key, value *yaml.Node) {
 		}
 	case of.Kind == yaml.SequenceNode:
 		for i, item := range of.Content {
-			if strconv.Itoa(i) == step || named(item, step) {
+			if strconv.Itoa(i) == step {
 				return item, item
 			}
 		}
 	}
 	return nil, nil
-}
-
-// named returns whether a list item has the name or the key.
-func named(item *yaml.Node, name string) bool {
-	for _, field := range []string{"name", "key"} {
-		if _, value := child(item, field); value != nil && value.Value == name {
-			return true
-		}
-	}
-	return false
 }
 
 // Read reads the objects of files and directories, and of in for the path "-". In a directory and below, it
@@ -177,28 +180,6 @@ func expand(path string) ([]string, error) {
 		return nil
 	})
 	return names, err
-}
-
-// ReadDir reads the objects of the files of a directory like Read, without subdirectories. It also returns the
-// names of the files with tests.
-func ReadDir(dir string) (read []*Document, tests []string, problems, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	var names []string
-	for _, entry := range entries {
-		name := filepath.Join(dir, entry.Name())
-		switch {
-		case entry.IsDir():
-		case IsTest(name):
-			tests = append(tests, name)
-		case IsObjects(name):
-			names = append(names, name)
-		}
-	}
-	read, problems, err = Read(nil, names...)
-	return read, tests, problems, err
 }
 
 // TestSuffix is the end of the names of files with tests. The suffix _test.yml is accepted as well.
@@ -265,10 +246,7 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
 		at, err := located(err, line)
-		if nearExpression(content, at-line) {
-			err = fmt.Errorf("%w; if this is an expression, quote it", err)
-		}
-		return nil, fail(at, err)
+		return nil, fail(at, fmt.Errorf("%w; if this is an expression, quote it", err))
 	}
 	if root.Kind == 0 || len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
 		return nil, nil
@@ -314,13 +292,6 @@ func newDocument(file string, object map[string]any, node *yaml.Node, line int) 
 		return nil, errors.New("not a Kubernetes object: apiVersion and kind are required")
 	}
 	return d, nil
-}
-
-// nearExpression returns whether the line with this index, or one beside it, contains an expression. The lines of syntax errors are not exact.
-func nearExpression(content []byte, index int) bool {
-	lines := strings.Split(string(content), "\n")
-	from, to := max(index-1, 0), min(index+2, len(lines))
-	return from < to && strings.Contains(strings.Join(lines[from:to], "\n"), "xpression:")
 }
 
 // located returns the line and the text of an error of a YAML library, whose lines begin with the

@@ -5,8 +5,6 @@ package files
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -24,11 +22,8 @@ func (p *Policy) checkKinds(known Schemas) {
 		problem := KindProblem(kind)
 		switch {
 		case isCustom || policy.IsBuiltIn(kind):
-		case known.hasGroup(kind.Group):
-			p.unknown(path, fmt.Sprintf("the given CustomResourceDefinitions of the group %s do not serve %s in version %s; correct apiVersion and kind, or pass the CustomResourceDefinition of this kind",
-				kind.Group, kind.Kind, kind.Version))
 		case problem != "":
-			p.unknown(path, problem)
+			p.Problems = append(p.Problems, policy.Problem{Reason: v1alpha1.ReasonUnknownKind, Field: path, Message: problem})
 		default:
 			p.Warnings = append(p.Warnings, v1alpha1.ExpressionWarning{FieldRef: path + ".kind", Warning: "kind not known: fields are not checked; pass its CustomResourceDefinition"})
 		}
@@ -41,36 +36,5 @@ func KindProblem(kind schema.GroupVersionKind) string {
 	if policy.IsBuiltIn(kind) || !scheme.Scheme.IsGroupRegistered(kind.Group) {
 		return ""
 	}
-	return fmt.Sprintf("%s has no kind %s; %s", kind.GroupVersion(), kind.Kind, suggestion(kind))
-}
-
-// hasGroup returns whether a kind is in the group.
-func (s Schemas) hasGroup(group string) bool {
-	for kind := range s {
-		if kind.Group == group {
-			return true
-		}
-	}
-	return false
-}
-
-// suggestion returns how to correct an unknown kind: the built-in versions of a kind with this name, or its singular.
-func suggestion(kind schema.GroupVersionKind) string {
-	for _, name := range []string{kind.Kind, strings.TrimSuffix(kind.Kind, "s")} {
-		var versions []string
-		for _, version := range scheme.Scheme.PrioritizedVersionsAllGroups() {
-			if policy.IsBuiltIn(version.WithKind(name)) {
-				versions = append(versions, version.String()+" "+name)
-			}
-		}
-		if len(versions) > 0 {
-			slices.Sort(versions)
-			return "use " + strings.Join(slices.Compact(versions), " or ")
-		}
-	}
-	return "correct apiVersion and kind"
-}
-
-func (p *Policy) unknown(field, message string) {
-	p.Problems = append(p.Problems, policy.Problem{Reason: v1alpha1.ReasonUnknownKind, Field: field, Message: message})
+	return fmt.Sprintf("%s has no kind %s; correct apiVersion and kind", kind.GroupVersion(), kind.Kind)
 }

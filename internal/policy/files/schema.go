@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
@@ -50,7 +51,7 @@ func (s Schemas) ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, erro
 // Add adds the schemas of all versions of a CustomResourceDefinition that it serves.
 func (s Schemas) Add(d *Document) error {
 	var crd apiextensionsv1.CustomResourceDefinition
-	if _, err := d.DecodeStrict(&crd); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(d.Object, &crd); err != nil {
 		return fmt.Errorf("%s: CustomResourceDefinition: %w", d.At(""), err)
 	}
 	for i, v := range crd.Spec.Versions {
