@@ -19,19 +19,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// ErrLeftovers means that objects were not removed. The text contains the command that removes them.
-var ErrLeftovers = errors.New("objects of the run were not removed")
-
 // cleanupTimeout limits each step of the removal of a run.
 const cleanupTimeout = 2 * time.Minute
 
-// byHand returns the commands that remove the objects of a run. The driver remains in the CSINodes; it has no effect.
-func byHand(run string) string {
-	var labels strings.Builder
-	for _, check := range []string{"wait", "binding-annotations", "refused", "volume"} {
-		fmt.Fprintf(&labels, " %s-", nodeLabel(run, check))
-	}
-	return fmt.Sprintf("kubectl label nodes --all%s\nkubectl delete namespace %s", labels.String(), run)
+// again returns the command that removes the objects of a run.
+func again(run string) string {
+	return "kubectl prebind conformance --cleanup --namespace-prefix=" + run
 }
 
 // nodeLabel returns the key of the node label for a check. No node has it before.
@@ -96,7 +89,7 @@ func remove(ctx context.Context, c kubernetes.Interface, run string) error {
 		})
 	})
 	if t.Status != "" {
-		return fmt.Errorf("%w: %s; remove them with:\n%s", ErrLeftovers, t.Detail, byHand(run))
+		return fmt.Errorf("objects of the run were not removed: %s; remove them with: %s", t.Detail, again(run))
 	}
 	return nil
 }
@@ -105,7 +98,7 @@ func remove(ctx context.Context, c kubernetes.Interface, run string) error {
 func (s *session) finish(ctx context.Context) error {
 	run := s.ns.Name
 	if ctx.Err() != nil {
-		s.log.Printf("interrupted: removing the objects of the run; interrupt again to exit at once, and remove them with:\n%s", byHand(run))
+		s.log.Printf("interrupted: removing the objects of the run; interrupt again to exit at once, and remove them with: %s", again(run))
 	}
 	began := time.Now()
 	if err := remove(context.WithoutCancel(ctx), s.client, run); err != nil {

@@ -81,16 +81,7 @@ func (r *Report) WriteText(out io.Writer) error {
 }
 
 // seconds formats a duration.
-func seconds(d time.Duration) string {
-	switch {
-	case d == 0:
-		return "-"
-	case d < time.Second:
-		return d.Round(time.Millisecond).String()
-	default:
-		return d.Round(100 * time.Millisecond).String()
-	}
-}
+func seconds(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
 
 // WriteJUnit writes the results as JUnit XML.
 func (r *Report) WriteJUnit(out io.Writer) error {
