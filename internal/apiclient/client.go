@@ -45,9 +45,11 @@ func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error)
 }
 
 // prepare sets a time limit for every request except watches. It sets no rate limit, because
-// API priority and fairness limits requests.
+// API priority and fairness limits requests. Responses are not compressed: inside a cluster, the
+// processors of both sides cost more than the bytes, above all for watches.
 func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.QPS = -1
+	config.DisableCompression = true
 	config.UserAgent = userAgent
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return observed{impatient: impatient{next: next, takes: answerTakes}, health: health}
