@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,21 +16,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	admissioninformers "k8s.io/client-go/informers/admissionregistration/v1"
-	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/cache"
 )
 
 const (
 	fieldManager = "prebind"
-	// oneCall is the timeout for the API calls of one step.
+	// oneCall is the timeout for the API calls of one round.
 	oneCall = 10 * time.Second
-	// retry is the pause after an error.
-	retry = time.Second
+	// defaultPeriod is the maximum time between two rounds. A removed CA bundle fails binds until the next round.
+	defaultPeriod = time.Second
 )
 
 var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
@@ -46,6 +42,8 @@ type manager struct {
 	// configuration is the name of the MutatingWebhookConfiguration.
 	configuration string
 	lives         lives
+	// period is the time between two rounds.
+	period time.Duration
 	// names are the DNS names of the certificate.
 	names []string
 
@@ -64,7 +62,7 @@ func newManager(o Options, shared Shared, client kubernetes.Interface, namespace
 	name := o.Service + "." + namespace + ".svc"
 	m := &manager{
 		Shared: shared, client: client, namespace: namespace, configuration: o.WebhookConfiguration,
-		lives: o.lives(), names: []string{name, name + ".cluster.local"},
+		lives: o.lives(), period: min(defaultPeriod, o.Overlap/4), names: []string{name, name + ".cluster.local"},
 	}
 	m.waits.Store(new(fmt.Sprintf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, m.configuration)))
 	return m
@@ -87,50 +85,52 @@ func (m *manager) ready() error {
 	return fmt.Errorf("no certificate that the API server trusts: %s", *m.waits.Load())
 }
 
-// start keeps everything up to date until the context ends.
+// start keeps everything up to date until the context ends. The exact time of a step does not matter.
 func (m *manager) start(ctx context.Context) error {
-	changed := make(chan struct{}, 1)
-	secrets, err := watched(coreinformers.NewFilteredSecretInformer(m.client, m.namespace, 0, nil, only(SecretName)), changed)
-	if err != nil {
-		return err
-	}
-	configs, err := watched(admissioninformers.NewFilteredMutatingWebhookConfigurationInformer(m.client, 0, nil, only(m.configuration)), changed)
-	if err != nil {
-		return err
-	}
-	var informers sync.WaitGroup
-	defer informers.Wait()
-	informers.Go(func() { secrets.RunWithContext(ctx) })
-	informers.Go(func() { configs.RunWithContext(ctx) })
-	if !cache.WaitForCacheSync(ctx.Done(), secrets.HasSynced, configs.HasSynced) {
-		return nil // The context has ended.
-	}
+	tick := m.Clock.NewTicker(m.period)
+	defer tick.Stop()
 	for {
-		// Some steps depend only on the time. Their exact time does not matter.
-		pause := m.lives.overlap / 4
-		if err := m.work(ctx, one[*corev1.Secret](secrets), one[*admissionregistrationv1.MutatingWebhookConfiguration](configs)); err != nil {
-			pause = min(pause, retry)
-		}
-		timer := m.Clock.NewTimer(pause)
+		m.work(ctx)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
-		case <-changed:
-			timer.Stop()
-		case <-timer.C():
+		case <-tick.C():
 		}
 	}
 }
 
-// work applies all steps that are due and reports errors.
-func (m *manager) work(ctx context.Context, secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+// work makes one round: it applies at most one step to the certificate, the Secret and the configuration, and reports errors.
+func (m *manager) work(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, oneCall)
 	defer cancel()
+	secret, config, err := m.read(ctx)
+	if err != nil {
+		// What was read before is good enough for this replica's own certificate.
+		m.report(errors.Join(err, m.certify(view{now: m.Clock.Now(), held: m.known, trusted: m.trusted})))
+		return
+	}
 	v, invalid := m.look(secret, config)
-	err := errors.Join(invalid, m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config))
-	m.report(err)
-	return err
+	m.report(errors.Join(invalid, m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config)))
+}
+
+// read returns the Secret and the configuration, or nil for those that do not exist. It reads the Secret last, so that its bundle is
+// not older than that of the configuration.
+func (m *manager) read(ctx context.Context) (*corev1.Secret, *admissionregistrationv1.MutatingWebhookConfiguration, error) {
+	config, err := m.configs().Get(ctx, m.configuration, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		config, err = nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.configuration, err)
+	}
+	secret, err := m.secrets().Get(ctx, SecretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		secret, err = nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading Secret %s/%s: %w", m.namespace, SecretName, err)
+	}
+	return secret, config, nil
 }
 
 // look returns the current view, and an error for an invalid Secret. It stores the parts that later views need.
@@ -173,7 +173,7 @@ func (m *manager) certify(v view) error {
 	return nil
 }
 
-// step applies one step to the Secret. The resulting watch event starts the next one.
+// step applies one step to the Secret.
 func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
 	s, r, err := m.lives.next(v)
 	if err != nil || r == nil {
@@ -194,7 +194,7 @@ func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && next.UID != "":
 		m.Log.V(2).Info("Another replica changed the Secret with the CA first", "secret", SecretName)
-		return nil // The watch reports it.
+		return nil // The next round reads it.
 	case err != nil:
 		return fmt.Errorf("writing Secret %s/%s: %w", m.namespace, SecretName, err)
 	}
@@ -202,7 +202,8 @@ func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error
 	return nil
 }
 
-// trust ensures that the webhook configuration contains the CAs of the Secret.
+// trust writes the CAs of the Secret to every webhook of the configuration. The bundle is never older than the one that it replaces:
+// the Secret was read after the configuration, and the patch fails if the configuration has changed since.
 func (m *manager) trust(ctx context.Context, v view, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
 	switch {
 	case config == nil:
@@ -217,12 +218,16 @@ func (m *manager) trust(ctx context.Context, v view, config *admissionregistrati
 	if err != nil || patch == nil {
 		return err
 	}
-	err = m.inject(ctx, config)
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	_, err = m.configs().Patch(ctx, m.configuration, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		m.Log.V(2).Info("Another client changed the webhook configuration first", "webhookConfiguration", m.configuration, "reason", err.Error())
-		return nil // The watch reports it.
+		return nil // The next round reads it.
+	case err != nil:
+		return fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.configuration, err)
 	}
-	return err
+	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.configuration, "cas", len(v.held.bundle))
+	return nil
 }
 
 // report logs an error once.
@@ -248,39 +253,4 @@ func (m *manager) secrets() coreclient.SecretInterface {
 
 func (m *manager) configs() admissionclient.MutatingWebhookConfigurationInterface {
 	return m.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-}
-
-// only selects the object with this name.
-func only(name string) func(*metav1.ListOptions) {
-	return func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	}
-}
-
-// watched sends to changed on every event of the informer.
-func watched(informer cache.SharedIndexInformer, changed chan<- struct{}) (cache.SharedIndexInformer, error) {
-	signal := func() {
-		select {
-		case changed <- struct{}{}:
-		default: // A signal is already pending.
-		}
-	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { signal() },
-		UpdateFunc: func(any, any) { signal() },
-		DeleteFunc: func(any) { signal() },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watching: %w", err)
-	}
-	return informer, nil
-}
-
-// one returns the object that the informer watches, or nil.
-func one[T any](informer cache.SharedIndexInformer) T {
-	var object T
-	for _, x := range informer.GetStore().List() {
-		object, _ = x.(T)
-	}
-	return object
 }

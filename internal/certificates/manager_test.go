@@ -31,25 +31,25 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
 			c.Webhooks[0].ClientConfig.CABundle = nil
 		})
-		synctest.Wait()
-		assert.Equal(t, bundle, w.config().Webhooks[0].ClientConfig.CABundle, "immediately")
+		pass(2 * defaultPeriod)
+		assert.Equal(t, bundle, w.config().Webhooks[0].ClientConfig.CABundle)
 
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
 			c.Webhooks = append(c.Webhooks, webhooks(nil).Webhooks...)
 			c.Webhooks[1].Name = "another.prebind.dev"
 		})
-		synctest.Wait()
+		pass(2 * defaultPeriod)
 		assert.Equal(t, bundle, w.config().Webhooks[1].ClientConfig.CABundle, "the bundle is in every webhook of the configuration")
 		want := webhooks(bundle, bundle)
 		want.Webhooks[1].Name = "another.prebind.dev"
 		assert.Equal(t, want.Webhooks, w.config().Webhooks, "nothing else changes")
 
 		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), SecretName, metav1.DeleteOptions{}))
-		synctest.Wait()
+		pass(2 * defaultPeriod)
 		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the replica restores the CA")
 
 		w.setSecret(func(s *corev1.Secret) { s.Data = map[string][]byte{"tls.crt": []byte("x")} })
-		synctest.Wait()
+		pass(2 * defaultPeriod)
 		assert.Equal(t, first.current.certPEM, w.record().current.certPEM, "the replica restores the CA")
 		a.stop()
 		b.stop()
@@ -68,8 +68,8 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		require.ErrorContains(t, err, "no certificate that the API server trusts")
 		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
 		require.NoError(t, err)
-		synctest.Wait()
-		require.NoError(t, r.ready(), "immediately")
+		pass(2 * defaultPeriod)
+		require.NoError(t, r.ready())
 		served, err := r.getCertificate(nil)
 		require.NoError(t, err)
 		assert.Equal(t, []string{"prebind-webhook.prebind-system.svc", "prebind-webhook.prebind-system.svc.cluster.local"}, served.Leaf.DNSNames)
@@ -95,7 +95,7 @@ func TestManager_CertManager(t *testing.T) {
 		require.ErrorContains(t, r.ready(), "cert-manager.io/inject-ca-from")
 		assert.Equal(t, "its own", string(w.config().Webhooks[0].ClientConfig.CABundle))
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Annotations = nil })
-		synctest.Wait()
+		pass(2 * defaultPeriod)
 		require.NoError(t, r.ready())
 		r.stop()
 	})

@@ -48,6 +48,7 @@ func TestModel_ServesOnlyTrustedCertificates(t *testing.T) {
 					world: newWorld(t, webhooks(nil, nil)), random: rand.New(rand.NewPCG(seed, 1)),
 					lives: lives{ca: 4 * time.Hour, cert: time.Hour, overlap: time.Minute}, cas: map[string]bool{}, verified: map[string]bool{},
 				}
+				m.period = 10 * time.Second
 				for range 3 {
 					m.replicas = append(m.replicas, m.start(m.lives))
 				}
@@ -95,7 +96,7 @@ func (m *model) disturb() {
 	case 6:
 		m.setSecret(func(s *corev1.Secret) { delete(s.Annotations, promotedAnnotation) })
 	}
-	synctest.Wait()
+	pass(m.period)
 }
 
 // stall keeps the certificate of a stopped replica in use.

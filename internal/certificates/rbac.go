@@ -8,9 +8,9 @@ package certificates
 //
 // The Secret with the CA. RBAC cannot limit create to a name.
 //
-// +kubebuilder:rbac:groups="",resources=secrets,namespace=prebind-system,resourceNames=prebind-webhook-ca,verbs=get;list;watch;update
+// +kubebuilder:rbac:groups="",resources=secrets,namespace=prebind-system,resourceNames=prebind-webhook-ca,verbs=get;update
 // +kubebuilder:rbac:groups="",resources=secrets,namespace=prebind-system,verbs=create
 //
 // The webhook configuration contains the CA bundle.
 //
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get;patch

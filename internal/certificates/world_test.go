@@ -33,6 +33,8 @@ const (
 type world struct {
 	t      *testing.T
 	client *fakeapi.Clientset
+	// period replaces that of the replicas, if it is set.
+	period time.Duration
 }
 
 func newWorld(t *testing.T, objects ...runtime.Object) *world {
@@ -92,6 +94,9 @@ func (w *world) start(l lives) *replica {
 	log := &bytes.Buffer{}
 	o := Options{Service: service, WebhookConfiguration: config, CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap}
 	m := newManager(o, shared(log), w.client, namespace)
+	if w.period > 0 {
+		m.period = w.period
+	}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
 	go func() {
