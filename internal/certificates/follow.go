@@ -34,8 +34,6 @@ type follower[T any] struct {
 	current atomic.Pointer[content[T]]
 	// failures is the number of consecutive reads of invalid files.
 	failures int
-	// reported is set once the log says that the current content has expired.
-	reported bool
 }
 
 type content[T any] struct {
@@ -85,13 +83,9 @@ func (f *follower[T]) look() {
 		f.use(loaded)
 		f.o.Log.Info("Loaded changed files", "certificate", f.name, "files", f.paths, "expires", loaded.expires)
 		f.o.Metrics.Changed(f.name, nil)
-		f.failures, f.reported = 0, false
+		f.failures = 0
 	default:
 		f.failures = 0
-	}
-	if expires := f.current.Load().expires; !f.reported && f.o.Clock.Now().After(expires) {
-		f.reported = true
-		f.o.Log.Error(nil, "The certificate in use has expired: replace it", "certificate", f.name, "files", f.paths, "expired", expires)
 	}
 }
 
