@@ -37,7 +37,7 @@ var parts = []struct {
 	{"binder without plugins", []string{"binder/", "internal/work/", "internal/replica/", "internal/ledger/", "internal/notify/", "internal/nodecondition/", "internal/podstate/", "internal/text/", "internal/claimed/", "internal/compact/", "internal/volumes/"}, 3300},
 	{"policy without its plugin", []string{"policy/", "internal/policy/"}, 2800},
 	{"conformance", []string{"cmd/kubectl-prebind/internal/conformance/"}, 1000},
-	{"other commands and set-up", []string{"cmd/"}, 2500},
+	{"other commands and set-up", []string{"cmd/", "internal/assembly/", "internal/telemetry/", "internal/apiclient/"}, 2500},
 	{"webhook with certificates", []string{"webhook/", "internal/certificates/"}, 1700},
 	{"mutators", []string{"mutators/"}, 750},
 	{"the rest", []string{""}, 950},
