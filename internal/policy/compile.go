@@ -34,28 +34,32 @@ type Problem struct {
 // Error implements error.
 func (p *Problem) Error() string { return p.Field + ": " + p.Message }
 
+// problems are all problems of a policy.
+type problems []Problem
+
+// Error implements error.
+func (all problems) Error() string {
+	texts := make([]string, len(all))
+	for i, p := range all {
+		texts[i] = p.Error()
+	}
+	return strings.Join(texts, "\n")
+}
+
 // Problems returns the problems of an error of Compile.
 func Problems(err error) []Problem {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []Problem
-		for _, err := range joined.Unwrap() {
-			all = append(all, Problems(err)...)
-		}
+	if all, ok := errors.AsType[problems](err); ok {
 		return all
-	}
-	if p, ok := errors.AsType[*Problem](err); ok {
-		return []Problem{*p}
 	}
 	return []Problem{{Reason: v1alpha1.ReasonCompileError, Message: err.Error()}}
 }
 
 // Compiled is a compiled policy.
 type Compiled struct {
-	name       string
-	uid        apitypes.UID
-	generation int64
-	audit      bool
-	ignore     bool
+	name   string
+	uid    apitypes.UID
+	audit  bool
+	ignore bool
 
 	// broken is the reason why the policy cannot be evaluated, or nil.
 	broken error
@@ -110,12 +114,6 @@ type declared struct {
 // Name returns the name of the policy.
 func (c *Compiled) Name() string { return c.name }
 
-// UID identifies the policy.
-func (c *Compiled) UID() apitypes.UID { return c.uid }
-
-// Generation identifies the compiled version.
-func (c *Compiled) Generation() int64 { return c.generation }
-
 // Err returns the reason why the policy cannot be evaluated, or nil; see Broken.
 func (c *Compiled) Err() error { return c.broken }
 
@@ -129,7 +127,7 @@ func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }
 // Reads returns what the policy reads in addition to the pod, the node and the Namespace.
 func (c *Compiled) Reads() []*Resource { return c.reads }
 
-// Compile compiles a policy that fulfills the CustomResourceDefinition. The error joins one *Problem for each mistake; see Problems.
+// Compile compiles a policy that fulfills the CustomResourceDefinition. The error has a Problem for each mistake.
 //
 // Problems with the schemas of custom resources are warnings. The policy is in force in any case, as with the type checking of
 // ValidatingAdmissionPolicy: the schema of a custom resource can change at any time.
@@ -157,8 +155,8 @@ func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	out, problems := newCompiled(p)
 	c := &compiler{scope: scope, options: o, policy: p, out: out, problems: problems}
 	c.compile()
-	if err := errors.Join(c.problems...); err != nil {
-		return nil, err
+	if len(c.problems) > 0 {
+		return nil, c.problems
 	}
 	if c.claims {
 		c.out.reads = append(c.out.reads, Claims)
@@ -175,10 +173,10 @@ func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 }
 
 // newCompiled returns the policy without its expressions, and the problems of matchConstraints.
-func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, []error) {
+func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, problems) {
 	match, problems := compileMatcher(&p.Spec.MatchConstraints)
 	return &Compiled{
-		name: p.Name, uid: p.UID, generation: p.Generation, match: match,
+		name: p.Name, uid: p.UID, match: match,
 		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
 		resources: map[string]*declared{}, variables: map[string]*expression{},
 	}, problems
@@ -192,11 +190,11 @@ type compiler struct {
 	options  Options
 	policy   *v1alpha1.BindPolicy
 	out      *Compiled
-	problems []error
+	problems problems
 }
 
 func (c *compiler) problem(reason, field, message string) {
-	c.problems = append(c.problems, &Problem{Reason: reason, Field: field, Message: message})
+	c.problems = append(c.problems, Problem{Reason: reason, Field: field, Message: message})
 }
 
 // expression compiles an expression. It returns nil if the source is empty or has a problem.
@@ -216,9 +214,9 @@ func (c *compiler) expression(field, source string, want returns) *expression {
 		c.problem(v1alpha1.ReasonCompileError, field, text)
 		return nil
 	}
-	c.claims = c.claims || len(mentions(checked, varClaims)) > 0
+	c.claims = c.claims || mentions(checked, varClaims)
 	return &expression{
-		field: field, source: source, program: program, output: checked.OutputType(), constant: constant(checked), resources: c.usesResources(checked),
+		field: field, source: source, program: program, output: checked.OutputType(), constant: constant(checked), resources: mentions(checked, varResources),
 	}
 }
 
@@ -274,7 +272,7 @@ func (c *compiler) declareResources() {
 		if r.LabelSelector != nil {
 			s, problem := compileSelector(field+".labelSelector", r.LabelSelector)
 			if problem != nil {
-				c.problems = append(c.problems, problem)
+				c.problems = append(c.problems, *problem)
 				continue
 			}
 			selector = s
@@ -355,7 +353,8 @@ func constant(checked *cel.Ast) string {
 	return text
 }
 
-// compileNames compiles the expressions for the names of resources, which cannot use resources.
+// compileNames compiles the expressions for the names of resources, which cannot use resources. If they use one through a variable, lazy prevents an
+// endless recursion.
 func (c *compiler) compileNames() {
 	for i := range c.policy.Spec.Resources {
 		r := &c.policy.Spec.Resources[i]
@@ -371,7 +370,7 @@ func (c *compiler) compileNames() {
 		}
 		for _, x := range []*expression{d.name, d.namespace} {
 			if x != nil && x.resources {
-				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources, directly or through a variable")
+				c.problem(v1alpha1.ReasonCompileError, x.field, "cannot use resources")
 			}
 		}
 	}
@@ -395,29 +394,9 @@ func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation 
 	return compiled
 }
 
-// usesResources returns whether an expression uses resources, directly or through earlier variables.
-func (c *compiler) usesResources(a *cel.Ast) bool {
-	if len(mentions(a, varResources)) > 0 {
-		return true
-	}
-	for _, mention := range mentions(a, varVariables) {
-		name := ""
-		if parent, ok := mention.Parent(); ok && parent.Kind() == ast.SelectKind {
-			name = parent.AsSelect().FieldName()
-		}
-		for used, x := range c.out.variables {
-			// Without a name, the expression may use all of them.
-			if (name == "" || used == name) && x.resources {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// mentions returns where the expression mentions the global variable, or a variable of a comprehension with its name.
-func mentions(a *cel.Ast, variable string) []ast.NavigableExpr {
-	return ast.MatchDescendants(ast.NavigateAST(a.NativeRep()), func(e ast.NavigableExpr) bool {
+// mentions returns whether the expression uses the global variable, or a variable of a comprehension with its name.
+func mentions(a *cel.Ast, variable string) bool {
+	return len(ast.MatchDescendants(ast.NavigateAST(a.NativeRep()), func(e ast.NavigableExpr) bool {
 		return e.Kind() == ast.IdentKind && strings.TrimPrefix(e.AsIdent(), ".") == variable
-	})
+	})) > 0
 }

@@ -161,7 +161,7 @@ type expression struct {
 	output *types.Type
 	// constant is the value if the expression is only a text. Otherwise, it is empty.
 	constant string
-	// resources means that it uses resources, directly or through variables.
+	// resources means that it uses resources itself.
 	resources bool
 }
 

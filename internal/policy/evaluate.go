@@ -27,9 +27,6 @@ import (
 // A match condition that is false makes the policy not apply, even if another one fails.
 func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) {
 	result := Result{Policy: c.name, UID: c.uid, Audit: c.audit, Verdict: NotMatched}
-	if s.Pod == nil || s.Node == nil {
-		return Result{}, errNoSubject
-	}
 	if !c.match.matches(s) {
 		return result, nil // Most policies end here, so this comes before the state of the evaluation.
 	}
@@ -63,9 +60,6 @@ func (e *evaluation) decide() (err error) {
 	}
 	return nil
 }
-
-// errNoSubject is the reason for an incomplete Subject.
-var errNoSubject = errors.New("the pod and the node are required")
 
 // ruleError is the error of an expression.
 type ruleError struct {

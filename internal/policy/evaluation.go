@@ -32,8 +32,6 @@ type evaluation struct {
 	// size is that of the objects that were read, and unread the error of a read that can succeed later.
 	size   int
 	unread error
-	// ns is the Namespace of the pod, once it is read.
-	ns     *corev1.Namespace
 	values map[string]ref.Val
 }
 
@@ -73,16 +71,10 @@ func (e *evaluation) value(name string) ref.Val {
 		return common.SchemalessTypedToVal(r)
 	case varNamespace:
 		ns, err := e.namespace()
-		if err != nil {
-			return types.WrapErr(err)
-		}
-		return common.SchemalessTypedToVal(ns)
+		return valueOf(ns, err)
 	case varClaims:
 		claims, err := e.claims()
-		if err != nil {
-			return types.WrapErr(err)
-		}
-		return common.SchemalessTypedToVal(claims)
+		return valueOf(claims, err)
 	case varResources:
 		return newLazy(typeResources, e.resource)
 	case varVariables:
@@ -152,27 +144,17 @@ func (e *evaluation) failed(err error) error {
 
 // namespace returns the Namespace of the pod. It exists, so the cache is behind if it lacks it.
 func (e *evaluation) namespace() (*corev1.Namespace, error) {
-	if e.ns != nil {
-		return e.ns, nil
-	}
 	name := e.subject.Pod.Namespace
 	found, err := e.read(Namespace, "", name)
 	if err != nil {
 		return nil, err
 	}
-	ns, ok := first[*corev1.Namespace](found)
-	if !ok {
-		return nil, e.failed(fmt.Errorf("the cache does not contain Namespace %s yet", name))
+	for _, o := range found {
+		if ns, ok := o.(*corev1.Namespace); ok {
+			return ns, nil
+		}
 	}
-	e.ns = ns
-	return ns, nil
-}
-
-func first[T client.Object](objects []client.Object) (typed T, ok bool) {
-	if len(objects) > 0 {
-		typed, ok = objects[0].(T)
-	}
-	return typed, ok
+	return nil, e.failed(fmt.Errorf("the cache does not contain Namespace %s yet", name))
 }
 
 // claims returns the claims of the pod by the names of the volumes. A missing claim is nil, and so is one that has the name of a generic ephemeral
@@ -197,11 +179,12 @@ func (e *evaluation) claims() (map[string]*corev1.PersistentVolumeClaim, error) 
 		if err != nil {
 			return nil, err
 		}
-		claim, ok := first[*corev1.PersistentVolumeClaim](found)
-		if !ok || v.Ephemeral != nil && ephemeral.VolumeIsForPod(pod, claim) != nil {
-			claim = nil
+		claims[v.Name] = nil
+		for _, o := range found {
+			if claim, ok := o.(*corev1.PersistentVolumeClaim); ok && (v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil) {
+				claims[v.Name] = claim
+			}
 		}
-		claims[v.Name] = claim
 	}
 	return claims, nil
 }
@@ -248,7 +231,7 @@ func (e *evaluation) resource(resource string) ref.Val {
 	}
 	values := make([]ref.Val, len(objects))
 	for i, o := range objects {
-		values[i] = valueOf(o)
+		values[i] = valueOf(o, nil)
 	}
 	switch {
 	case !d.ByName:
@@ -259,12 +242,15 @@ func (e *evaluation) resource(resource string) ref.Val {
 	return values[0]
 }
 
-// valueOf returns the CEL value of an object. Custom resources are unstructured.
-func valueOf(o client.Object) ref.Val {
-	if u, ok := o.(*unstructured.Unstructured); ok {
+// valueOf returns the CEL value of a Go value. Custom resources are unstructured.
+func valueOf(v any, err error) ref.Val {
+	if err != nil {
+		return types.WrapErr(err)
+	}
+	if u, ok := v.(*unstructured.Unstructured); ok {
 		return types.DefaultTypeAdapter.NativeToValue(u.Object)
 	}
-	return common.SchemalessTypedToVal(o)
+	return common.SchemalessTypedToVal(v)
 }
 
 // lazy is an object whose fields get their value at their first use. Expressions can only select its fields, so the rest of ref.Val is that of
@@ -292,6 +278,7 @@ func (l *lazy) Get(key ref.Val) ref.Val {
 	}
 	v, ok := l.values[string(name)]
 	if !ok {
+		l.values[string(name)] = types.NewErr("%s depends on itself", name)
 		if v = l.get(string(name)); v == nil {
 			return types.NewErr("no such key: %v", key)
 		}

@@ -20,12 +20,12 @@ type matcher struct {
 	daemonSets              bool
 }
 
-func compileMatcher(m *v1alpha1.MatchConstraints) (matcher, []error) {
-	var problems []error
+func compileMatcher(m *v1alpha1.MatchConstraints) (matcher, problems) {
+	var all problems
 	selector := func(field string, s *metav1.LabelSelector) labels.Selector {
 		compiled, problem := compileSelector("spec.matchConstraints."+field, s)
 		if problem != nil {
-			problems = append(problems, problem)
+			all = append(all, *problem)
 		}
 		return compiled
 	}
@@ -35,7 +35,7 @@ func compileMatcher(m *v1alpha1.MatchConstraints) (matcher, []error) {
 		nodes:      selector("nodeSelector", m.NodeSelector),
 		schedulers: slices.Clone(m.SchedulerNames),
 		daemonSets: m.IncludeDaemonSetPods,
-	}, problems
+	}, all
 }
 
 // compileSelector returns nil for a selector that selects everything.

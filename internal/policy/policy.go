@@ -56,7 +56,7 @@ type Resource struct {
 	OnNode bool
 }
 
-// Subject is a bind.
+// Subject is a bind. Only the Binding can be nil.
 type Subject struct {
 	Pod     *corev1.Pod
 	Node    *corev1.Node

@@ -104,9 +104,11 @@ func (w *world) status(name string) (string, int64) {
 // used returns the names and generations of the policies in force that can be evaluated.
 func (w *world) used() map[string]int64 {
 	all := map[string]int64{}
-	for _, e := range w.policies() {
-		if e.compiled.Err() == nil && len(e.unwatched) == 0 {
-			all[e.compiled.Name()] = e.compiled.Generation()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for name, g := range w.latest {
+		if g.entry.compiled.Err() == nil && len(g.entry.unwatched) == 0 {
+			all[name] = g.Generation
 		}
 	}
 	return all

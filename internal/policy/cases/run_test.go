@@ -194,8 +194,6 @@ func TestRun_Invalid(t *testing.T) {
 		"Verdict":      {reason: "verdicts are checked", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "allowed", "denied", 1), says: `cases[0].expect[0].verdict: must be one of`},
 		"NoExpect":     {reason: "a case without expectation cannot fail", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "[{verdict: allowed}]", "[]", 1), says: "cases[0].expect: required"},
 		"NoCases":      {reason: "a test without cases cannot fail", policy: policyOf("p", okPolicy), test: header + "cases: []\n", says: "cases: required"},
-		"SameName":     {reason: "names identify cases in reports", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "cases: [", "cases: [{name: c, expect: [{verdict: allowed}]}, ", 1), says: `duplicate name "c"`},
-		"Negative":     {reason: "a wait cannot be negative", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: c", "name: c, waited: -1m", 1), says: "must not be negative"},
 		"Kind":         {reason: "only tests have the suffix", policy: policyOf("p", okPolicy), test: policyOf("q", okPolicy), says: "may contain only"},
 		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: `p_test.yaml:5: objects[1]: v1 Pod default/a: unknown field "metadata.label"`},
 		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:4: objects[0]: v1 Node : an object requires apiVersion, kind and metadata.name, as strings"},
@@ -220,11 +218,10 @@ func TestRun_WrongTypes(t *testing.T) {
 	tests := map[string]struct {
 		reason, content, line, says string
 	}{
-		"Time":     {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Pod default/a: parsing time \"today\""},
-		"Map":      {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":1", says: "json: cannot unmarshal object into Go struct field Case.cases.expect"},
-		"Object":   {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Node n1: json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string"},
-		"Kind":     {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: apps/v1 Pod a: apps/v1 has no kind Pod"},
-		"Prefixes": {reason: "prefixes are validated", content: "keyPrefixes: [k8s.io]\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":3", says: `keyPrefixes[0]: "k8s.io": keys of k8s.io are never allowed`},
+		"Time":   {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Pod default/a: parsing time \"today\""},
+		"Map":    {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":1", says: "json: cannot unmarshal object into Go struct field Case.cases.expect"},
+		"Object": {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Node n1: json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string"},
+		"Kind":   {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: apps/v1 Pod a: apps/v1 has no kind Pod"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -30,7 +30,7 @@ type Test struct {
 
 // Case is a bind and its expected results.
 type Case struct {
-	// Name of the case. It is unique in the file.
+	// Name identifies the case in reports.
 	Name string `json:"name"`
 	// Objects exist in this case. An object with the kind, namespace and name of an object of the file is merged
 	// into it, as a JSON merge patch: lists are replaced, and null removes a field.
