@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
@@ -25,6 +26,9 @@ type Shared struct {
 // Source provides the certificates that Options select. It is a Runnable of a manager: while Start runs, it
 // keeps the certificates up to date. Configure and Ready are safe for concurrent use.
 type Source struct {
+	o      Options
+	shared Shared
+
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
@@ -32,20 +36,19 @@ type Source struct {
 	runs      []func(ctx context.Context) error
 }
 
-// New reads the files that the options name. An error names the flag. Self-managed certificates use the client and the namespace
-// while Start runs.
-func New(o Options, shared Shared, client kubernetes.Interface, namespace string) (*Source, error) {
-	s := &Source{}
-	if o.SelfManaged {
-		m := newManager(o, shared, client, namespace)
-		s.getCertificate, s.ready, s.runs = m.getCertificate, m.ready, append(s.runs, m.start)
-	} else {
+// New reads the files that the options name. An error names the flag. For self-managed certificates, call
+// Manage before Start.
+func New(o Options, shared Shared) (*Source, error) {
+	if shared.Clock == nil || shared.Metrics == nil {
+		return nil, errors.New("certificates: Clock and Metrics are required")
+	}
+	s := &Source{o: o, shared: shared, ready: func() error { return nil }}
+	if !o.SelfManaged {
 		files, err := newFiles(o.Dir, shared)
 		if err != nil {
 			return nil, fmt.Errorf("--cert-dir: reading the certificate: %w", err)
 		}
 		s.getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil }
-		s.ready = func() error { return nil }
 		s.runs = append(s.runs, files.start)
 	}
 	if o.ClientCAFile != "" {
@@ -57,6 +60,17 @@ func New(o Options, shared Shared, client kubernetes.Interface, namespace string
 		s.runs = append(s.runs, clients.start)
 	}
 	return s, nil
+}
+
+// Manage prepares self-managed certificates in the namespace. It does nothing if the options do not select
+// them.
+func (s *Source) Manage(client kubernetes.Interface, namespace string) {
+	if !s.o.SelfManaged {
+		return
+	}
+	m := newManager(s.o, s.shared, client, namespace)
+	s.getCertificate, s.ready = m.getCertificate, m.ready
+	s.runs = append(s.runs, m.start)
 }
 
 // Ready returns an error while there is no certificate that the API server trusts.

@@ -64,13 +64,10 @@ func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
 	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
 	p := &process{o: o, configuration: c, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
 	var err error
-	if p.config, err = apiclient.Connect(o.kubeconfig, cli.UserAgent(), p.health); err != nil {
+	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
 	}
-	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
-		return fmt.Errorf("setting up a client: %w", err)
-	}
-	if p.certs, err = certificates.New(o.certificates, shared, p.client, o.namespace); err != nil {
+	if p.config, err = apiclient.Connect(o.kubeconfig, cli.UserAgent(), p.health); err != nil {
 		return err
 	}
 	if p.listeners, err = o.listen(ctx); err != nil {
@@ -146,6 +143,9 @@ func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, err
 // buildEngine creates the engine for the configuration.
 func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) error {
 	var err error
+	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
+		return fmt.Errorf("setting up a client: %w", err)
+	}
 	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, cli.Version(), p.id); err != nil {
 		return err
 	}
@@ -224,6 +224,7 @@ func (p *process) buildServers() error {
 	if err != nil {
 		return err
 	}
+	p.certs.Manage(p.client, p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
 	server, err := webhook.NewServer(webhook.ServerOptions{
 		Listener: p.listeners["webhook-bind-address"], TLSOpts: []func(*tls.Config){p.certs.Configure}, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
