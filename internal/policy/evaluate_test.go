@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -17,6 +18,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -227,6 +229,27 @@ func TestEvaluate_LongMessages(t *testing.T) {
 		assert.Greater(t, len(r.Message), policy.MaxMessage-10)
 		assert.True(t, utf8.ValidString(r.Message))
 	}
+}
+
+// Binds share the objects of the cache, so reading a quantity, which can cache its text, must not change one.
+func TestEvaluate_DoesNotChangeObjects(t *testing.T) {
+	c := compile(t, "variables: [{name: limit, expression: \"quantity(pod.spec.volumes[0].emptyDir.sizeLimit)\"}]\n"+
+		validation("variables.limit.isLessThan(quantity(node.status.allocatable['memory']))"))
+	s := subject()
+	s.Pod.Spec.Volumes = []corev1.Volume{{Name: "a", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: resource.NewQuantity(1<<30, resource.BinarySI)}}}}
+	s.Node.Status.Allocatable = corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(1<<40, resource.BinarySI)}
+	pod, node := s.Pod.DeepCopy(), s.Node.DeepCopy()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			r, err := c.Evaluate(t.Context(), s, world())
+			assert.NoError(t, err)
+			assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
+		})
+	}
+	wg.Wait()
+	assert.Equal(t, pod, s.Pod)
+	assert.Equal(t, node, s.Node)
 }
 
 // A large value cannot make the pod too large.

@@ -83,9 +83,13 @@ func (e *evaluation) value(name string) ref.Val {
 	return nil
 }
 
-// limited returns the value of an object that is not too large. The size of a nil pointer is zero.
-func limited(name string, o interface{ Size() int }) ref.Val {
-	if o.Size() > MaxObject {
+// limited returns the value of an object that is not too large. The size of a nil pointer is zero. Binds share the object, and Size changes quantities, so
+// it needs a copy.
+func limited[T interface {
+	DeepCopy() T
+	Size() int
+}](name string, o T) ref.Val {
+	if o.DeepCopy().Size() > MaxObject {
 		return types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
 	}
 	return common.SchemalessTypedToVal(o)
