@@ -4,7 +4,6 @@
 package bench
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -35,24 +34,14 @@ func BenchmarkClaimBoundToPodBound(b *testing.B) {
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
-	for _, way := range ways {
-		took := stat.Values(out.samples, "ms", way.name)
-		b.Logf("%s: p50 %.1f ms, p90 %.1f ms, worst %.1f ms", way.who, stat.Median(took), stat.Quantile(took, 0.9), stat.Quantile(took, 1))
-	}
 	require.NoError(b, out.save())
 }
 
-// quantile interpolates linearly. Without values it returns 0.
-func quantile(values []time.Duration, q float64) time.Duration {
-	if len(values) == 0 {
-		return 0
+// quantile returns the quantile of the durations in milliseconds. See [stat.Quantile].
+func quantile(durations []time.Duration, q float64) float64 {
+	var milliseconds []float64
+	for _, d := range durations {
+		milliseconds = append(milliseconds, float64(d)/float64(time.Millisecond))
 	}
-	sorted := slices.Sorted(slices.Values(values))
-	at := q * float64(len(sorted)-1)
-	low := int(at)
-	high := min(low+1, len(sorted)-1)
-	return sorted[low] + time.Duration((at-float64(low))*float64(sorted[high]-sorted[low]))
+	return stat.Quantile(milliseconds, q)
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 )
 
@@ -86,12 +85,8 @@ func (w *world) crowds(b *testing.B, name string, ways []way) {
 			require.NoError(b, seen.err)
 			found.add(out, variant, round)
 			seen.add(out, variant, round)
-			b.Logf("%s, round %d: p50 %.3f s, p90 %.3f s, worst %.3f s, %.0f answers of 429, %.0f FailedScheduling; others' p99 %.1f ms, at most %.0f calls held",
-				ways[i].who, round, stat.Median(found.seconds), stat.Quantile(found.seconds, 0.9), stat.Quantile(found.seconds, 1), found.repeats, found.failed,
-				milliseconds(quantile(seen.others, 0.99)), seen.holds)
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
 }

@@ -58,14 +58,7 @@ func BenchmarkGrowth(b *testing.B) {
 	for _, one := range growths() {
 		b.Run(one.name, func(b *testing.B) {
 			one.size = max(int(float64(one.size)**growthPart), 20)
-			began := time.Now()
-			out := one.run(b, one.cluster(b))
-			require.NoError(b, out.save())
-			for _, s := range out.samples {
-				b.Logf("%7d %-34s %.6g", s.Round, s.Metric, s.Value)
-			}
-			b.ReportMetric(0, "ns/op") // Creating objects takes most of the time.
-			b.Logf("took %s", time.Since(began).Round(time.Second))
+			require.NoError(b, one.run(b, one.cluster(b)).save())
 		})
 	}
 }
@@ -88,10 +81,8 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 	}
 	had := 0
 	for _, n := range []int{o.size, 10 * o.size} {
-		began := time.Now()
 		require.NoError(tb, o.fill(ctx, g, had, n))
 		had = n
-		tb.Logf("%s: the cluster has size %d after %s", o.name, n, time.Since(began).Round(time.Second))
 		require.NoError(tb, g.forgetLeases(ctx))
 		require.NoError(tb, g.turn(ctx, prebind, func(ctx context.Context) error {
 			// The new leader starts within seconds.
@@ -207,7 +198,7 @@ func (g *grown) binds(ctx context.Context, size int, what string, n int, own []o
 		return err
 	}
 	add := func(metric string, value float64) { g.out.add(prebind, size, what+": "+metric, value) }
-	add("p50 ms", milliseconds(quantile(took, 0.5)))
+	add("p50 ms", quantile(took, 0.5))
 	add("CPU ms", (after.cpu-before.cpu)*1e3/float64(n))
 	add("allocated KiB", after.more(before, "go_memstats_alloc_bytes_total", "")/1024/float64(n))
 	add("API requests", after.more(before, "rest_client_requests_total", "")/float64(n))

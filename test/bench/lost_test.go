@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
@@ -40,12 +39,9 @@ func BenchmarkLostReplica(b *testing.B) {
 			found, err := w.delaysWithLoss(b.Context(), 60, 500*time.Millisecond, l.lose)
 			require.NoError(b, err)
 			found.add(out, l.name, round)
-			b.Logf("%s: mean %.3f s, p90 %.3f s, worst %.3f s, %.0f FailedScheduling", l.name,
-				stat.Mean(found.seconds), stat.Quantile(found.seconds, 0.9), stat.Quantile(found.seconds, 1), found.failed)
 		}
 		round++
 	}
-	b.ReportMetric(0, "ns/op") // Provisioning takes most of the time.
 	require.NoError(b, out.save())
 }
 

@@ -40,8 +40,8 @@ type found struct {
 
 // add adds the samples of a round.
 func (f found) add(out *results, variant string, round int) {
-	out.add(variant, round, "other p50", milliseconds(quantile(f.others, 0.5)))
-	out.add(variant, round, "other p99", milliseconds(quantile(f.others, 0.99)))
+	out.add(variant, round, "other p50", quantile(f.others, 0.5))
+	out.add(variant, round, "other p99", quantile(f.others, 0.99))
 	out.add(variant, round, "seats p50", stat.Median(f.seats))
 	out.add(variant, round, "seats", stat.Quantile(f.seats, 1))
 	out.add(variant, round, "holds", f.holds)

@@ -21,7 +21,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 )
 
@@ -240,16 +239,6 @@ func BenchmarkPolicies(b *testing.B) {
 		round++
 	}
 	require.NoError(b, p.weigh(b.Context(), out))
-	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
-	for _, metric := range []string{"p50", "p99", "binds/s", cpuOfWebhook, cpuOfAPIServer} {
-		for _, variant := range variants[2:] {
-			out.ratio(b, metric, variant, prebind)
-		}
-		out.ratio(b, metric, prebind, constant)
-	}
-	for _, metric := range []string{"wake p50", "wake worst"} {
-		b.Logf("%s: %.1f ms", metric, stat.Median(stat.Values(out.samples, metric, policies)))
-	}
 	require.NoError(b, out.save())
 }
 
@@ -308,8 +297,8 @@ waitFor: [{name: driver, expression: "resources.csinode != null && resources.csi
 				return err
 			}
 		}
-		out.add(policies, round, "wake p50", milliseconds(quantile(took, 0.5)))
-		out.add(policies, round, "wake worst", milliseconds(quantile(took, 1)))
+		out.add(policies, round, "wake p50", quantile(took, 0.5))
+		out.add(policies, round, "wake worst", quantile(took, 1))
 		return p.clear(ctx, policies)
 	})
 }

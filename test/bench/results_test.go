@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	"github.com/prebind/prebind/test/bench/stat"
@@ -24,7 +23,7 @@ import (
 )
 
 // resultsDir is the directory for the samples: one file NAME.csv per benchmark.
-var resultsDir = flag.String("results", "", "Directory for the samples, as CSV files.")
+var resultsDir = flag.String("results", "", "Directory for the samples, as CSV files. Without it, benchmarks print them.")
 
 // results are the samples of one benchmark.
 type results struct {
@@ -36,25 +35,16 @@ func (r *results) add(variant string, round int, metric string, value float64) {
 	r.samples = append(r.samples, stat.Sample{Variant: variant, Round: round, Metric: metric, Value: value})
 }
 
-// save writes the file if a directory is set.
+// save writes the samples to the directory, or to standard output if none is set.
 func (r *results) save() error {
 	if *resultsDir == "" {
-		return nil
+		return stat.Write(os.Stdout, r.samples)
 	}
 	var out bytes.Buffer
 	if err := stat.Write(&out, r.samples); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(*resultsDir, r.name+".csv"), out.Bytes(), 0o644)
-}
-
-// ratio reports the median of the ratios and logs their spread.
-func (r *results) ratio(b *testing.B, metric, variant, against string) {
-	b.Helper()
-	ratios := stat.Ratios(r.samples, metric, variant, against)
-	b.ReportMetric(stat.Median(ratios), strings.ReplaceAll(metric+"-"+variant+"/"+against, " ", "-"))
-	b.Logf("%-16s %s / %s: %.3f (%.3f to %.3f, %d rounds)", metric, variant, against,
-		stat.Median(ratios), stat.Quantile(ratios, 0.25), stat.Quantile(ratios, 0.75), len(ratios))
 }
 
 // processor returns the CPU time of the process in seconds. The kernel counts it in nanoseconds for each thread. It

@@ -19,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -58,15 +57,8 @@ func BenchmarkScale(b *testing.B) {
 	for b.Loop() {
 		out := &results{name: "scale"}
 		require.NoError(b, r.grow(b, out, s))
-		last := s.running[len(s.running)-1]
-		for _, metric := range []string{"resident MiB", "most resident MiB", "seconds to ready"} {
-			out.ratio(b, metric, prebind, informer)
-			values := stat.Values(out.samples, metric, prebind)
-			b.Logf("%s of Prebind at %d running pods / at %d: %.3f", metric, last, s.running[0], values[len(values)-1]/values[0])
-		}
 		require.NoError(b, out.save())
 	}
-	b.ReportMetric(0, "ns/op") // Creating pods takes most of the time.
 }
 
 // grow fills the cluster step by step, and measures both programs at each step. The number of running pods is

@@ -23,12 +23,12 @@ import (
 )
 
 // way is a scheduler that waits for volumes itself, or leaves the wait to Prebind.
-type way struct{ name, scheduler, who string }
+type way struct{ name, scheduler string }
 
 // ways lists the compared ways. The first one is the baseline.
 var ways = []way{
-	{"kube-scheduler", cluster.DefaultScheduler, "kube-scheduler's VolumeBinding"},
-	{"prebind", cluster.NoPreBindScheduler, "Prebind"},
+	{"kube-scheduler", cluster.DefaultScheduler},
+	{"prebind", cluster.NoPreBindScheduler},
 }
 
 // patience is the timeout for a batch.
