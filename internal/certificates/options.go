@@ -83,8 +83,10 @@ func (o *Options) Validate() []error {
 		check(len(wrong) == 0, "--webhook-service: %q is not a valid Service name: %s", o.Service, strings.Join(wrong, "; "))
 		wrong = validation.IsDNS1123Subdomain(o.WebhookConfiguration)
 		check(len(wrong) == 0, "--webhook-configuration: %q is not a valid name: %s", o.WebhookConfiguration, strings.Join(wrong, "; "))
-		err := o.lives().validate()
-		check(err == nil, "--self-managed-ca-validity, --self-managed-cert-validity, --self-managed-ca-overlap: %w", err)
+		// A rotation needs time for each of its steps.
+		check(o.Overlap >= time.Second, "--self-managed-ca-overlap: must be at least 1s, got %s", o.Overlap)
+		check(o.CertValidity >= 4*o.Overlap, "--self-managed-cert-validity: must be at least four times --self-managed-ca-overlap (%s), got %s", o.Overlap, o.CertValidity)
+		check(o.CAValidity >= 4*o.CertValidity, "--self-managed-ca-validity: must be at least four times --self-managed-cert-validity (%s), got %s", o.CertValidity, o.CAValidity)
 	}
 	check(len(o.ClientNames) == 0 || o.ClientCAFile != "", "--client-allowed-names: requires --client-ca-file")
 	return problems

@@ -5,7 +5,6 @@ package certificates
 
 import (
 	"crypto/x509"
-	"fmt"
 	"slices"
 	"time"
 )
@@ -16,20 +15,6 @@ type lives struct {
 	ca, cert time.Duration
 	// overlap is the time for which a CA is trusted before it signs. In this time every API server receives it.
 	overlap time.Duration
-}
-
-// validate returns an error if the durations are too short for a rotation.
-func (l lives) validate() error {
-	switch {
-	case l.overlap < time.Second:
-		return fmt.Errorf("overlap of CAs: must be at least 1s, got %s", l.overlap)
-	case l.cert < 4*l.overlap:
-		return fmt.Errorf("validity of certificates: must be at least four times the overlap of CAs (%s), got %s", l.overlap, l.cert)
-	case l.ca < 4*l.cert:
-		return fmt.Errorf("validity of CAs: must be at least four times the validity of certificates (%s), got %s", l.cert, l.ca)
-	default:
-		return nil
-	}
 }
 
 // renewal returns the time at which two thirds of the validity have passed.

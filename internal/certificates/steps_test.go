@@ -184,7 +184,7 @@ func TestParseRecord(t *testing.T) {
 	}
 }
 
-func TestLives_Validate(t *testing.T) {
+func TestOptions_Validate(t *testing.T) {
 	defaults := DefaultOptions()
 	cases := map[string]struct {
 		reason string
@@ -192,20 +192,23 @@ func TestLives_Validate(t *testing.T) {
 		says   string
 	}{
 		"Default":      {reason: "the defaults are valid", lives: defaults.lives()},
-		"NoOverlap":    {reason: "API servers need time to receive a CA", lives: lives{ca: 365 * day, cert: 7 * day}, says: "overlap"},
-		"ShortCert":    {reason: "certificates would expire before the next CA signs", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "certificates"},
-		"ShortCA":      {reason: "the CA would rotate too often", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "CAs"},
+		"NoOverlap":    {reason: "API servers need time to receive a CA", lives: lives{ca: 365 * day, cert: 7 * day}, says: "--self-managed-ca-overlap"},
+		"ShortCert":    {reason: "certificates would expire before the next CA signs", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "--self-managed-cert-validity"},
+		"ShortCA":      {reason: "the CA would rotate too often", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "--self-managed-ca-validity"},
 		"JustEnough":   {reason: "the minimum is allowed", lives: lives{ca: 16 * time.Second, cert: 4 * time.Second, overlap: time.Second}},
-		"NegativeCert": {reason: "a negative validity is not valid", lives: lives{ca: time.Hour, cert: -time.Hour, overlap: time.Second}, says: "certificates"},
+		"NegativeCert": {reason: "a negative validity is not valid", lives: lives{ca: time.Hour, cert: -time.Hour, overlap: time.Second}, says: "--self-managed-cert-validity"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			err := tc.lives.validate()
+			o := DefaultOptions()
+			o.SelfManaged, o.CAValidity, o.CertValidity, o.Overlap = true, tc.lives.ca, tc.lives.cert, tc.lives.overlap
+			problems := o.Validate()
 			if tc.says == "" {
-				require.NoError(t, err, tc.reason)
+				require.Empty(t, problems, tc.reason)
 				return
 			}
-			require.ErrorContains(t, err, tc.says, tc.reason)
+			require.Len(t, problems, 1, tc.reason)
+			require.ErrorContains(t, problems[0], tc.says+":", tc.reason)
 		})
 	}
 }
