@@ -14,6 +14,7 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	apitypes "k8s.io/apimachinery/pkg/types"
@@ -152,8 +153,8 @@ func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CEL environment: %w", err)
 	}
-	out, problems := newCompiled(p)
-	c := &compiler{scope: scope, options: o, policy: p, out: out, problems: problems}
+	c := newCompiler(p, o)
+	c.scope = scope
 	c.compile()
 	if len(c.problems) > 0 {
 		return nil, c.problems
@@ -167,19 +168,9 @@ func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 // Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (PendingError). It follows its
 // failure policy for the binds that matchConstraints select. A selector that is not valid selects all.
 func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
-	out, _ := newCompiled(p)
+	out := newCompiler(p, Options{}).out
 	out.broken = reason
 	return out
-}
-
-// newCompiled returns the policy without its expressions, and the problems of matchConstraints.
-func newCompiled(p *v1alpha1.BindPolicy) (*Compiled, problems) {
-	match, problems := compileMatcher(&p.Spec.MatchConstraints)
-	return &Compiled{
-		name: p.Name, uid: p.UID, match: match,
-		audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
-		resources: map[string]*declared{}, variables: map[string]*expression{},
-	}, problems
 }
 
 // compiler compiles one policy.
@@ -191,6 +182,39 @@ type compiler struct {
 	policy   *v1alpha1.BindPolicy
 	out      *Compiled
 	problems problems
+}
+
+// newCompiler compiles the policy without its expressions.
+func newCompiler(p *v1alpha1.BindPolicy, o Options) *compiler {
+	c := &compiler{options: o, policy: p, out: &Compiled{
+		name: p.Name, uid: p.UID, audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
+		resources: map[string]*declared{}, variables: map[string]*expression{},
+	}}
+	m := &p.Spec.MatchConstraints
+	c.out.match = matcher{
+		namespaces: c.selector("spec.matchConstraints.namespaceSelector", m.NamespaceSelector),
+		pods:       c.selector("spec.matchConstraints.podSelector", m.PodSelector),
+		nodes:      c.selector("spec.matchConstraints.nodeSelector", m.NodeSelector),
+		schedulers: slices.Clone(m.SchedulerNames),
+		daemonSets: m.IncludeDaemonSetPods,
+	}
+	return c
+}
+
+// selector returns nil for a selector that selects everything.
+func (c *compiler) selector(field string, s *metav1.LabelSelector) labels.Selector {
+	if s == nil {
+		return nil
+	}
+	compiled, err := metav1.LabelSelectorAsSelector(s)
+	if err != nil {
+		c.problem(v1alpha1.ReasonCompileError, field, line(err.Error()))
+		return nil
+	}
+	if compiled.Empty() {
+		return nil
+	}
+	return compiled
 }
 
 func (c *compiler) problem(reason, field, message string) {
@@ -268,18 +292,9 @@ func (c *compiler) declareResources() {
 			c.problem(v1alpha1.ReasonCompileError, field+".apiVersion", line(err.Error()))
 			continue
 		}
-		var selector labels.Selector
-		if r.LabelSelector != nil {
-			s, problem := compileSelector(field+".labelSelector", r.LabelSelector)
-			if problem != nil {
-				c.problems = append(c.problems, *problem)
-				continue
-			}
-			selector = s
-		}
 		d := &declared{Resource: &Resource{
-			Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace, Labels: selector,
-			ByName: r.NameExpression != "", OnNode: r.OnNode,
+			Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace,
+			Labels: c.selector(field+".labelSelector", r.LabelSelector), ByName: r.NameExpression != "", OnNode: r.OnNode,
 		}}
 		object := c.typeOf(d.Kind)
 		if r.OnNode && !c.scope.structs.mayHave(object, "spec", "nodeName") {

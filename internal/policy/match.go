@@ -9,8 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // matcher is the compiled form of matchConstraints. Nil selectors select everything.
@@ -18,39 +16,6 @@ type matcher struct {
 	namespaces, pods, nodes labels.Selector
 	schedulers              []string
 	daemonSets              bool
-}
-
-func compileMatcher(m *v1alpha1.MatchConstraints) (matcher, problems) {
-	var all problems
-	selector := func(field string, s *metav1.LabelSelector) labels.Selector {
-		compiled, problem := compileSelector("spec.matchConstraints."+field, s)
-		if problem != nil {
-			all = append(all, *problem)
-		}
-		return compiled
-	}
-	return matcher{
-		namespaces: selector("namespaceSelector", m.NamespaceSelector),
-		pods:       selector("podSelector", m.PodSelector),
-		nodes:      selector("nodeSelector", m.NodeSelector),
-		schedulers: slices.Clone(m.SchedulerNames),
-		daemonSets: m.IncludeDaemonSetPods,
-	}, all
-}
-
-// compileSelector returns nil for a selector that selects everything.
-func compileSelector(field string, s *metav1.LabelSelector) (labels.Selector, *Problem) {
-	if s == nil {
-		return nil, nil
-	}
-	compiled, err := metav1.LabelSelectorAsSelector(s)
-	if err != nil {
-		return nil, &Problem{Reason: v1alpha1.ReasonCompileError, Field: field, Message: line(err.Error())}
-	}
-	if compiled.Empty() {
-		return nil, nil
-	}
-	return compiled, nil
 }
 
 // matches returns whether the selectors other than that of namespaces match. It does not allocate memory unless the Binding has labels.
