@@ -47,7 +47,7 @@ type connection struct {
 
 // SetReadDeadline implements net.Conn. The handshake and the headers of the first request share a deadline.
 func (c *connection) SetReadDeadline(t time.Time) error {
-	if !c.arrives.IsZero() {
+	if !c.arrives.IsZero() && (t.IsZero() || t.After(c.arrives)) {
 		t = c.arrives
 	}
 	return c.Conn.SetReadDeadline(t)
@@ -63,10 +63,13 @@ func (c *connection) Write(p []byte) (int, error) {
 
 // Close implements net.Conn.
 func (c *connection) Close() error {
-	c.limits.mu.Lock()
-	delete(c.limits.open, c)
-	c.limits.changed.Broadcast()
-	c.limits.mu.Unlock()
+	l := c.limits
+	l.mu.Lock()
+	l.bytes -= c.bytes
+	c.bytes = 0
+	delete(l.open, c)
+	l.changed.Broadcast()
+	l.mu.Unlock()
 	return c.Conn.Close()
 }
 

@@ -148,7 +148,7 @@ func (b *body) Close() error {
 func (l *limits) grow(c *connection, n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c.evicted {
+	if _, open := l.open[c]; !open || c.evicted {
 		return false
 	}
 	c.bytes += int64(n)
