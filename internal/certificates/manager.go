@@ -26,8 +26,10 @@ const (
 	fieldManager = "prebind"
 	// oneCall is the timeout for the API calls of one round.
 	oneCall = 10 * time.Second
-	// defaultPeriod is the maximum time between two rounds. A removed CA bundle fails binds until the next round.
-	defaultPeriod = time.Second
+	// defaultPeriod is the maximum time between two rounds. A removed CA bundle fails binds until the next round of one of the replicas.
+	defaultPeriod = 5 * time.Second
+	// firstPeriod is the time between two rounds before this replica has a certificate.
+	firstPeriod = 500 * time.Millisecond
 )
 
 var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
@@ -87,14 +89,16 @@ func (m *manager) ready() error {
 
 // start keeps everything up to date until the context ends. The exact time of a step does not matter.
 func (m *manager) start(ctx context.Context) error {
-	tick := m.Clock.NewTicker(m.period)
-	defer tick.Stop()
 	for {
 		m.work(ctx)
+		pause := m.period
+		if m.served.Load() == nil {
+			pause = min(pause, firstPeriod)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C():
+		case <-m.Clock.After(pause):
 		}
 	}
 }
