@@ -64,7 +64,7 @@ type compilation struct {
 
 // compile compiles the policy. With schemas, it also checks the fields of custom resources, whose schemas come from the API server. If that
 // takes longer than compileTimeout, the result is an error, and late receives the result: the policy is too large, or the replica has no
-// processor.
+// processor. CEL cannot be interrupted, so such a compilation goes on. Fewer than maxCompiles other policies are compiled at the same time.
 func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas bool) (r compilation, late <-chan compilation) {
 	o := c.options
 	if c.discovery != nil {
@@ -73,11 +73,6 @@ func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas 
 			o.Schemas = &resolver.ClientDiscoveryResolver{Discovery: c.discovery}
 		}
 	}
-	return c.inTime(ctx, b, o)
-}
-
-// inTime waits until fewer than maxCompiles policies are being compiled. CEL cannot be interrupted, so a compilation that takes too long goes on.
-func (c *Compiler) inTime(ctx context.Context, b *v1alpha1.BindPolicy, o policy.Options) (r compilation, late <-chan compilation) {
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
