@@ -6,20 +6,19 @@ package cluster
 import (
 	"context"
 	"errors"
-	"io"
 	"path/filepath"
 )
 
 // CertManager is the name of the binary and the log of [Cluster.StartCertManager].
 const CertManager = "cert-manager"
 
-var certManagerSource = source{folder: "certmanager", requires: "github.com/cert-manager/cert-manager"}
+var certManager = program{module: "certmanager", modFile: "go.mod", pkg: "."}
 
 // StartCertManager starts cert-manager from test/certmanager, with these arguments in addition, and waits until it is ready.
 // It builds the binary unless it is cached. The CustomResourceDefinitions of cert-manager must exist. cert-manager has all
 // permissions. The caller stops the process before the cluster.
 func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Process, error) {
-	path, err := certManager(ctx, c.o.Out)
+	path, err := certManager.binary(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -51,10 +50,4 @@ func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Proces
 		return nil, err
 	}
 	return process, process.WaitReady(ctx)
-}
-
-// certManager returns the path of the binary, and builds it unless it is cached.
-func certManager(ctx context.Context, progress io.Writer) (string, error) {
-	dir, err := cachedBuild(ctx, progress, certManagerSource, ".", CertManager)
-	return filepath.Join(dir, CertManager), err
 }

@@ -23,7 +23,7 @@ import (
 // goroutines.
 type Cluster struct {
 	o         Options
-	assets    assets
+	commands  commands
 	dir       string
 	temporary bool // dir is ours to remove
 
@@ -53,7 +53,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
 	o = o.complete()
-	assets, err := binaries(ctx, o.Out, o.Kwok)
+	commands, err := findCommands(ctx, o.Kwok)
 	if err != nil {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
@@ -61,7 +61,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	defer cancel()
 	began := time.Now()
 	c := &Cluster{
-		o: o, assets: assets,
+		o: o, commands: commands,
 		ports: map[string]int{}, kubeconfigs: map[string]string{}, processes: map[string]*Process{},
 	}
 	if err := c.start(ctx); err != nil {
@@ -79,8 +79,8 @@ func (c *Cluster) start(ctx context.Context) error {
 	for _, component := range c.o.components() {
 		process, err := NewProcess(ProcessOptions{
 			Name:    component,
-			Path:    c.assets[component],
-			Args:    c.args(component),
+			Path:    c.commands[component][0],
+			Args:    append(c.commands[component][1:], c.args(component)...),
 			LogFile: c.file(filepath.Join("logs", component+".log")),
 			Health:  c.health(component),
 			Grace:   graces[component],
@@ -210,7 +210,7 @@ func (c *Cluster) URL(component string) string { return c.url(component) }
 // Kubectl returns a kubectl command with the rights of Config, which ends when
 // ctx does. It sees nothing of the user's own kubectl settings.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, c.assets[Kubectl], args...)
+	cmd := exec.CommandContext(ctx, c.file(Kubectl), args...)
 	// By environment and not by flag: kubectl takes no flags before the name of
 	// a plugin.
 	cmd.Env = append(os.Environ(),

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -25,21 +24,16 @@ import (
 const CSITopologyKey = "topology.csi.prebind.dev/zone"
 
 const (
-	csiDriver      = "csi-driver"
-	csiProvisioner = "csi-provisioner"
-
 	csiProvisionerUser = "prebind-test-csi-provisioner"
 	// csiCapacityNamespace is the namespace of the CSIStorageCapacity objects.
 	csiCapacityNamespace = metav1.NamespaceSystem
 )
 
 var (
-	csiDriverSource      = source{folder: "csi", requires: "github.com/container-storage-interface/spec"}
-	csiProvisionerSource = source{folder: "csi", requires: "github.com/kubernetes-csi/external-provisioner/v6"}
+	csiDriver = program{module: "csi", modFile: "go.mod", pkg: "."}
+	// csiProvisioner is built in the module test/csi, which pins its version.
+	csiProvisioner = program{module: "csi", modFile: "go.mod", pkg: "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"}
 )
-
-// csiProvisionerPackage is built in the module test/csi, which pins its version.
-const csiProvisionerPackage = "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"
 
 // CSI is a CSI driver with its external-provisioner, see [Cluster.StartCSI].
 type CSI struct {
@@ -100,7 +94,11 @@ func (c *Cluster) StartCSI(ctx context.Context, driver string) (*CSI, error) {
 
 // newCSI prepares everything that the processes find when they start.
 func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
-	driverBinary, provisionerBinary, err := csiBinaries(ctx, c.o.Out)
+	driverBinary, err := csiDriver.binary(ctx)
+	if err != nil {
+		return nil, err
+	}
+	provisionerBinary, err := csiProvisioner.binary(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +109,7 @@ func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
 	if err := prepareCSI(ctx, client, driver); err != nil {
 		return nil, err
 	}
-	kubeconfig, err := c.userKubeconfig(csiProvisioner, csiProvisionerUser)
+	kubeconfig, err := c.userKubeconfig("csi-provisioner", csiProvisionerUser)
 	if err != nil {
 		return nil, err
 	}
@@ -126,25 +124,25 @@ func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
 	s := &CSI{name: driver, url: "http://" + driverAddress, client: client}
 	socket := c.file(driver + ".sock")
 	s.Driver, err = NewProcess(ProcessOptions{
-		Name: csiDriver + " " + driver,
+		Name: "csi-driver " + driver,
 		Path: driverBinary,
 		Args: []string{
 			"--driver=" + driver, "--topology-key=" + CSITopologyKey,
 			"--csi-address=" + socket, "--http-address=" + driverAddress,
 		},
-		LogFile: c.file(filepath.Join("logs", csiDriver+"-"+driver+".log")),
+		LogFile: c.file(filepath.Join("logs", "csi-driver-"+driver+".log")),
 		Health:  serves(s.url + "/readyz"),
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.Provisioner, err = NewProcess(ProcessOptions{
-		Name: csiProvisioner + " " + driver,
+		Name: "csi-provisioner " + driver,
 		Path: provisionerBinary,
 		Args: csiProvisionerArgs(socket, provisionerAddress),
 		// KUBECONFIG of the user would override a flag.
 		Env:     []string{"KUBECONFIG=" + kubeconfig, "NAMESPACE=" + csiCapacityNamespace},
-		LogFile: c.file(filepath.Join("logs", csiProvisioner+"-"+driver+".log")),
+		LogFile: c.file(filepath.Join("logs", "csi-provisioner-"+driver+".log")),
 		Health:  serves("http://" + provisionerAddress + "/metrics"),
 	})
 	return s, err
@@ -168,17 +166,6 @@ func csiProvisionerArgs(socket, httpAddress string) []string {
 		"--kube-api-capacity-qps=200", "--kube-api-capacity-burst=400",
 		"--v=5",
 	}
-}
-
-// csiBinaries returns the paths of the driver and the provisioner, and builds them if necessary.
-func csiBinaries(ctx context.Context, progress io.Writer) (driver, provisioner string, err error) {
-	dir, err := cachedBuild(ctx, progress, csiDriverSource, ".", csiDriver)
-	if err != nil {
-		return "", "", err
-	}
-	driver = filepath.Join(dir, csiDriver)
-	dir, err = cachedBuild(ctx, progress, csiProvisionerSource, csiProvisionerPackage, csiProvisioner)
-	return driver, filepath.Join(dir, csiProvisioner), err
 }
 
 // prepareCSI grants the permissions that external-provisioner documents, and creates the CSIDriver.

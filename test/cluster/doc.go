@@ -11,7 +11,8 @@
 // [Start] starts one. The first time on a machine it builds the binaries from Go
 // modules (see [Build]), which takes minutes; later starts take seconds.
 // Several control planes can run at once, in one process or in many. Whatever
-// this package starts ends with the process that started it, even on kill -9.
+// this package starts ends with the process that started it, on Linux even on
+// kill -9.
 //
 // [Cluster.Services] stands in for kube-proxy: it lets the API server reach
 // webhooks through their Service, as it would in a cluster with nodes.

@@ -4,13 +4,11 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 )
 
 // errLocked is what tryLock returns while somebody else holds the lock.
@@ -38,23 +36,6 @@ func tryLock(path string) (*fileLock, error) {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return &fileLock{file: file}, nil
-}
-
-// waitLock takes the lock, and calls waiting if another process holds it. Unlike a blocking call, it ends with ctx.
-func waitLock(ctx context.Context, path string, waiting func()) (*fileLock, error) {
-	lock, err := tryLock(path)
-	if errors.Is(err, errLocked) {
-		waiting()
-	}
-	for errors.Is(err, errLocked) {
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the lock %s: %w", path, ctx.Err())
-		case <-time.After(200 * time.Millisecond):
-		}
-		lock, err = tryLock(path)
-	}
-	return lock, err
 }
 
 // release frees the lock. The file stays: removing it would let two processes

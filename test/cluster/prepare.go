@@ -23,6 +23,10 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	if err := c.makeDir(); err != nil {
 		return err
 	}
+	// The name of the binary also selects the component.
+	if err := os.Symlink(c.commands[Kubectl][0], c.file(Kubectl)); err != nil {
+		return err
+	}
 	if err := c.reservePorts(ctx); err != nil {
 		return err
 	}

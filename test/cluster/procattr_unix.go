@@ -12,8 +12,7 @@ import (
 
 // detach puts the child into a process group of its own, so that Ctrl-C in a
 // terminal reaches this process only, which then stops its children in order.
-// Only Linux can be asked to kill a child with its parent; elsewhere our own
-// binaries end by themselves when their standard input does.
+// Only Linux can be asked to kill a child with its parent.
 func detach(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }

@@ -19,9 +19,6 @@ import (
 // stopGrace is the time for a process to exit after a signal.
 const stopGrace = 10 * time.Second
 
-// exitWithParentEnv makes our own binaries end when their standard input does.
-const exitWithParentEnv = "PREBIND_EXIT_WITH_PARENT=1"
-
 // ErrNotRunning is in the error of a [Process] method that needs it to run.
 var ErrNotRunning = errors.New("process is not running")
 
@@ -43,9 +40,8 @@ type ProcessOptions struct {
 	Grace time.Duration
 }
 
-// Process is a child process that can be stopped, killed and started again. It exits with this process: on Linux the kernel kills it; elsewhere a program that supports PREBIND_EXIT_WITH_PARENT=1,
-// as those of this project do, exits when its standard input closes. Its methods may be called from many
-// goroutines.
+// Process is a child process that can be stopped, killed and started again. On Linux the kernel kills it when this process exits. Its methods may be
+// called from many goroutines.
 type Process struct {
 	o ProcessOptions
 
@@ -103,22 +99,16 @@ func (p *Process) Start() error {
 	}
 	defer func() { _ = log.Close() }()         // the child has its own
 	cmd := exec.Command(p.o.Path, p.o.Args...) //nolint:noctx // it outlives the call: Stop and Kill end it
-	cmd.Env = append(append(os.Environ(), exitWithParentEnv), p.o.Env...)
+	cmd.Env = append(os.Environ(), p.o.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	detach(cmd)
-	// Nothing is ever written to it: it closes when this process ends.
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return fmt.Errorf("start %s: %w", p.o.Name, err)
-	}
 	if err := startOnOneThread(cmd); err != nil {
-		return errors.Join(fmt.Errorf("start %s: %w", p.o.Name, err), stdin.Close())
+		return fmt.Errorf("start %s: %w", p.o.Name, err)
 	}
 	r := &run{cmd: cmd, exited: make(chan struct{})}
 	p.run = r
 	go func() {
 		r.err = cmd.Wait()
-		_ = stdin.Close()
 		close(r.exited)
 	}()
 	return nil

@@ -29,12 +29,10 @@ import (
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 
-	"github.com/prebind/prebind/test/controlplane/internal/parent"
 	"github.com/prebind/prebind/test/controlplane/provisioner"
 )
 
 func main() {
-	parent.ExitWith()
 	os.Exit(run())
 }
 

@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -40,14 +39,6 @@ func main() {
 func start() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The tests' other binaries do the same: the parent keeps the write end of standard input, which the kernel
-	// closes when the parent exits. External-provisioner exits when it loses the connection to its driver.
-	if os.Getenv("PREBIND_EXIT_WITH_PARENT") == "1" {
-		go func() {
-			_, _ = io.Copy(io.Discard, os.Stdin)
-			stop()
-		}()
-	}
 	if err := run(ctx, os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		return 1
