@@ -21,10 +21,8 @@ const (
 	namespace = "demo"
 	// delay is the provisioning time of a volume.
 	delay = 7 * time.Second
-	// noMore is the time without events after which the demo stops watching pods.
-	noMore = 5 * time.Second
-	nodes  = 12
-	pods   = 6
+	nodes = 12
+	pods  = 6
 )
 
 type demo struct {
@@ -46,7 +44,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	d.say("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
 	d.say("and leaves the volumes to Prebind. Neither of them is configured for the other.")
 	d.say("kwok acts as the kubelet: it starts pods that are bound.\n")
-	if err := d.show(ctx, statefulSet("with", pods), (*story).allRun); err != nil {
+	if err := d.show(ctx, statefulSet("with", pods), runs); err != nil {
 		return err
 	}
 
@@ -56,7 +54,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	// kwok ignores volumes. A kubelet would not start these pods.
-	if err := d.show(ctx, statefulSet("without", pods, gen.Annotation(cluster.StartDelay, "24h")), (*story).quiet); err != nil {
+	if err := d.show(ctx, statefulSet("without", pods, gen.Annotation(cluster.StartDelay, "24h")), isBound); err != nil {
 		return err
 	}
 	d.say("The pods have no topology annotations and were bound without their volumes. Without")
@@ -81,7 +79,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 func (d *demo) setUp(ctx context.Context) error {
 	d.title("A real control plane")
 	var err error
-	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Audit: true, Kwok: true}); err != nil {
+	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Kwok: true}); err != nil {
 		return err
 	}
 	if d.client, err = kubernetes.NewForConfig(d.cluster.Config()); err != nil {

@@ -5,10 +5,14 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -50,14 +54,44 @@ func statefulSet(name string, replicas int32, options ...gen.PodOption) *appsv1.
 	}
 }
 
-// show creates the StatefulSet, reports the events of its pods until over returns true, and prints a table.
-func (d *demo) show(ctx context.Context, set *appsv1.StatefulSet, over func(*story) bool) error {
+// show creates the StatefulSet, prints the events of its pods until over is true for all of them, and then the pods and their claims.
+func (d *demo) show(ctx context.Context, set *appsv1.StatefulSet, over func(corev1.Pod) bool) error {
 	if _, err := d.client.AppsV1().StatefulSets(namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	s := newStory(d, set.Name, int(*set.Spec.Replicas))
-	if err := s.follow(ctx, over); err != nil {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	events := d.cluster.Kubectl(watching, "get", "events", "--namespace="+namespace, "--watch-only", "--field-selector=involvedObject.kind=Pod",
+		"--output=custom-columns=POD:.involvedObject.name,EVENT:.reason,MESSAGE:.message")
+	events.Stdout = d.out
+	if err := events.Start(); err != nil {
 		return err
 	}
-	return s.table(ctx)
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 3*time.Minute, false, func(ctx context.Context) (bool, error) {
+		list, err := d.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + set.Name})
+		return err == nil && len(list.Items) == int(*set.Spec.Replicas) && !slices.ContainsFunc(list.Items, func(pod corev1.Pod) bool { return !over(pod) }), err
+	})
+	stop()
+	_ = events.Wait() // It was stopped.
+	if err != nil {
+		return fmt.Errorf("following the pods of %s: %w", set.Name, err)
+	}
+	d.say("")
+	for _, args := range [][]string{
+		{"pods", `--output=custom-columns=POD:.metadata.name,STATUS:.status.phase,NODE:.spec.nodeName,` +
+			`ZONE:.metadata.annotations.topology\.prebind\.dev/zone,RACK:.metadata.annotations.topology\.prebind\.dev/rack`},
+		{"persistentvolumeclaims", "--output=custom-columns=CLAIM:.metadata.name,STATUS:.status.phase,VOLUME:.spec.volumeName"},
+	} {
+		table := d.cluster.Kubectl(ctx, append([]string{"get", "--namespace=" + namespace, "--selector=app=" + set.Name}, args...)...)
+		table.Stdout, table.Stderr = d.out, d.out
+		if err := table.Run(); err != nil {
+			return err
+		}
+		d.say("")
+	}
+	return nil
 }
+
+func runs(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
+
+func isBound(pod corev1.Pod) bool { return pod.Spec.NodeName != "" }
