@@ -3,13 +3,9 @@
 
 package main
 
-import (
-	"go/types"
-	"slices"
-	"strings"
-)
+import "go/types"
 
-// exported adds the exported names of a package. The values do not contain names of parameters.
+// exported adds the exported names of a package.
 type exported struct {
 	items
 	short string
@@ -67,56 +63,5 @@ func (e exported) addType(object *types.TypeName) {
 	}
 }
 
-// text returns a type like types.TypeString.
-func (e exported) text(t types.Type) string {
-	switch t := t.(type) {
-	case *types.Signature:
-		return "func" + e.signature(t)
-	case *types.Interface:
-		var parts []string
-		for embedded := range t.EmbeddedTypes() {
-			parts = append(parts, e.text(embedded))
-		}
-		for method := range t.ExplicitMethods() {
-			if signature, ok := method.Type().(*types.Signature); ok {
-				parts = append(parts, method.Name()+e.signature(signature))
-			}
-		}
-		slices.Sort(parts)
-		return "interface{" + strings.Join(parts, "; ") + "}"
-	default:
-		return types.TypeString(t, types.RelativeTo(e.pkg))
-	}
-}
-
-func (e exported) signature(s *types.Signature) string {
-	var parameters []string
-	for p := range s.TypeParams().TypeParams() {
-		parameters = append(parameters, p.Obj().Name()+" "+e.text(p.Constraint()))
-	}
-	text := ""
-	if len(parameters) > 0 {
-		text = "[" + strings.Join(parameters, ", ") + "]"
-	}
-	in := e.tuple(s.Params())
-	if last := len(in) - 1; s.Variadic() {
-		in[last] = "..." + strings.TrimPrefix(in[last], "[]")
-	}
-	text += "(" + strings.Join(in, ", ") + ")"
-	switch out := e.tuple(s.Results()); len(out) {
-	case 0:
-		return text
-	case 1:
-		return text + " " + out[0]
-	default:
-		return text + " (" + strings.Join(out, ", ") + ")"
-	}
-}
-
-func (e exported) tuple(t *types.Tuple) []string {
-	var all []string
-	for v := range t.Variables() {
-		all = append(all, e.text(v.Type()))
-	}
-	return all
-}
+// text returns the type. Names of other packages contain their path.
+func (e exported) text(t types.Type) string { return types.TypeString(t, types.RelativeTo(e.pkg)) }
