@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -189,10 +190,5 @@ func waitSchedulable(ctx context.Context, client kubernetes.Interface, nodes []*
 }
 
 func hasTaint(node *corev1.Node, key string) bool {
-	for _, taint := range node.Spec.Taints {
-		if taint.Key == key {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
 }

@@ -82,15 +82,6 @@ func TestPlugins(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
-	out, err := run(t, "serve", "--help")
-	require.NoError(t, err)
-	for _, section := range []string{"Serving flags", "Mutators and plugins flags", "Waiting flags", "Logging flags"} {
-		assert.Contains(t, out, section)
-	}
-	assert.NotContains(t, out, "[Alpha]", "alpha flags are hidden")
-}
-
 // TestRegistry checks that names are unique, and that all mutators and plugins can be built with default arguments.
 func TestRegistry(t *testing.T) {
 	seen := map[string]bool{}
