@@ -118,26 +118,3 @@ func TestRequirements(t *testing.T) {
 	}
 	assert.Equal(t, ofTestsOnly, unused, "requirements that the program does not import")
 }
-
-func TestViolations(t *testing.T) {
-	table := []layer{{packages: []string{"app"}}, {packages: []string{"plugins/*"}, only: []string{"framework"}}, {packages: []string{"tools"}}, {packages: []string{"framework"}}}
-	cases := map[string]struct {
-		reason string
-		from   string
-		to     []string
-		want   []string
-	}{
-		"Down":      {reason: "this is the direction", from: "app", to: []string{"plugins/a", "framework"}},
-		"Up":        {reason: "nothing below knows the command line", from: "framework", to: []string{"app"}, want: []string{"framework imports app, which is in the same layer or above it"}},
-		"Sideways":  {reason: "a plugin is complete in itself", from: "plugins/a", to: []string{"plugins/b"}, want: []string{"plugins/a imports plugins/b, which is in the same layer or above it"}},
-		"Only":      {reason: "plugins import one package", from: "plugins/a", to: []string{"framework", "tools"}, want: []string{"plugins/a imports tools; it may import only: framework"}},
-		"New":       {reason: "a new package needs a layer", from: "new", want: []string{"new is in no layer: add it to the table in test/layers"}},
-		"Below":     {reason: "a pattern is one level deep", from: "app", to: []string{"plugins/a/b"}, want: []string{"app imports plugins/a/b, which is in no layer"}},
-		"TestsOnly": {reason: "test code stays out of the program", from: "app", to: []string{"test/gen"}, want: []string{"app imports test/gen, which is in no layer"}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, tc.want, violations(table, map[string][]string{tc.from: tc.to}), tc.reason)
-		})
-	}
-}

@@ -5,7 +5,6 @@ package volumebinding
 
 import (
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -141,39 +140,6 @@ func TestExclusive_Replaced(t *testing.T) {
 	err = p.PreBind(t.Context(), bc)
 	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
 	assert.ErrorIs(t, err, errReplaced)
-}
-
-// TestExclusive_TwoReplicas: two pods with one claim are bound by two replicas at once. The cache of the second
-// one does not show the reservation of the first one at first.
-func TestExclusive_TwoReplicas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		one, two := sharer("one"), sharer("two")
-		w := onePod(one, two)
-		first, second := newReplica(t, w, "first"), newReplica(t, w, "second")
-		w.lag()
-		winner, other := first.start(t, one), second.start(t, two)
-		synctest.Wait()
-		require.Len(t, w.records(), 1)
-		r, err := decodeRecord(w.records()[0].Data)
-		require.NoError(t, err)
-		if r.UID == two.UID {
-			one, two, winner, other, second = two, one, other, winner, first
-		}
-		w.catchUp()
-		require.Nil(t, (<-winner).Err)
-		synctest.Wait()
-		require.Empty(t, other, "the other pod waits for the bind")
-		w.bound(one, "node-a")
-		o := <-other
-		require.NotNil(t, o.Err)
-		assert.Equal(t, refuse, o.Err.Kind)
-		assert.Contains(t, o.Err.Error(), "pod "+one.Name+" on node node-a uses the ReadWriteOncePod claim")
-		synctest.Wait()
-		assert.Empty(t, w.records(), "PostBind and the rollback release the claim")
-
-		w.remove(one)
-		require.Nil(t, second.bind(t.Context(), two).Err, "the claim is free")
-	})
 }
 
 // TestExclusive_TwoClaims: two pods list the same claims in another order. Each bind reserves them in one order, so that

@@ -182,9 +182,8 @@ func packed(o client.Object) (client.Object, error) {
 	return o, nil
 }
 
-// put stores an object and remove deletes it, as another client.
-func (w *world) put(o client.Object)    { w.server.Put(o) }
-func (w *world) remove(o client.Object) { w.server.Remove(o) }
+// put stores an object, as another client.
+func (w *world) put(o client.Object) { w.server.Put(o) }
 
 // pluginIn returns a plugin with the world as its API server.
 func pluginIn(w *world) *Plugin {
@@ -253,11 +252,6 @@ func (r *replica) start(t *testing.T, pod *corev1.Pod) <-chan binder.Decision {
 	outcome := make(chan binder.Decision, 1)
 	go func() { outcome <- r.bind(t.Context(), pod) }()
 	return outcome
-}
-
-// bound makes the pod bound, as the API server does after an allowed call.
-func (w *world) bound(pod *corev1.Pod, node string) {
-	fakeapi.Change(w.server, pod, "scheduler", func(p *corev1.Pod) { p.Spec.NodeName = node })
 }
 
 // Most tests use these objects: the pod web uses the claim data of the class local, and node-a is
