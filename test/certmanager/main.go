@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -63,14 +62,6 @@ func main() {
 func start() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The tests' other binaries do the same: the parent keeps the write end of standard input, which the kernel
-	// closes when the parent exits.
-	if os.Getenv("PREBIND_EXIT_WITH_PARENT") == "1" {
-		go func() {
-			_, _ = io.Copy(io.Discard, os.Stdin)
-			stop()
-		}()
-	}
 	if err := run(ctx, os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		return 1

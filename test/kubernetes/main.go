@@ -2,16 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kubernetes is kube-apiserver, kube-scheduler and kube-controller-manager in one binary, for the versions of Kubernetes
-// that test/controlplane does not contain. The name of the binary (a symlink), or else the first argument, selects the
-// component. Each file VERSION.mod builds it from one version: go build -modfile=VERSION.mod.
+// that test/controlplane does not contain. The first argument selects the component. Each file VERSION.mod builds it from one version: go build -modfile=VERSION.mod.
 package main
 
 import (
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
-	"strings"
 	_ "time/tzdata" // CronJob time zones in kube-apiserver and kube-controller-manager
 
 	"k8s.io/component-base/cli"
@@ -24,7 +20,6 @@ import (
 )
 
 func main() {
-	exitWithParent()
 	os.Exit(run())
 }
 
@@ -38,7 +33,7 @@ func run() int {
 	case "kube-controller-manager":
 		return cli.Run(controllermanager.NewControllerManagerCommand())
 	default:
-		fmt.Fprintf(os.Stderr, "kubernetes: unknown component %q: the name of the binary, or its first argument, must be "+
+		fmt.Fprintf(os.Stderr, "kubernetes: unknown component %q: the first argument must be "+
 			"kube-apiserver, kube-scheduler or kube-controller-manager\n", name)
 		return 2
 	}
@@ -46,26 +41,9 @@ func run() int {
 
 // component returns the component's name, and leaves in os.Args its name and its arguments.
 func component() string {
-	name := strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe")
-	if name != "kubernetes" {
-		return name
-	}
 	if len(os.Args) < 2 {
 		return ""
 	}
 	os.Args = os.Args[1:]
 	return os.Args[0]
-}
-
-// exitWithParent ends the process when its parent exits, if the parent requests that, as test/controlplane does. The kernel then
-// closes standard input.
-func exitWithParent() {
-	if os.Getenv("PREBIND_EXIT_WITH_PARENT") != "1" {
-		return
-	}
-	_ = os.Unsetenv("PREBIND_EXIT_WITH_PARENT")
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(1) //nolint:forbidigo // the parent has exited
-	}()
 }
