@@ -59,11 +59,11 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 func (e *evaluation) value(name string) ref.Val {
 	switch name {
 	case varPod:
-		return limited("pod", e.subject.Pod)
+		return limited(&e.subject.pod, "pod", e.subject.Pod)
 	case varNode:
 		return common.SchemalessTypedToVal(e.subject.Node)
 	case varObject:
-		return limited("Binding", e.subject.Binding)
+		return limited(&e.subject.binding, "Binding", e.subject.Binding)
 	case varRequest:
 		u := &e.subject.User
 		r := &request{DryRun: e.subject.DryRun, UserInfo: userInfo{Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra}}
@@ -83,16 +83,22 @@ func (e *evaluation) value(name string) ref.Val {
 	return nil
 }
 
-// limited returns the value of an object that is not too large. The size of a nil pointer is zero. Binds share the object, and Size changes quantities, so
-// it needs a copy.
+// limited returns the value of an object that is not too large, and keeps it for the next policy. The size of a nil pointer is
+// zero. Binds share the object, and Size changes quantities, so it needs a copy.
 func limited[T interface {
 	DeepCopy() T
 	Size() int
-}](name string, o T) ref.Val {
-	if o.DeepCopy().Size() > MaxObject {
-		return types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
+}](value *ref.Val, name string, o T) ref.Val {
+	if *value == nil {
+		o = o.DeepCopy()
+		if o.Size() > MaxObject {
+			*value = types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
+		} else {
+			fillNil(reflect.ValueOf(o))
+			*value = common.SchemalessTypedToVal(o)
+		}
 	}
-	return common.SchemalessTypedToVal(o)
+	return *value
 }
 
 // errBudget means that the expressions of a policy cost too much together.
@@ -284,7 +290,7 @@ func (l *lazy) Get(key ref.Val) ref.Val {
 	if !ok {
 		l.values[string(name)] = types.NewErr("%s depends on itself", name)
 		if v = l.get(string(name)); v == nil {
-			return types.NewErr("no such key: %v", key)
+			v = types.NewErr("no such key: %v", key)
 		}
 		l.values[string(name)] = v
 	}

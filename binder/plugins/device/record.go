@@ -265,7 +265,7 @@ func (r *record) boundPods() sets.Set[types.UID] {
 	return bound
 }
 
-// whereaboutsOf is framework.WhereaboutsOf, except that a finished pod is gone: it uses no
+// whereaboutsOf is podstate.Of, except that a finished pod is gone: it uses no
 // devices any more.
 func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) podstate.State {
 	if pod != nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed) {

@@ -103,7 +103,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 	names, err := p.marked(ctx, m)
 	errs := []error{err}
-	// The cache can lack the marks of the last PreBind.
+	// The cache can lack the marks of the last PreBind. If the pod is gone too, the next sweep finds them.
 	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
 	errs = append(errs, err)
 	if pod != nil {

@@ -109,6 +109,10 @@ func typed(raw map[string]any) (client.Object, error) {
 	built, _ := scheme.Scheme.New(u.GroupVersionKind())
 	o, ok := built.(client.Object)
 	if !ok {
+		metadata, _ := raw["metadata"].(map[string]any) // identity has read it.
+		if problems := files.DecodeStrict(metadata, &metav1.ObjectMeta{}); len(problems) > 0 {
+			return nil, fmt.Errorf("metadata: %w", problems[0])
+		}
 		return u, nil
 	}
 	if problems := files.DecodeStrict(raw, o); len(problems) > 0 {
@@ -151,6 +155,9 @@ func (w world) subject(c *Case) (*policy.Subject, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The cache has no other fields.
+	pod.TypeMeta, pod.ManagedFields = metav1.TypeMeta{}, nil
+	node.TypeMeta, node.ManagedFields, node.Status.Images = metav1.TypeMeta{}, nil, nil
 	user := authenticationv1.UserInfo{Username: "system:kube-scheduler", Groups: []string{"system:authenticated"}}
 	if c.User != nil {
 		user = *c.User
