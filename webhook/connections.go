@@ -34,7 +34,7 @@ type connection struct {
 
 	limits *limits
 	source string
-	// arrives is the time at which the headers of the first request must have arrived. It is zero afterwards.
+	// arrives is the time at which the first request must have arrived. It is zero afterwards.
 	arrives time.Time
 
 	// The following fields are guarded by limits.mu. since is the beginning of the phase.
@@ -45,7 +45,7 @@ type connection struct {
 	evicted bool
 }
 
-// SetReadDeadline implements net.Conn. The handshake and the headers of the first request share a deadline.
+// SetReadDeadline implements net.Conn. The handshake, the headers and the body of the first request share a deadline.
 func (c *connection) SetReadDeadline(t time.Time) error {
 	if !c.arrives.IsZero() && (t.IsZero() || t.After(c.arrives)) {
 		t = c.arrives
@@ -109,16 +109,18 @@ func (l *limits) Accept() (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
+		closed := errors.Is(l.failure, net.ErrClosed)
+		for closed && l.queued > 0 {
+			l.drop()
+		}
+		// Without file descriptors, only progress of the waiting connections releases some.
+		if c := l.next(); c != nil {
+			return c, nil
+		}
 		if err := l.failure; err != nil {
 			l.failure = nil
 			l.changed.Broadcast()
-			for errors.Is(err, net.ErrClosed) && l.queued > 0 {
-				l.drop()
-			}
 			return nil, err
-		}
-		if c := l.next(); c != nil {
-			return c, nil
 		}
 		l.changed.Wait()
 	}

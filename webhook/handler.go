@@ -7,7 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -89,10 +91,17 @@ func (h *Handler) logProblem(r *http.Request, problem *metav1.Status) {
 	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", problem.Message)
 }
 
-// review answers a request.
-func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) admission.Response {
+// review answers a request. If the engine panics, it denies the request: the answer of the library has no reason.
+func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response admission.Response) {
 	clip := func(s string) string { return text.Clip(s, maxCause) }
 	log := h.o.Log.WithValues("user", clip(request.UserInfo.Username))
+	defer func() {
+		if r := recover(); r != nil {
+			log.Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
+			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
+			response = deny(err, 0)
+		}
+	}()
 	if !isBinding(request) {
 		log.Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
 		return admission.Allowed("").WithWarnings(warnings([]string{notBinding})...)

@@ -60,9 +60,9 @@ var errOverloaded = errors.New("this replica cannot read the request")
 
 // limits limit the memory that unauthenticated peers can make a server use. They limit the size of a body, the size of all
 // bodies that are read at the same time, the time for reading a body, and the number of connections. When the bodies are
-// too large, the source address that uses most of the bytes loses its oldest body. When there are too many connections, new
-// ones wait, and idle ones are closed: the API server is a source too, and no limit closes a connection that carries, or is about
-// to carry, an ordinary review.
+// too large, the source address that uses most of the bytes loses its oldest body. When there are many connections, answers end
+// them. When there are too many, new ones wait, and the oldest idle ones are closed: the API server is a source too, and no limit
+// closes a connection that carries an ordinary review.
 //
 // limits are an http.Handler middleware and a net.Listener below TLS, so that connections without a handshake count. They are
 // safe for concurrent use.
@@ -78,7 +78,7 @@ type limits struct {
 	begin sync.Once
 
 	mu sync.Mutex
-	// changed tells Accept that there may be a connection to accept.
+	// changed wakes Accept: there may be a connection to accept.
 	changed *sync.Cond
 	// failure is an error of the inner listener that Accept has not returned yet.
 	failure error
@@ -106,13 +106,32 @@ func newLimits(inner net.Listener, c clock.PassiveClock, refused func(reason str
 func (l *limits) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(connectionKey{}).(*connection) // withConnection has set it.
-		c.arrives = time.Time{}
 		c.enter(arriving)
 		_ = c.SetReadDeadline(l.clock.Now().Add(bodyTakes)) // An error means that the peer is gone.
-		defer l.forget(c)
+		defer func() {
+			l.forget(c)
+			c.arrives = time.Time{}
+		}()
 		r.Body = &body{ReadCloser: http.MaxBytesReader(w, r.Body, maxBody), from: c}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(leaving{ResponseWriter: w, limits: l}, r)
 	})
+}
+
+// leaving is a ResponseWriter that ends the connection with the answer while many are in use. The client knows it then, and sends
+// no request on a connection that is about to be closed.
+type leaving struct {
+	http.ResponseWriter
+	limits *limits
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w leaving) WriteHeader(code int) {
+	w.limits.mu.Lock()
+	if w.limits.queued > 0 || len(w.limits.open) > w.limits.maxConnections*3/4 {
+		w.Header().Set("Connection", "close")
+	}
+	w.limits.mu.Unlock()
+	w.ResponseWriter.WriteHeader(code)
 }
 
 // body is the body of a request.
@@ -133,6 +152,7 @@ func (b *body) Read(p []byte) (int, error) {
 		return n, fmt.Errorf("%w: reading the body timed out after %s", errOverloaded, bodyTakes)
 	case errors.Is(err, io.EOF):
 		b.from.enter(working)
+		b.from.arrives = time.Time{}
 		_ = b.from.SetReadDeadline(time.Time{}) // An error means that the peer is gone.
 	}
 	return n, err

@@ -4,7 +4,10 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,8 +21,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/test/gencert"
 )
 
 // pass advances the time of a synctest bubble.
@@ -210,15 +215,81 @@ func TestLimits_Burst(t *testing.T) {
 		for _, answer := range answers {
 			select {
 			case a := <-answer:
-				// An idle connection that makes room ends after its answer.
+				// The answer ends the connection while many are in use.
 				assert.True(t, strings.HasPrefix(a, "HTTP/1.1 200"), "%.60q", a)
 			case <-time.After(time.Second):
 				// The connection stays open after its answer.
 			}
 		}
 		_, connections := s.used()
-		assert.Equal(t, 20, connections)
-		assert.Len(t, s.refusals(), 180, "only answered connections are closed")
+		assert.Equal(t, 15, connections, "three quarters of the connections stay open")
+		assert.Empty(t, s.refusals())
+	})
+}
+
+// TestLimits_BurstOfOneClient checks that a burst of a client that reuses connections loses no call.
+func TestLimits_BurstOfOneClient(t *testing.T) {
+	ca := gencert.NewCA(t, "serving")
+	certificate := ca.Sign(t, "prebind", gencert.DNS("prebind.svc")).TLS(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	handler := handlerOf(t, func(context.Context, binder.Request) binder.Decision {
+		<-time.After(20 * time.Millisecond) // So that connections become idle while others wait.
+		return binder.Decision{PassThrough: true}
+	})
+	server := plainServer(t, handler, listener, ignored)
+	server.limits.maxConnections, server.limits.maxArriving, server.limits.maxOfSource = 128, 64, 48
+	secure := tls.NewListener(server.limits, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
+	go func() { _ = server.serving.Server.Serve(secure) }()
+	defer server.serving.Server.Close()
+	trust := &tls.Config{RootCAs: gencert.Pool(ca), ServerName: "prebind.svc", MinVersion: tls.VersionTLS12}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: trust, MaxIdleConnsPerHost: 25}} // As in client-go.
+	review := read(t, "allowed.request.json")
+	var calls errgroup.Group
+	for range 1000 {
+		calls.Go(func() error {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+listener.Addr().String()+Path+"?timeout=30s", bytes.NewReader(review))
+			if err != nil {
+				return err
+			}
+			answer, err := client.Do(request)
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(io.Discard, answer.Body)
+			return errors.Join(err, answer.Body.Close())
+		})
+	}
+	require.NoError(t, calls.Wait())
+}
+
+// TestLimits_SlowArrivals checks that a new source waits for slow connections of others for less time than its client gives a TLS
+// handshake.
+func TestLimits_SlowArrivals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLimited(t)
+		s.limits.maxArriving, s.limits.maxOfSource = 4, 3
+		close(s.hold)
+		for i := range 4 {
+			client, server := net.Pipe()
+			defer client.Close()
+			s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP(fmt.Sprintf("10.0.0.%d", 2+i%2)), Port: 9000 + i}}
+			go func() {
+				pass(readHeaderTimeout - time.Second)
+				_, _ = fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: prebind\r\nContent-Length: 100\r\n\r\n", Path)
+				_, _ = io.Copy(io.Discard, client)
+			}()
+		}
+		synctest.Wait()
+		s.call(t, "10.0.0.1", 4<<10, 0)
+		pass(9 * time.Second) // A client of Go waits for 10 s.
+		s.limits.mu.Lock()
+		defer s.limits.mu.Unlock()
+		for c := range s.limits.open {
+			assert.Equal(t, "10.0.0.1", c.source)
+			assert.Equal(t, idle, c.phase, "the call was answered")
+		}
+		assert.Len(t, s.limits.open, 1)
 	})
 }
 

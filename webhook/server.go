@@ -24,9 +24,10 @@ import (
 const (
 	// maxHeader is more than ten times the size of the API server's headers. net/http adds 4 KiB.
 	maxHeader = 16 << 10
-	// readHeaderTimeout also bounds the TLS handshake, and both together. There is no timeout for the whole
-	// request, because it would end the context of a held call. limits bound the body.
-	readHeaderTimeout = 10 * time.Second
+	// readHeaderTimeout also bounds the TLS handshake and the body of the first request, and all together: a client of Go gives a
+	// handshake up after 10 s, and has to wait for slow connections of others for less. There is no timeout for the whole
+	// request, because it would end the context of a held call. limits bound later bodies.
+	readHeaderTimeout = 8 * time.Second
 	// idleTimeout is longer than the 90 s for which the API server keeps an idle connection.
 	// With equal timeouts, the server could close a connection just when a review arrives.
 	idleTimeout = 3 * time.Minute

@@ -109,7 +109,7 @@ func (m *manager) work(ctx context.Context) {
 	defer cancel()
 	secret, config, err := m.read(ctx)
 	if err != nil {
-		// What was read before is good enough for this replica's own certificate.
+		// This replica's own certificate needs only what was read before.
 		m.report(errors.Join(err, m.certify(view{now: m.Clock.Now(), held: m.known, trusted: m.trusted})))
 		return
 	}
@@ -234,15 +234,19 @@ func (m *manager) trust(ctx context.Context, v view, config *admissionregistrati
 	return nil
 }
 
-// report logs an error once.
+// report logs an error once. The causes of failed requests contain changing ports, and do not count.
 func (m *manager) report(err error) {
 	text := "waiting for the CA bundle in the webhook configuration"
 	if err != nil {
 		text = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
+	about := func(text string) string {
+		request, _, _ := strings.Cut(text, `": `)
+		return request
+	}
 	before := *m.waits.Swap(&text)
 	switch {
-	case err == nil, text == before:
+	case err == nil, about(text) == about(before):
 	case errors.Is(err, errNoConfiguration):
 		m.Log.Info("Waiting for the webhook configuration", "reason", text)
 	default:

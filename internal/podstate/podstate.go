@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podstate tells the state of the pod of a bind.
+// Package podstate distinguishes the states of the pod of a bind.
 package podstate
 
 import (
