@@ -241,7 +241,7 @@ func TestLimits_BurstOfOneClient(t *testing.T) {
 	server.limits.maxConnections, server.limits.maxArriving, server.limits.maxOfSource = 128, 64, 48
 	secure := tls.NewListener(server.limits, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
 	go func() { _ = server.serving.Server.Serve(secure) }()
-	defer server.serving.Server.Close()
+	t.Cleanup(func() { _ = server.serving.Server.Close() })
 	trust := &tls.Config{RootCAs: gencert.Pool(ca), ServerName: "prebind.svc", MinVersion: tls.VersionTLS12}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: trust, MaxIdleConnsPerHost: 25}} // As in client-go.
 	review := read(t, "allowed.request.json")
