@@ -242,7 +242,9 @@ func TestEvaluate_DoesNotChangeObjects(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			r, err := c.Evaluate(t.Context(), s, world())
+			bind := subject()
+			bind.Pod, bind.Node = s.Pod, s.Node
+			r, err := c.Evaluate(t.Context(), bind, world())
 			assert.NoError(t, err)
 			assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
 		})
