@@ -35,7 +35,7 @@ var mutants = []mutant{
 	{"writes are not conditional", "internal/ledger/ledger.go", "err = s.h.Writer.Update(ctx, object)", "object.ResourceVersion = \"\"\n\t\terr = s.h.Writer.Update(ctx, object)"},
 	{"marks of living replicas are swept", "internal/work/sweep.go", "inProgress := living == nil || living[replica]", "inProgress := living == nil"},
 	{"marks are not swept", "internal/work/sweep.go", "marks, err = p.Marks(ctx)", "_, err = p.Marks(ctx)"},
-	{"a rollback does not look at the pod", "binder/framework/whereabouts.go", "case pod.Spec.NodeName == node && node != \"\":", "case false:"},
+	{"a rollback does not look at the pod", "internal/podstate/podstate.go", "case pod.Spec.NodeName == node && node != \"\":", "case false:"},
 	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err := p.reserve(ctx, bc, d.plan.exclusive)", "err := error(nil)"},
 	{"users of the exclusive claim are not listed", "binder/plugins/volumebinding/exclusive.go", "return p.checkUnused(ctx, bc.Pod, claims)", "return nil"},
 	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return d.plan.verdict(bc), nil", "v := d.plan.verdict(bc)\n\tv.Wait = framework.Wait{}\n\treturn v, nil"},
