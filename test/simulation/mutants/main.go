@@ -99,17 +99,26 @@ func run(ctx context.Context, seeds int, only string) error {
 	return errors.Join(problems...)
 }
 
+// changed returns the source with the mutant.
+func (m mutant) changed() (string, error) {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return "", err
+	}
+	if n := strings.Count(string(source), m.text); n != 1 {
+		return "", fmt.Errorf("%s contains %q %d times, want 1", m.file, m.text, n)
+	}
+	return strings.Replace(string(source), m.text, m.by, 1), nil
+}
+
 // test returns the number of seeds that find the mutant.
 func (m mutant) test(ctx context.Context, folder string, seeds int) (int, error) {
-	source, err := os.ReadFile(m.file)
+	source, err := m.changed()
 	if err != nil {
 		return 0, err
 	}
-	if n := strings.Count(string(source), m.text); n != 1 {
-		return 0, fmt.Errorf("%s contains %q %d times, want 1", m.file, m.text, n)
-	}
 	broken := filepath.Join(folder, filepath.Base(m.file))
-	if err := os.WriteFile(broken, []byte(strings.Replace(string(source), m.text, m.by, 1)), 0o600); err != nil {
+	if err := os.WriteFile(broken, []byte(source), 0o600); err != nil {
 		return 0, err
 	}
 	path, err := filepath.Abs(m.file)
