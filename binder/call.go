@@ -271,9 +271,15 @@ func (c *call) write(ctx context.Context, s step) step {
 		}
 		c.asked[p.Name()] = true
 		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
+		began := c.o.Clock.Now()
 		err := c.work.Write(ctx, c.entry, p, func() error {
 			return work.Call(ctx, c.o.Recorder, preBind, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
 		})
+		if err != nil && c.o.Clock.Since(began) > Settle && framework.AsError(p.Name(), err).Kind == framework.KindRefuse {
+			// What PreBind read first can be over. It reads again after the next pass.
+			delete(c.asked, p.Name())
+			return step{do: repeat}
+		}
 		if err != nil {
 			return c.failed(p.Name(), err)
 		}

@@ -345,6 +345,24 @@ func TestRun_WritesOncePerChange(t *testing.T) {
 	})
 }
 
+// TestRun_SlowRejection: what a slow PreBind has read can be over, so its rejection does not count.
+func TestRun_SlowRejection(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		calls := 0
+		slow := w.writer("a").(plugin)
+		writes := slow.preBind
+		slow.preBind = func(bc *framework.BindContext) error {
+			if calls++; calls > 1 {
+				return writes(bc)
+			}
+			time.Sleep(2 * time.Second) // Virtual time: the second request takes long.
+			return framework.Refuse(framework.Object{}, "taken")
+		}
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, slow)).Err)
+		assert.Equal(t, []string{"write-a PreBind", "write-a PreBind", "answer with attempt"}, w.said())
+	})
+}
+
 // TestRun_LateReservesLast: no slot is held while another plugin waits.
 func TestRun_LateReservesLast(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
