@@ -103,13 +103,35 @@ func TestDecode_Errors(t *testing.T) {
 				`unknown field "arguments.device"`, `unknown field "arguments.node-state.hidden"`, `unknown field "arguments.node-state.inner.enable"`,
 			},
 		},
-		"Type": {
-			reason: "the error has the field", content: head + "budgets: {maxHolds: many}\n",
-			want: []string{"wrong type of a value, or a duration without a unit such as 90s: json: cannot unmarshal string into Go struct field Budgets.PrebindConfiguration.budgets.maxHolds of type int"},
+		"Types": {
+			reason: "all values of a wrong type are reported together, with their fields", content: head + `mode: 3
+mutators: all
+budgets: {maxHolds: many, hold: 5, prebindTimeout: "90", maxPrebindTimeout: {m: 1}}
+namespaces:
+- {names: [x], prebindTimeout: 1m}
+- {names: [y, 7], maxPrebindTimeout: 1 hour}
+arguments:
+  node-state: {maxWait: 10, seconds: 70000, inner: {enabled: maybe}}
+`,
+			want: []string{
+				`mode: Invalid value: 3: must be of type string (a duration needs a unit, such as 90s)`,
+				`mutators: Invalid value: "all": must be of type []string (a duration needs a unit, such as 90s)`,
+				`budgets.maxHolds: Invalid value: "many": must be of type int (a duration needs a unit, such as 90s)`,
+				`budgets.hold: Invalid value: 5: must be of type string (a duration needs a unit, such as 90s)`,
+				`budgets.prebindTimeout: Invalid value: "90": time: missing unit in duration "90"`,
+				`budgets.maxPrebindTimeout: Invalid value: {"m":1}: must be of type string (a duration needs a unit, such as 90s)`,
+				`namespaces[1].names[1]: Invalid value: 7: must be of type string (a duration needs a unit, such as 90s)`,
+				`namespaces[1].maxPrebindTimeout: Invalid value: "1 hour": time: unknown unit " hour" in duration "1 hour"`,
+				`arguments.node-state.maxWait: Invalid value: 10: must be of type string (a duration needs a unit, such as 90s)`,
+				`arguments.node-state.seconds: Invalid value: 70000: must be of type uint16 (a duration needs a unit, such as 90s)`,
+				`arguments.node-state.inner.enabled: Invalid value: "maybe": must be of type bool (a duration needs a unit, such as 90s)`,
+			},
 		},
-		"Duration": {
-			reason: "the error has the field and an example", content: head + "budgets: {hold: 5}\n",
-			want: []string{"wrong type of a value, or a duration without a unit such as 90s: json: cannot unmarshal number into Go struct field Budgets.PrebindConfiguration.budgets.hold of type string"},
+		"UnknownAndType": {
+			reason: "unknown fields and wrong types are reported together", content: head + "budget: {hold: 1s}\nnamespaces:\n- {}\n- {moed: x, prebindTimeout: '1'}\n",
+			want: []string{
+				`unknown field "budget"`, `unknown field "namespaces[1].moed"`, `namespaces[1].prebindTimeout: Invalid value: "1": time: missing unit in duration "1"`,
+			},
 		},
 	}
 	for name, tc := range cases {

@@ -25,8 +25,8 @@ type Loaded struct {
 }
 
 // Load returns the configuration. The file overrides the defaults, and the given flags override the
-// file. Without a file, the name is empty. The error joins all unknown fields of the file or, if there are
-// none, all invalid values. Each is one line with the file and the path of the field, or with the flag.
+// file. Without a file, the name is empty. The error joins all duplicate fields of the file; or all unknown
+// fields and values of another type; or all invalid values. Each is one line with the file and the path of the field, or with the flag.
 func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 	if file == "" {
 		return Parse(r, "", nil, given)
