@@ -5,14 +5,16 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
-	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 // usageCode is the exit code for a wrong command line: EX_USAGE of sysexits.h. No result of a command has this code.
@@ -67,9 +69,13 @@ func ExitCode(err error) int {
 	}
 }
 
-// Run runs the command until the process is interrupted, prints its error, and returns the exit code.
+// Run runs the command until the process is interrupted, prints its error, and returns the exit code. A second signal kills the
+// process, so that its exit status is not that of a result.
 func Run(root *cobra.Command) int {
-	err := root.ExecuteContext(ctrl.SetupSignalHandler())
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) //nolint:forbidigo // The root of all contexts.
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	err := root.ExecuteContext(ctx)
 	if err != nil && err.Error() != "" {
 		fmt.Fprintln(os.Stderr, "error:", err)
 	}
