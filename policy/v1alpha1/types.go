@@ -89,7 +89,7 @@ type BindPolicySpec struct {
 	// Mutations are annotations and labels that the pod gets with the bind.
 	Mutations *Mutations `json:"mutations,omitempty"`
 
-	// FailurePolicy is the reaction to a runtime error of an expression: Fail rejects the bind, Ignore
+	// FailurePolicy applies if the policy cannot be evaluated: Fail rejects the bind, or delays it if time can help. Ignore
 	// skips the policy for this bind.
 	//
 	// +kubebuilder:default=Fail
@@ -172,8 +172,8 @@ type Resource struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192
 	NameExpression string `json:"nameExpression,omitempty"`
-	// NamespaceExpression returns the namespace of the object, such as pod.metadata.namespace. It cannot
-	// use resources.
+	// NamespaceExpression returns the namespace of the object of nameExpression, such as pod.metadata.namespace. It
+	// cannot use resources.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192
@@ -241,8 +241,8 @@ type Wait struct {
 	//
 	// +kubebuilder:validation:MaxLength=8192
 	MessageExpression string `json:"messageExpression,omitempty"`
-	// Timeout limits the wait, such as 90s or 2m. It begins when the bind begins to wait. The timeout of the
-	// whole bind (--prebind-timeout) applies as well.
+	// Timeout limits the wait, such as 90s or 2m. It counts from the first call for the bind. --prebind-timeout
+	// applies as well.
 	//
 	// +kubebuilder:default="2m"
 	// +kubebuilder:validation:Type=string
