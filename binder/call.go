@@ -276,7 +276,7 @@ func (c *call) write(ctx context.Context, s step) step {
 			return work.Call(ctx, c.o.Recorder, preBind, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
 		})
 		if err != nil && c.o.Clock.Since(began) > Settle && framework.AsError(p.Name(), err).Kind == framework.KindRefuse {
-			// What PreBind read first can be over. It reads again after the next pass.
+			// The state that PreBind read first can be over. A later pass calls PreBind again.
 			delete(c.asked, p.Name())
 			return step{do: repeat}
 		}
