@@ -8,11 +8,13 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # Output directory of `generate`. `verify` sets another one and compares. Its name begins with _, so that Go ignores the
 # generated Go files in it.
 GENERATED_DIR ?= .
-GENERATED = config/webhook/base/role.yaml config/webhook/plugins/volumebinding/role.yaml config/webhook/plugins/device/role.yaml \
-	config/webhook/plugins/resource-claims/role.yaml config/webhook/plugins/announce/role.yaml config/webhook/plugins/node-ready/role.yaml config/webhook/mutators/device-info/role.yaml \
-	$(POLICY)/role.yaml $(POLICY)/crd.yaml policy/v1alpha1/zz_generated.deepcopy.go \
+GENERATED = config/webhook/base/role.yaml $(foreach p,$(PLUGIN_ROLES),config/webhook/plugins/$(p)/role.yaml) config/webhook/mutators/device-info/role.yaml \
+	$(POLICY)/crd.yaml policy/v1alpha1/zz_generated.deepcopy.go \
 	config/webhook/certificates/self-managed/role.yaml docs/policies-reference.md docs/flags.md docs/metrics.md docs/configuration-defaults.yaml docs/configuration.schema.json \
 	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES) docs/api.txt
+
+# The plugins with permissions. The package has the name of the plugin without hyphens.
+PLUGIN_ROLES = announce device node-ready policy resource-claims volumebinding
 
 # The component of the plugin policy.
 POLICY = config/webhook/plugins/policy
@@ -22,9 +24,8 @@ KUBE_VERSION = 1.37.0
 
 # Files of config/webhook that the chart contains as copies, because Helm reads only files of the chart: <file>=<copy>.
 CHART = charts/prebind
-COPIES = base/role.yaml=roles/prebind.yaml plugins/node-ready/role.yaml=roles/node-ready.yaml plugins/device/role.yaml=roles/device.yaml plugins/announce/role.yaml=roles/announce.yaml \
-	plugins/resource-claims/role.yaml=roles/resource-claims.yaml plugins/volumebinding/role.yaml=roles/volumebinding.yaml mutators/device-info/role.yaml=roles/device-info.yaml \
-	plugins/policy/role.yaml=roles/policy.yaml plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
+COPIES = base/role.yaml=roles/prebind.yaml $(foreach p,$(PLUGIN_ROLES),plugins/$(p)/role.yaml=roles/$(p).yaml) mutators/device-info/role.yaml=roles/device-info.yaml \
+	plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
 	base/annotations.yaml=annotations.yaml annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \
@@ -208,18 +209,10 @@ vulncheck: ## Check the program and the module client for known vulnerabilities 
 generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-reference}.md, docs/configuration-defaults.yaml, docs/api.txt, and the chart's schema and README
 	$(TOOL) controller-gen rbac:roleName=prebind,headerFile=config/role-header.txt \
 		paths='./internal/assembly;./internal/apiclient;./internal/replica;./internal/work' output:rbac:dir=$(GENERATED_DIR)/config/webhook/base
-	$(TOOL) controller-gen rbac:roleName=prebind-volumebinding,headerFile=config/role-header.txt \
-		paths=./binder/plugins/volumebinding output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/volumebinding
-	$(TOOL) controller-gen rbac:roleName=prebind-node-ready,headerFile=config/role-header.txt \
-		paths=./binder/plugins/nodeready output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/node-ready
-	$(TOOL) controller-gen rbac:roleName=prebind-device,headerFile=config/role-header.txt \
-		paths=./binder/plugins/device output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/device
-	$(TOOL) controller-gen rbac:roleName=prebind-resource-claims,headerFile=config/role-header.txt \
-		paths=./binder/plugins/resourceclaims output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/resource-claims
-	$(TOOL) controller-gen rbac:roleName=prebind-announce,headerFile=config/role-header.txt \
-		paths=./binder/plugins/announce output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/announce
-	$(TOOL) controller-gen rbac:roleName=prebind-policy,headerFile=config/role-header.txt \
-		paths=./binder/plugins/bindpolicy output:rbac:dir=$(GENERATED_DIR)/$(POLICY)
+	@for p in $(PLUGIN_ROLES); do \
+		$(TOOL) controller-gen rbac:roleName=prebind-$$p,headerFile=config/role-header.txt paths=./binder/plugins/$$(echo $$p | tr -d -) \
+			output:rbac:dir=$(GENERATED_DIR)/config/webhook/plugins/$$p || exit 1; \
+	done
 	$(TOOL) controller-gen object:headerFile=config/go-header.txt crd:headerFile=config/crd-header.txt,omitToolVersion=true \
 		paths=./policy/v1alpha1 output:object:dir=$(GENERATED_DIR)/policy/v1alpha1 output:crd:dir=$(GENERATED_DIR)/$(POLICY)
 	mv $(GENERATED_DIR)/$(POLICY)/policy.prebind.dev_bindpolicies.yaml $(GENERATED_DIR)/$(POLICY)/crd.yaml

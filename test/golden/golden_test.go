@@ -34,10 +34,10 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
-	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/binder/plugins/policy"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
@@ -80,7 +80,7 @@ var (
 		Timeout: metav1.Duration{Duration: 2 * time.Second}, MaxTimeout: metav1.Duration{Duration: time.Minute},
 		Agents: []nodeready.Agent{{Namespace: "network", Selector: "app=cni"}},
 	}}
-	policies = on{bindpolicy.Name, &bindpolicy.Arguments{KeyPrefixes: []string{"ray.io"}}}
+	policies = on{policy.Name, &policy.Arguments{KeyPrefixes: []string{"ray.io"}}}
 	devices  = on{device.Name, &device.Arguments{NodeLockTimeout: metav1.Duration{Duration: time.Minute}}}
 	volumes  = on{name: volumebinding.Name}
 	claims   = on{name: resourceclaims.Name}

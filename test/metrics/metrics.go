@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/binder/plugins/bindpolicy"
+	"github.com/prebind/prebind/binder/plugins/policy"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/internal/certificates"
 	"github.com/prebind/prebind/internal/telemetry"
@@ -61,7 +61,7 @@ func All() ([]Metric, error) {
 func registerAll(r *register) error {
 	_, err := telemetry.New(telemetry.Options{
 		Registry: r, Clock: clock.RealClock{},
-		Metrics: slices.Concat(startlimit.Registration().Metrics, bindpolicy.Registration().Metrics, certificates.NewMetrics().Collectors()),
+		Metrics: slices.Concat(startlimit.Registration().Metrics, policy.Registration().Metrics, certificates.NewMetrics().Collectors()),
 	})
 	return err
 }

@@ -93,19 +93,13 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* '*' and the names that differ from the program's defaults, or nothing. */}}
+{{/* '*', and each name, with a minus if it is off. */}}
 {{- define "prebind.toggles" -}}
-{{- $out := list -}}
-{{- range $name, $v := .values -}}
-{{- if and $v.enabled (not (has $name $.on)) -}}
-{{- $out = append $out $name -}}
-{{- else if and (not $v.enabled) (has $name $.on) -}}
-{{- $out = append $out (printf "-%s" $name) -}}
+{{- $out := list "*" -}}
+{{- range $name, $v := . -}}
+{{- $out = append $out (ternary $name (printf "-%s" $name) $v.enabled) -}}
 {{- end -}}
-{{- end -}}
-{{- if $out -}}
-{{ prepend $out "*" | toJson }}
-{{- end -}}
+{{ $out | toJson }}
 {{- end }}
 
 {{/* The PrebindConfiguration. */}}
@@ -117,13 +111,8 @@ subjects:
 {{- end -}}
 {{- end -}}
 {{- $config = merge $config .Values.config -}}
-{{- with include "prebind.toggles" (dict "values" .Values.mutators "on" (list "topology")) -}}
-{{- $_ := set $config "mutators" (fromJsonArray .) -}}
-{{- end -}}
-{{- /* The program has policy on where its CustomResourceDefinition is installed. Helm keeps the definition. */ -}}
-{{- with include "prebind.toggles" (dict "values" .Values.prebindPlugins "on" (list "node-state" "policy" "device" "resource-claims" "volumebinding")) -}}
-{{- $_ := set $config "prebindPlugins" (fromJsonArray .) -}}
-{{- end -}}
+{{- $_ := set $config "mutators" (include "prebind.toggles" .Values.mutators | fromJsonArray) -}}
+{{- $_ := set $config "prebindPlugins" (include "prebind.toggles" .Values.prebindPlugins | fromJsonArray) -}}
 {{ toYaml $config }}
 {{- end }}
 

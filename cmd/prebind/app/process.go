@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/plugins/bindpolicy"
+	policyplugin "github.com/prebind/prebind/binder/plugins/policy"
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/apiclient"
@@ -261,12 +261,12 @@ func (p *process) buildServers() error {
 }
 
 // policyCompiler compiles BindPolicies with the settings of the plugin, also if the plugin is off.
-func (p *process) policyCompiler() *bindpolicy.Compiler {
+func (p *process) policyCompiler() *policyplugin.Compiler {
 	o := policy.Options{BindTimeout: p.configuration.Budgets.PreBindTimeout.Duration}
-	if a, ok := p.configuration.Arguments.Of(bindpolicy.Name).(*bindpolicy.Arguments); ok {
+	if a, ok := p.configuration.Arguments.Of(policyplugin.Name).(*policyplugin.Arguments); ok {
 		o.KeyPrefixes = a.KeyPrefixes
 	}
-	return bindpolicy.NewCompiler(o, p.client.Discovery(), clock.RealClock{})
+	return policyplugin.NewCompiler(o, p.client.Discovery(), clock.RealClock{})
 }
 
 func (p *process) add(runnables ...manager.Runnable) error {

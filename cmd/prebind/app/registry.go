@@ -6,10 +6,10 @@ package app
 import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/announce"
-	"github.com/prebind/prebind/binder/plugins/bindpolicy"
 	"github.com/prebind/prebind/binder/plugins/device"
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/nodestate"
+	"github.com/prebind/prebind/binder/plugins/policy"
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
@@ -39,7 +39,7 @@ func RegisteredPlugins() []framework.Registration {
 		announce.Registration(),
 		nodestate.Registration(),
 		nodeready.Registration(),
-		bindpolicy.Registration(),
+		policy.Registration(),
 		startlimit.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),

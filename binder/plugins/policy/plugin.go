@@ -1,14 +1,14 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bindpolicy is the PreBind plugin that applies BindPolicies. It evaluates all policies for every
+// Package policy is the PreBind plugin that applies BindPolicies. It evaluates all policies for every
 // bind. If one rejects the bind, the plugin rejects it. Otherwise, the bind waits until no policy delays it, and
 // the pod gets the annotations and labels of all policies.
 //
 // The policies are an immutable snapshot. A goroutine for each one compiles it, begins its watches, and replaces the snapshot (policies.go). A policy that
 // cannot be evaluated, for any reason, follows its failure policy. The leader writes the status of the policies (status.go). A bind never compiles an
 // expression, and reads only the cache.
-package bindpolicy
+package policy
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package bindpolicy
+package policy
 
 // Permissions of this plugin. `make generate` writes the ClusterRole "prebind-policy" from these markers.
 // Operators omit the role if the plugin is off.
