@@ -63,7 +63,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	if attempt != "" {
 		d.Annotations[framework.AttemptAnnotation] = attempt
 	}
-	return d, guardSize(c.pod, c.Binding, d.Annotations, 0)
+	return d, guardSize(c.pod, c.Binding, d.Annotations)
 }
 
 // add adds to the decision what a plugin adds. If several add a key, the last plugin wins.
@@ -91,7 +91,7 @@ func add(d Decision, r result) error {
 }
 
 // waiting returns the answer to a call that could not wait any longer.
-func (c *call) waiting(s step, now time.Time) *framework.Error {
+func (c *call) waiting(s step) *framework.Error {
 	if len(s.waits) == 0 {
 		// The call has ended before the decision, or may be rejected, but it is too early to say so.
 		return framework.NotYet(podObject(c.Pod), "the request ended before the decision").Advise("retry the Binding")
@@ -100,7 +100,7 @@ func (c *call) waiting(s step, now time.Time) *framework.Error {
 	if n := len(s.waits) - 1; n > 0 {
 		more = fmt.Sprintf(", and %d more", n)
 	}
-	err := framework.NotYet(first.Object, "waiting for %s (%s)%s", first.For, now.Sub(c.first).Round(time.Second), more).Advise("retry the Binding")
+	err := framework.NotYet(first.Object, "waiting for %s (%s)%s", first.For, c.o.Clock.Since(c.first).Round(time.Second), more).Advise("retry the Binding")
 	return framework.AsError(cmp.Or(s.plugin, framework.Binder), err)
 }
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
@@ -83,9 +85,18 @@ type result struct {
 // run runs the loop of the call, and leaves the work to the next call or to its follower. If the context ends, it never
 // allows the bind.
 func (c *call) run(ctx context.Context) Decision {
+	name := c.Binding.Target.Name
+	// The API server accepts every name.
+	if problems := apivalidation.NameIsDNSSubdomain(name, false); len(problems) > 0 {
+		return Decision{Err: framework.Refuse(framework.Object{Kind: "Node", Name: short(name)}, "invalid name: %s", problems[0]).Advise("choose another node")}
+	}
+	// Until the pod is read, its name stands for its UID.
+	c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: name}, c.began
 	held, cancel := context.WithTimeout(ctx, c.settings.Hold)
 	defer cancel()
-	d := c.loop(held)
+	end := c.loop(held)
+	d := end.answer
+	d.Err = end.err
 	for _, r := range c.results {
 		d.Warnings = append(d.Warnings, r.verdict.Warnings...)
 	}
@@ -98,12 +109,20 @@ func (c *call) run(ctx context.Context) Decision {
 	if c.DryRun {
 		return d
 	}
-	d = c.remember(d)
+	if d.Err != nil && d.Err.Kind == framework.KindWait {
+		d.RetryAfter = c.retryAfter()
+		c.awaits(d.Err, end.first(), 1, d.RetryAfter)
+	} else { // The wait of the bind is over.
+		c.waits.cache.Remove(c.key)
+	}
 	if c.entry != nil {
 		if !d.PassThrough {
 			d.Attempt = c.id
 		}
 		c.work.Leave(c.entry, d.PassThrough || d.Err != nil && d.RetryAfter == 0, d.RetryAfter)
+	}
+	if d.Attempt != "" || c.calls > 0 || c.leave != nil {
+		d.Calls, d.Waited = c.calls+1, c.o.Clock.Since(c.first)
 	}
 	if d.RetryAfter == 0 {
 		for _, r := range c.results {
@@ -115,14 +134,14 @@ func (c *call) run(ctx context.Context) Decision {
 	return d
 }
 
-// loop repeats one pass until the bind is ready, rejected, or has to be posted again:
+// loop repeats one pass until the bind is ready, rejected, or has to be posted again. It returns a step that finishes:
 //
 //	read and decide       SetupBindContextExtension and PreFlight of every plugin, from the cache
 //	somebody rejects?     if that has been so for Settle: reject; otherwise wait for a change
 //	somebody writes?      PreBind of those plugins, once per change; then repeat
 //	somebody waits?       wait until something changes that was read, or the hold ends
 //	all ready             reserve, answer, and check once that the call has not ended
-func (c *call) loop(ctx context.Context) Decision {
+func (c *call) loop(ctx context.Context) step {
 	for {
 		next := c.pass(ctx)
 		switch {
@@ -139,8 +158,7 @@ func (c *call) loop(ctx context.Context) Decision {
 			next = c.allow(ctx, next.plugins)
 		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
-			c.held = true
-			return Decision{Err: c.waiting(c.last, c.o.Clock.Now()).Because(context.Cause(ctx)), wait: c.last.first()}
+			return c.ended(ctx, c.last)
 		}
 		now := c.o.Clock.Now()
 		switch {
@@ -155,12 +173,15 @@ func (c *call) loop(ctx context.Context) Decision {
 			next = c.wait(ctx, next)
 		}
 		if next.do == finish {
-			if next.err != nil {
-				return Decision{Err: next.err, wait: next.first()}
-			}
-			return next.answer
+			return next
 		}
 	}
+}
+
+// ended returns the end of a call whose context has ended while it waited as in the step.
+func (c *call) ended(ctx context.Context, s step) step {
+	c.held = true
+	return s.end(c.waiting(s).Because(context.Cause(ctx)))
 }
 
 // pass reads the bind, calls Setup and PreFlight of every plugin that takes part, in order, and decides. A rejection of the
@@ -185,7 +206,7 @@ func (c *call) pass(ctx context.Context) step {
 		preFlight := work.Step{Name: work.StepPreFlight, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		err := work.Call(ctx, c.o.Recorder, preFlight, func(ctx context.Context) (err error) {
 			if extender, ok := p.(framework.BindContextExtender); ok {
-				cache := c.o.CachedFor(p.Name())
+				cache := c.o.Cached(p.Name())
 				if c.changes != nil {
 					cache = subscribing{Reader: cache, to: c.changes}
 				}
@@ -206,16 +227,20 @@ func (c *call) pass(ctx context.Context) step {
 
 // look reads what the engine needs for a pass. The pod must be the one of the first pass, and so must the node.
 func (c *call) look(ctx context.Context) step {
-	if c.node != nil { // The call has just read the pod for the first pass.
-		if s := c.readPod(ctx); s.do != allow {
-			return s
-		}
+	first := c.pod == nil
+	if s := c.readPod(ctx); s.do != allow {
+		return s
 	}
-	room := 0
+	if first {
+		c.key.Pod = c.pod.UID
+		before := c.waits.before(c.key, c.began)
+		c.first, c.calls = before.since, before.calls
+	}
+	var added map[string]string
 	if len(c.settings.Plugins) > 0 {
-		room = attemptRoom
+		added = attemptRoom
 	}
-	if err := cmp.Or(guardBinding(c.pod, c.Binding), guardSize(c.pod, c.Binding, nil, room)); err != nil {
+	if err := cmp.Or(guardBinding(c.pod, c.Binding), guardSize(c.pod, c.Binding, added)); err != nil {
 		return ends(err)
 	}
 	c.required = nil

@@ -66,8 +66,6 @@ type Decision struct {
 	// has an attempt.
 	Calls  int
 	Waited time.Duration
-	// wait is what a denied call waits for.
-	wait framework.Wait
 }
 
 // Audit is a decision that is only reported; see ModeAudit.

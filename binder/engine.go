@@ -19,12 +19,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -33,14 +30,11 @@ import (
 	"github.com/prebind/prebind/internal/work"
 )
 
-// Options of an Engine. All fields are required but CachedFor and Term.
+// Options of an Engine. All fields are required but Term.
 type Options struct {
-	// Cached reads pods without a node, nodes, and the kinds that plugins watch, from a
-	// cache. The engine never changes the returned objects.
-	Cached framework.Reader
-	// CachedFor returns the cached reader of a plugin, by its name. It may be nil: then all
-	// plugins read through Cached.
-	CachedFor func(plugin string) framework.Reader
+	// Cached returns the cached reader of a plugin, by its name, and that of the engine for "". All read pods without a node, and nodes;
+	// that of a plugin reads the kinds that it watches, too. The engine never changes the returned objects.
+	Cached func(plugin string) framework.Reader
 	// Live reads pods and nodes from the API server, if the cache lacks them.
 	Live framework.Reader
 	// Settings are those of the configuration.
@@ -76,10 +70,12 @@ func (o Options) validate() error {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	o     Options
-	work  *work.Set
-	waits waits
-	seats seats
+	o Options
+	// cached reads pods and nodes.
+	cached framework.Reader
+	work   *work.Set
+	waits  waits
+	seats  seats
 	// jitter returns a random number from 0 to 1.
 	jitter func() float64
 	// draining is closed by drain.
@@ -95,14 +91,11 @@ func New(o Options) (*Engine, error) {
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
 	}
-	if o.CachedFor == nil {
-		o.CachedFor = func(string) framework.Reader { return o.Cached }
-	}
-	draining := make(chan struct{})
+	draining, cached := make(chan struct{}), o.Cached("")
 	return &Engine{
-		o: o, waits: newWaits(o.Clock), jitter: rand.Float64,
+		o: o, cached: cached, waits: newWaits(o.Clock), jitter: rand.Float64,
 		work: work.NewSet(work.Options{
-			Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+			Cached: cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
 		}),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}, nil
@@ -169,15 +162,9 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline.
-func (e *Engine) Bind(ctx context.Context, r Request) Decision {
+func (e *Engine) Bind(ctx context.Context, r Request) (d Decision) {
 	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
-	d := e.answer(ctx, r, began)
-	e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
-	return d
-}
-
-// answer decides on one Binding.
-func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decision {
+	defer func() { e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began)) }()
 	settings := e.o.Settings.in(r.Pod.Namespace)
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}
@@ -185,7 +172,7 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 	c := &call{Engine: e, Request: r, settings: settings, began: began}
 	c.audit = !r.DryRun && settings.Mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
-	d := c.decide(ctx)
+	d = c.run(ctx)
 	if c.DryRun && !d.PassThrough {
 		d = c.explained(d)
 	}
@@ -193,31 +180,7 @@ func (e *Engine) answer(ctx context.Context, r Request, began time.Time) Decisio
 		d = auditOnly(d)
 	}
 	if c.pod != nil && !r.DryRun && (d.Err != nil || d.Audit != nil) {
-		c.report(c.pod, d)
-	}
-	return d
-}
-
-// decide reads the pod, and runs the loop.
-func (c *call) decide(ctx context.Context) Decision {
-	name := c.Binding.Target.Name
-	// The API server accepts every name.
-	if problems := apivalidation.NameIsDNSSubdomain(name, false); len(problems) > 0 {
-		return Decision{Err: framework.Refuse(framework.Object{Kind: "Node", Name: short(name)}, "invalid name: %s", problems[0]).Advise("choose another node")}
-	}
-	c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: name}, c.began
-	if s := c.readPod(ctx); s.do != allow {
-		if s.err != nil {
-			return c.remember(Decision{Err: s.err})
-		}
-		return s.answer
-	}
-	c.key.Pod = c.pod.UID
-	before := c.waits.before(c.key, c.began)
-	c.first, c.calls = before.since, before.calls
-	d := c.run(ctx)
-	if d.Attempt != "" || before.calls > 0 || c.leave != nil {
-		d.Calls, d.Waited = before.calls+1, c.o.Clock.Since(before.since)
+		c.report(d)
 	}
 	return d
 }

@@ -71,7 +71,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
 		chain := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
 		o := Options{
-			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
+			Cached: func(string) framework.Reader { return s.server.Cache() }, Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
 			Settings: Settings{
 				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
 				PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 20 * time.Minute,
@@ -284,8 +284,9 @@ func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Obje
 func TestBind_NotInTheCache(t *testing.T) {
 	live := counted{reads: map[string]int{}}
 	without := func(o *Options) {
+		cached := uncached{o.Cached("")}
 		live.Reader = o.Live
-		o.Cached, o.Live = uncached{o.Cached}, live
+		o.Cached, o.Live = func(string) framework.Reader { return cached }, live
 	}
 	in(t, without, func(t *testing.T, s *scene) {
 		for at := 40 * time.Millisecond; at < 4500*time.Millisecond; at += 40 * time.Millisecond {

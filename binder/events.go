@@ -24,20 +24,20 @@ const (
 )
 
 // report records an event about a denial, or about the result of an audit, on the pod.
-func (c *call) report(pod *corev1.Pod, d Decision) {
+func (c *call) report(d Decision) {
 	switch {
 	case d.Audit != nil && len(d.Warnings) > 0:
-		c.event(pod, d.Audit.Err, corev1.EventTypeNormal, work.ReasonAudited, strings.Join(d.Warnings, "; "))
+		c.event(d.Audit.Err, corev1.EventTypeNormal, work.ReasonAudited, strings.Join(d.Warnings, "; "))
 	case d.Audit != nil || d.Err == nil:
 	case d.Err.Kind == framework.KindWait:
-		c.reportWait(pod, d.Err)
+		c.reportWait(d.Err)
 	default:
-		c.event(pod, d.Err, corev1.EventTypeWarning, work.ReasonRefused, d.Err.Error())
+		c.event(d.Err, corev1.EventTypeWarning, work.ReasonRefused, d.Err.Error())
 	}
 }
 
 // reportWait records an event about a wait, unless this replica has reported it a short time ago.
-func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
+func (c *call) reportWait(err *framework.Error) {
 	reports, now := false, c.o.Clock.Now()
 	c.waits.change(c.key, c.began, func(w *waited) {
 		reports = w.reported.IsZero() || w.object != err.Object || now.Sub(w.reported) >= reportAgain
@@ -46,16 +46,16 @@ func (c *call) reportWait(pod *corev1.Pod, err *framework.Error) {
 		}
 	})
 	if reports {
-		c.event(pod, err, corev1.EventTypeNormal, work.ReasonWaiting, err.Error())
+		c.event(err, corev1.EventTypeNormal, work.ReasonWaiting, err.Error())
 	}
 }
 
 // event records an event; err may be nil.
-func (c *call) event(pod *corev1.Pod, err *framework.Error, kind, reason, note string) {
+func (c *call) event(err *framework.Error, kind, reason, note string) {
 	// The recorder counts events with the same reason and the same related object as one.
 	var about runtime.Object
 	if err != nil && err.Object.Name != "" {
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
-	c.work.Report(pod, about, kind, reason, note)
+	c.work.Report(c.pod, about, kind, reason, note)
 }

@@ -5,6 +5,7 @@ package binder
 
 import (
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -52,8 +53,8 @@ var (
 // the size of the request.
 const maxLabels = 64 << 10
 
-// attemptRoom is the size of the annotation that a bind gets if a plugin writes.
-const attemptRoom = len(framework.AttemptAnnotation) + 64
+// attemptRoom has the size of the annotation that a bind gets if a plugin writes.
+var attemptRoom = map[string]string{framework.AttemptAnnotation: strings.Repeat("-", 64)}
 
 // guardBinding checks what the API server merges from the Binding into the pod. The API server does not check it: it stores the
 // pod, and then rejects every later update, the kubelet's included. The metadata of the pod is valid already.
@@ -64,7 +65,11 @@ func guardBinding(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 			problems = append(problems, apivalidation.ValidateAnnotations(map[string]string{key: ""}, annotationsPath)...)
 		}
 	}
-	if sizeOf(b.Labels) > maxLabels {
+	labelsSize := 0
+	for key, value := range b.Labels {
+		labelsSize += len(key) + len(value)
+	}
+	if labelsSize > maxLabels {
 		problems = append(problems, field.TooLong(labelsPath, "", maxLabels))
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
@@ -75,33 +80,22 @@ func guardBinding(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	return badMetadata(pod, problems, "correct the Binding, because the API server rejects every update of a pod with such metadata")
 }
 
-// guardSize checks the size of the annotations of the pod, the Binding and added together, with room for more bytes. The API server
-// does not check it, as in guardBinding.
-func guardSize(pod *corev1.Pod, b *corev1.Binding, added map[string]string, room int) *framework.Error {
-	if fits(room, pod.Annotations, b.Annotations, added) {
+// guardSize checks the size of the annotations of the pod, the Binding and added together, of which later ones replace earlier ones. The
+// API server does not check it, as in guardBinding.
+func guardSize(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *framework.Error {
+	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
+	maps.Copy(merged, pod.Annotations)
+	maps.Copy(merged, b.Annotations)
+	without := apivalidation.ValidateAnnotationsSize(merged)
+	maps.Copy(merged, added)
+	if apivalidation.ValidateAnnotationsSize(merged) == nil {
 		return nil
 	}
 	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
-	if fits(0, pod.Annotations, b.Annotations) {
+	if without == nil {
 		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
 	}
 	return badMetadata(pod, field.ErrorList{field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB)}, advice)
-}
-
-// fits reports whether the API server accepts the annotations, of which later ones replace earlier ones, with room for more bytes.
-func fits(room int, annotations ...map[string]string) bool {
-	size := room
-	for _, a := range annotations {
-		size += sizeOf(a)
-	}
-	if size <= apivalidation.TotalAnnotationSizeLimitB {
-		return true
-	}
-	merged := map[string]string{} // A replaced value does not count.
-	for _, a := range annotations {
-		maps.Copy(merged, a)
-	}
-	return room+sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB
 }
 
 // badMetadata returns the error of the problems.
@@ -112,12 +106,4 @@ func badMetadata(pod *corev1.Pod, problems field.ErrorList, advice string) *fram
 		err.Fields = append(err.Fields, framework.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
 	}
 	return err
-}
-
-func sizeOf(values map[string]string) int {
-	size := 0
-	for key, value := range values {
-		size += len(key) + len(value)
-	}
-	return size
 }

@@ -78,7 +78,6 @@ func TestGuardMerged(t *testing.T) {
 		pod     *corev1.Pod
 		binding []gen.BindingOption
 		added   map[string]string
-		room    int
 		// want are the paths of the invalid fields.
 		want []string
 	}{
@@ -122,7 +121,7 @@ func TestGuardMerged(t *testing.T) {
 		"NoRoom": {
 			reason: "the annotation of a later attempt needs space, too",
 			pod:    gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-6))),
-			room:   8,
+			added:  map[string]string{"a": "1234567"},
 			want:   []string{"metadata.annotations"},
 		},
 		"ReplacedCountsOnce": {
@@ -137,7 +136,7 @@ func TestGuardMerged(t *testing.T) {
 			b := gen.Binding(tc.pod, "node-a", tc.binding...)
 			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
 
-			err := cmp.Or(guardBinding(tc.pod, b), guardSize(tc.pod, b, tc.added, tc.room))
+			err := cmp.Or(guardBinding(tc.pod, b), guardSize(tc.pod, b, tc.added))
 
 			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")

@@ -24,7 +24,7 @@ const (
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
 func (c *call) take(ctx context.Context) (leave func()) {
-	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, heldSize(c.pod, c.Binding))
+	seat := c.seats.take(c.User, c.settings.MaxHolds, heldSize(c.pod, c.Binding))
 	if seat == nil {
 		c.o.Recorder.HoldRefused()
 		return nil
@@ -40,26 +40,14 @@ func (c *call) take(ctx context.Context) (leave func()) {
 // awaits records what the call waits for, and the answer if it ended now. Over is 1 if it has ended. Then the next one is expected after
 // that time.
 func (c *call) awaits(err *framework.Error, wait framework.Wait, over int, next time.Duration) {
+	if wait.For == "" {
+		wait = framework.Wait{Object: err.Object, For: err.Message}
+	}
 	c.waits.change(c.key, c.began, func(w *waited) {
 		w.calls += over
 		w.next = next
 		w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget
 	})
-}
-
-// remember records the decision for the next call. If the client has to wait, the decision says for how long, and the call counts
-// as one that had to wait. Any other decision ends the wait of the bind.
-func (c *call) remember(d Decision) Decision {
-	if d.Err == nil || d.Err.Kind != framework.KindWait {
-		c.waits.cache.Remove(c.key)
-		return d
-	}
-	d.RetryAfter = c.retryAfter()
-	if d.wait.For == "" {
-		d.wait = framework.Wait{Object: d.Err.Object, For: d.Err.Message}
-	}
-	c.awaits(d.Err, d.wait, 1, d.RetryAfter)
-	return d
 }
 
 // retryAfter returns when the client should post the Binding again: at once if it probably gets a seat again, and otherwise after half
@@ -106,7 +94,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 		if !now.Before(end) {
 			return s.end(c.overBudget(s))
 		}
-		err := c.waiting(s, now)
+		err := c.waiting(s)
 		if c.leave == nil {
 			if c.leave = c.take(ctx); c.leave == nil {
 				return s.end(err)
@@ -115,7 +103,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 		c.awaits(err, s.first(), 0, 0)
 		c.observe(ctx, s.waits)
 		if !c.reports.IsZero() && !now.Before(c.reports) {
-			c.reportWait(c.pod, err)
+			c.reportWait(err)
 			c.reports = time.Time{}
 		}
 		if until = s.until; until.IsZero() || end.Before(until) {
@@ -133,7 +121,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 	case <-c.changes.C():
 	case <-timer.C():
 	case <-c.draining:
-		return s.end(c.waiting(s, c.o.Clock.Now()))
+		return s.end(c.waiting(s))
 	case <-ctx.Done():
 	}
 	clear(c.asked)
@@ -144,8 +132,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 		}
 	}
 	if ctx.Err() != nil { // A pass could only find that it has ended.
-		c.held = true
-		return s.end(c.waiting(s, c.o.Clock.Now()).Because(context.Cause(ctx)))
+		return c.ended(ctx, s)
 	}
 	return step{do: repeat}
 }

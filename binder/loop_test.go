@@ -51,7 +51,7 @@ func newWorld(t *testing.T) *world {
 	chain := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{w}})
 	var err error
 	w.Engine, err = New(Options{
-		Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
+		Cached: func(string) framework.Reader { return w }, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
 		Term: func() (int64, bool) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -171,7 +171,7 @@ func (w *world) run(ctx context.Context, p posted) Decision {
 			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,
 		},
 	}
-	d := c.decide(ctx)
+	d := c.run(ctx)
 	if p.dryRun {
 		d = c.explained(d)
 	}

@@ -25,9 +25,14 @@ var ErrPodNotFound = errors.New("the pod does not exist")
 // readPod reads the pod of the Binding. The cache may be behind, so only the pod of the API server ends a bind. The step is allow if the
 // pod can be bound, and if it is the pod of the first pass.
 func (c *call) readPod(ctx context.Context) step {
-	pod, reason := &corev1.Pod{}, work.ReadMissing
-	if err := c.o.Cached.Get(ctx, c.Request.Pod, pod); err == nil {
-		if !c.ends(pod) {
+	b, reason := c.Binding, work.ReadMissing
+	// The API server rejects the Binding, or the pod is another one than that of the first pass.
+	over := func(pod *corev1.Pod) bool {
+		return unbindable(pod, b) || b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion || c.pod != nil && pod.UID != c.key.Pod
+	}
+	pod := &corev1.Pod{}
+	if err := c.cached.Get(ctx, c.Request.Pod, pod); err == nil {
+		if !over(pod) {
 			c.pod = pod
 			return step{do: allow}
 		}
@@ -42,19 +47,19 @@ func (c *call) readPod(ctx context.Context) step {
 		return ends(unreadable(podObject(c.Request.Pod), err))
 	case pod == nil:
 		return ends(framework.Stale(podObject(c.Request.Pod), "not found").Because(ErrPodNotFound).Advise("discard the Binding"))
-	case !unbindable(pod, c.Binding) && c.Binding.ResourceVersion != "" && c.Binding.ResourceVersion != pod.ResourceVersion:
+	case !over(pod):
+		c.pod, c.podRead = pod, c.o.Clock.Now()
+		return step{do: allow}
+	case !unbindable(pod, b) && b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion:
 		// The API server checks it as well, but only after the plugins would have had their side effects.
 		return ends(framework.Stale(podObject(c.Request.Pod), "has resourceVersion %s, but the Binding requires %s",
-			pod.ResourceVersion, short(c.Binding.ResourceVersion)).Advise("schedule the changed pod"))
-	case c.ends(pod):
-		d := rejectedBy(pod, c.Binding)
-		if d.UID != "" && c.pod != nil {
-			d.UID = c.key.Pod // The API server must reject it: it was not checked.
-		}
-		return step{do: finish, answer: d}
+			pod.ResourceVersion, short(b.ResourceVersion)).Advise("schedule the changed pod"))
 	}
-	c.pod, c.podRead = pod, c.o.Clock.Now()
-	return step{do: allow}
+	d := rejectedBy(pod, b)
+	if d.UID != "" && c.pod != nil {
+		d.UID = c.key.Pod // The API server must reject it: it was not checked.
+	}
+	return step{do: finish, answer: d}
 }
 
 // uses returns whether the pass uses an object again that was read from the API server at that time, which it does for Settle. Then its
@@ -74,7 +79,7 @@ func (c *call) uses(read time.Time) bool {
 // readNode returns the target. The cache may be behind, so only the API server's answer rejects a node.
 func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
 	node, key := &corev1.Node{}, types.NamespacedName{Name: c.key.Node}
-	if err := c.o.Cached.Get(ctx, key, node); err == nil {
+	if err := c.cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
 	if c.uses(c.nodeRead) {
@@ -120,11 +125,4 @@ func (s subscribing) List(ctx context.Context, into client.ObjectList, opts ...c
 	options.ApplyOptions(opts)
 	s.to.Add(notify.RefTo(into, options.Namespace, ""))
 	return s.Reader.List(ctx, into, opts...)
-}
-
-// ends returns whether the state of the pod ends the bind: the API server rejects the Binding, or the pod is another one than that of the first
-// pass.
-func (c *call) ends(pod *corev1.Pod) bool {
-	b := c.Binding
-	return unbindable(pod, b) || b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion || c.pod != nil && pod.UID != c.key.Pod
 }

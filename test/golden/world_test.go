@@ -67,7 +67,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	}
 	all := mutators.NewChain(mutators.Options{Mutators: chain, Required: s.required})
 	engine, err := binder.New(binder.Options{
-		Cached: c, Live: c,
+		Cached: func(string) framework.Reader { return c }, Live: c,
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Mutators: all,
 			Claimed: func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {

@@ -118,7 +118,7 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 func (c *Cluster) build() *binder.Engine {
 	chain := mutators.NewChain(mutators.Options{})
 	e, err := binder.New(binder.Options{
-		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		Cached: func(string) framework.Reader { return c.Handle.Cached }, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
 			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,

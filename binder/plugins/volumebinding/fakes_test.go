@@ -224,7 +224,7 @@ func newReplica(t *testing.T, w *world, name string) *replica {
 	chain := mutators.NewChain(mutators.Options{})
 	var err error
 	r.Engine, err = binder.New(binder.Options{
-		Cached: w.cached, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		Cached: func(string) framework.Reader { return w.cached }, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{r.plugin}, Hold: hold, MaxHolds: 1000,
 			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,

@@ -178,7 +178,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	p.ready.Require(p.replicas.Held)
 	p.ready.Require(p.health.Problem)
 	if p.engine, err = binder.New(binder.Options{
-		Cached: p.mgr.GetCache(), CachedFor: p.assembly.CachedFor,
+		Cached:   p.assembly.CachedFor,
 		Live:     p.mgr.GetAPIReader(),
 		Settings: settings,
 		Replica:  p.id,
