@@ -209,9 +209,8 @@ func check(out Output) error {
 		}
 	}
 	for short, value := range out.Labels {
-		if !keys.ValidLabelValue(value) {
-			invalid = append(invalid, fmt.Sprintf("it returned the label %q with the value %q: %s",
-				short, value, strings.Join(validation.IsValidLabelValue(value), "; ")))
+		if problems := validation.IsValidLabelValue(value); len(problems) > 0 {
+			invalid = append(invalid, fmt.Sprintf("it returned the label %q with the value %q: %s", short, value, strings.Join(problems, "; ")))
 		}
 	}
 	if len(invalid) == 0 {

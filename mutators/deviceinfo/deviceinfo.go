@@ -86,30 +86,13 @@ func text(d *mutators.Device) string {
 // lists reports whether the list contains the device.
 func lists(list, device string) bool { return slices.Contains(strings.Split(list, ","), device) }
 
-// keyOf returns a valid annotation key for a request. The subrequest gpu/large of a ResourceClaim
-// becomes gpu.large. keyOf replaces other invalid characters with '-', and removes them at the beginning
-// and the end. A key that is too long or empty ends with a hash of the request, so that keys stay unique.
+// keyOf returns an annotation key for a request. The subrequest gpu/large of a ResourceClaim becomes gpu.large. A key
+// that is too long ends with a hash of the request, so that keys stay unique.
 func keyOf(request string) string {
-	if keys.Valid(request) {
-		return request
-	}
-	key := strings.Map(func(r rune) rune {
-		switch {
-		case r == '/':
-			return '.'
-		case r < 0x80 && keys.Alphanumeric(byte(r)), r == '-', r == '_', r == '.':
-			return r
-		default:
-			return '-'
-		}
-	}, request)
-	long := len(key) > keys.MaxLength
-	if key = strings.Trim(key, "-_."); key != "" && !long {
+	key := strings.ReplaceAll(request, "/", ".")
+	if len(key) <= keys.MaxLength {
 		return key
 	}
-	if key == "" {
-		key = "request"
-	}
 	sum := sha256.Sum256([]byte(request))
-	return key[:min(len(key), keys.MaxLength-1-hashLength)] + "-" + hex.EncodeToString(sum[:])[:hashLength]
+	return key[:keys.MaxLength-1-hashLength] + "-" + hex.EncodeToString(sum[:])[:hashLength]
 }

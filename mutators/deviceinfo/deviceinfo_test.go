@@ -51,15 +51,8 @@ func TestKeyOf(t *testing.T) {
 		"Valid":      {reason: "a valid key is not changed", request: "gpu-1.Large_x", want: "gpu-1.Large_x"},
 		"Subrequest": {reason: "a slash becomes a dot", request: "gpu/large", want: "gpu.large"},
 		"Resource":   {reason: "a slash in an extended resource becomes a dot", request: "example.com/gpu", want: "example.com.gpu"},
-		"Other":      {reason: "any other invalid character becomes a dash", request: "gpu für b", want: "gpu-f-r-b"},
-		"NoUTF8":     {reason: "invalid UTF-8 is replaced", request: "a\xffb", want: "a-b"},
-		"Ends":       {reason: "a key begins and ends with a letter or a digit", request: "/_gpu (2)", want: "gpu--2"},
 		"Longest":    {reason: "63 characters are allowed", request: strings.Repeat("a", 31) + "/" + strings.Repeat("b", 31), want: strings.Repeat("a", 31) + "." + strings.Repeat("b", 31)},
 		"Long":       {reason: "a longer key is cut and ends with a hash", request: strings.Repeat("a", 64), want: strings.Repeat("a", 54) + "-ffe054fe"},
-		"LongEnds":   {reason: "a key is trimmed before it is cut", request: "-" + strings.Repeat("a", 70), want: strings.Repeat("a", 54) + "-699185df"},
-		"LongShort":  {reason: "a shortened key differs from a short key", request: "gpu" + strings.Repeat("-", 61), want: "gpu-503ba10a"},
-		"Nothing":    {reason: "a request without valid characters becomes a hash", request: "ключ", want: "request-1de36a32"},
-		"Empty":      {reason: "an empty request becomes a hash", request: "", want: "request-e3b0c442"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -76,30 +69,18 @@ func isRequest(name string) bool {
 	return len(parts) <= 2 && !slices.ContainsFunc(parts, func(part string) bool { return len(validation.IsDNS1123Label(part)) > 0 })
 }
 
-// FuzzKeyOf checks that any request results in a valid key, and that long requests have different keys.
+// FuzzKeyOf checks that requests of ResourceClaims have valid and different keys.
 func FuzzKeyOf(f *testing.F) {
-	long := strings.Repeat("a", 64)
+	long := strings.Repeat("a", 63)
 	f.Add("gpu", "gpu/large")
-	f.Add(long+"1", long+"2")
-	f.Add("-"+long, long+"-")
-	f.Add("", "///")
-	f.Add("\xff", "ä\n\x00")
-	f.Add(strings.Repeat("ü", 63), strings.Repeat("ü", 64))
-	f.Add("gpu"+strings.Repeat("-", 61), "gpu"+strings.Repeat("-", 62))
+	f.Add(long+"/b1", long+"/b2")
 	f.Fuzz(func(t *testing.T, a, b string) {
-		for _, request := range []string{a, b} {
-			key := keyOf(request)
-			assert.Empty(t, validation.IsQualifiedName("device-info.prebind.dev/"+key), "%q gives %q", request, key)
-			assert.Equal(t, key, keyOf(key), "a valid key is not changed")
-			if len(validation.IsQualifiedName("x/"+request)) == 0 {
-				assert.Equal(t, request, key, "a request that is a valid key is not changed")
-			}
+		if !isRequest(a) || !isRequest(b) {
+			return
 		}
-		if a != b && len([]rune(a)) > 63 && len([]rune(b)) > 63 {
+		assert.Empty(t, validation.IsQualifiedName("device-info.prebind.dev/"+keyOf(a)), "%q", a)
+		if a != b {
 			assert.NotEqual(t, keyOf(a), keyOf(b), "%q and %q", a, b)
-		}
-		if a != b && isRequest(a) && isRequest(b) {
-			assert.NotEqual(t, keyOf(a), keyOf(b), "requests of ResourceClaims have different keys")
 		}
 	})
 }

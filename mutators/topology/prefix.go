@@ -63,16 +63,3 @@ func (p *prefix) key(label string) (key string, ok bool) {
 	}
 	return key, keys.Valid(key)
 }
-
-// canGive reports whether a label can have the key.
-func (p *prefix) canGive(key string) bool {
-	if !keys.Valid(key) {
-		return false
-	}
-	if p.named {
-		return len(key) >= len(p.before)+len(p.after) && strings.HasPrefix(key, p.before) && strings.HasSuffix(key, p.after)
-	}
-	// Without a slash, the star also matches the prefix of the label, so every key is possible.
-	_, begin, _ := strings.Cut(p.begin, "/")
-	return strings.HasPrefix(key, begin)
-}

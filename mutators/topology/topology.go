@@ -187,27 +187,13 @@ func (m *Mutator) setPodLabels(wanted []string) error {
 		switch {
 		case key == pathKey && len(m.path) > 0:
 			return fmt.Errorf("pod labels: %q cannot be a label, because its value contains '/': remove it", key)
-		case key != "*" && !m.canGive(key):
-			return fmt.Errorf("pod labels: %q is not the key of a copied node label: use a key without prefix%s",
-				key, m.examples())
+		case key != "*" && !m.short[key] && (len(m.prefixes) == 0 || !keys.Valid(key)):
+			return fmt.Errorf("pod labels: %q is not the key of a copied node label: use a key without prefix", key)
 		default:
 			m.pod[key] = true
 		}
 	}
 	return nil
-}
-
-// canGive reports whether the labels of a node can result in the key.
-func (m *Mutator) canGive(key string) bool {
-	return m.short[key] || slices.ContainsFunc(m.prefixes, func(p prefix) bool { return p.canGive(key) })
-}
-
-// examples returns the end of an error message with a valid key.
-func (m *Mutator) examples() string {
-	if len(m.copies) == 0 {
-		return ""
-	}
-	return ", such as " + m.copies[0].Key
 }
 
 // Name implements mutators.Mutator.
@@ -269,15 +255,10 @@ func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 	}
 }
 
-// add adds the annotation and, if requested, the label of the pod. It skips an invalid label value,
-// although a node in the API server cannot have one.
+// add adds the annotation and, if requested, the label of the pod.
 func (m *Mutator) add(out *mutators.Output, key, value string) {
 	out.Annotations[key] = value
 	if !m.pod["*"] && !m.pod[key] {
-		return
-	}
-	if !keys.ValidLabelValue(value) {
-		delete(out.Labels, key)
 		return
 	}
 	if out.Labels == nil {

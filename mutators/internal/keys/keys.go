@@ -15,27 +15,9 @@ import (
 const MaxLength = 63
 
 // Valid reports whether the short key, after a valid prefix and a slash, is a valid key of
-// annotations and labels. Its result equals that of validation.IsQualifiedName for keys without a
-// slash. It does not allocate memory, because it runs for every key of every bind.
+// annotations and labels.
 func Valid(short string) bool {
-	if short == "" || len(short) > MaxLength || !Alphanumeric(short[0]) || !Alphanumeric(short[len(short)-1]) {
-		return false
-	}
-	for i := range len(short) {
-		if c := short[i]; !Alphanumeric(c) && c != '-' && c != '_' && c != '.' {
-			return false
-		}
-	}
-	return true
-}
-
-// ValidLabelValue reports whether the label value is valid. Its result equals that of
-// validation.IsValidLabelValue.
-func ValidLabelValue(value string) bool { return value == "" || Valid(value) }
-
-// Alphanumeric reports whether a key can begin and end with the character.
-func Alphanumeric(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+	return !strings.Contains(short, "/") && len(validation.IsQualifiedName(short)) == 0
 }
 
 // Source is the kind of value that a mutator copies from a node.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 func TestParse(t *testing.T) {
@@ -60,24 +59,4 @@ func TestBehind(t *testing.T) {
 	for name, want := range map[string]string{"": "", "a": "a", "a/b": "b", "a/b/c": "c", "a/": ""} {
 		assert.Equal(t, want, Behind(name), "%q", name)
 	}
-}
-
-// FuzzValid compares the functions with those of Kubernetes.
-func FuzzValid(f *testing.F) {
-	for _, seed := range []string{
-		"", "a", "a-b_c.D", "-a", "a-", "a/b", "ä", "a\n", "a b", "\xff", strings.Repeat("a", 63), strings.Repeat("a", 64), ".", "0", "@", "[", "`", "{", ":", "a/",
-	} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		valid := !strings.Contains(s, "/") && len(validation.IsQualifiedName("a.example.com/"+s)) == 0
-		assert.Equal(t, valid, Valid(s), "%q", s)
-		assert.Equal(t, len(validation.IsValidLabelValue(s)) == 0, ValidLabelValue(s), "%q", s)
-	})
-}
-
-func TestValid_DoesNotAllocate(t *testing.T) {
-	valid := false
-	assert.Zero(t, testing.AllocsPerRun(10, func() { valid = Valid("some-key") && ValidLabelValue("some value") }), "the functions do not allocate memory")
-	assert.False(t, valid)
 }
