@@ -14,7 +14,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -104,7 +103,7 @@ func processWith(tb testing.TB, in inCluster) usage {
 	self, err := os.Executable()
 	require.NoError(tb, err)
 	process := exec.CommandContext(tb.Context(), self)
-	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, "KUBE_FEATURE_WatchListClient="+streams, fmt.Sprintf("%s=%d", memoryLimitVariable, shippedLimit))
+	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, "KUBE_FEATURE_WatchListClient="+streams, fmt.Sprintf("GOMEMLIMIT=%d", shippedLimit))
 	process.Stderr = os.Stderr
 	out, err := process.Output()
 	server.CloseClientConnections()
@@ -116,9 +115,7 @@ func processWith(tb testing.TB, in inCluster) usage {
 
 // reportCache fills the cache and prints its usage.
 func reportCache(url string) error {
-	if err := limitMemory(os.Getenv, debug.SetMemoryLimit); err != nil {
-		return err
-	}
+	limitMemory()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	began := time.Now()

@@ -10,7 +10,6 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -76,9 +75,7 @@ another replica.`,
 			if os.Getenv("GOGC") == "" {
 				debug.SetGCPercent(gcPercent)
 			}
-			if err := limitMemory(os.Getenv, debug.SetMemoryLimit); err != nil {
-				return err
-			}
+			limitMemory()
 			return serve(cmd.Context(), o, configuration)
 		},
 	}
@@ -192,26 +189,6 @@ func (o *serveOptions) validate() []error {
 // time of binds on garbage collection. Near the memory limit the garbage collector runs more often than this.
 const gcPercent = 200
 
-const (
-	// memoryLimitVariable is an environment variable with the memory limit of the container in bytes. The
-	// shipped manifests set it with the downward API.
-	memoryLimitVariable = "PREBIND_MEMORY_LIMIT"
-	// goMemoryLimitVariable is the variable of the Go runtime. It overrides memoryLimitVariable.
-	goMemoryLimitVariable = "GOMEMLIMIT"
-)
-
-// limitMemory sets the memory limit of the Go runtime, so that the garbage collector runs more often before the
-// process reaches the memory limit of its container. It leaves a tenth of the limit for memory that the Go runtime does not count, such as the binary.
-// set is debug.SetMemoryLimit.
-func limitMemory(getenv func(string) string, set func(int64) int64) error {
-	text := getenv(memoryLimitVariable)
-	if text == "" || getenv(goMemoryLimitVariable) != "" {
-		return nil
-	}
-	limit, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || limit <= 0 {
-		return fmt.Errorf("%s: must be a positive number of bytes, got %q", memoryLimitVariable, text)
-	}
-	set(limit - limit/10)
-	return nil
-}
+// limitMemory leaves a tenth of the memory limit for memory that the Go runtime does not count, such as the binary. The shipped manifests
+// set GOMEMLIMIT to the limit of the container.
+func limitMemory() { debug.SetMemoryLimit(debug.SetMemoryLimit(-1) / 10 * 9) }
