@@ -11,6 +11,7 @@ require (
 	github.com/google/cel-go v0.30.0
 	github.com/google/licensecheck v0.3.1
 	github.com/google/pprof v0.0.0-20250820193118-f64d9cf942d6
+	github.com/jstemmer/go-junit-report/v2 v2.1.0
 	github.com/prometheus/client_golang v1.24.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10

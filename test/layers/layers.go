@@ -34,7 +34,6 @@ func layers() []layer {
 		{packages: []string{"cmd/prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/*", "cmd/internal/cli", "webhook", "binder", "internal/work"}},
-		{packages: []string{"cmd/kubectl-prebind/internal/junit"}, only: []string{}},
 		{packages: []string{"cmd/kubectl-prebind/internal/dryrun"}, only: []string{"webhook", "binder"}},
 		{packages: []string{"cmd/internal/cli"}, only: []string{}},
 		{packages: []string{"internal/assembly"}},

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jstemmer/go-junit-report/v2/junit"
 	"github.com/spf13/cobra"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/junit"
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/internal/policy/cases"
 	"github.com/prebind/prebind/internal/policy/files"
@@ -204,7 +204,7 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 
 func writeResults(out io.Writer, results []*cases.Result, output format) error {
 	if output == formatJUnit {
-		return junit.Write(out, suitesOf(results))
+		return writeJUnit(out, results)
 	}
 	for _, r := range results {
 		if err := r.WriteText(out); err != nil {
@@ -214,28 +214,28 @@ func writeResults(out io.Writer, results []*cases.Result, output format) error {
 	return nil
 }
 
-// suitesOf returns a suite for each directory.
-func suitesOf(results []*cases.Result) []junit.Suite {
-	var suites []junit.Suite
+// writeJUnit writes a suite for each directory. The class of a case is its file.
+func writeJUnit(out io.Writer, results []*cases.Result) error {
+	var report junit.Testsuites
 	for _, r := range results {
-		s := junit.Suite{Name: r.Dir}
+		s := junit.Testsuite{Name: r.Dir, Time: "0"}
 		for _, c := range r.Cases {
-			reported := junit.Case{Name: c.Name, File: c.File}
+			reported := junit.Testcase{Name: c.Name, Classname: c.File}
 			if len(c.Failures) > 0 {
-				reported.Failure = junitMessage(strings.Join(c.Failures, "\n"))
+				reported.Failure = junitResult(strings.Join(c.Failures, "\n"))
 			}
-			s.Cases = append(s.Cases, reported)
+			s.AddTestcase(reported)
 		}
 		if r.Err != nil {
-			s.Cases = append(s.Cases, junit.Case{Name: "files are valid", Error: junitMessage(r.Err.Error())})
+			s.AddTestcase(junit.Testcase{Name: "files are valid", Classname: r.Dir, Error: junitResult(r.Err.Error())})
 		}
-		suites = append(suites, s)
+		report.AddSuite(s)
 	}
-	return suites
+	return report.WriteXML(out)
 }
 
-// junitMessage returns a text with its first line as the summary.
-func junitMessage(text string) *junit.Message {
+// junitResult returns a text with its first line as the summary.
+func junitResult(text string) *junit.Result {
 	first, _, _ := strings.Cut(text, "\n")
-	return &junit.Message{Message: first, Text: text}
+	return &junit.Result{Message: first, Data: text}
 }

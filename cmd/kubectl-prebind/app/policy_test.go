@@ -107,7 +107,7 @@ func TestPolicyTest(t *testing.T) {
 	assert.Contains(t, out, "ok    ", "the standard output is text")
 	report, err := os.ReadFile(file)
 	require.NoError(t, err)
-	assert.Contains(t, string(report), `<testsuite name="`+policyLibrary+`/node-removal" tests="6" failures="0" errors="0" skipped="0">`)
+	assert.Contains(t, string(report), `<testsuite name="`+policyLibrary+`/node-removal" tests="6" failures="0" errors="0"`)
 
 	out, err = run(t, "policy", "test", policyLibrary+"/node-removal", "-o", "junit")
 	require.NoError(t, err)
@@ -137,9 +137,9 @@ cases:
 	require.NoError(t, os.WriteFile(test, append(content, invalid...), 0o600))
 	out, err = run(t, "policy", "test", filepath.Dir(file), "-o", "junit")
 	assert.Equal(t, exitProblem, cli.ExitCode(err))
-	assert.Contains(t, out, `tests="2" failures="1" errors="1" skipped="0"`)
+	assert.Contains(t, out, `tests="2" failures="1" errors="1"`)
 	assert.Contains(t, out, `<failure message="BindPolicy rack: verdict">`)
-	assert.Contains(t, out, `case &#34;invalid&#34;`)
+	assert.Contains(t, out, `case "invalid"`)
 
 	for reason, args := range map[string][]string{
 		"a directory without tests is a mistake":      {t.TempDir()},

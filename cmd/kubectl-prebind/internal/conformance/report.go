@@ -11,8 +11,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/jstemmer/go-junit-report/v2/junit"
+
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/junit"
 )
 
 // guide is the page with the contract.
@@ -85,25 +86,27 @@ func seconds(d time.Duration) string { return d.Round(10 * time.Millisecond).Str
 
 // WriteJUnit writes the results as JUnit XML.
 func (r *Report) WriteJUnit(out io.Writer) error {
-	suite := junit.Suite{Name: "prebind conformance of " + r.Scheduler}
+	suite := junit.Testsuite{Name: "prebind conformance of " + r.Scheduler}
 	var total time.Duration
 	for _, x := range r.Results {
-		c := junit.Case{Name: x.Check, Time: fmt.Sprintf("%.3f", x.Duration.Seconds())}
+		c := junit.Testcase{Name: x.Check, Classname: suite.Name, Time: fmt.Sprintf("%.3f", x.Duration.Seconds())}
 		total += x.Duration
 		switch x.Status {
 		case Pass:
-			c.Output = x.Detail
+			c.SystemOut = &junit.Output{Data: x.Detail}
 		case Fail:
-			c.Failure = &junit.Message{Message: x.Detail, Text: x.Advice + "\nSee " + guide + "#" + x.Section}
+			c.Failure = &junit.Result{Message: x.Detail, Data: x.Advice + "\nSee " + guide + "#" + x.Section}
 		case Errored:
-			c.Error = &junit.Message{Message: x.Detail}
+			c.Error = &junit.Result{Message: x.Detail}
 		case Skipped:
-			c.Skipped = &junit.Message{Message: x.Detail}
+			c.Skipped = &junit.Result{Message: x.Detail}
 		case NoResult:
-			c.Skipped = &junit.Message{Message: "no result: " + x.Detail}
+			c.Skipped = &junit.Result{Message: "no result: " + x.Detail}
 		}
-		suite.Cases = append(suite.Cases, c)
+		suite.AddTestcase(c)
 	}
 	suite.Time = fmt.Sprintf("%.3f", total.Seconds())
-	return junit.Write(out, []junit.Suite{suite})
+	report := junit.Testsuites{}
+	report.AddSuite(suite)
+	return report.WriteXML(out)
 }
