@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/text"
-	"github.com/prebind/prebind/mutators"
 )
 
 // Request is one Binding that a scheduler posted.
@@ -57,8 +57,8 @@ type Decision struct {
 	// Warnings are shown to the client with every answer.
 	Warnings []string
 	// Conflicts and Failures are those of the mutators. The warnings contain them.
-	Conflicts []mutators.Conflict
-	Failures  []mutators.Failure
+	Conflicts []mutation.Conflict
+	Failures  []mutation.Failure
 	// Attempt is the ID of the attempt that the call began or joined, or "".
 	Attempt string
 	// Calls is how often the Binding was posted to this replica, this call included. Waited is

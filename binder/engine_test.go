@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -69,7 +70,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
 		hub := notify.NewHub()
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
-		chain := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{s}})
+		chain := mutation.NewChain([]mutators.Mutator{s}, nil)
 		o := Options{
 			Cached: func(string) framework.Reader { return s.server.Cache() }, Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
 			Settings: Settings{

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
@@ -48,7 +49,7 @@ const nodeName = "node-a"
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
-	chain := mutators.NewChain(mutators.Options{Mutators: []mutators.Mutator{w}})
+	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
 	var err error
 	w.Engine, err = New(Options{
 		Cached: func(string) framework.Reader { return w }, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},

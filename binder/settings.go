@@ -14,7 +14,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
-	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/internal/mutation"
 )
 
 // Mode is how Prebind applies its decisions.
@@ -33,7 +33,7 @@ type Settings struct {
 	// Mode applies unless Namespaces overrides it.
 	Mode Mode
 	// Mutators run on every Binding.
-	Mutators *mutators.Chain
+	Mutators *mutation.Chain
 	// Plugins are the PreBind plugins, in the order in which they run.
 	Plugins []framework.Plugin
 	// Claimed returns the devices that are allocated to the pod by its ResourceClaims. It is nil

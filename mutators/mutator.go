@@ -1,9 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mutators defines the interface of mutators and the chain that runs them. A mutator adds
-// annotations and labels to the Binding. The API server writes them to the pod together with the
-// node.
+// Package mutators defines the interface of mutators. A mutator adds annotations and labels to the Binding. The API server writes
+// them to the pod together with the node.
 package mutators
 
 import (

@@ -24,6 +24,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/claimed"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/telemetry"
 	"github.com/prebind/prebind/mutators"
@@ -129,7 +130,7 @@ func (a *Assembly) usedBy(example client.Object, by user) error {
 
 // mutators returns the chain of the mutators that are on, and the source of the devices that
 // they need, if any.
-func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutators.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
+func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := a.o.Registry.MutatorsOf(c)
 	if err != nil {
 		return nil, nil, err
@@ -149,7 +150,7 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 			claims = &e
 		}
 	}
-	chain := mutators.NewChain(mutators.Options{Mutators: list, Required: c.RequiredMutators})
+	chain := mutation.NewChain(list, c.RequiredMutators)
 	if claims == nil {
 		return chain, nil, nil
 	}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -30,8 +30,8 @@ func TestRecorder_Decided(t *testing.T) {
 	refusal.Plugin = "volumebinding"
 	decisions := []binder.Decision{
 		{
-			Conflicts: []mutators.Conflict{{Mutator: "topology", Field: "annotation", Key: "web-7f", Source: "pod"}, {Mutator: "topology", Key: "shop", Source: "Binding", Kept: true}},
-			Failures:  []mutators.Failure{{Mutator: "node-info", Err: refusal}},
+			Conflicts: []mutation.Conflict{{Mutator: "topology", Field: "annotation", Key: "web-7f", Source: "pod"}, {Mutator: "topology", Key: "shop", Source: "Binding", Kept: true}},
+			Failures:  []mutation.Failure{{Mutator: "node-info", Err: refusal}},
 		},
 		{PassThrough: true},
 		{Err: refusal, Attempt: "shop", Calls: 1, Waited: time.Hour},

@@ -31,6 +31,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/internal/claimed"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -65,7 +66,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	for _, m := range s.mutators {
 		chain = append(chain, m.mutator(t))
 	}
-	all := mutators.NewChain(mutators.Options{Mutators: chain, Required: s.required})
+	all := mutation.NewChain(chain, s.required)
 	engine, err := binder.New(binder.Options{
 		Cached: func(string) framework.Reader { return c }, Live: c,
 		Settings: binder.Settings{

@@ -34,9 +34,9 @@ import (
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/replica"
-	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -121,7 +121,7 @@ func (w *world) start() {
 	p.killed, p.kill = context.WithCancelCause(klog.NewContext(w.over, logr.Discard()))
 	connection := w.api.Connect()
 	connection.Step = p.step
-	chain := mutators.NewChain(mutators.Options{})
+	chain := mutation.NewChain(nil, nil)
 	var err error
 	p.lease, err = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p, wall: true}})
 	require.NoError(w.t, err)

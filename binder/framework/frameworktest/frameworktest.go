@@ -20,8 +20,8 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
-	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -116,7 +116,7 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 
 // build builds the engine.
 func (c *Cluster) build() *binder.Engine {
-	chain := mutators.NewChain(mutators.Options{})
+	chain := mutation.NewChain(nil, nil)
 	e, err := binder.New(binder.Options{
 		Cached: func(string) framework.Reader { return c.Handle.Cached }, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{

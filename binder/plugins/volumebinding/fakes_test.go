@@ -21,9 +21,9 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/compact"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/volumes"
-	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -221,7 +221,7 @@ const hold = 8 * time.Second
 func newReplica(t *testing.T, w *world, name string) *replica {
 	t.Helper()
 	r := &replica{world: w, plugin: pluginIn(w)}
-	chain := mutators.NewChain(mutators.Options{})
+	chain := mutation.NewChain(nil, nil)
 	var err error
 	r.Engine, err = binder.New(binder.Options{
 		Cached: func(string) framework.Reader { return w.cached }, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},

@@ -39,6 +39,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/telemetry"
 	"github.com/prebind/prebind/mutators"
@@ -158,7 +159,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 		require.NoError(tb, err)
 		plugins = append(plugins, built)
 	}
-	mutate := mutators.NewChain(mutators.Options{Mutators: chain})
+	mutate := mutation.NewChain(chain, nil)
 	e, err := binder.New(binder.Options{
 		Cached: func(string) framework.Reader { return world }, Live: world, Replica: "replica", Changes: changes,
 		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},

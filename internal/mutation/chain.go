@@ -1,7 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package mutators
+// Package mutation runs the chain of mutators.
+package mutation
 
 import (
 	"cmp"
@@ -14,16 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/config/v1alpha1"
-	"github.com/prebind/prebind/mutators/internal/keys"
+	"github.com/prebind/prebind/mutators"
 )
-
-// Options are the options of a Chain.
-type Options struct {
-	// Mutators in the order in which they run.
-	Mutators []Mutator
-	// Required lists the names of mutators. Prebind rejects a bind without their complete output.
-	Required []string
-}
 
 // Chain runs mutators in order and adds the prefixes of their keys. It is safe for concurrent
 // use.
@@ -32,18 +25,19 @@ type Chain struct {
 }
 
 type link struct {
-	mutator  Mutator
+	mutator  mutators.Mutator
 	name     string
 	prefix   string
 	required bool
 }
 
-// NewChain returns the chain. The names of the mutators must be unique and valid in annotation keys.
-func NewChain(o Options) *Chain {
+// NewChain returns the chain of the mutators in this order. Their names must be unique and valid in annotation keys. Without the complete
+// output of the required mutators, Prebind rejects a bind.
+func NewChain(all []mutators.Mutator, required []string) *Chain {
 	c := &Chain{}
-	for _, m := range o.Mutators {
+	for _, m := range all {
 		name := m.Name()
-		c.links = append(c.links, link{mutator: m, name: name, prefix: name + "." + v1alpha1.Domain + "/", required: slices.Contains(o.Required, name)})
+		c.links = append(c.links, link{mutator: m, name: name, prefix: name + "." + v1alpha1.Domain + "/", required: slices.Contains(required, name)})
 	}
 	return c
 }
@@ -100,7 +94,7 @@ type Failure struct {
 
 // Mutate runs the chain. If a mutator fails, panics, or returns an invalid key, Mutate discards its
 // output and reports the failure. The other mutators still run.
-func (c *Chain) Mutate(in Input) Result {
+func (c *Chain) Mutate(in mutators.Input) Result {
 	result := Result{Annotations: map[string]string{}, Labels: map[string]string{}}
 	for _, l := range c.links {
 		before := len(result.Conflicts)
@@ -154,7 +148,7 @@ func (r *Refusal) Error() string { return r.Mutator + ": " + r.Message + "; " + 
 func (r *Refusal) Unwrap() error { return r.Cause }
 
 // refusal returns the error of a required mutator, or nil.
-func (l link) refusal(out Output, err error) *Refusal {
+func (l link) refusal(out mutators.Output, err error) *Refusal {
 	switch {
 	case err != nil:
 		return &Refusal{
@@ -181,29 +175,29 @@ func held(key, value string, binding, pod map[string]string) (source string, dif
 	return sourcePod, ok && had != value
 }
 
-func (l link) run(in Input) (out Output, stack string, err error) {
+func (l link) run(in mutators.Input) (out mutators.Output, stack string, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			out, stack, err = Output{}, string(debug.Stack()), fmt.Errorf("panic: %v", r)
+			out, stack, err = mutators.Output{}, string(debug.Stack()), fmt.Errorf("panic: %v", r)
 		}
 	}()
 	if out, err = l.mutator.Mutate(in); err == nil {
 		err = check(out)
 	}
 	if err != nil {
-		return Output{}, "", err
+		return mutators.Output{}, "", err
 	}
 	return out, "", nil
 }
 
 // check returns an error for invalid output. The API server would store a pod with such output, but
 // reject its updates. If there are several errors, check returns always the same one.
-func check(out Output) error {
+func check(out mutators.Output) error {
 	var invalid []string
 	for _, values := range []map[string]string{out.Annotations, out.Labels} {
 		for short := range values {
 			// A key with a slash is invalid, because the prefix already contains one.
-			if !keys.Valid(short) {
+			if strings.Contains(short, "/") || len(validation.IsQualifiedName(short)) > 0 {
 				invalid = append(invalid, fmt.Sprintf("it returned the invalid key %q", short))
 			}
 		}

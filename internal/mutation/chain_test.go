@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package mutators
+package mutation
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -19,16 +20,16 @@ var errNo = errors.New("no")
 // fake is a mutator that calls a function.
 type fake struct {
 	name   string
-	mutate func(in Input) (Output, error)
+	mutate func(in mutators.Input) (mutators.Output, error)
 }
 
 func (f fake) Name() string { return f.name }
 
-func (f fake) Mutate(in Input) (Output, error) { return f.mutate(in) }
+func (f fake) Mutate(in mutators.Input) (mutators.Output, error) { return f.mutate(in) }
 
 // returns returns a mutator that returns this output.
-func returns(name string, out Output) fake {
-	return fake{name: name, mutate: func(Input) (Output, error) { return out, nil }}
+func returns(name string, out mutators.Output) fake {
+	return fake{name: name, mutate: func(mutators.Input) (mutators.Output, error) { return out, nil }}
 }
 
 // pairs returns a map of alternating keys and values.
@@ -41,42 +42,46 @@ func pairs(kv ...string) map[string]string {
 }
 
 // writes returns a mutator that returns these annotations.
-func writes(name string, kv ...string) fake { return returns(name, Output{Annotations: pairs(kv...)}) }
+func writes(name string, kv ...string) fake {
+	return returns(name, mutators.Output{Annotations: pairs(kv...)})
+}
 
 // labels returns a mutator that returns these labels of the pod.
-func labels(name string, kv ...string) fake { return returns(name, Output{Labels: pairs(kv...)}) }
+func labels(name string, kv ...string) fake {
+	return returns(name, mutators.Output{Labels: pairs(kv...)})
+}
 
 // replaces is like labels, and the mutator replaces existing values.
 func replaces(name string, kv ...string) fake {
-	return returns(name, Output{Labels: pairs(kv...), ReplaceLabels: true})
+	return returns(name, mutators.Output{Labels: pairs(kv...), ReplaceLabels: true})
 }
 
 // misses returns a mutator that reports missing values.
 func misses(name string, missing ...string) fake {
-	return returns(name, Output{Annotations: pairs("half", "done"), Missing: missing})
+	return returns(name, mutators.Output{Annotations: pairs("half", "done"), Missing: missing})
 }
 
 // fails returns a mutator that returns an error, and output that the chain must ignore.
 func fails(name string) fake {
-	return fake{name: name, mutate: func(Input) (Output, error) {
-		return Output{Annotations: pairs("half", "done"), Labels: pairs("half", "done"), Missing: []string{"nothing"}}, errNo
+	return fake{name: name, mutate: func(mutators.Input) (mutators.Output, error) {
+		return mutators.Output{Annotations: pairs("half", "done"), Labels: pairs("half", "done"), Missing: []string{"nothing"}}, errNo
 	}}
 }
 
 // panics returns a mutator that panics.
 func panics(name string) fake {
-	return fake{name: name, mutate: func(Input) (Output, error) { panic("boom") }}
+	return fake{name: name, mutate: func(mutators.Input) (mutators.Output, error) { panic("boom") }}
 }
 
 // input returns the input for a bind of the pod. If pod is nil, input creates one.
-func input(pod *corev1.Pod, binding ...gen.BindingOption) Input {
+func input(pod *corev1.Pod, binding ...gen.BindingOption) mutators.Input {
 	if pod == nil {
 		pod = gen.Pod("web")
 	}
-	return Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", binding...)}
+	return mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", binding...)}
 }
 
-func newChain(list ...Mutator) *Chain { return NewChain(Options{Mutators: list}) }
+func newChain(list ...mutators.Mutator) *Chain { return NewChain(list, nil) }
 
 func TestChain_Mutate(t *testing.T) {
 	long := strings.Repeat("k", 63)
@@ -84,7 +89,7 @@ func TestChain_Mutate(t *testing.T) {
 		reason     string
 		pod        *corev1.Pod
 		binding    []gen.BindingOption
-		chain      []Mutator
+		chain      []mutators.Mutator
 		want       map[string]string
 		wantLabels map[string]string
 		conflicts  []Conflict
@@ -93,12 +98,12 @@ func TestChain_Mutate(t *testing.T) {
 		"None": {reason: "an empty chain adds nothing"},
 		"OwnKeys": {
 			reason: "the name of the mutator is the prefix of its keys",
-			chain:  []Mutator{writes("a", "k", "1", "l", ""), writes("b", "k", "2")},
+			chain:  []mutators.Mutator{writes("a", "k", "1", "l", ""), writes("b", "k", "2")},
 			want:   pairs("a.prebind.dev/k", "1", "a.prebind.dev/l", "", "b.prebind.dev/k", "2"),
 		},
 		"OwnLabels": {
 			reason:     "labels have the same prefix and are not annotations",
-			chain:      []Mutator{labels("a", "k", "1", "l", ""), returns("b", Output{Annotations: pairs("k", "2"), Labels: pairs("k", "3")})},
+			chain:      []mutators.Mutator{labels("a", "k", "1", "l", ""), returns("b", mutators.Output{Annotations: pairs("k", "2"), Labels: pairs("k", "3")})},
 			want:       pairs("b.prebind.dev/k", "2"),
 			wantLabels: pairs("a.prebind.dev/k", "1", "a.prebind.dev/l", "", "b.prebind.dev/k", "3"),
 		},
@@ -106,27 +111,27 @@ func TestChain_Mutate(t *testing.T) {
 			reason:  "other keys do not change, even with the prefix of an unknown mutator",
 			pod:     gen.Pod("web", gen.Annotation("b.prebind.dev/k", "x"), gen.Label("k", "x")),
 			binding: []gen.BindingOption{gen.Annotation("a.example.com/k", "x"), gen.Label("a.prebind.dev/l", "x")},
-			chain:   []Mutator{writes("a", "k", "1")},
+			chain:   []mutators.Mutator{writes("a", "k", "1")},
 			want:    pairs("a.prebind.dev/k", "1"),
 		},
 
 		"Contained": {
 			reason: "the output of a mutator that fails or panics is discarded, and the others run",
-			chain:  []Mutator{fails("a"), writes("b", "k", "1"), panics("c"), writes("d", "k", "2")},
+			chain:  []mutators.Mutator{fails("a"), writes("b", "k", "1"), panics("c"), writes("d", "k", "2")},
 			want:   pairs("b.prebind.dev/k", "1", "d.prebind.dev/k", "2"),
 			failed: []string{"a", "c"},
 		},
 		"ForeignKey": {
 			reason: "a key with a prefix discards the whole output of the mutator",
-			chain: []Mutator{
-				returns("a", Output{Annotations: pairs("b.prebind.dev/k", "1", "fine", "1"), Labels: pairs("fine", "1")}), writes("b", "k", "2"),
+			chain: []mutators.Mutator{
+				returns("a", mutators.Output{Annotations: pairs("b.prebind.dev/k", "1", "fine", "1"), Labels: pairs("fine", "1")}), writes("b", "k", "2"),
 			},
 			want:   pairs("b.prebind.dev/k", "2"),
 			failed: []string{"a"},
 		},
 		"InvalidKeys": {
 			reason: "an invalid annotation key discards the output",
-			chain: []Mutator{
+			chain: []mutators.Mutator{
 				writes("space", "no good", "1"), writes("empty", "", "1"), writes("slash", "/", "1"), writes("front", "/k", "1"), writes("behind", "k/", "1"),
 				writes("unicode", "käse", "1"), writes("wide", "ｋ", "1"), writes("newline", "k\n", "1"), writes("dash", "k-", "1"), writes("dot", ".k", "1"),
 				writes("nul", "k\x00", "1"), writes("utf8", "k\xff", "1"), writes("long", long+"k", "1"),
@@ -135,8 +140,8 @@ func TestChain_Mutate(t *testing.T) {
 		},
 		"InvalidLabelValues": {
 			reason: "an invalid label value discards the whole output of the mutator",
-			chain: []Mutator{
-				returns("long", Output{Annotations: pairs("fine", "1"), Labels: pairs("fine", "1", "k", long+"k")}),
+			chain: []mutators.Mutator{
+				returns("long", mutators.Output{Annotations: pairs("fine", "1"), Labels: pairs("fine", "1", "k", long+"k")}),
 				labels("slash", "k", "a/b"), labels("space", "k", " "), labels("unicode", "k", "ä"), labels("dash", "k", "-"), labels("newline", "k", "a\n"),
 				labels("next", "k", "1"),
 			},
@@ -147,14 +152,14 @@ func TestChain_Mutate(t *testing.T) {
 		"AnnotationOfBinding": {
 			reason:    "the Binding has a different value",
 			binding:   []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "theirs")},
-			chain:     []Mutator{writes("a", "k", "ours")},
+			chain:     []mutators.Mutator{writes("a", "k", "ours")},
 			want:      pairs("a.prebind.dev/k", "ours"),
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"}},
 		},
 		"AnnotationOfPod": {
 			reason:    "the pod has a different value",
 			pod:       gen.Pod("web", gen.Annotation("a.prebind.dev/k", "theirs")),
-			chain:     []Mutator{writes("a", "k", "")},
+			chain:     []mutators.Mutator{writes("a", "k", "")},
 			want:      pairs("a.prebind.dev/k", ""),
 			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "pod"}},
 		},
@@ -162,7 +167,7 @@ func TestChain_Mutate(t *testing.T) {
 			reason:     "an equal value is not a conflict",
 			pod:        gen.Pod("web", gen.Annotation("a.prebind.dev/k", "same"), gen.Label("a.prebind.dev/k", "same")),
 			binding:    []gen.BindingOption{gen.Annotation("a.prebind.dev/l", "same"), gen.Label("a.prebind.dev/l", "same")},
-			chain:      []Mutator{returns("a", Output{Annotations: pairs("k", "same", "l", "same"), Labels: pairs("k", "same", "l", "same")})},
+			chain:      []mutators.Mutator{returns("a", mutators.Output{Annotations: pairs("k", "same", "l", "same"), Labels: pairs("k", "same", "l", "same")})},
 			want:       pairs("a.prebind.dev/k", "same", "a.prebind.dev/l", "same"),
 			wantLabels: pairs("a.prebind.dev/k", "same", "a.prebind.dev/l", "same"),
 		},
@@ -170,14 +175,14 @@ func TestChain_Mutate(t *testing.T) {
 			reason:     "only the value of the Binding is compared, because it replaces that of the pod",
 			pod:        gen.Pod("web", gen.Annotation("a.prebind.dev/k", "pods"), gen.Label("a.prebind.dev/k", "pods")),
 			binding:    []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "ours"), gen.Label("a.prebind.dev/k", "ours")},
-			chain:      []Mutator{returns("a", Output{Annotations: pairs("k", "ours"), Labels: pairs("k", "ours")})},
+			chain:      []mutators.Mutator{returns("a", mutators.Output{Annotations: pairs("k", "ours"), Labels: pairs("k", "ours")})},
 			want:       pairs("a.prebind.dev/k", "ours"),
 			wantLabels: pairs("a.prebind.dev/k", "ours"),
 		},
 		"LabelOfPodKept": {
 			reason:     "a label of the pod is kept",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
-			chain:      []Mutator{labels("a", "k", "ours", "l", "ours")},
+			chain:      []mutators.Mutator{labels("a", "k", "ours", "l", "ours")},
 			wantLabels: pairs("a.prebind.dev/l", "ours"),
 			conflicts:  []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod", Kept: true}},
 		},
@@ -185,14 +190,14 @@ func TestChain_Mutate(t *testing.T) {
 			reason:    "a label of the Binding is kept, even if the pod has the value of the mutator",
 			pod:       gen.Pod("web", gen.Label("a.prebind.dev/k", "ours")),
 			binding:   []gen.BindingOption{gen.Label("a.prebind.dev/k", "theirs")},
-			chain:     []Mutator{labels("a", "k", "ours")},
+			chain:     []mutators.Mutator{labels("a", "k", "ours")},
 			conflicts: []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "Binding", Kept: true}},
 		},
 		"LabelsReplaced": {
 			reason:     "a mutator with ReplaceLabels replaces labels",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
 			binding:    []gen.BindingOption{gen.Label("a.prebind.dev/l", "theirs")},
-			chain:      []Mutator{replaces("a", "k", "ours", "l", "ours", "m", "ours")},
+			chain:      []mutators.Mutator{replaces("a", "k", "ours", "l", "ours", "m", "ours")},
 			wantLabels: pairs("a.prebind.dev/k", "ours", "a.prebind.dev/l", "ours", "a.prebind.dev/m", "ours"),
 			conflicts: []Conflict{
 				{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod"},
@@ -202,7 +207,7 @@ func TestChain_Mutate(t *testing.T) {
 		"EachForItself": {
 			reason:     "ReplaceLabels applies only to its mutator",
 			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs"), gen.Label("b.prebind.dev/k", "theirs")),
-			chain:      []Mutator{replaces("a", "k", "ours"), labels("b", "k", "ours")},
+			chain:      []mutators.Mutator{replaces("a", "k", "ours"), labels("b", "k", "ours")},
 			wantLabels: pairs("a.prebind.dev/k", "ours"),
 			conflicts: []Conflict{
 				{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod"},
@@ -215,7 +220,7 @@ func TestChain_Mutate(t *testing.T) {
 				gen.Annotation("a.prebind.dev/k", "x"), gen.Annotation("b.prebind.dev/k", "x"), gen.Annotation("b.prebind.dev/a", "x"), gen.Label("b.prebind.dev/b", "x"),
 				gen.Label("b.prebind.dev/a", "x"),
 			},
-			chain: []Mutator{returns("b", Output{Annotations: pairs("k", "1", "a", "1"), Labels: pairs("b", "1", "a", "1")}), writes("a", "k", "1")},
+			chain: []mutators.Mutator{returns("b", mutators.Output{Annotations: pairs("k", "1", "a", "1"), Labels: pairs("b", "1", "a", "1")}), writes("a", "k", "1")},
 			want:  pairs("a.prebind.dev/k", "1", "b.prebind.dev/k", "1", "b.prebind.dev/a", "1"),
 			conflicts: []Conflict{
 				{Mutator: "b", Field: "annotation", Key: "b.prebind.dev/a", Source: "Binding"},
@@ -259,14 +264,14 @@ func orEmpty(m map[string]string) map[string]string {
 
 func TestChain_Order(t *testing.T) {
 	var order []string
-	note := func(name string) Mutator {
-		return fake{name: name, mutate: func(in Input) (Output, error) {
+	note := func(name string) mutators.Mutator {
+		return fake{name: name, mutate: func(in mutators.Input) (mutators.Output, error) {
 			order = append(order, name)
 			assert.Empty(t, in.Binding.Annotations, "a mutator does not see the output of others")
-			return Output{Annotations: map[string]string{"k": "v"}}, nil
+			return mutators.Output{Annotations: map[string]string{"k": "v"}}, nil
 		}}
 	}
-	c := NewChain(Options{Mutators: []Mutator{note("c"), note("a"), note("b")}})
+	c := NewChain([]mutators.Mutator{note("c"), note("a"), note("b")}, nil)
 	got := c.Mutate(input(nil))
 	assert.Equal(t, []string{"c", "a", "b"}, order)
 	assert.Contains(t, got.Annotations, "a.prebind.dev/k")
@@ -277,10 +282,10 @@ func TestChain_Order(t *testing.T) {
 }
 
 func TestChain_KeepsOutput(t *testing.T) {
-	out := Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}
+	out := mutators.Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}
 	c := newChain(returns("a", out))
 	c.Mutate(input(nil))
-	assert.Equal(t, Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "the chain does not change the maps of the mutator")
+	assert.Equal(t, mutators.Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "the chain does not change the maps of the mutator")
 }
 
 func TestConflict_String(t *testing.T) {
@@ -293,12 +298,12 @@ func TestConflict_String(t *testing.T) {
 // TestChain_Changing checks that a value from an earlier call on the Binding is not a conflict, and that
 // a value on the pod is one.
 func TestChain_Changing(t *testing.T) {
-	m := fake{name: "a", mutate: func(Input) (Output, error) {
-		return Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
+	m := fake{name: "a", mutate: func(mutators.Input) (mutators.Output, error) {
+		return mutators.Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
 	}}
-	c := NewChain(Options{Mutators: []Mutator{m}})
+	c := NewChain([]mutators.Mutator{m}, nil)
 	run := func(pod *corev1.Pod, options ...gen.BindingOption) []Conflict {
-		return c.Mutate(Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", options...)}).Conflicts
+		return c.Mutate(mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", options...)}).Conflicts
 	}
 	pod := gen.Pod("web")
 	assert.Empty(t, run(pod, gen.Annotation("a.prebind.dev/time", "1")))
