@@ -109,15 +109,14 @@ func (d *demo) setUp(ctx context.Context) error {
 }
 
 func (d *demo) tearDown() error {
+	var replicas, controlPlane error
 	if d.prebind != nil {
-		if err := d.prebind.Stop(); err != nil {
-			return err
-		}
+		replicas = d.prebind.Stop()
 	}
 	if d.cluster != nil {
-		return d.cluster.Stop()
+		controlPlane = d.cluster.Stop()
 	}
-	return nil
+	return errors.Join(replicas, controlPlane)
 }
 
 func (d *demo) title(text string) { fmt.Fprintf(d.out, "\n== %s\n", text) }

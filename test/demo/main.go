@@ -11,7 +11,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 func main() {
@@ -21,6 +23,7 @@ func main() {
 func run() int {
 	keep := pflag.Bool("keep", false, "Keep the control plane and Prebind running until Ctrl-C.")
 	pflag.Parse()
+	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	d := &demo{out: os.Stdout, keep: *keep}
