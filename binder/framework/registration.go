@@ -50,7 +50,7 @@ type Registration struct {
 	// Selections returns more objects that the cache holds while the plugin is on. Nil means none.
 	// The role of the plugin must grant get, list, and watch on their kinds.
 	Selections func(a Arguments) []Selection
-	// Index adds indexes to the cache. The indexer skips indexes that exist.
+	// Index adds indexes to the cache, for kinds that the plugin watches. Their names begin with that of the plugin.
 	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
 	// Handlers receive the events of watched kinds, by kind. Prebind is not ready before
 	// they have received all objects.

@@ -6,13 +6,12 @@ package assembly
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -54,8 +53,6 @@ type Assembly struct {
 	o Options
 	// watched contains the kinds in each cache.
 	watched map[watched]bool
-	// indexed contains the names of the indexes.
-	indexed map[string]bool
 }
 
 // watched is a kind in one of the two caches.
@@ -66,7 +63,7 @@ type watched struct {
 
 // New returns an Assembly without plugins.
 func New(o Options) *Assembly {
-	return &Assembly{Changes: notify.NewHub(), o: o, watched: map[watched]bool{}, indexed: map[string]bool{}}
+	return &Assembly{Changes: notify.NewHub(), o: o, watched: map[watched]bool{}}
 }
 
 // Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
@@ -76,7 +73,7 @@ func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, a.o.Manager.views[""], core, &corev1.Pod{}, &corev1.Node{})
+	err := a.watch(ctx, a.o.Manager.views[""], "Prebind", nil, &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
@@ -90,32 +87,37 @@ func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 // CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
 func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.o.Manager.views[plugin] }
 
-// watch adds the kinds to the cache, so that Changes reports their changes.
-func (a *Assembly) watch(ctx context.Context, v *view, by user, examples ...client.Object) error {
+// watch adds the kinds to the cache, so that Changes reports their changes, and adds the handlers of these kinds. Readiness waits for both.
+func (a *Assembly) watch(ctx context.Context, v *view, by string, handlers map[string]toolscache.ResourceEventHandler, examples ...client.Object) error {
 	for _, example := range examples {
 		if err := a.usedBy(example, by); err != nil {
 			return err
 		}
 		kind := framework.KindOf(example)
-		in := watched{kind: kind, cache: v.of(example)}
-		if a.watched[in] {
-			continue
-		}
-		informer, err := in.cache.GetInformer(ctx, example)
+		informer, err := v.of(example).GetInformer(ctx, example)
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
-		if err := a.Changes.Attach(example, informer); err != nil {
-			return err
+		if in := (watched{kind: kind, cache: v.of(example)}); !a.watched[in] {
+			if err := a.Changes.Attach(example, informer); err != nil {
+				return err
+			}
+			a.o.WaitFor(kind, informer.HasSynced)
+			a.watched[in] = true
 		}
-		a.o.WaitFor(kind, informer.HasSynced)
-		a.watched[in] = true
+		if handler := handlers[kind]; handler != nil {
+			added, err := informer.AddEventHandler(handler)
+			if err != nil {
+				return fmt.Errorf("watching %s objects: %w", kind, err)
+			}
+			a.o.WaitFor(kind, added.HasSynced)
+		}
 	}
 	return nil
 }
 
 // usedBy sets the user of the kind that errors of its watch name.
-func (a *Assembly) usedBy(example client.Object, by user) error {
+func (a *Assembly) usedBy(example client.Object, by string) error {
 	kind, err := apiutil.GVKForObject(example, a.o.Manager.GetScheme())
 	if err != nil {
 		return err
@@ -162,7 +164,7 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 		return chain, nil, nil
 	}
 	v := a.o.Manager.views[""]
-	err = a.watch(ctx, v, userMutator(claims.Name), &resourcev1.ResourceClaim{})
+	err = a.watch(ctx, v, "mutator "+claims.Name, nil, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
 		return claimed.Devices(ctx, v, a.o.Manager.GetAPIReader(), pod)
 	}, err
@@ -201,20 +203,18 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	}
 	v := a.o.Manager.views[e.Name]
 	if e.Index != nil {
-		if err := e.Index(ctx, indexer{FieldIndexer: v, indexed: a.indexed, watched: examples}, arguments); err != nil {
+		if err := e.Index(ctx, v, arguments); err != nil {
 			return nil, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
-	if err := a.watch(ctx, v, userPlugin(e.Name), examples...); err != nil {
-		return nil, err
-	}
-	if err := a.handle(ctx, v, e, examples); err != nil {
+	by := "PreBind plugin " + e.Name
+	if err := a.watch(ctx, v, by, e.Handlers, examples...); err != nil {
 		return nil, err
 	}
 	mgr := a.o.Manager
 	if e.Selections != nil {
 		for _, s := range e.Selections(arguments) {
-			if err := a.useRegistered(ctx, s, userPlugin(e.Name)); err != nil {
+			if err := a.useRegistered(ctx, s, by); err != nil {
 				return nil, err
 			}
 		}
@@ -232,7 +232,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	}
 	if s, ok := p.(framework.Starter); ok {
 		// Readiness waits until the plugin can decide. If its Start fails, the process ends.
-		a.o.WaitFor("PreBind plugin "+e.Name, s.HasSynced)
+		a.o.WaitFor(by, s.HasSynced)
 		err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 			if err := s.Start(ctx); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("plugin %s: %w", e.Name, err)
@@ -241,50 +241,6 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		}))
 	}
 	return p, err
-}
-
-// handle adds the handlers of the plugin. It passes a function to WaitFor that reports whether
-// they have received all objects.
-func (a *Assembly) handle(ctx context.Context, v *view, e framework.Registration, examples []client.Object) error {
-	for _, kind := range slices.Sorted(maps.Keys(e.Handlers)) {
-		i := slices.IndexFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind })
-		if i < 0 {
-			return fmt.Errorf("has a handler for %s objects, and does not watch them", kind)
-		}
-		informer, err := v.of(examples[i]).GetInformer(ctx, examples[i])
-		if err != nil {
-			return fmt.Errorf("watching %s objects: %w", kind, err)
-		}
-		added, err := informer.AddEventHandler(e.Handlers[kind])
-		if err != nil {
-			return fmt.Errorf("watching %s objects: %w", kind, err)
-		}
-		a.o.WaitFor(kind, added.HasSynced)
-	}
-	return nil
-}
-
-// indexer adds each index once, for kinds that the plugin watches. Names of indexes are
-// unique across kinds.
-type indexer struct {
-	client.FieldIndexer
-	indexed map[string]bool
-	watched []client.Object
-}
-
-// IndexField implements client.FieldIndexer.
-func (i indexer) IndexField(ctx context.Context, of client.Object, field string, keys client.IndexerFunc) error {
-	kind := framework.KindOf(of)
-	always := kind == "Pod" || kind == "Node"
-	if !always && !slices.ContainsFunc(i.watched, func(o client.Object) bool { return framework.KindOf(o) == kind }) {
-		return fmt.Errorf("has an index of %s objects, and does not watch them", kind)
-	}
-	if i.indexed[field] {
-		return nil
-	}
-	err := i.FieldIndexer.IndexField(ctx, of, field, keys)
-	i.indexed[field] = err == nil
-	return err
 }
 
 // missing returns the first kind that the API server does not serve, or "".

@@ -68,7 +68,7 @@ func NewManager(ctx context.Context, config *rest.Config, r *Registry, namespace
 	if err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
-	return &Manager{Manager: mgr, views: views, selections: selected, discovery: kinds, denied: rejected}, nil
+	return &Manager{Manager: mgr, running: ctx, views: views, selections: selected, discovery: kinds, denied: rejected}, nil
 }
 
 // scheme returns a scheme with the built-in types and those of all plugins.
@@ -95,6 +95,8 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 // a cache of its own.
 type Manager struct {
 	manager.Manager
+	// running ends when the manager stops.
+	running    context.Context //nolint:containedctx // Selections begin later, and their caches run until then.
 	selections *selections
 	discovery  discovery.DiscoveryInterface
 	// views contains the view of each plugin on the caches, by name. The empty name is the view of

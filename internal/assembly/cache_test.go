@@ -4,7 +4,6 @@
 package assembly
 
 import (
-	"context"
 	"errors"
 	"testing"
 
@@ -36,26 +35,6 @@ func TestTrimNode(t *testing.T) {
 	got, err = trimNode("something else")
 	require.NoError(t, err)
 	assert.Equal(t, "something else", got)
-}
-
-// TestIndexer checks that a plugin can index only kinds that it watches, and that an index is added once. Otherwise, the
-// first bind or the next change of the configuration would fail.
-func TestIndexer(t *testing.T) {
-	added := 0
-	i := indexer{FieldIndexer: countingIndexer{&added}, indexed: map[string]bool{}, watched: []client.Object{&corev1.ConfigMap{}}}
-	require.NoError(t, i.IndexField(t.Context(), &corev1.ConfigMap{}, "a", nil))
-	require.NoError(t, i.IndexField(t.Context(), &corev1.ConfigMap{}, "a", nil))
-	require.NoError(t, i.IndexField(t.Context(), &corev1.Pod{}, "b", nil))
-	assert.Equal(t, 2, added)
-	require.EqualError(t, i.IndexField(t.Context(), &corev1.Secret{}, "c", nil), "has an index of Secret objects, and does not watch them")
-}
-
-type countingIndexer struct{ added *int }
-
-// IndexField implements client.FieldIndexer.
-func (c countingIndexer) IndexField(context.Context, client.Object, string, client.IndexerFunc) error {
-	*c.added++
-	return nil
 }
 
 func narrowing(name string, kinds ...client.Object) framework.Registration {

@@ -18,25 +18,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// user is a part of the program that watches kinds. remedy is the fix for a missing permission.
-type user struct{ name, remedy string }
-
-// core watches the kinds that every replica needs.
-var core = user{name: "Prebind", remedy: "apply the manifests of this version"}
-
-func userPlugin(name string) user {
-	return user{name: "PreBind plugin " + name, remedy: "apply its role, or switch it off with --prebind-plugins=…,-" + name}
-}
-
-func userMutator(name string) user {
-	return user{name: "mutator " + name, remedy: "apply its role, or switch it off with --mutators=…,-" + name}
-}
-
 // denied contains the watches that the API server rejects, because a permission is missing or the kind is gone, by resource. The
 // reflector of a watch tries again until it succeeds. It is safe for concurrent use. The zero value is ready to use.
 type denied struct {
-	mu      sync.Mutex
-	users   map[schema.GroupResource]user
+	mu sync.Mutex
+	// users contains the part of the program that needs each watch, such as a plugin.
+	users   map[schema.GroupResource]string
 	watches map[schema.GroupResource]deniedWatch
 }
 
@@ -55,14 +42,14 @@ func (w deniedWatch) persists() bool {
 
 // usedBy sets the user of the resource that errors name. The first user remains: without the permission of the
 // core, no plugin works.
-func (d *denied) usedBy(resource schema.GroupResource, by user) {
+func (d *denied) usedBy(resource schema.GroupResource, by string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.users[resource]; ok {
 		return
 	}
 	if d.users == nil {
-		d.users = map[schema.GroupResource]user{}
+		d.users = map[schema.GroupResource]string{}
 	}
 	d.users[resource] = by
 }
@@ -77,11 +64,11 @@ func (d *denied) handle(ctx context.Context, r *toolscache.Reflector, err error)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if by, ok := d.users[resource]; ok {
-		what, lacks, remedy := "A permission is missing", "the service account lacks a permission", by.remedy
+		what, lacks, remedy := "A permission is missing", "the service account lacks a permission", "apply its role of this version, or switch it off"
 		if apierrors.IsNotFound(err) {
 			what, lacks, remedy = "A kind is missing", "the API server does not serve a kind", "enable it in the API server, or restart Prebind"
 		}
-		err = fmt.Errorf("%s: %s: %w; %s", by.name, lacks, err, remedy)
+		err = fmt.Errorf("%s: %s: %w; %s", by, lacks, err, remedy)
 		if !d.watches[resource].persists() {
 			klog.FromContext(ctx).Error(err, what)
 		}

@@ -45,8 +45,8 @@ func TestDenied(t *testing.T) {
 	}, unstreamed{}), &corev1.PersistentVolume{}, toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), 0)
 
 	f := &denied{}
-	f.usedBy(volumes, userPlugin("volumebinding"))
-	f.usedBy(volumes, userPlugin("node-ready"))
+	f.usedBy(volumes, "PreBind plugin volumebinding")
+	f.usedBy(volumes, "PreBind plugin node-ready")
 	// run runs the reflector until its watch ends.
 	run := func(listFails, watchFails error) error {
 		lists, watches = listFails, watchFails
@@ -58,7 +58,7 @@ func TestDenied(t *testing.T) {
 	require.NoError(t, f.err())
 	err := run(forbidden, nil)
 	require.ErrorIs(t, err, forbidden)
-	for _, words := range []string{"PreBind plugin volumebinding: ", "cannot list resource", "apply its role, or switch it off with --prebind-plugins=…,-volumebinding"} {
+	for _, words := range []string{"PreBind plugin volumebinding: ", "cannot list resource", "apply its role of this version, or switch it off"} {
 		require.ErrorContains(t, err, words)
 	}
 	assert.NotContains(t, err.Error(), "\n")

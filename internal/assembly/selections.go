@@ -41,17 +41,16 @@ type selections struct {
 	all      map[string]*selection
 }
 
-// selection is the cache of one framework.Selection. It is a manager.Runnable.
+// selection is the cache of one framework.Selection.
 type selection struct {
-	cache.Cache
 	// store contains the objects. Only its methods for reading may be called.
 	store toolscache.Indexer
 	// synced return true when the store and the handlers have all objects.
 	synced []toolscache.InformerSynced
 	// denied contains the watch while the API server rejects it.
 	denied *denied
-	// stop ends Start.
-	stop chan struct{}
+	// stop ends the watch.
+	stop context.CancelFunc
 	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
 	by *selector
 	// ready is set when the selection may be read.
@@ -64,20 +63,6 @@ type selection struct {
 type selector struct {
 	assembly *Assembly
 	plugin   string
-}
-
-// Start implements manager.Runnable.
-func (s *selection) Start(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-s.stop:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return s.Cache.Start(ctx)
 }
 
 // List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
@@ -169,7 +154,7 @@ func (s *selections) use(name string) *selection {
 // end ends the selection. It must be called with mu held.
 func (s *selections) end(name string, found *selection) {
 	if s.all[name] == found {
-		close(found.stop)
+		found.stop()
 		delete(s.all, name)
 	}
 }
@@ -277,7 +262,7 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection,
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	s := &selection{Cache: c, store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, denied: rejected, stop: make(chan struct{})}
+	s := &selection{store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, denied: rejected}
 	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
 		if handler == nil {
 			continue
@@ -288,14 +273,14 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection,
 		}
 		s.synced = append(s.synced, added.HasSynced)
 	}
-	if err := mgr.Add(s); err != nil {
-		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
-	}
+	running, stop := context.WithCancel(mgr.running)
+	s.stop = stop
+	go func() { _ = c.Start(running) }() // Only a second start fails.
 	return s, nil
 }
 
 // useRegistered starts a selection of a registration. Readiness waits for its objects.
-func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by user) error {
+func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by string) error {
 	if err := want.Check(); err != nil {
 		return err
 	}

@@ -31,8 +31,11 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Valu
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
+	ended := sets.New[*selection]()
 	addedBy := func(by *selector) *selection {
-		return &selection{denied: &denied{}, stop: make(chan struct{}), ready: true, by: by}
+		s := &selection{denied: &denied{}, ready: true, by: by}
+		s.stop = func() { ended.Insert(s) }
+		return s
 	}
 	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}.Add(time.Hour)), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
 	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
@@ -43,25 +46,15 @@ func TestSelections_Keep(t *testing.T) {
 	now.Step(selectionLingers / 2)
 	s.keep(one, nil)
 	assert.Equal(t, sets.New("a", "c", "registered"), sets.KeySet(s.all))
-	assert.True(t, isClosed(b.stop))
+	assert.True(t, ended.Has(b))
 	assert.Nil(t, s.use("b"), "it must be started again")
 	s.keep(one, sets.New("a"))
 	now.Step(selectionLingers)
 	s.keep(one, nil)
-	assert.False(t, isClosed(a.stop), "it was named")
+	assert.False(t, ended.Has(a), "it was named")
 	now.Step(selectionLingers)
 	s.keep(one, nil)
-	assert.True(t, isClosed(a.stop))
-}
-
-// isClosed returns whether the channel is closed.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
+	assert.True(t, ended.Has(a))
 }
 
 func TestSelections_ListUnknown(t *testing.T) {
