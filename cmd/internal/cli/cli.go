@@ -96,38 +96,12 @@ func configure(cmd *cobra.Command) {
 	for _, below := range cmd.Commands() {
 		configure(below)
 	}
+	args := cmd.Args
 	if cmd.HasSubCommands() {
-		cmd.Args, cmd.RunE = unknownCommand, missingCommand
-		return
+		args = cobra.NoArgs // Any argument is an unknown command.
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
-	if args := cmd.Args; args != nil {
+	if args != nil {
 		cmd.Args = func(cmd *cobra.Command, given []string) error { return Usage(args(cmd, given)) }
 	}
-}
-
-// unknownCommand returns an error for any argument of a command that has commands.
-func unknownCommand(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
-	if cmd.SuggestionsMinimumDistance == 0 {
-		cmd.SuggestionsMinimumDistance = 2 // The default of cobra.
-	}
-	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		text += fmt.Sprintf("; did you mean %q?", strings.Join(like, `" or "`))
-	}
-	return Usage(errors.New(text))
-}
-
-// missingCommand prints the help of the root, and is an error of the others.
-func missingCommand(cmd *cobra.Command, _ []string) error {
-	if !cmd.HasParent() {
-		return cmd.Help()
-	}
-	var names []string
-	for _, below := range cmd.Commands() {
-		names = append(names, fmt.Sprintf("'%s %s'", cmd.CommandPath(), below.Use))
-	}
-	return Usage(fmt.Errorf("missing subcommand: %s", strings.Join(names, " or ")))
 }
