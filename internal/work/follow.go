@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/podstate"
 )
@@ -23,78 +22,24 @@ import (
 // readAgain is the pause after a read of the API server that failed, or that contradicts the cache.
 const readAgain = 2 * time.Second
 
-// outcome is what the live pod and the state of an entry say about the bind.
-type outcome string
-
-const (
-	// open: the pod may still be bound.
-	open outcome = "open"
-	// bound: the pod is bound to the node.
-	bound outcome = "bound"
-	// again: the last allowed call did not bind the pod, and a client is calling again.
-	again outcome = "again"
-	// ended: the pod is not bound, and nothing in progress can bind it.
-	ended outcome = "ended"
-)
-
-// until is when the follower has to look at the live pod, even if nothing changes. Zero means
-// never.
-func (st state) until() time.Time {
-	switch {
-	case !st.allowed.IsZero():
-		return st.allowed.Add(framework.BindSettles)
-	case st.calls > 0:
-		return time.Time{}
-	default:
-		return st.due
-	}
-}
-
-// outcomeOf decides by the live pod, which is nil if it is gone. It is pure.
-func outcomeOf(key Key, st state, live *corev1.Pod, now time.Time) outcome {
-	switch podstate.Of(live, key.Pod, key.Node) {
-	case podstate.BoundHere:
-		return bound
-	case podstate.Pending:
-	case podstate.Gone, podstate.BoundElsewhere:
-		return ended
-	}
-	past := !st.until().IsZero() && now.After(st.until())
-	switch {
-	case !st.allowed.IsZero() && past && st.calls > 0:
-		return again
-	case st.allowed.IsZero() && st.cause != nil, past:
-		return ended
-	default:
-		return open
-	}
-}
-
-// follow waits for the outcome of the bind, and then confirms the writes or rolls them back. It
+// follow waits until the bind is over, and then confirms the writes or rolls them back. It
 // reads the live pod when the pod has left the cache of pending pods, and before every
 // rollback.
 func (s *Set) follow(ctx context.Context, e *Entry) {
 	defer s.forget(e)
-	log := klog.FromContext(ctx).WithValues("pod", e.pod.String(), "node", e.key.Node, "attempt", e.id)
 	changed := s.o.Changes.Subscribe(notify.RefTo(&corev1.Pod{}, e.pod.Namespace, e.pod.Name))
 	defer changed.Close()
 	for {
-		st, now := s.stateOf(e), s.o.Clock.Now()
-		until := st.until()
-		due := st.cause != nil && st.allowed.IsZero() || !until.IsZero() && now.After(until)
-		if due || !s.stillPending(ctx, e.pod, e.key.Pod) {
+		now := s.o.Clock.Now()
+		over, until := s.due(e, now)
+		if over || !s.stillPending(ctx, e.pod, e.key.Pod) {
 			live, err := s.LivePod(ctx, e.pod, ReadOutcome)
-			switch {
-			case err != nil:
-				log.V(2).Info("Could not read the outcome of a bind, will retry", "reason", err.Error())
-			default:
-				if o := outcomeOf(e.key, st, live, now); o != open && s.conclude(ctx, e, st, o, live) {
-					return
-				} else if o == open {
-					break
-				}
-				// The entry has changed since.
-				continue
+			if err != nil {
+				klog.FromContext(ctx).V(2).Info("Could not read the outcome of a bind, will retry",
+					"pod", e.pod.String(), "node", e.key.Node, "attempt", e.id, "reason", err.Error())
+			} else if at := podstate.Of(live, e.key.Pod, e.key.Node); s.close(e, at, now) {
+				s.settle(ctx, e, at, live)
+				return
 			}
 			until = now.Add(readAgain)
 		}
@@ -102,6 +47,36 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 			return
 		}
 	}
+}
+
+// due returns whether the follower has to look at the live pod, and until when it need not, even if nothing changes. Zero
+// means always.
+func (s *Set) due(e *Entry, now time.Time) (over bool, until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.calls == 0 {
+		until = e.due
+	}
+	return e.over(now), until
+}
+
+// close closes the entry if the bind is over, and returns whether it is. The state is that of the live pod, which was read after the
+// time: a call that was allowed shortly before can have bound the pod since.
+func (s *Set) close(e *Entry, at podstate.State, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at == podstate.Pending && !e.over(now) {
+		return false
+	}
+	e.closed = true
+	outcome := NotBound
+	if at == podstate.BoundHere {
+		outcome = Bound
+	}
+	if !e.open.IsZero() {
+		s.o.Recorder.AttemptEnded(outcome)
+	}
+	return true
 }
 
 // stillPending returns whether the cache holds the pod as one that can be bound.
@@ -143,50 +118,24 @@ func (s *Set) sleep(ctx context.Context, changed *notify.Subscription, until tim
 	return ctx.Err() == nil
 }
 
-func (s *Set) stateOf(e *Entry) state {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return e.state
-}
-
-// conclude carries out the outcome, unless the entry has changed since the state was read. It returns
-// whether the entry is over.
-func (s *Set) conclude(ctx context.Context, e *Entry, st state, o outcome, live *corev1.Pod) bool {
-	s.mu.Lock()
-	switch {
-	case e.state != st && o != bound:
-		s.mu.Unlock()
-		return false
-	case o == again:
-		e.allowed = time.Time{}
-		s.mu.Unlock()
-		return false
-	}
-	e.closed = true
-	s.mu.Unlock()
-	if !st.allowed.IsZero() {
-		ended := NotBound
-		if o == bound {
-			ended = Bound
-		}
-		s.o.Recorder.AttemptEnded(ended)
-	}
+// settle confirms the writes of a closed entry, or rolls them back.
+func (s *Set) settle(ctx context.Context, e *Entry, at podstate.State, live *corev1.Pod) {
 	// A write in progress ends first.
 	e.writing <- struct{}{}
-	klog.FromContext(ctx).V(2).Info("The work on a bind ends", "pod", e.pod.String(), "node", e.key.Node, "attempt", e.id, "outcome", o, "cause", st.cause)
-	if o == bound {
+	klog.FromContext(ctx).V(2).Info("The work on a bind ends",
+		"pod", e.pod.String(), "node", e.key.Node, "attempt", e.id, "state", at, "cause", e.cause)
+	if at == podstate.BoundHere {
 		s.commit(ctx, e)
 	} else {
 		s.undo(ctx, e, live)
 	}
-	return true
 }
 
 // commit calls PostBind of the plugins, in order. After an error the mark remains, for the sweeper.
 func (s *Set) commit(ctx context.Context, e *Entry) {
-	for _, w := range e.writers {
-		if err := s.postBind(context.WithoutCancel(ctx), w.plugin, e.mark()); err != nil {
-			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", w.plugin.Name(), "attempt", e.id)
+	for _, p := range e.writers {
+		if err := s.postBind(context.WithoutCancel(ctx), p, e.mark()); err != nil {
+			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", p.Name(), "attempt", e.id)
 		}
 	}
 }
@@ -199,18 +148,15 @@ func persistence() wait.Backoff {
 
 // undo calls PreBindRollBack of the plugins in reverse order.
 func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
-	if live != nil && live.UID != e.key.Pod {
-		live = nil
-	}
-	for _, w := range slices.Backward(e.writers) {
+	for _, p := range slices.Backward(e.writers) {
 		var last error
 		err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
-			last = s.rollBack(context.WithoutCancel(ctx), w.plugin, e.mark(), live)
-			s.o.Recorder.RolledBack(w.plugin.Name(), last)
+			last = s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
+			s.o.Recorder.RolledBack(p.Name(), last)
 			return last == nil, nil
 		})
 		if err != nil {
-			klog.FromContext(ctx).Error(errors.Join(last, err), "Rollback failed, the writes of the plugin remain", "plugin", w.plugin.Name(), "attempt", e.id)
+			klog.FromContext(ctx).Error(errors.Join(last, err), "Rollback failed, the writes of the plugin remain", "plugin", p.Name(), "attempt", e.id)
 		}
 	}
 }

@@ -4,6 +4,8 @@
 package work
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -47,12 +49,12 @@ func (s *Set) InFlight() map[Key]InFlight {
 	all := map[Key]InFlight{}
 	for key, e := range s.entries {
 		f := InFlight{
-			Namespace: e.pod.Namespace, Pod: e.pod.Name, Node: e.key.Node, Attempt: e.id, Phase: e.phase(),
+			Namespace: e.pod.Namespace, Pod: e.pod.Name, Node: e.key.Node, Attempt: e.id, Phase: e.phase(now),
 			// Relative to now, because the wall clock may have changed since.
 			Since: metav1.NewTime(now.Add(-now.Sub(e.began))),
 		}
-		for _, w := range e.writers {
-			f.Plugin = w.plugin.Name()
+		for _, p := range e.writers {
+			f.Plugin = p.Name()
 		}
 		all[key] = f
 	}
@@ -60,11 +62,11 @@ func (s *Set) InFlight() map[Key]InFlight {
 }
 
 // phase must be called with Set.mu held.
-func (e *Entry) phase() string {
+func (e *Entry) phase(now time.Time) string {
 	switch {
 	case e.closed || e.cause != nil:
 		return RollingBack
-	case !e.allowed.IsZero():
+	case e.bindable(now):
 		return Allowed
 	default:
 		return Preparing

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -119,30 +120,25 @@ type Entry struct {
 
 	// The rest is guarded by Set.mu.
 
-	// writers are the plugins whose PreBind was started, each once, in order.
-	writers []*writer
-	state
+	// writers are the plugins whose PreBind was started, each once, in order. written are those whose PreBind has succeeded.
+	writers []framework.PreBinder
+	written sets.Set[string]
+	// calls is the number of calls in progress. due is when the bind is over if there are none. open is until when the API server may
+	// bind the pod for an allowed call, or zero.
+	calls     int
+	due, open time.Time
+	// cause is why the entry is rolled back, once that is requested.
+	cause error
 	// closed says that the entry is rolled back or confirmed: there are no more writes.
 	closed bool
 }
 
-// state is what the follower of an entry decides on.
-type state struct {
-	// calls is the number of calls in progress. due is when the entry is abandoned if there are none.
-	calls int
-	due   time.Time
-	// allowed is the time of the last call that was allowed, or zero. The API server may bind the pod
-	// until BindSettles after it.
-	allowed time.Time
-	// cause is why the entry is rolled back, once that is requested.
-	cause error
-}
+// bindable returns whether the API server may bind the pod for an allowed call. It must be called with Set.mu held.
+func (e *Entry) bindable(now time.Time) bool { return !now.After(e.open) }
 
-// writer is a plugin whose PreBind was started.
-type writer struct {
-	plugin framework.PreBinder
-	// written means that a PreBind has succeeded.
-	written bool
+// over returns whether nothing in progress can bind the pod. It must be called with Set.mu held.
+func (e *Entry) over(now time.Time) bool {
+	return !e.bindable(now) && (e.cause != nil || e.calls == 0 && now.After(e.due))
 }
 
 // ID returns the attempt's ID, which marks the writes of plugins.
@@ -166,7 +162,7 @@ func (s *Set) Join(key Key, e *Entry, id string) (*Entry, string) {
 		return nil, s.o.Replica + IDSeparator + rand.String(10)
 	case found != e:
 		found.calls++
-		if term, _ := s.o.Term(); found.term != term && found.allowed.IsZero() {
+		if term, _ := s.o.Term(); found.term != term {
 			s.end(found, LeaseLost)
 		}
 		return found, found.id
@@ -200,8 +196,8 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 	}
 	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Entry{
-		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), state: state{calls: 1}, leave: leave,
-		writing: make(chan struct{}, 1),
+		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
+		writing: make(chan struct{}, 1), written: sets.Set[string]{},
 	}
 	s.entries[key] = e
 	s.running.Go(func() { s.follow(ctx, e) })
@@ -214,11 +210,12 @@ func (s *Set) Leave(e *Entry, rejected bool, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.calls--
+	now := s.o.Clock.Now()
+	if due := now.Add(next + AbandonAfter); due.After(e.due) && !e.bindable(now) {
+		e.due = due
+	}
 	if rejected && e.calls == 0 {
 		s.end(e, Rejected)
-	}
-	if due := s.o.Clock.Now().Add(next + AbandonAfter); due.After(e.due) {
-		e.due = due
 	}
 	s.wake(e)
 }
@@ -227,8 +224,7 @@ func (s *Set) Leave(e *Entry, rejected bool, next time.Duration) {
 func (s *Set) Written(e *Entry, plugin string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(e.writers, func(w *writer) bool { return w.plugin.Name() == plugin })
-	return i >= 0 && e.writers[i].written
+	return e.written.Has(plugin)
 }
 
 // Write calls preBind of the plugin while no other call writes for the bind. It records the plugin
@@ -242,8 +238,7 @@ func (s *Set) Write(ctx context.Context, e *Entry, p framework.PreBinder, preBin
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	w, err := s.enter(e, p)
-	if err != nil {
+	if err := s.enter(e, p); err != nil {
 		return err
 	}
 	if err := preBind(); err != nil {
@@ -251,25 +246,21 @@ func (s *Set) Write(ctx context.Context, e *Entry, p framework.PreBinder, preBin
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w.written = true
+	e.written.Insert(p.Name())
 	return nil
 }
 
 // enter records that the PreBind of a plugin is started.
-func (s *Set) enter(e *Entry, p framework.PreBinder) (*writer, error) {
+func (s *Set) enter(e *Entry, p framework.PreBinder) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(e); err != nil {
-		return nil, err
+		return err
 	}
-	for _, w := range e.writers {
-		if w.plugin.Name() == p.Name() {
-			return w, nil
-		}
+	if !slices.ContainsFunc(e.writers, func(w framework.PreBinder) bool { return w.Name() == p.Name() }) {
+		e.writers = append(e.writers, p)
 	}
-	w := &writer{plugin: p}
-	e.writers = append(e.writers, w)
-	return w, nil
+	return nil
 }
 
 // usable returns why no bind may rely on the entry. It must be called with mu held.
@@ -292,15 +283,15 @@ func (s *Set) Allow(e *Entry) error {
 	if err := s.usable(e); err != nil {
 		return err
 	}
-	e.allowed = s.o.Clock.Now()
+	e.open = s.o.Clock.Now().Add(framework.BindSettles)
+	e.due = e.open
 	s.wake(e)
 	return nil
 }
 
-// end requests the rollback of an entry for which no call was allowed. It must be called with mu
-// held.
+// end requests the rollback of an entry, unless the API server may bind the pod. It must be called with mu held.
 func (s *Set) end(e *Entry, cause error) {
-	if e.cause == nil && e.allowed.IsZero() {
+	if e.cause == nil && !e.closed && !e.bindable(s.o.Clock.Now()) {
 		e.cause = cause
 		s.wake(e)
 	}
