@@ -13,22 +13,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/mutation"
 )
 
 // Mode is how Prebind applies its decisions.
-type Mode = v1alpha1.Mode
+type Mode = configuration.Mode
 
 // The modes; see v1alpha1.
 const (
-	ModeEnforce = v1alpha1.ModeEnforce
-	ModeAudit   = v1alpha1.ModeAudit
-	ModeOff     = v1alpha1.ModeOff
+	ModeEnforce = configuration.ModeEnforce
+	ModeAudit   = configuration.ModeAudit
+	ModeOff     = configuration.ModeOff
 )
 
 // Settings are those of the configuration. They are immutable. All fields are required except Plugins, Claimed and Namespaces. The values
-// must be valid; see PrebindConfiguration.Validate in config/v1alpha1.
+// must be valid; see PrebindConfiguration.Validate in internal/configuration.
 type Settings struct {
 	// Mode applies unless Namespaces overrides it.
 	Mode Mode
@@ -51,7 +51,7 @@ type Settings struct {
 	MaxPreBindTimeout time.Duration
 	// Namespaces override settings for some namespaces. Only the first rule that matches a
 	// namespace applies.
-	Namespaces []v1alpha1.NamespaceRule
+	Namespaces []configuration.NamespaceRule
 }
 
 // in returns the settings for the pods of the namespace.

@@ -10,13 +10,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
 func TestSettings_In(t *testing.T) {
 	s := Settings{
 		Mode: ModeEnforce, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute,
-		Namespaces: []v1alpha1.NamespaceRule{
+		Namespaces: []configuration.NamespaceRule{
 			{Names: []string{"shop"}, Mode: ModeOff},
 			{Names: []string{"shop", "batch-*"}, Mode: ModeAudit, PreBindTimeout: metav1.Duration{Duration: time.Hour}},
 			{Names: []string{"quick"}, MaxPreBindTimeout: metav1.Duration{Duration: time.Minute}},

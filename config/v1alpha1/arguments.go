@@ -1,6 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package v1alpha1 defines the arguments of mutators and plugins. Users set them in the configuration file or with flags.
 package v1alpha1
 
 import (
@@ -25,6 +26,13 @@ type Arguments interface {
 	Validate(path *field.Path) field.ErrorList
 }
 
+// Waiter is implemented by arguments with a wait time. The wait must not be longer than
+// budgets.maxPrebindTimeout.
+type Waiter interface {
+	// LongestWait returns the maximum wait and its field.
+	LongestWait() (name string, wait metav1.Duration)
+}
+
 // ArgumentsAs returns the arguments as a T. New receives the type that the registration's own
 // Arguments function returns, so an error is a bug in the program.
 func ArgumentsAs[T Arguments](a Arguments) (T, error) {
@@ -37,18 +45,16 @@ func ArgumentsAs[T Arguments](a Arguments) (T, error) {
 
 // Positive returns an error unless the duration is positive.
 func Positive(path *field.Path, d metav1.Duration) field.ErrorList {
-	return valid(d.Duration > 0, path, d, "must be positive")
+	if d.Duration > 0 {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, d, "must be positive")}
 }
 
 // Between returns an error unless the value is at least low and at most high.
 func Between(path *field.Path, value, low, high int) field.ErrorList {
-	return valid(low <= value && value <= high, path, value, "must be between %d and %d", low, high)
-}
-
-// valid returns an error unless ok is set.
-func valid(ok bool, path *field.Path, value any, detail string, args ...any) field.ErrorList {
-	if ok {
+	if low <= value && value <= high {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf(detail, args...))}
+	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be between %d and %d", low, high))}
 }

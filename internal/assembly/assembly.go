@@ -21,8 +21,8 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/claimed"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/telemetry"
@@ -68,7 +68,7 @@ func New(o Options) *Assembly {
 
 // Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
 // caches, and for plugins that implement framework.Starter.
-func (a *Assembly) Settings(ctx context.Context, c *v1alpha1.PrebindConfiguration) (binder.Settings, error) {
+func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfiguration) (binder.Settings, error) {
 	out := binder.Settings{
 		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
@@ -132,7 +132,7 @@ func (a *Assembly) usedBy(example client.Object, by string) error {
 
 // mutators returns the chain of the mutators that are on, and the source of the devices that
 // they need, if any.
-func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
+func (a *Assembly) mutators(ctx context.Context, c *configuration.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := a.o.Registry.MutatorsOf(c)
 	if err != nil {
 		return nil, nil, err
@@ -171,7 +171,7 @@ func (a *Assembly) mutators(ctx context.Context, c *v1alpha1.PrebindConfiguratio
 }
 
 // plugins builds the plugins that are on.
-func (a *Assembly) plugins(ctx context.Context, c *v1alpha1.PrebindConfiguration) ([]framework.Plugin, error) {
+func (a *Assembly) plugins(ctx context.Context, c *configuration.PrebindConfiguration) ([]framework.Plugin, error) {
 	entries, err := a.o.Registry.PluginsOf(c)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/telemetry"
 )
 
@@ -68,7 +68,7 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	claims := keeping("resource-claims")
 	claims.Requires = []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")}
 	a := newAssembly(t, claims, keeping("other"))
-	plugins, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
+	plugins, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
 	require.NoError(t, err)
 	require.Len(t, plugins, 1)
 	assert.Equal(t, "other", plugins[0].Name())

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -25,13 +26,13 @@ type Registry struct {
 }
 
 // Components returns the registry as components of a configuration.
-func (r *Registry) Components() v1alpha1.Registered {
-	var all v1alpha1.Registered
+func (r *Registry) Components() configuration.Registered {
+	var all configuration.Registered
 	for _, m := range r.Mutators {
-		all.Mutators = append(all.Mutators, v1alpha1.Component{Name: m.Name, On: m.On, Arguments: m.Arguments})
+		all.Mutators = append(all.Mutators, configuration.Component{Name: m.Name, On: m.On, Arguments: m.Arguments})
 	}
 	for _, p := range r.Plugins {
-		all.Plugins = append(all.Plugins, v1alpha1.Component{Name: p.Name, On: p.On, Arguments: p.Arguments})
+		all.Plugins = append(all.Plugins, configuration.Component{Name: p.Name, On: p.On, Arguments: p.Arguments})
 	}
 	return all
 }
@@ -86,13 +87,13 @@ func sameNarrowing(a, b cache.ByObject) bool {
 }
 
 // MutatorsOf returns the mutators that the configuration switches on.
-func (r *Registry) MutatorsOf(c *v1alpha1.PrebindConfiguration) ([]mutators.Registration, error) {
+func (r *Registry) MutatorsOf(c *configuration.PrebindConfiguration) ([]mutators.Registration, error) {
 	on, err := c.SelectedMutators()
 	return slices.DeleteFunc(slices.Clone(r.Mutators), func(m mutators.Registration) bool { return !slices.Contains(on, m.Name) }), err
 }
 
 // PluginsOf returns the PreBind plugins that the configuration switches on.
-func (r *Registry) PluginsOf(c *v1alpha1.PrebindConfiguration) ([]framework.Registration, error) {
+func (r *Registry) PluginsOf(c *configuration.PrebindConfiguration) ([]framework.Registration, error) {
 	on, err := c.SelectedPlugins()
 	return slices.DeleteFunc(slices.Clone(r.Plugins), func(p framework.Registration) bool { return !slices.Contains(on, p.Name) }), err
 }

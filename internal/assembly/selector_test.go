@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/notify"
 )
 
@@ -64,7 +64,7 @@ func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value
 // configured builds the plugins that are on by default.
 func configured(t *testing.T, a *Assembly) {
 	t.Helper()
-	_, err := a.plugins(t.Context(), v1alpha1.Default(a.o.Registry.Components()))
+	_, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
 	require.NoError(t, err)
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/component-base/logs"
 
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/work"
 )
 
@@ -24,7 +24,7 @@ const maxLevel = 16
 type DebugOptions struct {
 	// InFlight returns the attempts in progress.
 	InFlight func() []work.InFlight
-	Config   *v1alpha1.Loaded
+	Config   *configuration.Loaded
 }
 
 // Debug returns a handler of the endpoints below /debug. It does not authenticate clients, so its server must listen on a loopback

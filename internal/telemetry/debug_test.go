@@ -16,24 +16,24 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/work"
 )
 
 func TestDebugHandler(t *testing.T) {
-	on := func(name string) v1alpha1.Component { return v1alpha1.Component{Name: name, On: true} }
-	registered := v1alpha1.Registered{
-		Mutators: []v1alpha1.Component{on("topology"), {Name: "node-info"}},
-		Plugins:  []v1alpha1.Component{on("node-state"), on("device")},
+	on := func(name string) configuration.Component { return configuration.Component{Name: name, On: true} }
+	registered := configuration.Registered{
+		Mutators: []configuration.Component{on("topology"), {Name: "node-info"}},
+		Plugins:  []configuration.Component{on("node-state"), on("device")},
 	}
 	given := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	var sets cliflag.NamedFlagSets
-	v1alpha1.Default(registered).AddFlags(&sets)
+	configuration.Default(registered).AddFlags(&sets)
 	for _, fs := range sets.FlagSets {
 		given.AddFlagSet(fs)
 	}
 	require.NoError(t, given.Parse([]string{"--hold=3s", "--prebind-plugins=*,-device", "--mutators=node-info"}))
-	c, err := v1alpha1.Load(registered, "", given)
+	c, err := configuration.Load(registered, "", given)
 	require.NoError(t, err)
 	attempts := []work.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
 	h := Debug(DebugOptions{Config: c, InFlight: func() []work.InFlight { return attempts }})
@@ -57,7 +57,7 @@ func TestDebugHandler(t *testing.T) {
 	assert.Contains(t, config, "hold: 3s")
 	assert.Contains(t, config, "hash: "+c.Hash)
 	assert.Contains(t, config, "# mode Enforce, mutators node-info, PreBind plugins node-state\n")
-	again, err := v1alpha1.Parse(registered, "shown", []byte(config), pflag.NewFlagSet("none", pflag.ContinueOnError))
+	again, err := configuration.Parse(registered, "shown", []byte(config), pflag.NewFlagSet("none", pflag.ContinueOnError))
 	require.NoError(t, err, "the output is a valid configuration file")
 	assert.Equal(t, c.Hash, again.Hash, "the output is the configuration in force")
 

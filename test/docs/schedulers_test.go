@@ -18,7 +18,7 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/webhook"
 )
@@ -70,7 +70,7 @@ func TestForSchedulers_Code(t *testing.T) {
 func TestForSchedulers_Values(t *testing.T) {
 	t.Parallel()
 	page := pagesOfProse(t)["docs/for-schedulers.md"]
-	budgets := v1alpha1.Default(v1alpha1.Registered{}).Budgets
+	budgets := configuration.Default(configuration.Registered{}).Budgets
 	for _, text := range []string{
 		fmt.Sprintf("- Hold of one call: %.0f s (`--hold`)", budgets.Hold.Seconds()),
 		fmt.Sprintf("- Budget of a bind over all its calls: %.0f minutes (`--prebind-timeout`)", budgets.PreBindTimeout.Minutes()),

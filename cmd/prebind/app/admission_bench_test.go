@@ -37,8 +37,8 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/telemetry"
@@ -137,7 +137,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
 	tb.Helper()
 	registry := newRegistry()
-	s := v1alpha1.Default(registry.Components())
+	s := configuration.Default(registry.Components())
 	world, changes := benchWorld(), notify.NewHub()
 	selectedMutators, err := registry.MutatorsOf(s)
 	require.NoError(tb, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
 // run executes the command and returns its output.
@@ -87,7 +87,7 @@ func TestRegistry(t *testing.T) {
 	seen := map[string]bool{}
 	r := newRegistry()
 	require.NoError(t, r.Check())
-	c := v1alpha1.Default(r.Components())
+	c := configuration.Default(r.Components())
 	for _, m := range r.Mutators {
 		assert.False(t, seen[m.Name], m.Name)
 		seen[m.Name] = true

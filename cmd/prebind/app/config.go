@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
 func newConfigCommand(r *assembly.Registry) *cobra.Command {
@@ -26,7 +26,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 		Short: "Validate a configuration file: print each problem with its field, or a summary",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := v1alpha1.Load(r.Components(), args[0], pflag.NewFlagSet("none", pflag.ContinueOnError))
+			c, err := configuration.Load(r.Components(), args[0], pflag.NewFlagSet("none", pflag.ContinueOnError))
 			if err != nil {
 				return errors.New(strings.TrimPrefix(err.Error(), "--config: "))
 			}
@@ -38,7 +38,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 		Short: "Print a configuration file with every field, its default and its description",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			encoded, err := v1alpha1.Default(r.Components()).Encode()
+			encoded, err := configuration.Default(r.Components()).Encode()
 			if err == nil {
 				_, err = cmd.OutOrStdout().Write(encoded)
 			}
@@ -52,7 +52,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 			encoder := json.NewEncoder(cmd.OutOrStdout())
 			encoder.SetEscapeHTML(false)
 			encoder.SetIndent("", "  ")
-			return encoder.Encode(v1alpha1.Default(r.Components()).Schema())
+			return encoder.Encode(configuration.Default(r.Components()).Schema())
 		},
 	})
 	return cmd

@@ -17,7 +17,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/prebind/prebind/binder/plugins/device"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 )
@@ -55,13 +55,13 @@ namespaces:
 `)
 	c, err := completed(t, "--config="+file, "--max-holds=9", "--topology-labels=a,b", "--mutators=topology")
 	require.NoError(t, err)
-	want := v1alpha1.Default(newRegistry().Components())
-	want.Mode, want.Mutators, want.RequiredMutators = v1alpha1.ModeAudit, []string{"topology"}, []string{"topology"}
-	want.Budgets = v1alpha1.Budgets{
+	want := configuration.Default(newRegistry().Components())
+	want.Mode, want.Mutators, want.RequiredMutators = configuration.ModeAudit, []string{"topology"}, []string{"topology"}
+	want.Budgets = configuration.Budgets{
 		Hold: metav1.Duration{Duration: 2 * time.Second}, MaxHolds: 9,
 		PreBindTimeout: metav1.Duration{Duration: 10 * time.Minute}, MaxPreBindTimeout: metav1.Duration{Duration: 30 * time.Minute},
 	}
-	want.Namespaces = []v1alpha1.NamespaceRule{{Names: []string{"batch-*"}, Mode: v1alpha1.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: metav1.Duration{Duration: 20 * time.Minute}}}
+	want.Namespaces = []configuration.NamespaceRule{{Names: []string{"batch-*"}, Mode: configuration.ModeOff}, {Names: []string{"slow"}, PreBindTimeout: metav1.Duration{Duration: 20 * time.Minute}}}
 	want.Arguments = c.Arguments
 	encoded, err := want.Encode()
 	require.NoError(t, err)
@@ -119,7 +119,7 @@ func TestConfiguration_Problems(t *testing.T) {
 // TestConfiguration_EveryFieldHasAFlag checks that each field except namespaces has a flag. The description of the flag is
 // also that of the field in the file and in the schema.
 func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
-	c := v1alpha1.Default(newRegistry().Components())
+	c := configuration.Default(newRegistry().Components())
 	var sets cliflag.NamedFlagSets
 	c.AddFlags(&sets)
 	usages := map[string]bool{}

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
 // FuzzConfiguration checks files with arguments of all mutators and plugins. A valid file is
@@ -31,7 +31,7 @@ func FuzzConfiguration(f *testing.F) {
 	r := newRegistry().Components()
 	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		c, err := v1alpha1.Parse(r, "file", append([]byte(fileHead), content...), none)
+		c, err := configuration.Parse(r, "file", append([]byte(fileHead), content...), none)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				assert.NotEmpty(t, strings.TrimSpace(line), "%q", err)
@@ -40,7 +40,7 @@ func FuzzConfiguration(f *testing.F) {
 		}
 		encoded, err := c.Encode()
 		require.NoError(t, err)
-		again, err := v1alpha1.Parse(r, "file", encoded, none)
+		again, err := configuration.Parse(r, "file", encoded, none)
 		require.NoError(t, err, "%s", encoded)
 		assert.Equal(t, c.Hash, again.Hash, "%s", encoded)
 	})

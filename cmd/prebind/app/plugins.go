@@ -13,6 +13,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
 func newPluginsCommand(r *assembly.Registry) *cobra.Command {
@@ -23,7 +24,7 @@ func newPluginsCommand(r *assembly.Registry) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 			fmt.Fprintln(w, "NAME\tTYPE\tDEFAULT\tANNOTATIONS\tARGUMENTS\tDESCRIPTION")
-			arguments := v1alpha1.Default(r.Components()).Arguments
+			arguments := configuration.Default(r.Components()).Arguments
 			for _, m := range r.Mutators {
 				fmt.Fprintf(w, "%s\tmutator\t%s\t%s.%s/…\t%s\t%s\n", m.Name, onOff(m.On), m.Name, v1alpha1.Domain, fields(arguments.Of(m.Name)), m.Description)
 			}
@@ -44,7 +45,7 @@ func fields(a framework.Arguments) string {
 	if a == nil {
 		return "-"
 	}
-	return strings.Join(v1alpha1.Fields(a), ",")
+	return strings.Join(configuration.Fields(a), ",")
 }
 
 func onOff(on bool) string {

@@ -26,10 +26,10 @@ import (
 	"github.com/prebind/prebind/binder"
 	policyplugin "github.com/prebind/prebind/binder/plugins/policy"
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/apiclient"
 	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/telemetry"
@@ -55,12 +55,12 @@ type process struct {
 	assembly *assembly.Assembly
 	engine   *binder.Engine
 	// configuration is in force until the process ends.
-	configuration *v1alpha1.Loaded
+	configuration *configuration.Loaded
 }
 
 // serve runs the webhook until the context ends. It checks the flags and the cluster
 // before it starts the manager.
-func serve(ctx context.Context, o *serveOptions, c *v1alpha1.Loaded) error {
+func serve(ctx context.Context, o *serveOptions, c *configuration.Loaded) error {
 	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
 	p := &process{o: o, configuration: c, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
 	var err error

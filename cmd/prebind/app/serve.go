@@ -22,9 +22,9 @@ import (
 	"k8s.io/component-base/term"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/telemetry"
 	"github.com/prebind/prebind/webhook"
 )
@@ -129,7 +129,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs = sets.FlagSet("Configuration")
 	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. It has a field for each flag of the following sections; flags override it. A change needs a restart.")
 
-	v1alpha1.Default(o.registry.Components()).AddFlags(&sets)
+	configuration.Default(o.registry.Components()).AddFlags(&sets)
 
 	fs = sets.FlagSet("Logging")
 	logsapi.AddFlags(o.logging, fs)
@@ -142,10 +142,10 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 // complete returns the configuration from flags and file. Its error contains all problems in
 // one line.
-func (o *serveOptions) complete(given *pflag.FlagSet) (*v1alpha1.Loaded, error) {
+func (o *serveOptions) complete(given *pflag.FlagSet) (*configuration.Loaded, error) {
 	o.given = given
 	problems := o.validate()
-	c, err := v1alpha1.Load(o.registry.Components(), o.configFile, given)
+	c, err := configuration.Load(o.registry.Components(), o.configFile, given)
 	if err != nil {
 		problems = append(problems, err)
 	}

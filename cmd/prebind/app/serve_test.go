@@ -16,11 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
 // completed returns the configuration of serve with these flags.
-func completed(t *testing.T, args ...string) (*v1alpha1.Loaded, error) {
+func completed(t *testing.T, args ...string) (*configuration.Loaded, error) {
 	t.Helper()
 	o := defaultServeOptions(newRegistry())
 	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)

@@ -1,9 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 defines the configuration of Prebind: types, flags, defaults, validation, and
-// the JSON schema of the configuration file.
-package v1alpha1
+// Package configuration defines the configuration of Prebind: types, flags, defaults, validation, and the JSON schema of the
+// configuration file.
+package configuration
 
 import (
 	"encoding/json"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // The header of every configuration file.
@@ -114,7 +116,7 @@ type Component struct {
 	// On means that "*" includes it.
 	On bool
 	// Arguments returns new arguments with their defaults. Nil means no arguments.
-	Arguments func() Arguments
+	Arguments func() v1alpha1.Arguments
 }
 
 // ArgumentsList contains the arguments of mutators and plugins. Names are unique. In the file, it is
@@ -124,11 +126,11 @@ type ArgumentsList []NamedArguments
 // NamedArguments are the arguments of one mutator or plugin.
 type NamedArguments struct {
 	Name string
-	Arguments
+	v1alpha1.Arguments
 }
 
 // Of returns the arguments of a mutator or plugin, or nil if it has none.
-func (l ArgumentsList) Of(name string) Arguments {
+func (l ArgumentsList) Of(name string) v1alpha1.Arguments {
 	for _, a := range l {
 		if a.Name == name {
 			return a.Arguments

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package v1alpha1
+package configuration
 
 import (
 	"encoding/json"
@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // inner is a struct inside arguments.
@@ -46,7 +48,7 @@ func registered() Registered {
 	return Registered{
 		Mutators: []Component{{Name: "topology", On: true}, {Name: "node-info"}},
 		Plugins: []Component{
-			{Name: "node-state", On: true, Arguments: func() Arguments { return &waiting{MaxWait: metav1.Duration{Duration: time.Minute}} }},
+			{Name: "node-state", On: true, Arguments: func() v1alpha1.Arguments { return &waiting{MaxWait: metav1.Duration{Duration: time.Minute}} }},
 			{Name: "device", On: true},
 		},
 	}

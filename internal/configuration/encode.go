@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package v1alpha1
+package configuration
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Encode returns the configuration as a file that describes each field.
@@ -157,7 +159,7 @@ func fieldsOf(v reflect.Value) ([]namedField, bool) {
 }
 
 // Fields returns the names of the fields of arguments in order.
-func Fields(a Arguments) []string {
+func Fields(a v1alpha1.Arguments) []string {
 	fields, _ := fieldsOf(reflect.ValueOf(a).Elem())
 	names := make([]string, 0, len(fields))
 	for _, f := range fields {

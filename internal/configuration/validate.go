@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package v1alpha1
+package configuration
 
 import (
 	"cmp"
@@ -10,16 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-)
 
-// Waiter is implemented by arguments with a wait time. The wait must not be longer than
-// budgets.maxPrebindTimeout.
-type Waiter interface {
-	// LongestWait returns the maximum wait and its field.
-	LongestWait() (name string, wait metav1.Duration)
-}
+	"github.com/prebind/prebind/config/v1alpha1"
+)
 
 // Validate returns all invalid values.
 func (c *PrebindConfiguration) Validate() field.ErrorList {
@@ -27,9 +21,9 @@ func (c *PrebindConfiguration) Validate() field.ErrorList {
 	_, pluginsErr := c.SelectedPlugins()
 	all := slices.Concat(
 		checkMode(field.NewPath("mode"), c.Mode),
-		Positive(budgets.Child("hold"), b.Hold),
+		v1alpha1.Positive(budgets.Child("hold"), b.Hold),
 		valid(b.MaxHolds > 0, budgets.Child("maxHolds"), b.MaxHolds, "must be positive"),
-		Positive(budgets.Child("prebindTimeout"), b.PreBindTimeout),
+		v1alpha1.Positive(budgets.Child("prebindTimeout"), b.PreBindTimeout),
 		valid(b.MaxPreBindTimeout.Duration >= b.PreBindTimeout.Duration, budgets.Child("maxPrebindTimeout"), b.MaxPreBindTimeout,
 			"must be at least budgets.prebindTimeout (%s)", b.PreBindTimeout.Duration),
 		c.validateMutators(),
@@ -41,7 +35,7 @@ func (c *PrebindConfiguration) Validate() field.ErrorList {
 	for _, a := range c.Arguments {
 		path := field.NewPath("arguments", a.Name)
 		all = append(all, a.Validate(path)...)
-		if w, ok := a.Arguments.(Waiter); ok {
+		if w, ok := a.Arguments.(v1alpha1.Waiter); ok {
 			name, wait := w.LongestWait()
 			all = append(all, valid(wait.Duration <= b.MaxPreBindTimeout.Duration, path.Child(name), wait,
 				"must be at most budgets.maxPrebindTimeout (%s)", b.MaxPreBindTimeout.Duration)...)
@@ -132,4 +126,12 @@ func (c *PrebindConfiguration) Summary() string {
 		return cmp.Or(strings.Join(names, ", "), "none")
 	}
 	return fmt.Sprintf("mode %s, mutators %s, PreBind plugins %s", c.Mode, list(c.SelectedMutators()), list(c.SelectedPlugins()))
+}
+
+// valid returns an error unless ok is set.
+func valid(ok bool, path *field.Path, value any, detail string, args ...any) field.ErrorList {
+	if ok {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf(detail, args...))}
 }

@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package v1alpha1
+package configuration
 
 import (
 	"slices"
