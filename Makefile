@@ -87,6 +87,11 @@ test-versions: ## Run the end-to-end tests on the other supported versions of Ku
 test-version:
 	$(call E2E,e2e,e2e)
 
+# Not part of test: the first build takes minutes.
+.PHONY: test-products
+test-products: ## Test shipped policies with the code of the products that they are for
+	cd test/products && go test -count=1 -timeout 30m ./...
+
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
 KEPT = docs/performance/data
@@ -178,7 +183,7 @@ ACTIONLINT = github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # In test/controlplane, linters that need types run only on packages that do not import k8s.io/kubernetes: its analysis takes
-# longer than its build.
+# longer than its build. The same holds for the products of test/products.
 .PHONY: lint
 lint: ## Run the linters and the prose check
 	go run ./test/prose
@@ -193,6 +198,7 @@ lint: ## Run the linters and the prose check
 	cd test/csi && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/certmanager && CGO_ENABLED=0 GOFLAGS=-trimpath $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
+	cd test/products && $(TOOL) golangci-lint run --fast-only ./...
 
 .PHONY: licenses
 licenses: ## Write bin/THIRD_PARTY_LICENSES: the licenses of all modules in the binary; fails if one is not accepted
@@ -254,6 +260,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	cd test/csi && go mod tidy -diff
 	cd test/certmanager && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
+	cd test/products && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
 		$(TOOL) kustomize build config/$$install >bin/_verify/install.yaml || exit 1; \
 	done
