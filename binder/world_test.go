@@ -1,0 +1,278 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package binder
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/mutation"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/gen"
+)
+
+// world is a replica, a pod and its nodes. Its state is guarded by mu.
+type world struct {
+	*Engine
+	unrecorded
+	mu      sync.Mutex
+	pod     *corev1.Pod
+	facts   map[string]bool
+	log     []string
+	term    int64
+	held    bool
+	failing int // PreBindRollBack fails that often.
+	// answering is called when the answer is built.
+	answering func()
+}
+
+const nodeName = "node-a"
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
+	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
+	var err error
+	w.Engine, err = New(Options{
+		Cached: func(string) framework.Reader { return w }, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
+		Term: func() (int64, bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.term, w.held
+		},
+		Settings: Settings{
+			Mode: ModeEnforce, Mutators: chain, Hold: 8 * time.Second, MaxHolds: 100, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: time.Hour,
+		},
+	})
+	require.NoError(t, err)
+	w.jitter = func() float64 { return 0 }
+	return w
+}
+
+func (w *world) say(what string, more ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range more {
+		switch m := m.(type) {
+		case string:
+			what += " " + m
+		case bool:
+			what += map[bool]string{true: " yes", false: " no"}[m]
+		}
+	}
+	w.log = append(w.log, what)
+}
+
+func (w *world) said() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
+}
+
+func (w *world) is(fact string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.facts[fact]
+}
+
+// set changes a fact of the cache, and wakes binds.
+func (w *world) set(fact string) {
+	w.mu.Lock()
+	w.facts[fact] = true
+	w.mu.Unlock()
+	w.changed()
+}
+
+func (w *world) changed() { w.o.Changes.Wake(w.live()) }
+
+// bound makes the pod bound to the node.
+func (w *world) bound(node string) {
+	w.mu.Lock()
+	w.pod = w.pod.DeepCopy()
+	w.pod.Spec.NodeName = node
+	w.mu.Unlock()
+	w.changed()
+}
+
+func (w *world) live() *corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pod
+}
+
+// Get implements client.Reader for the cache and the API server.
+func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	switch into := into.(type) {
+	case *corev1.Pod:
+		w.live().DeepCopyInto(into)
+	case *corev1.Node:
+		gen.Node(key.Name).DeepCopyInto(into)
+	}
+	return nil
+}
+
+// List implements client.Reader.
+func (*world) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+// Eventf implements events.EventRecorder.
+func (*world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+
+// AttemptEnded implements Recorder.
+func (w *world) AttemptEnded(outcome string) { w.say("ended", outcome == work.Bound) }
+
+// Name implements mutators.Mutator.
+func (*world) Name() string { return "world" }
+
+// Mutate implements mutators.Mutator.
+func (w *world) Mutate(in mutators.Input) (mutators.Output, error) {
+	w.answering()
+	w.say("answer", map[bool]string{true: "with attempt"}[in.Bind.Attempt != ""])
+	return mutators.Output{}, nil
+}
+
+// posted is a call for the pod.
+type posted struct {
+	node    string
+	plugins []framework.Plugin
+	budget  time.Duration
+	user    string
+	dryRun  bool
+}
+
+func (w *world) bind(node string, plugins ...framework.Plugin) posted {
+	return posted{node: node, plugins: plugins, budget: 10 * time.Minute}
+}
+
+// run posts the Binding.
+func (w *world) run(ctx context.Context, p posted) Decision {
+	pod, settings := w.live(), w.o.Settings
+	settings.Plugins, settings.PreBindTimeout = p.plugins, p.budget
+	c := &call{
+		Engine: w.Engine, settings: settings, began: time.Now(),
+		Request: Request{
+			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
+			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,
+		},
+	}
+	d := c.run(ctx)
+	if p.dryRun {
+		d = c.explained(d)
+	}
+	return d
+}
+
+// plugin is a PreBinder that is made of functions.
+type plugin struct {
+	name    string
+	decide  func(bc *framework.BindContext) (framework.Verdict, error)
+	preBind func(bc *framework.BindContext) error
+	world   *world
+}
+
+func (p plugin) Name() string { return p.name }
+
+func (p plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) { return p.decide(bc) }
+
+func (p plugin) PreBind(_ context.Context, bc *framework.BindContext) error {
+	p.world.say(p.name, "PreBind")
+	return p.preBind(bc)
+}
+
+func (p plugin) PreBindRollBack(context.Context, framework.Mark) error {
+	p.world.mu.Lock()
+	p.world.failing--
+	fails := p.world.failing >= 0
+	p.world.mu.Unlock()
+	if fails {
+		return errors.New("not now")
+	}
+	p.world.say(p.name, "PreBindRollBack")
+	return nil
+}
+
+func (p plugin) PostBind(context.Context, framework.Mark) error {
+	p.world.say(p.name, "PostBind")
+	return nil
+}
+
+func (p plugin) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
+
+func (p plugin) Reserve(*framework.BindContext) bool {
+	p.world.say(p.name, "Reserve")
+	return true
+}
+
+// waiter waits for a fact.
+func (w *world) waiter(fact string) framework.Plugin {
+	return plugin{name: "wait-" + fact, world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+		if w.is(fact) {
+			return framework.Verdict{}, nil
+		}
+		return framework.Verdict{Wait: framework.Wait{For: fact}}, nil
+	}}
+}
+
+// writer writes a fact, which the cache shows at once.
+func (w *world) writer(fact string) framework.Plugin {
+	return plugin{
+		name: "write-" + fact, world: w,
+		decide: func(*framework.BindContext) (framework.Verdict, error) {
+			if w.is(fact) {
+				return framework.Verdict{}, nil
+			}
+			return framework.Verdict{Writes: []string{"writes " + fact}}, nil
+		},
+		preBind: func(*framework.BindContext) error {
+			w.set(fact)
+			return nil
+		},
+	}
+}
+
+// in runs the test in a bubble, and stops the replica at its end.
+func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		test(t, w)
+		require.NoError(t, w.Stop(t.Context()))
+	})
+}
+
+// unrecorded is a Recorder that ignores all calls.
+type unrecorded struct{}
+
+func (unrecorded) Begin(ctx context.Context) context.Context { return ctx }
+
+func (unrecorded) Decided(context.Context, Request, Decision, time.Duration) {}
+
+func (unrecorded) Step(ctx context.Context, _ work.Step) (context.Context, func(error)) {
+	return ctx, func(error) {}
+}
+
+func (unrecorded) ReadLive(string, string) {}
+
+func (unrecorded) HoldRefused() {}
+
+func (unrecorded) AttemptEnded(string) {}
+
+func (unrecorded) RolledBack(string, error) {}
+
+func (unrecorded) Swept(string, string, error) {}
