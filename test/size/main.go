@@ -39,7 +39,7 @@ var parts = []struct {
 	{"conformance", []string{"cmd/kubectl-prebind/internal/conformance/"}, 1000},
 	{"other commands and set-up", []string{"cmd/", "internal/assembly/", "internal/telemetry/", "internal/apiclient/"}, 2500},
 	{"webhook with certificates", []string{"webhook/", "internal/certificates/"}, 1700},
-	{"mutators", []string{"mutators/"}, 750},
+	{"mutators", []string{"mutators/", "internal/mutation/"}, 750},
 	{"the rest", []string{""}, 950},
 }
 
