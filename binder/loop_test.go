@@ -111,13 +111,14 @@ func TestRun_WritesOncePerChange(t *testing.T) {
 func TestRun_SlowRejection(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		calls := 0
-		slow := w.writer("a").(plugin)
+		slow, ok := w.writer("a").(plugin)
+		require.True(t, ok)
 		writes := slow.preBind
 		slow.preBind = func(bc *framework.BindContext) error {
 			if calls++; calls > 1 {
 				return writes(bc)
 			}
-			time.Sleep(2 * time.Second) // Virtual time: the second request takes long.
+			time.Sleep(2 * time.Second) //nolint:forbidigo // Virtual time: the second request takes long.
 			return framework.Refuse(framework.Object{}, "taken")
 		}
 		require.Nil(t, w.run(t.Context(), w.bind(nodeName, slow)).Err)
