@@ -17,10 +17,10 @@ package bindinfo
 import (
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -36,8 +36,8 @@ func Registration() mutators.Registration {
 	}
 }
 
-// maxRunes is the maximum length of a value in characters. The name of a user can have any length.
-const maxRunes = 256
+// maxValue is the maximum length of a value in bytes. The name of a user can have any length.
+const maxValue = 256
 
 // changing lists the keys whose values differ from call to call.
 var changing = []string{"time", "calls", "waited", "attempt"}
@@ -61,12 +61,12 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 			annotations[key] = value
 		}
 	}
-	add("user", clean(in.User.Username))
-	add("scheduler", clean(in.Pod.Spec.SchedulerName))
+	add("user", text.Clip(in.User.Username, maxValue))
+	add("scheduler", text.Clip(in.Pod.Spec.SchedulerName, maxValue))
 	add("time", in.Bind.At.UTC().Format(time.RFC3339))
 	add("calls", strconv.Itoa(in.Bind.Calls))
 	add("waited", seconds(in.Bind.Waited))
-	add("attempt", clean(in.Bind.Attempt))
+	add("attempt", in.Bind.Attempt)
 	return mutators.Output{Annotations: annotations, Changing: changing}, nil
 }
 
@@ -74,20 +74,4 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 // that is set back can cause one.
 func seconds(d time.Duration) string {
 	return fmt.Sprintf("%.3fs", max(d, 0).Truncate(time.Millisecond).Seconds())
-}
-
-// clean returns the string as valid UTF-8 of at most maxRunes characters. The last character of a
-// shortened string is an ellipsis.
-func clean(s string) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	runes, last := 0, 0
-	for i := range s {
-		if runes++; runes == maxRunes {
-			last = i
-		}
-		if runes > maxRunes {
-			return s[:last] + "…"
-		}
-	}
-	return s
 }

@@ -54,7 +54,7 @@ func layers() []layer {
 		{packages: []string{"policy/v1alpha1"}, only: []string{}},
 		{packages: []string{"internal/ledger", "internal/volumes", "internal/notify"}},
 		{packages: []string{"binder/framework"}},
-		{packages: []string{"mutators/*"}, only: []string{"mutators", "mutators/internal/*", "config/v1alpha1"}},
+		{packages: []string{"mutators/*"}, only: []string{"mutators", "mutators/internal/*", "config/v1alpha1", "internal/text"}},
 		{packages: []string{"mutators"}, only: []string{"config/v1alpha1"}},
 		{packages: []string{"mutators/internal/*"}, only: []string{}},
 		{packages: []string{"internal/podstate", "internal/nodecondition"}},
