@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"time"
 
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -52,7 +51,7 @@ func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.DisableCompression = true
 	config.UserAgent = userAgent
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return observed{impatient: impatient{next: next, takes: answerTakes}, health: health}
+		return transport{next: next, takes: answerTakes, health: health}
 	})
 }
 
@@ -69,11 +68,9 @@ func NewWithTimeout(config *rest.Config, takes time.Duration) (kubernetes.Interf
 
 // contact returns an error if the API server does not answer. It needs no permissions.
 func contact(config *rest.Config) error {
-	soon := rest.CopyConfig(config)
-	soon.Timeout = firstContact
-	client, err := discovery.NewDiscoveryClientForConfig(soon)
+	client, err := NewWithTimeout(config, firstContact)
 	if err == nil {
-		_, err = client.ServerVersion()
+		_, err = client.Discovery().ServerVersion()
 	}
 	if err != nil {
 		return fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
@@ -81,23 +78,30 @@ func contact(config *rest.Config) error {
 	return nil
 }
 
-// impatient cancels requests without an answer. Some callers, such as the event recorder of
-// client-go, would wait forever. A timeout of the client would also end watches.
-type impatient struct {
-	next  http.RoundTripper
-	takes time.Duration
+// transport cancels requests without an answer, and reports the outcome of each request to health. Some callers, such as the event
+// recorder of client-go, would wait forever. A timeout of the client would also end watches.
+type transport struct {
+	next   http.RoundTripper
+	takes  time.Duration
+	health *Health
 }
 
 // RoundTrip implements http.RoundTripper.
-func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := t.send(r)
+	t.health.observe(r, response, err)
+	return response, err
+}
+
+func (t transport) send(r *http.Request) (*http.Response, error) {
 	if r.URL.Query().Has("watch") {
-		return i.next.RoundTrip(r)
+		return t.next.RoundTrip(r)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), i.takes)
-	response, err := i.next.RoundTrip(r.WithContext(ctx))
+	ctx, cancel := context.WithTimeout(r.Context(), t.takes)
+	response, err := t.next.RoundTrip(r.WithContext(ctx))
 	if err != nil {
 		if ctx.Err() != nil && r.Context().Err() == nil {
-			err = fmt.Errorf("no answer from the API server within %s: %w", i.takes, err)
+			err = fmt.Errorf("no answer from the API server within %s: %w", t.takes, err)
 		}
 		cancel()
 		return nil, err
@@ -107,7 +111,7 @@ func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // WrappedRoundTripper returns the transport, so that client-go can close its idle connections.
-func (i impatient) WrappedRoundTripper() http.RoundTripper { return i.next }
+func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // timed is a body that ends the context of its request when it is closed.
 type timed struct {

@@ -40,13 +40,13 @@ func mute(t *testing.T) (address string, givenUp <-chan string) {
 	return server.URL, canceled
 }
 
-// TestImpatient_CancelsRequests checks that a request without a complete answer is canceled, and
+// TestTransport_CancelsRequests checks that a request without a complete answer is canceled, and
 // that a watch is not.
-func TestImpatient_CancelsRequests(t *testing.T) {
+func TestTransport_CancelsRequests(t *testing.T) {
 	address, givenUp := mute(t)
 	config := &rest.Config{Host: address}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return impatient{next: next, takes: 100 * time.Millisecond}
+		return transport{next: next, takes: 100 * time.Millisecond, health: NewHealth(clock.RealClock{})}
 	})
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(t, err)
@@ -87,15 +87,15 @@ func TestPrepare(t *testing.T) {
 	assert.Zero(t, config.Timeout, "a timeout of the client would end watches")
 	assert.Error(t, contact(config))
 	assert.Error(t, health.failure, "health observes the failure")
-	transport, err := rest.TransportFor(config)
+	sent, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {
-		if i, ok := transport.(observed); ok {
+		if i, ok := sent.(transport); ok {
 			assert.Equal(t, answerTakes, i.takes)
 			return
 		}
-		wrapper, ok := transport.(interface{ WrappedRoundTripper() http.RoundTripper })
-		require.True(t, ok, "%T", transport)
-		transport = wrapper.WrappedRoundTripper()
+		wrapper, ok := sent.(interface{ WrappedRoundTripper() http.RoundTripper })
+		require.True(t, ok, "%T", sent)
+		sent = wrapper.WrappedRoundTripper()
 	}
 }

@@ -65,16 +65,3 @@ func (h *Health) observe(r *http.Request, response *http.Response, err error) {
 		h.failing, h.failure = h.clock.Now(), err
 	}
 }
-
-// observed reports the outcome of each request to health.
-type observed struct {
-	impatient
-	health *Health
-}
-
-// RoundTrip implements http.RoundTripper.
-func (o observed) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := o.impatient.RoundTrip(r)
-	o.health.observe(r, response, err)
-	return response, err
-}

@@ -37,7 +37,7 @@ func send(ctx context.Context, t *testing.T, h *Health, a answer) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://apiserver/", nil)
 	require.NoError(t, err)
-	response, err := observed{impatient: impatient{next: a, takes: time.Minute}, health: h}.RoundTrip(r)
+	response, err := transport{next: a, takes: time.Minute, health: h}.RoundTrip(r)
 	require.ErrorIs(t, err, a.err)
 	if err == nil {
 		require.NoError(t, response.Body.Close())
