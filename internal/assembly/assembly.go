@@ -11,6 +11,8 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -31,7 +33,6 @@ import (
 
 // Options are the options of an Assembly. All fields except Leads and Replicas are required.
 type Options struct {
-	Manager  *Manager
 	Registry *Registry
 	Recorder *telemetry.Recorder
 	// Namespace is the namespace of Prebind's own objects.
@@ -44,13 +45,28 @@ type Options struct {
 	Leads func() bool
 }
 
-// Assembly builds the settings of the engine from a configuration, with the caches that they
-// need. Only CachedFor is safe for concurrent use.
+// Assembly builds the settings of the engine from a configuration, with the caches that they need. It is a manager without servers.
+//
+// It has two caches. GetCache returns the cache that plugins narrow: it contains pending pods, trimmed nodes, and the objects that plugins
+// watch, so memory does not grow with running pods. The complete cache contains the same kinds for plugins that need all objects with all
+// fields. A cache uses memory and permissions only for the kinds that are watched in it. Each selection of a plugin has a cache of its own.
+//
+// Only CachedFor, Denied and the methods of the manager are safe for concurrent use.
 type Assembly struct {
+	manager.Manager
 	// Changes ends waits when the cache changes.
 	Changes *notify.Hub
 
 	o Options
+	// running ends when the manager stops.
+	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
+	selections *selections
+	discovery  discovery.DiscoveryInterface
+	// views contains the view of each plugin on the caches, by name. The empty name is the view of
+	// the mutators.
+	views map[string]*view
+	// denied contains the rejected watches of both caches, and of the selections of registrations.
+	denied *denied
 	// watched contains the kinds in each cache.
 	watched map[watched]bool
 }
@@ -61,10 +77,20 @@ type watched struct {
 	cache cache.Cache
 }
 
-// New returns an Assembly without plugins.
-func New(o Options) *Assembly {
-	return &Assembly{Changes: notify.NewHub(), o: o, watched: map[watched]bool{}}
+// New returns an Assembly without plugins. Start it with the same context.
+func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error) {
+	a := &Assembly{
+		Changes: notify.NewHub(), o: o, running: ctx, selections: &selections{clock: clock.RealClock{}, all: map[string]*selection{}},
+		views: map[string]*view{}, denied: &denied{}, watched: map[watched]bool{},
+	}
+	if err := a.setUp(config); err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	return a, nil
 }
+
+// Denied returns an error with the missing permission or kind while the API server rejects a watch.
+func (a *Assembly) Denied() error { return a.denied.err() }
 
 // Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
 // caches, and for plugins that implement framework.Starter.
@@ -73,7 +99,7 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, a.o.Manager.views[""], "Prebind", nil, &corev1.Pod{}, &corev1.Node{})
+	err := a.watch(ctx, a.views[""], "Prebind", nil, &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
@@ -85,7 +111,7 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 }
 
 // CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
-func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.o.Manager.views[plugin] }
+func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.views[plugin] }
 
 // watch adds the kinds to the cache, so that Changes reports their changes, and adds the handlers of these kinds. Readiness waits for both.
 func (a *Assembly) watch(ctx context.Context, v *view, by string, handlers map[string]toolscache.ResourceEventHandler, examples ...client.Object) error {
@@ -118,15 +144,15 @@ func (a *Assembly) watch(ctx context.Context, v *view, by string, handlers map[s
 
 // usedBy sets the user of the kind that errors of its watch name.
 func (a *Assembly) usedBy(example client.Object, by string) error {
-	kind, err := apiutil.GVKForObject(example, a.o.Manager.GetScheme())
+	kind, err := apiutil.GVKForObject(example, a.GetScheme())
 	if err != nil {
 		return err
 	}
-	mapping, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	mapping, err := a.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
 		return fmt.Errorf("watching %s objects: %w", kind.Kind, err)
 	}
-	a.o.Manager.denied.usedBy(mapping.Resource.GroupResource(), by)
+	a.denied.usedBy(mapping.Resource.GroupResource(), by)
 	return nil
 }
 
@@ -163,10 +189,10 @@ func (a *Assembly) mutators(ctx context.Context, c *configuration.PrebindConfigu
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
-	v := a.o.Manager.views[""]
+	v := a.views[""]
 	err = a.watch(ctx, v, "mutator "+claims.Name, nil, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
-		return claimed.Devices(ctx, v, a.o.Manager.GetAPIReader(), pod)
+		return claimed.Devices(ctx, v, a.GetAPIReader(), pod)
 	}, err
 }
 
@@ -201,7 +227,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
 	}
-	v := a.o.Manager.views[e.Name]
+	v := a.views[e.Name]
 	if e.Index != nil {
 		if err := e.Index(ctx, v, arguments); err != nil {
 			return nil, fmt.Errorf("indexing the cache: %w", err)
@@ -211,7 +237,6 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if err := a.watch(ctx, v, by, e.Handlers, examples...); err != nil {
 		return nil, err
 	}
-	mgr := a.o.Manager
 	if e.Selections != nil {
 		for _, s := range e.Selections(arguments) {
 			if err := a.useRegistered(ctx, s, by); err != nil {
@@ -220,9 +245,9 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		}
 	}
 	p, err := e.New(framework.Handle{
-		Cached: v, Live: a.o.Recorder.Reader(mgr.GetAPIReader(), e.Name), Writer: mgr.GetClient(), Status: mgr.GetClient(),
+		Cached: v, Live: a.o.Recorder.Reader(a.GetAPIReader(), e.Name), Writer: a.GetClient(), Status: a.GetClient(),
 		Wake: a.Changes.Wake, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: mgr.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Selections: &selector{assembly: a, plugin: e.Name}, Leads: a.o.Leads, Discovery: mgr.discovery,
+		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Selections: &selector{assembly: a, plugin: e.Name}, Leads: a.o.Leads, Discovery: a.discovery,
 	}, arguments)
 	switch {
 	case err != nil:
@@ -233,7 +258,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if s, ok := p.(framework.Starter); ok {
 		// Readiness waits until the plugin can decide. If its Start fails, the process ends.
 		a.o.WaitFor(by, s.HasSynced)
-		err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		err = a.Add(manager.RunnableFunc(func(ctx context.Context) error {
 			if err := s.Start(ctx); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("plugin %s: %w", e.Name, err)
 			}
@@ -246,7 +271,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 // missing returns the first kind that the API server does not serve, or "".
 func (a *Assembly) missing(kinds ...schema.GroupVersionKind) (string, error) {
 	for _, kind := range kinds {
-		_, err := a.o.Manager.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+		_, err := a.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 		if meta.IsNoMatchError(err) {
 			return kind.String(), nil
 		}

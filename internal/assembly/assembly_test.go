@@ -56,11 +56,11 @@ func newAssembly(t *testing.T, plugins ...framework.Registration) *Assembly {
 func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration) *Assembly {
 	t.Helper()
 	r := &Registry{Plugins: plugins}
-	mgr, err := NewManager(t.Context(), s.config(), r, "own")
-	require.NoError(t, err)
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
-	return New(Options{Manager: mgr, Registry: r, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
+	a, err := New(t.Context(), s.config(), Options{Registry: r, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
+	require.NoError(t, err)
+	return a
 }
 
 // A plugin whose kind the API server does not serve is skipped. The others run.

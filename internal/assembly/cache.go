@@ -16,11 +16,9 @@ import (
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -31,44 +29,39 @@ import (
 //
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch
 
-// NewManager returns a manager without servers. The cache
-// contains pending pods, trimmed nodes, and the objects that plugins watch, so memory does not grow
-// with running pods. Start the manager with the same context.
-func NewManager(ctx context.Context, config *rest.Config, r *Registry, namespace string) (*Manager, error) {
-	scheme, err := r.scheme()
+// setUp creates the manager, the caches and their views.
+func (a *Assembly) setUp(config *rest.Config) error {
+	scheme, err := a.o.Registry.scheme()
 	if err != nil {
-		return nil, fmt.Errorf("setting up: %w", err)
+		return err
 	}
-	rejected := &denied{}
-	options := CacheOptions(r, namespace)
-	options.DefaultWatchErrorHandler = rejected.handle
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
+	options := CacheOptions(a.o.Registry, a.o.Namespace)
+	options.DefaultWatchErrorHandler = a.denied.handle
+	if a.Manager, err = ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
 		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
 			c, err := cache.New(config, o)
-			return interruptible{Cache: c, stop: ctx}, err
+			return interruptible{Cache: c, stop: a.running}, err
 		},
 		Cache: options,
-	})
+	}); err != nil {
+		return err
+	}
+	complete, err := a.newComplete()
 	if err != nil {
-		return nil, fmt.Errorf("setting up: %w", err)
+		return err
 	}
-	complete, err := newComplete(ctx, mgr, rejected)
-	if err != nil {
-		return nil, fmt.Errorf("setting up: %w", err)
+	viewOf := func(plugin string) *view {
+		return &view{narrowed: a.GetCache(), complete: complete, completeKinds: a.o.Registry.completeKinds(plugin), selections: a.selections}
 	}
-	selected := &selections{clock: clock.RealClock{}, all: map[string]*selection{}}
-	views := map[string]*view{"": {narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(""), selections: selected}}
-	for _, p := range r.Plugins {
-		views[p.Name] = &view{narrowed: mgr.GetCache(), complete: complete, completeKinds: r.completeKinds(p.Name), selections: selected}
+	a.views[""] = viewOf("")
+	for _, p := range a.o.Registry.Plugins {
+		a.views[p.Name] = viewOf(p.Name)
 	}
-	kinds, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
-	if err != nil {
-		return nil, fmt.Errorf("setting up: %w", err)
-	}
-	return &Manager{Manager: mgr, running: ctx, views: views, selections: selected, discovery: kinds, denied: rejected}, nil
+	a.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(a.GetConfig(), a.GetHTTPClient())
+	return err
 }
 
 // scheme returns a scheme with the built-in types and those of all plugins.
@@ -89,37 +82,17 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// Manager has two caches. GetCache returns the cache that plugins narrow. The complete cache
-// contains the same kinds for plugins that need all objects with all fields. A cache uses
-// memory and permissions only for the kinds that are watched in it. Each selection of a plugin has
-// a cache of its own.
-type Manager struct {
-	manager.Manager
-	// running ends when the manager stops.
-	running    context.Context //nolint:containedctx // Selections begin later, and their caches run until then.
-	selections *selections
-	discovery  discovery.DiscoveryInterface
-	// views contains the view of each plugin on the caches, by name. The empty name is the view of
-	// the mutators.
-	views map[string]*view
-	// denied contains the rejected watches of both caches, and of the selections of registrations.
-	denied *denied
-}
-
-// Denied returns an error with the missing permission or kind while the API server rejects a watch.
-func (m *Manager) Denied() error { return m.denied.err() }
-
 // newComplete returns the complete cache, which the manager starts.
-func newComplete(ctx context.Context, mgr manager.Manager, rejected *denied) (cache.Cache, error) {
+func (a *Assembly) newComplete() (cache.Cache, error) {
 	options := commonCacheOptions()
-	options.HTTPClient, options.Scheme, options.Mapper = mgr.GetHTTPClient(), mgr.GetScheme(), mgr.GetRESTMapper()
-	options.DefaultWatchErrorHandler = rejected.handle
-	c, err := cache.New(mgr.GetConfig(), options)
+	options.HTTPClient, options.Scheme, options.Mapper = a.GetHTTPClient(), a.GetScheme(), a.GetRESTMapper()
+	options.DefaultWatchErrorHandler = a.denied.handle
+	c, err := cache.New(a.GetConfig(), options)
 	if err != nil {
 		return nil, err
 	}
-	complete := interruptible{Cache: c, stop: ctx}
-	return complete, mgr.Add(complete)
+	complete := interruptible{Cache: c, stop: a.running}
+	return complete, a.Add(complete)
 }
 
 // completeKinds returns the kinds that a plugin reads from the complete cache, because other
@@ -183,7 +156,7 @@ func (v *view) IndexField(ctx context.Context, o client.Object, field string, ke
 
 // CacheOptions returns the options of Prebind's cache. If a registered plugin narrows a kind, the
 // kind is narrowed even while the plugin is off. Plugins that do not narrow the kind read it from the
-// complete cache of the Manager.
+// complete cache.
 func CacheOptions(r *Registry, namespace string) cache.Options {
 	options := commonCacheOptions()
 	options.ByObject = map[client.Object]cache.ByObject{

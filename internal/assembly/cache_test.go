@@ -129,7 +129,7 @@ func TestRegistryCheck(t *testing.T) {
 type gizmo struct{ corev1.ConfigMap }
 
 // The types of plugins are those of the manager only.
-func TestNewManager_Scheme(t *testing.T) {
+func TestNew_Scheme(t *testing.T) {
 	custom := narrowing("custom")
 	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "gizmo"}
 	custom.AddToScheme = func(s *runtime.Scheme) error {
@@ -137,7 +137,7 @@ func TestNewManager_Scheme(t *testing.T) {
 		return nil
 	}
 	a := newAssembly(t, custom)
-	scheme := a.o.Manager.GetScheme()
+	scheme := a.GetScheme()
 	got, err := apiutil.GVKForObject(&gizmo{}, scheme)
 	require.NoError(t, err)
 	assert.Equal(t, kind, got)
@@ -146,7 +146,7 @@ func TestNewManager_Scheme(t *testing.T) {
 
 	broken := errors.New("broken")
 	custom.AddToScheme = func(*runtime.Scheme) error { return broken }
-	_, err = NewManager(t.Context(), newServer(t).config(), &Registry{Plugins: []framework.Registration{custom}}, "own")
+	_, err = New(t.Context(), newServer(t).config(), Options{Registry: &Registry{Plugins: []framework.Registration{custom}}})
 	require.ErrorIs(t, err, broken)
 	assert.ErrorContains(t, err, "PreBind plugin custom")
 }

@@ -125,7 +125,7 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	if found := s.use(want.Name); found != nil {
 		return found, nil
 	}
-	rejected := a.o.Manager.denied
+	rejected := a.denied
 	if by != nil {
 		rejected = &denied{}
 	}
@@ -209,7 +209,7 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 	if !strings.HasPrefix(want.Name, u.plugin+"/") {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
 	}
-	all := u.assembly.o.Manager.selections
+	all := u.assembly.selections
 	found, err := all.find(ctx, u.assembly, want, u)
 	if err != nil {
 		return err
@@ -218,7 +218,7 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 }
 
 // Keep implements framework.Selector.
-func (u *selector) Keep(names sets.Set[string]) { u.assembly.o.Manager.selections.keep(u, names) }
+func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
 // SelectionCache returns a cache that contains the selection, its informer, and the store with its
 // index. It uses the client, the scheme, the mapper and the handler of watch errors of the options.
@@ -256,9 +256,8 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 
 // startSelection starts the selection.
 func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
-	mgr := a.o.Manager
-	options := cache.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), DefaultWatchErrorHandler: rejected.handle}
-	c, informer, store, err := SelectionCache(ctx, mgr.GetConfig(), options, want)
+	options := cache.Options{HTTPClient: a.GetHTTPClient(), Scheme: a.GetScheme(), Mapper: a.GetRESTMapper(), DefaultWatchErrorHandler: rejected.handle}
+	c, informer, store, err := SelectionCache(ctx, a.GetConfig(), options, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
@@ -273,7 +272,7 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection,
 		}
 		s.synced = append(s.synced, added.HasSynced)
 	}
-	running, stop := context.WithCancel(mgr.running)
+	running, stop := context.WithCancel(a.running)
 	s.stop = stop
 	go func() { _ = c.Start(running) }() // Only a second start fails.
 	return s, nil
@@ -287,7 +286,7 @@ func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, 
 	if err := a.usedBy(want.Example, by); err != nil {
 		return err
 	}
-	found, err := a.o.Manager.selections.find(ctx, a, want, nil)
+	found, err := a.selections.find(ctx, a, want, nil)
 	if err != nil {
 		return err
 	}

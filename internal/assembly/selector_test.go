@@ -26,12 +26,12 @@ func run(t *testing.T, a *Assembly) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- a.o.Manager.Start(ctx) }()
+	go func() { ended <- a.Start(ctx) }()
 	t.Cleanup(func() {
 		stop()
 		assert.NoError(t, <-ended)
 	})
-	<-a.o.Manager.Elected()
+	<-a.Elected()
 }
 
 // handles is the registration of the plugin test that keeps the handle of its last instance.
@@ -83,7 +83,7 @@ func TestSelector_Select(t *testing.T) {
 	s.installed.Store(true)
 	err = h.Selections.Select(t.Context(), gadgets)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	require.NoError(t, a.o.Manager.Denied(), "readiness does not depend on the selection")
+	require.NoError(t, a.Denied(), "readiness does not depend on the selection")
 	require.Error(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")))
 	s.forbidden.Store(false)
 	require.NoError(t, h.Selections.Select(t.Context(), gadgets))

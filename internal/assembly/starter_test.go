@@ -71,7 +71,7 @@ func TestStarter_Fails(t *testing.T) {
 	configured(t, a)
 	broken := errors.New("broken")
 	p.fail <- broken
-	err := a.o.Manager.Start(t.Context())
+	err := a.Start(t.Context())
 	require.ErrorIs(t, err, broken)
 	assert.ErrorContains(t, err, "plugin test")
 }

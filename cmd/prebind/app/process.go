@@ -43,7 +43,6 @@ type process struct {
 	id        string
 	config    *rest.Config
 	health    *apiclient.Health
-	mgr       *assembly.Manager
 	ready     *webhook.Readiness
 	listeners map[string]net.Listener
 	certs     *certificates.Source
@@ -78,10 +77,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.Loaded) error 
 	ctrl.SetLogger(klog.Background())
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	if p.mgr, err = assembly.NewManager(running, p.config, o.registry, o.namespace); err != nil {
-		return err
-	}
-	if err := p.buildEngine(ctx, shared.Metrics); err != nil {
+	if err := p.buildEngine(running, shared.Metrics); err != nil {
 		return err
 	}
 	if err := p.add(apiclient.NewExemption(p.client, p.engine.Exempt)); err != nil {
@@ -96,7 +92,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.Loaded) error 
 		p.shutDown(running)
 	})()
 	klog.InfoS("Starting Prebind", "version", cli.Version(), "replica", p.id, "webhook", p.listeners["webhook-bind-address"].Addr().String())
-	return p.mgr.Start(running)
+	return p.assembly.Start(running)
 }
 
 // shutDown returns when the manager can stop all parts. Prebind answers held calls with 429, and
@@ -140,7 +136,7 @@ func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, err
 	return all, nil
 }
 
-// buildEngine creates the engine for the configuration.
+// buildEngine creates the manager and the engine for the configuration. The manager must be started with the same context.
 func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) error {
 	var err error
 	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
@@ -166,11 +162,13 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	}); err != nil {
 		return err
 	}
-	p.assembly = assembly.New(assembly.Options{
-		Manager: p.mgr, Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
+	if p.assembly, err = assembly.New(ctx, p.config, assembly.Options{
+		Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
 		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.replicas.Leads,
-	})
-	p.ready.RequireOnce(p.mgr.Denied) // Before the caches, which then cannot be filled.
+	}); err != nil {
+		return err
+	}
+	p.ready.RequireOnce(p.assembly.Denied) // Before the caches, which then cannot be filled.
 	settings, err := p.assembly.Settings(ctx, p.configuration.PrebindConfiguration)
 	if err != nil {
 		return err
@@ -179,12 +177,12 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	p.ready.Require(p.health.Problem)
 	if p.engine, err = binder.New(binder.Options{
 		Cached:   p.assembly.CachedFor,
-		Live:     p.mgr.GetAPIReader(),
+		Live:     p.assembly.GetAPIReader(),
 		Settings: settings,
 		Replica:  p.id,
 		Term:     p.replicas.Term,
 		Changes:  p.assembly.Changes,
-		Events:   p.mgr.GetEventRecorder("prebind"),
+		Events:   p.assembly.GetEventRecorder("prebind"),
 		Recorder: p.recorder,
 		Clock:    clock.RealClock{},
 	}); err != nil {
@@ -239,7 +237,7 @@ func (p *process) buildServers() error {
 		return err
 	}
 	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
-	trust := &webhook.Trust{Reader: p.mgr.GetAPIReader(), Writer: p.mgr.GetClient(), Leads: p.replicas.Leads}
+	trust := &webhook.Trust{Reader: p.assembly.GetAPIReader(), Writer: p.assembly.GetClient(), Leads: p.replicas.Leads}
 	scrapes := http.NewServeMux()
 	scrapes.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: maxScrapes}))
 	all := []manager.Runnable{p.certs, server, always(trust.Run)}
@@ -271,7 +269,7 @@ func (p *process) policyCompiler() *policyplugin.Compiler {
 
 func (p *process) add(runnables ...manager.Runnable) error {
 	for _, r := range runnables {
-		if err := p.mgr.Add(r); err != nil {
+		if err := p.assembly.Add(r); err != nil {
 			return err
 		}
 	}
