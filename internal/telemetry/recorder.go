@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/webhook"
@@ -282,13 +282,8 @@ func (r *countedReader) List(ctx context.Context, into client.ObjectList, opts .
 	return r.reader.List(ctx, into, opts...)
 }
 
-// count uses the name of the Go type, because a typed object has no kind before it is read.
 func (r *countedReader) count(into runtime.Object) {
-	kind := into.GetObjectKind().GroupVersionKind().Kind
-	if kind == "" {
-		kind = reflect.Indirect(reflect.ValueOf(into)).Type().Name()
-	}
-	r.reads.WithLabelValues(r.plugin, strings.TrimSuffix(kind, "List"), readByPlugin).Inc()
+	r.reads.WithLabelValues(r.plugin, framework.KindOf(into), readByPlugin).Inc()
 }
 
 func resultOf(err error) string {
