@@ -38,7 +38,7 @@ func TestUsage(t *testing.T) {
 		"ExplainNode":      {reason: "a bind has a node", args: []string{"explain", "web"}, says: "--node: required"},
 		"ExplainPod":       {reason: "a bind has a pod", args: []string{"explain"}, says: "accepts 1 arg(s), received 0"},
 		"Output":           {reason: "formats are known", args: []string{"status", "-o=xml"}, says: "--output: must be text, json or yaml"},
-		"PolicyFile":       {reason: "check reads files", args: []string{"policy", "check"}, says: "FILE: required"},
+		"PolicyFile":       {reason: "check reads files", args: []string{"policy", "check"}, says: "requires at least 1 arg(s)"},
 		"PolicyOutput":     {reason: "formats are known", args: []string{"policy", "test", "-o=xml", "."}, says: "--output: must be text or junit"},
 		"PolicyPrefix":     {reason: "a prefix is a DNS name", args: []string{"policy", "check", "--key-prefixes=%", "x"}, says: "--key-prefixes"},
 		"ConformanceFlags": {reason: "the expression is invalid", args: []string{"conformance", "--scheduler-name=x", "--run=("}, says: "--run: error parsing regexp"},

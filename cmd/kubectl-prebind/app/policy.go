@@ -37,16 +37,6 @@ func newPolicyCommand() *cobra.Command {
 	return cmd
 }
 
-// atLeastOne accepts one or more arguments.
-func atLeastOne(name string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return fmt.Errorf("%s: required", name)
-		}
-		return nil
-	}
-}
-
 func newPolicyCheckCommand() *cobra.Command {
 	var o policy.Options
 	var strict bool
@@ -69,7 +59,7 @@ cannot be read.`,
 		Example: `  kubectl prebind policy check policy.yaml
   kubectl prebind policy check policies crds/raycluster.yaml --key-prefixes=ray.io
   kubectl get bindpolicies -o yaml | kubectl prebind policy check -`,
-		Args: atLeastOne("FILE"),
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cli.WithCode(exitUnreadable, checkPolicies(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args, o, strict))
 		},
@@ -152,7 +142,7 @@ Exit codes: 0 if all cases pass, 1 if a case fails or a policy or test is invali
 2 if a file cannot be read.`,
 		Example: `  kubectl prebind policy test policies
   kubectl prebind policy test policies --output=junit --output-file=report.xml`,
-		Args: atLeastOne("DIR"),
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return cli.WithCode(exitUnreadable, testPolicies(cmd.Context(), cmd.OutOrStdout(), args, output, file))
 		},

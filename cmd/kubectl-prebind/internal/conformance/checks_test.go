@@ -90,14 +90,12 @@ func TestOptions_Validate(t *testing.T) {
 		"LongWait":    {change: func(o *Options) { o.Wait = time.Hour }, err: "--wait: must be at most 4m0s, got 1h0m0s"},
 		"NoTimeout":   {change: func(o *Options) { o.Timeout = -time.Second }, err: "--timeout: must be positive, got -1s"},
 		"Burst":       {change: func(o *Options) { o.Burst = 0 }, err: "--burst: must be from 1 to 1000, got 0"},
-		"Prefix":      {change: func(o *Options) { o.NamespacePrefix = "A_" }, err: "--namespace-prefix: "},
 		"AllNodes":    {change: func(o *Options) { o.Nodes = []string{"a", "b"} }},
 		"OneNode":     {change: func(o *Options) { o.Nodes = []string{"a"} }, err: "--nodes: must name at least two nodes, got a"},
 		"SameNode":    {change: func(o *Options) { o.Nodes = []string{"a", "a"} }, err: "--nodes: must name at least two nodes, got a,a"},
 		"Some":        {change: func(o *Options) { o.Run = regexp.MustCompile("^(wait|nothing)$") }},
 		"Only":        {change: func(o *Options) { o.Run = regexp.MustCompile("^bind$") }},
 		"NoCheck":     {change: func(o *Options) { o.Run = regexp.MustCompile("burts") }, err: `--run: no check matches "burts"; the checks are bind, annotations, `},
-		"Annotation":  {change: func(o *Options) { o.BindingAnnotation = "a b" }, err: "--binding-annotation: "},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

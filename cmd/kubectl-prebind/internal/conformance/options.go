@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Options of a run. All durations must be positive.
@@ -73,13 +72,6 @@ func (o Options) Validate() error {
 	}
 	if distinct := sets.New(o.Nodes...); len(o.Nodes) > 0 && len(distinct) < 2 {
 		return fmt.Errorf("--nodes: must name at least two nodes, got %s", strings.Join(o.Nodes, ","))
-	}
-	// The API server adds five characters, and the check uid its name.
-	if problems := validation.IsDNS1123Label(o.NamespacePrefix + "abcde-uid"); len(problems) > 0 {
-		return fmt.Errorf("--namespace-prefix: %s", problems[0])
-	}
-	if problems := validation.IsQualifiedName(o.BindingAnnotation); o.BindingAnnotation != "" && len(problems) > 0 {
-		return fmt.Errorf("--binding-annotation: %s", problems[0])
 	}
 	return nil
 }
