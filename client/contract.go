@@ -18,8 +18,6 @@ const (
 	DeviceAnnotationPrefix = "device.prebind.dev/"
 	// NodeLockAnnotation is "true" for a bind that no other bind with the lock may accompany on its node.
 	NodeLockAnnotation = DeviceAnnotationPrefix + "node-lock"
-	// AttemptAnnotation is set by Prebind, on the Binding and therefore on the bound pod. Schedulers do not set it.
-	AttemptAnnotation = "binder.prebind.dev/attempt"
 )
 
 // Types of the causes in the details of a denial. The API serializes the type of a cause as its reason.
@@ -31,9 +29,6 @@ const (
 	// CauseField is the type of a cause that describes an invalid field.
 	CauseField = metav1.CauseTypeFieldValueInvalid
 )
-
-// ReasonStale is the reason of a denial with code 412. A Stale answer with code 404 has the reason NotFound.
-const ReasonStale metav1.StatusReason = "PreconditionFailed"
 
 // Kind is the meaning of an answer. The values are also those of the audit annotation "decision".
 type Kind string

@@ -26,12 +26,10 @@ func TestContract(t *testing.T) {
 	load(t, "contract.json", &want)
 	assert.Equal(t, want, map[string]string{
 		"WebhookName":            WebhookName,
-		"AttemptAnnotation":      AttemptAnnotation,
 		"DeviceAnnotationPrefix": DeviceAnnotationPrefix,
 		"CausePlugin":            string(CausePlugin),
 		"CauseObject":            string(CauseObject),
 		"CauseField":             string(CauseField),
-		"ReasonStale":            string(ReasonStale),
 		"Waiting":                string(Waiting),
 		"Refused":                string(Refused),
 		"Stale":                  string(Stale),

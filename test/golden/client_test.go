@@ -36,12 +36,10 @@ func TestClient_Contract(t *testing.T) {
 	prefix := func(plugin string) string { return plugin + "." + v1alpha1.Domain + "/" }
 	compareWithClient(t, "contract.json", map[string]string{
 		"WebhookName":            webhook.Name,
-		"AttemptAnnotation":      framework.AttemptAnnotation,
 		"DeviceAnnotationPrefix": prefix(device.Name),
 		"CausePlugin":            string(webhook.CausePlugin),
 		"CauseObject":            string(webhook.CauseObject),
 		"CauseField":             string(webhook.CauseField),
-		"ReasonStale":            string(webhook.ReasonStale),
 		"Waiting":                string(framework.KindWait),
 		"Refused":                string(framework.KindRefuse),
 		"Stale":                  string(framework.KindStale),
