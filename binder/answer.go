@@ -63,7 +63,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	if attempt != "" {
 		d.Annotations[framework.AttemptAnnotation] = attempt
 	}
-	return d, guardSize(c.pod, c.Binding, d.Annotations)
+	return d, guardMetadata(c.pod, c.Binding, d.Annotations)
 }
 
 // add adds to the decision what a plugin adds. If several add a key, the last plugin wins.

@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -240,7 +239,7 @@ func (c *call) look(ctx context.Context) step {
 	if len(c.settings.Plugins) > 0 {
 		added = attemptRoom
 	}
-	if err := cmp.Or(guardBinding(c.pod, c.Binding), guardSize(c.pod, c.Binding, added)); err != nil {
+	if err := guardMetadata(c.pod, c.Binding, added); err != nil {
 		return ends(err)
 	}
 	c.required = nil

@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -171,12 +170,9 @@ const (
 	maxMessage = 2048
 	maxAdvice  = 1024
 	// maxName is the longest name that an object can have.
-	maxName   = 253
-	maxFields = 20
+	maxName = 253
 	// maxWarnings is how many warnings there are, each of maxMessage.
 	maxWarnings = 50
-	// maxFindings is how many findings of a plugin an explanation has.
-	maxFindings = 200
 )
 
 // bounded returns the complete decision with each warning once, and texts within the limits. It changes only the copy, and the
@@ -193,14 +189,6 @@ func (d Decision) bounded() Decision {
 		err := framework.AsError(framework.Binder, d.Err)
 		err.Message, err.Advice = text.Clip(err.Message, maxMessage), text.Clip(err.Advice, maxAdvice)
 		err.Object = framework.Object{Kind: text.Clip(err.Object.Kind, maxName), Namespace: text.Clip(err.Object.Namespace, maxName), Name: text.Clip(err.Object.Name, maxName)}
-		fields := err.Fields
-		err.Fields = nil
-		for _, f := range fields[:min(len(fields), maxFields)] {
-			err.Fields = append(err.Fields, framework.Field{Path: short(f.Path), Message: short(f.Message)})
-		}
-		if left := len(fields) - maxFields; left > 0 {
-			err.Fields = append(err.Fields, framework.Field{Message: fmt.Sprintf("and %d more", left)})
-		}
 		if d.Err = err; err.Kind == framework.KindWait && d.RetryAfter == 0 {
 			d.RetryAfter = atOnce
 		}

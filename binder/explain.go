@@ -4,11 +4,9 @@
 package binder
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/text"
 )
 
 func refusalOf(err *framework.Error) *Refusal {
@@ -64,7 +62,7 @@ func (c *call) explained(d Decision) Decision {
 
 // explained returns the explanation of one result.
 func explained(r result) PluginExplanation {
-	x := PluginExplanation{Name: r.plugin.Name(), Verdict: PluginReady, Findings: boundedFindings(r.verdict.Findings)}
+	x := PluginExplanation{Name: r.plugin.Name(), Verdict: PluginReady, Findings: r.verdict.Findings}
 	for _, w := range r.verdict.Writes {
 		x.Verdict, x.Would = PluginActs, append(x.Would, w)
 	}
@@ -80,20 +78,6 @@ func explained(r result) PluginExplanation {
 		x.Verdict, x.Refusal = PluginRefuses, refusalOf(r.err)
 	}
 	return x
-}
-
-// boundedFindings returns the findings within the limits.
-func boundedFindings(all []framework.Finding) []framework.Finding {
-	var bounded []framework.Finding
-	for _, f := range all[:min(len(all), maxFindings)] {
-		bounded = append(bounded, framework.Finding{
-			Name: text.Clip(f.Name, maxName), Verdict: text.Clip(f.Verdict, maxName), Message: text.Clip(f.Message, maxMessage),
-		})
-	}
-	if left := len(all) - maxFindings; left > 0 {
-		bounded = append(bounded, framework.Finding{Name: fmt.Sprintf("and %d more", left)})
-	}
-	return bounded
 }
 
 // auditOnly returns a decision that allows the bind unchanged and reports the one that was

@@ -56,9 +56,10 @@ const maxLabels = 64 << 10
 // attemptRoom has the size of the annotation that a bind gets if a plugin writes.
 var attemptRoom = map[string]string{framework.AttemptAnnotation: strings.Repeat("-", 64)}
 
-// guardBinding checks what the API server merges from the Binding into the pod. The API server does not check it: it stores the
-// pod, and then rejects every later update, the kubelet's included. The metadata of the pod is valid already.
-func guardBinding(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
+// guardMetadata checks what the API server merges from the Binding and the added annotations into the pod. Later annotations replace earlier
+// ones. The API server does not check it: it stores the pod, and then rejects every later update, the kubelet's included. The metadata of
+// the pod is valid already.
+func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *framework.Error {
 	var problems field.ErrorList
 	for key := range b.Annotations {
 		if _, valid := pod.Annotations[key]; !valid {
@@ -74,32 +75,20 @@ func guardBinding(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	}
-	if len(problems) == 0 {
-		return nil
-	}
-	return badMetadata(pod, problems, "correct the Binding, because the API server rejects every update of a pod with such metadata")
-}
-
-// guardSize checks the size of the annotations of the pod, the Binding and added together, of which later ones replace earlier ones. The
-// API server does not check it, as in guardBinding.
-func guardSize(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *framework.Error {
 	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
 	maps.Copy(merged, pod.Annotations)
 	maps.Copy(merged, b.Annotations)
-	without := apivalidation.ValidateAnnotationsSize(merged)
-	maps.Copy(merged, added)
-	if apivalidation.ValidateAnnotationsSize(merged) == nil {
-		return nil
-	}
 	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
-	if without == nil {
+	if len(problems) == 0 && apivalidation.ValidateAnnotationsSize(merged) == nil {
 		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
 	}
-	return badMetadata(pod, field.ErrorList{field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB)}, advice)
-}
-
-// badMetadata returns the error of the problems.
-func badMetadata(pod *corev1.Pod, problems field.ErrorList, advice string) *framework.Error {
+	maps.Copy(merged, added)
+	if apivalidation.ValidateAnnotationsSize(merged) != nil {
+		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
+	}
+	if len(problems) == 0 {
+		return nil
+	}
 	err := framework.Invalid(podObject(client.ObjectKeyFromObject(pod)),
 		"invalid metadata after the merge with the Binding: "+short(problems.ToAggregate().Error())).Advise("%s", advice)
 	for _, p := range problems {

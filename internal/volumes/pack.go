@@ -26,9 +26,7 @@ import (
 // tenant controls, it holds the fields that plugins read.
 
 const (
-	// maxBound is the maximum total length of the names and UIDs of a packed claim.
-	maxBound = 1 << 10
-	// maxClaim is the maximum size of another claim in the cache, in bytes as stored by the API
+	// maxClaim is the maximum size of a claim in the cache, in bytes as stored by the API
 	// server. Of a larger one, the cache has only the annotation TooLarge.
 	maxClaim = 8 << 10
 	// maxAnnotation is the maximum length of a kept annotation. Names are shorter.
@@ -63,27 +61,20 @@ func PackClaim(o any) (any, error) {
 		return o, nil
 	}
 	trimClaim(claim)
-	if packed := packBound(claim); packed != nil {
-		return packed, nil
-	}
-	if claim.Size() > maxClaim {
+	switch {
+	case claim.Size() > maxClaim:
 		claim.Annotations, claim.OwnerReferences, claim.Spec = map[string]string{TooLarge: ""}, nil, corev1.PersistentVolumeClaimSpec{}
+	case IsBound(claim) && claim.Status.Phase == corev1.ClaimBound && claim.DeletionTimestamp == nil:
+		return packBound(claim), nil
 	}
 	return claim, nil
 }
 
-// packBound returns nil for a claim that the packed form cannot represent.
 func packBound(claim *corev1.PersistentVolumeClaim) *compact.Object {
-	if !IsBound(claim) || claim.Status.Phase != corev1.ClaimBound || claim.DeletionTimestamp != nil {
-		return nil
-	}
 	selected, volumeName := claim.Annotations[volume.AnnSelectedNode], claim.Spec.VolumeName
 	var controller types.UID
 	if len(claim.OwnerReferences) > 0 {
 		controller = claim.OwnerReferences[0].UID
-	}
-	if len(claim.Name)+len(claim.UID)+len(volumeName)+len(selected)+len(controller) > maxBound {
-		return nil
 	}
 	node, owner, exclusive := unique.Make(selected), unique.Make(controller), slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
 	return compact.Pack(claim, func(m metav1.ObjectMeta) client.Object {
