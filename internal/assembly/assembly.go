@@ -62,9 +62,9 @@ type Assembly struct {
 	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
 	selections *selections
 	discovery  discovery.DiscoveryInterface
-	// views contains the view of each plugin on the caches, by name. The empty name is the view of
-	// the mutators.
-	views map[string]*view
+	// narrowed contains the kinds that the cache of the manager contains in part, by name.
+	narrowed map[string]*narrowing
+	complete cache.Cache
 	// denied contains the rejected watches of both caches, and of the selections of registrations.
 	denied *denied
 	// watched contains the kinds in each cache.
@@ -81,7 +81,7 @@ type watched struct {
 func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error) {
 	a := &Assembly{
 		Changes: notify.NewHub(), o: o, running: ctx, selections: &selections{clock: clock.RealClock{}, all: map[string]*selection{}},
-		views: map[string]*view{}, denied: &denied{}, watched: map[watched]bool{},
+		denied: &denied{}, watched: map[watched]bool{},
 	}
 	if err := a.setUp(config); err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
@@ -99,7 +99,7 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, a.views[""], "Prebind", nil, &corev1.Pod{}, &corev1.Node{})
+	err := a.watch(ctx, &view{a: a}, "Prebind", nil, &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
@@ -111,7 +111,7 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 }
 
 // CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
-func (a *Assembly) CachedFor(plugin string) framework.Reader { return a.views[plugin] }
+func (a *Assembly) CachedFor(plugin string) framework.Reader { return &view{a: a, plugin: plugin} }
 
 // watch adds the kinds to the cache, so that Changes reports their changes, and adds the handlers of these kinds. Readiness waits for both.
 func (a *Assembly) watch(ctx context.Context, v *view, by string, handlers map[string]toolscache.ResourceEventHandler, examples ...client.Object) error {
@@ -189,7 +189,7 @@ func (a *Assembly) mutators(ctx context.Context, c *configuration.PrebindConfigu
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
-	v := a.views[""]
+	v := &view{a: a}
 	err = a.watch(ctx, v, "mutator "+claims.Name, nil, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
 		return claimed.Devices(ctx, v, a.GetAPIReader(), pod)
@@ -227,7 +227,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
 	}
-	v := a.views[e.Name]
+	v := &view{a: a, plugin: e.Name}
 	if e.Index != nil {
 		if err := e.Index(ctx, v, arguments); err != nil {
 			return nil, fmt.Errorf("indexing the cache: %w", err)

@@ -9,10 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -29,13 +27,16 @@ import (
 //
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=get;list;watch
 
-// setUp creates the manager, the caches and their views.
+// setUp creates the manager and the caches.
 func (a *Assembly) setUp(config *rest.Config) error {
 	scheme, err := a.o.Registry.scheme()
 	if err != nil {
 		return err
 	}
-	options := CacheOptions(a.o.Registry, a.o.Namespace)
+	if a.narrowed, err = a.o.Registry.narrowings(a.o.Namespace); err != nil {
+		return err
+	}
+	options := cacheOptions(a.narrowed)
 	options.DefaultWatchErrorHandler = a.denied.handle
 	if a.Manager, err = ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
@@ -49,16 +50,13 @@ func (a *Assembly) setUp(config *rest.Config) error {
 	}); err != nil {
 		return err
 	}
-	complete, err := a.newComplete()
+	complete, err := cache.New(a.GetConfig(), a.inherited(a.denied))
 	if err != nil {
 		return err
 	}
-	viewOf := func(plugin string) *view {
-		return &view{narrowed: a.GetCache(), complete: complete, completeKinds: a.o.Registry.completeKinds(plugin), selections: a.selections}
-	}
-	a.views[""] = viewOf("")
-	for _, p := range a.o.Registry.Plugins {
-		a.views[p.Name] = viewOf(p.Name)
+	a.complete = interruptible{Cache: complete, stop: a.running}
+	if err := a.Add(a.complete); err != nil {
+		return err
 	}
 	a.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(a.GetConfig(), a.GetHTTPClient())
 	return err
@@ -82,58 +80,26 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newComplete returns the complete cache, which the manager starts.
-func (a *Assembly) newComplete() (cache.Cache, error) {
+// inherited returns the options of a cache with the client, the scheme and the mapper of the manager.
+func (a *Assembly) inherited(rejected *denied) cache.Options {
 	options := commonCacheOptions()
 	options.HTTPClient, options.Scheme, options.Mapper = a.GetHTTPClient(), a.GetScheme(), a.GetRESTMapper()
-	options.DefaultWatchErrorHandler = a.denied.handle
-	c, err := cache.New(a.GetConfig(), options)
-	if err != nil {
-		return nil, err
-	}
-	complete := interruptible{Cache: c, stop: a.running}
-	return complete, a.Add(complete)
+	options.DefaultWatchErrorHandler = rejected.handle
+	return options
 }
 
-// completeKinds returns the kinds that a plugin reads from the complete cache, because other
-// plugins narrow them in Prebind's cache and the plugin itself does not. The empty name means the
-// mutators.
-func (r *Registry) completeKinds(plugin string) sets.Set[string] {
-	kinds, own := sets.New[string](), sets.New[string]()
-	for _, p := range r.Plugins {
-		if p.Name == plugin {
-			own = sets.KeySet(narrows(p))
-		} else {
-			kinds = kinds.Union(sets.KeySet(narrows(p)))
-		}
-	}
-	return kinds.Difference(own)
-}
-
-// narrows returns the kinds that the plugin narrows, and how.
-func narrows(p framework.Registration) map[string]cache.ByObject {
-	kinds := map[string]cache.ByObject{}
-	if p.Caches != nil {
-		for example, how := range p.Caches("") {
-			kinds[framework.KindOf(example)] = how
-		}
-	}
-	return kinds
-}
-
-// view is the view of one plugin on the caches. Its methods choose between them.
+// view is the view of a plugin on the caches. Its methods choose between them. The empty name means the mutators.
 type view struct {
-	narrowed, complete cache.Cache
-	completeKinds      sets.Set[string]
-	selections         *selections
+	a      *Assembly
+	plugin string
 }
 
-// of returns the cache from which the plugin reads the kind.
+// of returns the cache from which the plugin reads the kind. A kind that only other plugins narrow is read from the complete cache.
 func (v *view) of(o runtime.Object) cache.Cache {
-	if v.completeKinds.Has(framework.KindOf(o)) {
-		return v.complete
+	if n := v.a.narrowed[framework.KindOf(o)]; n != nil && n.by != nil && !n.by.Has(v.plugin) {
+		return v.a.complete
 	}
-	return v.narrowed
+	return v.a.GetCache()
 }
 
 // Get implements client.Reader.
@@ -144,7 +110,7 @@ func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object
 // List implements client.Reader.
 func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
 	if by, ok := framework.SelectedBy(opts); ok {
-		return v.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
+		return v.a.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
 	}
 	return v.of(into).List(ctx, into, opts...)
 }
@@ -154,32 +120,23 @@ func (v *view) IndexField(ctx context.Context, o client.Object, field string, ke
 	return v.of(o).IndexField(ctx, o, field, keys)
 }
 
-// CacheOptions returns the options of Prebind's cache. If a registered plugin narrows a kind, the
-// kind is narrowed even while the plugin is off. Plugins that do not narrow the kind read it from the
-// complete cache.
-func CacheOptions(r *Registry, namespace string) cache.Options {
+// CacheOptions returns the options of Prebind's cache, or an error if Check would return one. If a registered plugin narrows a kind, the
+// kind is narrowed even while the plugin is off.
+func CacheOptions(r *Registry, namespace string) (cache.Options, error) {
+	kinds, err := r.narrowings(namespace)
+	return cacheOptions(kinds), err
+}
+
+func cacheOptions(kinds map[string]*narrowing) cache.Options {
 	options := commonCacheOptions()
-	options.ByObject = map[client.Object]cache.ByObject{
-		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
-		&corev1.Node{}: {Transform: trimNode},
-	}
-	narrowed := sets.New[string]()
-	for _, p := range r.Plugins {
-		if p.Caches == nil {
-			continue
-		}
-		for example, how := range p.Caches(namespace) {
-			// Plugins that narrow a kind in the same way share its cache.
-			if kind := framework.KindOf(example); !narrowed.Has(kind) {
-				narrowed.Insert(kind)
-				options.ByObject[example] = how
-			}
-		}
+	options.ByObject = map[client.Object]cache.ByObject{}
+	for _, n := range kinds {
+		options.ByObject[n.example] = n.how
 	}
 	return options
 }
 
-// commonCacheOptions returns the options of both caches.
+// commonCacheOptions returns the options of all caches.
 func commonCacheOptions() cache.Options {
 	return cache.Options{
 		// Reading a kind that is not watched would start an informer without a wait for its objects.

@@ -14,10 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -37,7 +35,7 @@ func TestTrimNode(t *testing.T) {
 	assert.Equal(t, "something else", got)
 }
 
-func narrowing(name string, kinds ...client.Object) framework.Registration {
+func narrows(name string, kinds ...client.Object) framework.Registration {
 	return framework.Registration{
 		Name: name, Description: "d",
 		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return nil, nil },
@@ -51,40 +49,40 @@ func narrowing(name string, kinds ...client.Object) framework.Registration {
 	}
 }
 
-func TestCompleteKinds(t *testing.T) {
-	r := &Registry{Plugins: []framework.Registration{
-		narrowing("device", &corev1.ConfigMap{}), narrowing("volumebinding", &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}),
-		{Name: "other"},
-	}}
-	// node-ready shares the narrowed claims and volumes with volumebinding.
-	r.Plugins = append(r.Plugins, narrowing("node-ready", &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}))
+// A plugin reads a kind that only other plugins narrow from the complete cache.
+func TestView_Of(t *testing.T) {
+	shared := func(string) map[client.Object]cache.ByObject {
+		return map[client.Object]cache.ByObject{&corev1.PersistentVolume{}: {Transform: trimNode}}
+	}
+	volumes, ready := keeping("volumebinding"), keeping("node-ready")
+	volumes.Caches, ready.Caches = shared, shared
+	a := newAssembly(t)
+	var err error
+	a.narrowed, err = (&Registry{Plugins: []framework.Registration{narrows("device", &corev1.ConfigMap{}), volumes, ready, keeping("other")}}).narrowings("")
+	require.NoError(t, err)
 	for plugin, tc := range map[string]struct {
 		reason string
-		want   []string
+		want   map[client.Object]cache.Cache
 	}{
-		"device":        {reason: "the plugin needs only its own ConfigMaps", want: []string{"PersistentVolume", "PersistentVolumeClaim"}},
-		"volumebinding": {reason: "the plugin needs only some fields of claims and volumes", want: []string{"ConfigMap"}},
-		"node-ready":    {reason: "the plugin narrows claims and volumes in the same way", want: []string{"ConfigMap"}},
-		"other":         {reason: "the plugin narrows nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
-		"":              {reason: "mutators narrow nothing", want: []string{"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}},
+		"device":        {reason: "the plugin needs only its own ConfigMaps", want: map[client.Object]cache.Cache{&corev1.ConfigMap{}: a.GetCache(), &corev1.PersistentVolume{}: a.complete}},
+		"volumebinding": {reason: "the plugin needs only some fields of volumes", want: map[client.Object]cache.Cache{&corev1.ConfigMap{}: a.complete, &corev1.PersistentVolume{}: a.GetCache()}},
+		"node-ready":    {reason: "the plugin narrows volumes in the same way", want: map[client.Object]cache.Cache{&corev1.PersistentVolume{}: a.GetCache()}},
+		"other":         {reason: "the plugin narrows nothing", want: map[client.Object]cache.Cache{&corev1.ConfigMap{}: a.complete, &corev1.Pod{}: a.GetCache()}},
+		"":              {reason: "mutators narrow nothing", want: map[client.Object]cache.Cache{&corev1.PersistentVolume{}: a.complete, &corev1.Node{}: a.GetCache()}},
 	} {
 		t.Run(plugin, func(t *testing.T) {
-			assert.Equal(t, tc.want, sets.List(r.completeKinds(plugin)), tc.reason)
+			for example, want := range tc.want {
+				assert.Equal(t, want, (&view{a: a, plugin: plugin}).of(example), "%s: %T", tc.reason, example)
+			}
 		})
 	}
-}
-
-func TestView_Of(t *testing.T) {
-	narrowed, complete := &informertest.FakeInformers{Synced: new(true)}, &informertest.FakeInformers{Synced: new(false)}
-	v := &view{narrowed: narrowed, complete: complete, completeKinds: sets.New("ConfigMap")}
-	assert.Same(t, complete, v.of(&corev1.ConfigMap{}))
-	assert.Same(t, complete, v.of(&corev1.ConfigMapList{}), "lists come from the same cache")
-	assert.Same(t, narrowed, v.of(&corev1.Pod{}))
+	assert.Equal(t, a.complete, (&view{a: a}).of(&corev1.ConfigMapList{}), "lists come from the same cache")
+	assert.NotEqual(t, a.complete, a.GetCache())
 }
 
 func TestRegistryCheck(t *testing.T) {
 	shared := func(name string, change func(b *cache.ByObject)) framework.Registration {
-		r := narrowing(name)
+		r := narrows(name)
 		r.Caches = func(string) map[client.Object]cache.ByObject {
 			how := cache.ByObject{Transform: trimNode}
 			change(&how)
@@ -107,12 +105,12 @@ func TestRegistryCheck(t *testing.T) {
 			reason: "one plugin would miss objects", plugins: []framework.Registration{trims, shared("b", func(b *cache.ByObject) { b.Label = labels.Nothing() })},
 			want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`,
 		},
-		"Different": {reason: "each kind is narrowed by one plugin", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.Secret{})}},
-		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrowing("a", &corev1.ConfigMap{}), narrowing("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`},
-		"Twice":     {reason: "both would write under one name", plugins: []framework.Registration{narrowing("a"), narrowing("a")}, want: `PreBind plugin "a": registered twice, or another component has its name`},
-		"Binder":    {reason: "Prebind itself has the name", plugins: []framework.Registration{narrowing("binder")}, want: `PreBind plugin "binder": registered twice, or another component has its name`},
-		"Key":       {reason: "its annotations would be invalid", plugins: []framework.Registration{narrowing("a_b")}, want: `PreBind plugin "a_b": the name is not valid as part of an annotation key`},
-		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrowing("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows in another way`},
+		"Different": {reason: "each kind is narrowed by one plugin", plugins: []framework.Registration{narrows("a", &corev1.ConfigMap{}), narrows("b", &corev1.Secret{})}},
+		"Same":      {reason: "the two selectors cannot be combined", plugins: []framework.Registration{narrows("a", &corev1.ConfigMap{}), narrows("b", &corev1.ConfigMap{})}, want: `PreBind plugin "b": Caches must not contain ConfigMap, which a already narrows in another way`},
+		"Twice":     {reason: "both would write under one name", plugins: []framework.Registration{narrows("a"), narrows("a")}, want: `PreBind plugin "a": registered twice, or another component has its name`},
+		"Binder":    {reason: "Prebind itself has the name", plugins: []framework.Registration{narrows("binder")}, want: `PreBind plugin "binder": registered twice, or another component has its name`},
+		"Key":       {reason: "its annotations would be invalid", plugins: []framework.Registration{narrows("a_b")}, want: `PreBind plugin "a_b": the name is not valid as part of an annotation key`},
+		"Pod":       {reason: "Prebind narrows pods itself", plugins: []framework.Registration{narrows("a", &corev1.Pod{})}, want: `PreBind plugin "a": Caches must not contain Pod, which Prebind already narrows in another way`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := (&Registry{Plugins: tc.plugins}).Check()
@@ -130,7 +128,7 @@ type gizmo struct{ corev1.ConfigMap }
 
 // The types of plugins are those of the manager only.
 func TestNew_Scheme(t *testing.T) {
-	custom := narrowing("custom")
+	custom := narrows("custom")
 	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "gizmo"}
 	custom.AddToScheme = func(s *runtime.Scheme) error {
 		s.AddKnownTypes(kind.GroupVersion(), &gizmo{})

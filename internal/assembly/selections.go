@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -220,12 +219,9 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 // Keep implements framework.Selector.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
-// SelectionCache returns a cache that contains the selection, its informer, and the store with its
-// index. It uses the client, the scheme, the mapper and the handler of watch errors of the options.
-func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, want framework.Selection) (cache.Cache, cache.Informer, toolscache.Indexer, error) {
-	options := commonCacheOptions()
-	options.HTTPClient, options.Scheme, options.Mapper = o.HTTPClient, o.Scheme, o.Mapper
-	options.DefaultWatchErrorHandler = o.DefaultWatchErrorHandler
+// startSelection starts the selection.
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
+	options := a.inherited(rejected)
 	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
 	if want.Namespace != "" {
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
@@ -246,18 +242,11 @@ func SelectionCache(ctx context.Context, config *rest.Config, o cache.Options, w
 		store = informer.GetIndexer()
 		return informer
 	}
-	c, err := cache.New(config, options)
+	c, err := cache.New(a.GetConfig(), options)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
 	informer, err := c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
-	return c, informer, store, err
-}
-
-// startSelection starts the selection.
-func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
-	options := cache.Options{HTTPClient: a.GetHTTPClient(), Scheme: a.GetScheme(), Mapper: a.GetRESTMapper(), DefaultWatchErrorHandler: rejected.handle}
-	c, informer, store, err := SelectionCache(ctx, a.GetConfig(), options, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}

@@ -58,7 +58,7 @@ func TestSelections_Keep(t *testing.T) {
 }
 
 func TestSelections_ListUnknown(t *testing.T) {
-	v := &view{selections: &selections{all: map[string]*selection{}}}
+	v := &view{a: &Assembly{selections: &selections{all: map[string]*selection{}}}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
 	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration, and Select has not added it`)
 }

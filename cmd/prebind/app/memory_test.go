@@ -123,7 +123,10 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
 	mapper.Add(storagev1.SchemeGroupVersion.WithKind("CSINode"), meta.RESTScopeRoot)
-	options := assembly.CacheOptions(newRegistry(), "prebind-system")
+	options, err := assembly.CacheOptions(newRegistry(), "prebind-system")
+	if err != nil {
+		return nil, err
+	}
 	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
 	c, err := cache.New(&rest.Config{Host: url}, options)
 	if err != nil {
