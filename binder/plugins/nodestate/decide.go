@@ -67,11 +67,16 @@ func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[strin
 	if on.Has(checkReady) {
 		f.checkReady(pod, node)
 	}
-	if on.Has(checkSchedulable) {
-		f.checkSchedulable(pod, node)
+	if on.Has(checkSchedulable) && node.Spec.Unschedulable &&
+		!tolerates(pod, &corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
+		f.add("the node to be schedulable", "it is cordoned")
 	}
-	if on.Has(checkTaints) {
-		f.checkTaints(pod, node)
+	for i := range node.Spec.Taints {
+		taint := &node.Spec.Taints[i]
+		filtered := taint.Effect == corev1.TaintEffectNoSchedule || taint.Effect == corev1.TaintEffectNoExecute
+		if on.Has(checkTaints) && filtered && !tolerates(pod, taint) {
+			f.add("the taint "+clip(taint.ToString())+" to be removed", "the node has it and the pod does not tolerate it")
+		}
 	}
 	if on.Has(checkAffinity) {
 		if err := f.checkAffinity(pod, node); err != nil {
@@ -107,25 +112,6 @@ func (f *findings) checkReady(pod *corev1.Pod, node *corev1.Node) {
 func (f *findings) checkCondition(expected nodecondition.Expectation, node *corev1.Node) {
 	if found := expected.Mismatch(node); found != "" {
 		f.add("the condition "+expected.String(), found)
-	}
-}
-
-func (f *findings) checkSchedulable(pod *corev1.Pod, node *corev1.Node) {
-	if !node.Spec.Unschedulable || tolerates(pod, &corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
-		return
-	}
-	f.add("the node to be schedulable", "it is cordoned")
-}
-
-func (f *findings) checkTaints(pod *corev1.Pod, node *corev1.Node) {
-	for i := range node.Spec.Taints {
-		taint := &node.Spec.Taints[i]
-		if taint.Effect != corev1.TaintEffectNoSchedule && taint.Effect != corev1.TaintEffectNoExecute {
-			continue
-		}
-		if !tolerates(pod, taint) {
-			f.add("the taint "+clip(taint.ToString())+" to be removed", "the node has it and the pod does not tolerate it")
-		}
 	}
 }
 
