@@ -24,7 +24,7 @@ const (
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
 func (c *call) take(ctx context.Context) (leave func()) {
-	seat := c.seats.take(c.User, c.settings.MaxHolds, heldSize(c.pod, c.Binding))
+	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, heldSize(c.pod, c.Binding))
 	if seat == nil {
 		c.o.Recorder.HoldRefused()
 		return nil

@@ -15,18 +15,18 @@ import (
 // replica that held 512 had 97 MB.
 const exemptFactor = 16
 
-// maxHeld is the maximum size of the large pods and Bindings that held calls keep in memory, in bytes. Pods of the cache, which are
-// smaller than maxCached, are shared.
+// maxHeld is the maximum size of the large pods and Bindings of one namespace that held calls keep in memory, in bytes. Pods of the
+// cache, which are smaller than maxCached, are shared.
 const (
-	maxHeld   = 64 << 20
+	maxHeld   = 16 << 20
 	maxCached = 64 << 10
 )
 
-// seats counts the calls that are held in this replica, and the memory that they need. It is safe for concurrent use.
+// seats counts the calls that are held in this replica, and the memory that they need by namespace. It is safe for concurrent use.
 type seats struct {
 	mu              sync.Mutex
 	regular, exempt int
-	size            int
+	size            map[string]int
 	// isExempt returns whether the API server exempts the user from its concurrency limits. It
 	// may be nil.
 	isExempt func(authenticationv1.UserInfo) bool
@@ -38,25 +38,30 @@ func (s *seats) setExempt(is func(authenticationv1.UserInfo) bool) {
 	s.isExempt = is
 }
 
-// take takes a seat if the user's kind of calls has one left, and if there is memory left for the size. It returns the function that
-// gives the seat back, or nil.
-func (s *seats) take(user authenticationv1.UserInfo, maxHolds, size int) (leave func()) {
+// take takes a seat if the user's kind of calls has one left and the namespace has memory left. It returns the function that gives
+// the seat back, or nil.
+func (s *seats) take(user authenticationv1.UserInfo, maxHolds int, namespace string, size int) (leave func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, most := &s.regular, maxHolds
 	if s.isExempt != nil && s.isExempt(user) {
 		held, most = &s.exempt, exemptFactor*maxHolds
 	}
-	if *held >= most || size > 0 && s.size+size > maxHeld {
+	if *held >= most || size > 0 && s.size[namespace]+size > maxHeld {
 		return nil
 	}
+	if s.size == nil {
+		s.size = map[string]int{}
+	}
 	*held++
-	s.size += size
+	s.size[namespace] += size
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		*held--
-		s.size -= size
+		if s.size[namespace] -= size; s.size[namespace] == 0 {
+			delete(s.size, namespace)
+		}
 	}
 }
 
