@@ -81,7 +81,7 @@ func TestFiles_Reload(t *testing.T) {
 	looks := func(n int) {
 		for range n {
 			now.Step(interval)
-			f.look()
+			f.look(t.Context())
 		}
 	}
 	counted := func(result string) float64 {
@@ -182,7 +182,7 @@ func TestClients_Reload(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, ca.CertPEM, 0o600))
 		c, err := newClients(file, shared(nil))
 		require.NoError(t, err)
-		go func() { _ = c.start(t.Context()) }()
+		go c.start(t.Context())
 		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
 		<-time.After(interval)
 		synctest.Wait()

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // interval is the time between two reads of the files.
@@ -57,21 +59,10 @@ func newFollower[T any](o Shared, name string, parse func([][]byte, time.Time) (
 func (f *follower[T]) get() T { return f.current.Load().value }
 
 // start follows the files until the context ends.
-func (f *follower[T]) start(ctx context.Context) error {
-	tick := f.o.Clock.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C():
-			f.look()
-		}
-	}
-}
+func (f *follower[T]) start(ctx context.Context) { wait.UntilWithContext(ctx, f.look, interval) }
 
 // look loads the files if they are changed and valid. It reports invalid files once.
-func (f *follower[T]) look() {
+func (f *follower[T]) look(context.Context) {
 	loaded, err := f.load()
 	switch {
 	case err != nil:

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -27,9 +28,7 @@ const (
 	// oneCall is the timeout for the API calls of one round.
 	oneCall = 10 * time.Second
 	// defaultPeriod is the maximum time between two rounds. A removed CA bundle fails binds until the next round of one of the replicas.
-	defaultPeriod = 5 * time.Second
-	// firstPeriod is the time between two rounds before this replica has a certificate.
-	firstPeriod = 500 * time.Millisecond
+	defaultPeriod = 2 * time.Second
 )
 
 var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
@@ -88,20 +87,7 @@ func (m *manager) ready() error {
 }
 
 // start keeps everything up to date until the context ends. The exact time of a step does not matter.
-func (m *manager) start(ctx context.Context) error {
-	for {
-		m.work(ctx)
-		pause := m.period
-		if m.served.Load() == nil {
-			pause = min(pause, firstPeriod)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-m.Clock.After(pause):
-		}
-	}
-}
+func (m *manager) start(ctx context.Context) { wait.UntilWithContext(ctx, m.work, m.period) }
 
 // work makes one round: it applies at most one step to the certificate, the Secret and the configuration, and reports errors.
 func (m *manager) work(ctx context.Context) {

@@ -10,7 +10,7 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -18,7 +18,7 @@ import (
 
 // Shared holds the dependencies of a Source. All fields are required.
 type Shared struct {
-	Clock   clock.WithTicker
+	Clock   clock.PassiveClock
 	Log     klog.Logger
 	Metrics *Metrics
 }
@@ -33,7 +33,7 @@ type Source struct {
 	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
 	ready     func() error
-	runs      []func(ctx context.Context) error
+	runs      []func(ctx context.Context)
 }
 
 // New reads the files that the options name. An error names the flag. For self-managed certificates, call
@@ -101,9 +101,10 @@ func RequireClients(c *tls.Config, cas func() *x509.CertPool) {
 
 // Start keeps the certificates up to date until the context ends. It implements manager.Runnable.
 func (s *Source) Start(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
+	var group wait.Group
 	for _, run := range s.runs {
-		group.Go(func() error { return run(ctx) })
+		group.StartWithContext(ctx, run)
 	}
-	return group.Wait()
+	group.Wait()
+	return nil
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // ofTestsOnly are the modules that go.mod requires for tests.
-var ofTestsOnly = []string{"github.com/cert-manager/cert-manager", "github.com/google/licensecheck", "github.com/google/pprof", "github.com/stretchr/testify", "go.opentelemetry.io/proto/otlp", "google.golang.org/grpc", "gopkg.in/evanphx/json-patch.v4"}
+var ofTestsOnly = []string{"github.com/cert-manager/cert-manager", "github.com/google/licensecheck", "github.com/google/pprof", "github.com/stretchr/testify", "go.opentelemetry.io/proto/otlp", "golang.org/x/sync", "google.golang.org/grpc", "gopkg.in/evanphx/json-patch.v4"}
 
 // direct is a line of go.mod that requires a module, unless it is indirect.
 var direct = regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w./-]+) v\S+$`)
