@@ -4,7 +4,7 @@
 // Package deviceinfo is the mutator that adds the devices of the pod as annotations
 // device-info.prebind.dev/<request>.
 //
-// The value is a list of devices without duplicates, separated by commas, in the order of their
+// The value is a list of devices, separated by commas, in the order of their
 // allocation. The format is driver/pool/device for a device of a ResourceClaim, and the name for any
 // other device. A share follows after a colon:
 //
@@ -15,7 +15,6 @@ package deviceinfo
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"slices"
 	"strings"
 
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -62,12 +61,10 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	annotations := make(map[string]string, len(in.Devices))
 	for i := range in.Devices {
 		key, device := keyOf(in.Devices[i].Request), text(&in.Devices[i])
-		switch had, more := annotations[key]; {
-		case !more:
-			annotations[key] = device
-		case !lists(had, device):
-			annotations[key] = had + "," + device
+		if had, more := annotations[key]; more {
+			device = had + "," + device
 		}
+		annotations[key] = device
 	}
 	return mutators.Output{Annotations: annotations, Missing: missing}, nil
 }
@@ -82,9 +79,6 @@ func text(d *mutators.Device) string {
 	}
 	return name
 }
-
-// lists reports whether the list contains the device.
-func lists(list, device string) bool { return slices.Contains(strings.Split(list, ","), device) }
 
 // keyOf returns an annotation key for a request. The subrequest gpu/large of a ResourceClaim becomes gpu.large. A key
 // that is too long ends with a hash of the request, so that keys stay unique.
