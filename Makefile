@@ -37,7 +37,7 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: control-plane ## Show binds with and without Prebind on a real control plane (KEEP=1 keeps it running)
+demo: ## Show binds with and without Prebind on a real control plane (KEEP=1 keeps it running)
 	go run ./test/demo $(if $(filter-out 0 false no,$(KEEP)),--keep)
 
 .PHONY: test

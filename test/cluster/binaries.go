@@ -58,13 +58,15 @@ var paths struct {
 	of map[program]string
 }
 
-// binary returns the path of the binary in Go's build cache, and builds it unless it is there. It is safe for concurrent use.
-func (p program) binary(ctx context.Context) (string, error) {
+// binary returns the path of the binary in Go's build cache, and builds it unless it is there. It is safe for concurrent use. A line for a
+// human goes to progress.
+func (p program) binary(ctx context.Context, progress io.Writer) (string, error) {
 	paths.Lock()
 	defer paths.Unlock()
 	if path := paths.of[p]; path != "" {
 		return path, nil
 	}
+	say(progress, "test/%s: the first build of %s takes up to some minutes", p.module, p.pkg)
 	// Instead of running the binary, the go command prints its path.
 	args := []string{"run", "-exec=echo", "-modfile=" + p.modFile, "-trimpath"}
 	if p.kubernetes {
@@ -138,8 +140,7 @@ func Build(ctx context.Context, progress io.Writer) error {
 		all = append(all, otherKubernetes(version))
 	}
 	for _, p := range all {
-		say(progress, "test/%s: the first build of %s takes up to some minutes", p.module, p.pkg)
-		if _, err := p.binary(ctx); err != nil {
+		if _, err := p.binary(ctx, progress); err != nil {
 			return err
 		}
 	}
@@ -150,10 +151,10 @@ func Build(ctx context.Context, progress io.Writer) error {
 type commands map[string][]string
 
 // findCommands returns the commands of the control plane, and builds what is not in Go's build cache.
-func findCommands(ctx context.Context, withKwok bool) (commands, error) {
+func findCommands(ctx context.Context, withKwok bool, progress io.Writer) (commands, error) {
 	found := commands{}
 	add := func(p program, components ...string) error {
-		path, err := p.binary(ctx)
+		path, err := p.binary(ctx, progress)
 		for _, component := range components {
 			found[component] = []string{path, component}
 		}
@@ -168,7 +169,7 @@ func findCommands(ctx context.Context, withKwok bool) (commands, error) {
 		}
 	}
 	if withKwok {
-		path, err := kwok.binary(ctx)
+		path, err := kwok.binary(ctx, progress)
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,7 @@ var certManager = program{module: "certmanager", modFile: "go.mod", pkg: "."}
 // It builds the binary unless it is cached. The CustomResourceDefinitions of cert-manager must exist. cert-manager has all
 // permissions. The caller stops the process before the cluster.
 func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Process, error) {
-	path, err := certManager.binary(ctx)
+	path, err := certManager.binary(ctx, c.o.Out)
 	if err != nil {
 		return nil, err
 	}

@@ -94,11 +94,11 @@ func (c *Cluster) StartCSI(ctx context.Context, driver string) (*CSI, error) {
 
 // newCSI prepares everything that the processes find when they start.
 func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
-	driverBinary, err := csiDriver.binary(ctx)
+	driverBinary, err := csiDriver.binary(ctx, c.o.Out)
 	if err != nil {
 		return nil, err
 	}
-	provisionerBinary, err := csiProvisioner.binary(ctx)
+	provisionerBinary, err := csiProvisioner.binary(ctx, c.o.Out)
 	if err != nil {
 		return nil, err
 	}
