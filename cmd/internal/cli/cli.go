@@ -98,10 +98,23 @@ func configure(cmd *cobra.Command) {
 	}
 	args := cmd.Args
 	if cmd.HasSubCommands() {
-		args = cobra.NoArgs // Any argument is an unknown command.
+		args = unknownCommand
 		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	if args != nil {
 		cmd.Args = func(cmd *cobra.Command, given []string) error { return Usage(args(cmd, given)) }
 	}
+}
+
+// unknownCommand is cobra.NoArgs with suggestions, for a command that has commands.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	err := cobra.NoArgs(cmd, args)
+	if err == nil {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2 // The default of cobra.
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		return fmt.Errorf("%w; did you mean %q?", err, strings.Join(like, `" or "`))
+	}
+	return err
 }

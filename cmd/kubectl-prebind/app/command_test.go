@@ -33,7 +33,8 @@ func TestUsage(t *testing.T) {
 		args   []string
 		says   string
 	}{
-		"UnknownCommand":   {reason: "there is no such command", args: []string{"explan"}, says: `unknown command "explan" for "kubectl prebind"`},
+		"UnknownCommand":   {reason: "a similar command is suggested", args: []string{"explan"}, says: `unknown command "explan" for "kubectl prebind"; did you mean "explain"?`},
+		"Frobnicate":       {reason: "no command is similar", args: []string{"policy", "frobnicate"}, says: `unknown command "frobnicate" for "kubectl prebind policy"`},
 		"UnknownFlag":      {reason: "an unknown flag is an error", args: []string{"status", "--frobnicate"}, says: "--frobnicate"},
 		"ExplainNode":      {reason: "a bind has a node", args: []string{"explain", "web"}, says: "--node: required"},
 		"ExplainPod":       {reason: "a bind has a pod", args: []string{"explain"}, says: "accepts 1 arg(s), received 0"},

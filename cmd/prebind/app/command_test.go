@@ -111,6 +111,6 @@ func TestRegistry(t *testing.T) {
 
 func TestUnknownCommand(t *testing.T) {
 	_, err := run(t, "serv")
-	require.EqualError(t, err, `unknown command "serv" for "prebind"`)
+	require.EqualError(t, err, `unknown command "serv" for "prebind"; did you mean "serve"?`)
 	assert.Equal(t, 64, cli.ExitCode(err))
 }
