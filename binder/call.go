@@ -59,6 +59,8 @@ type call struct {
 	id    string
 	// asked are the plugins whose PreBind was called since the last change.
 	asked map[string]bool
+	// late says that a PreBind has rejected late.
+	late bool
 	// leave gives the seat of the call back. It is nil if the call has none. held says that the hold has ended.
 	leave func()
 	held  bool
@@ -126,7 +128,7 @@ func (c *call) run(ctx context.Context) Decision {
 	if d.RetryAfter == 0 {
 		for _, r := range c.results {
 			if o, ok := r.plugin.(framework.Observer); ok {
-				o.BindDecided(ctx, r.bc)
+				_ = work.Contain(ctx, func() error { o.BindDecided(ctx, r.bc); return nil })
 			}
 		}
 	}
@@ -295,12 +297,14 @@ func (c *call) write(ctx context.Context, s step) step {
 		}
 		c.asked[p.Name()] = true
 		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
-		began := c.o.Clock.Now()
+		var began time.Time
 		err := c.work.Write(ctx, c.entry, p, func() error {
+			began = c.o.Clock.Now()
 			return work.Call(ctx, c.o.Recorder, preBind, func(ctx context.Context) error { return p.PreBind(ctx, r.bc) })
 		})
-		if err != nil && c.o.Clock.Since(began) > Settle && framework.AsError(p.Name(), err).Kind == framework.KindRefuse {
-			// The state that PreBind read first can be over. A later pass calls PreBind again.
+		if err != nil && !c.late && !began.IsZero() && c.o.Clock.Since(began) > Settle && framework.AsError(p.Name(), err).Kind == framework.KindRefuse {
+			// The state that PreBind read first can be over. A later pass calls PreBind again, but only once: then the API server is slow.
+			c.late = true
 			delete(c.asked, p.Name())
 			return step{do: repeat}
 		}

@@ -164,6 +164,7 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 // context's deadline.
 func (e *Engine) Bind(ctx context.Context, r Request) (d Decision) {
 	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
+	d.Err = framework.Internal(podObject(r.Pod), errors.New("panic")) // The handler recovers.
 	defer func() { e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began)) }()
 	settings := e.o.Settings.in(r.Pod.Namespace)
 	if passes(r) || settings.Mode == ModeOff {

@@ -53,6 +53,9 @@ var (
 // the size of the request.
 const maxLabels = 64 << 10
 
+// maxProblems is the maximum number of problems of a Binding that an answer lists.
+const maxProblems = 24
+
 // attemptRoom has the size of the annotation that a bind gets if a plugin writes.
 var attemptRoom = map[string]string{framework.AttemptAnnotation: strings.Repeat("-", 64)}
 
@@ -62,6 +65,9 @@ var attemptRoom = map[string]string{framework.AttemptAnnotation: strings.Repeat(
 func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *framework.Error {
 	var problems field.ErrorList
 	for key := range b.Annotations {
+		if len(problems) >= maxProblems {
+			break
+		}
 		if _, valid := pod.Annotations[key]; !valid {
 			problems = append(problems, apivalidation.ValidateAnnotations(map[string]string{key: ""}, annotationsPath)...)
 		}
@@ -89,6 +95,8 @@ func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) 
 	if len(problems) == 0 {
 		return nil
 	}
+	// The cost of the text grows with the square of their number, and a client controls it.
+	problems = problems[:min(len(problems), maxProblems)]
 	err := framework.Invalid(podObject(client.ObjectKeyFromObject(pod)),
 		"invalid metadata after the merge with the Binding: "+short(problems.ToAggregate().Error())).Advise("%s", advice)
 	for _, p := range problems {

@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -68,6 +69,19 @@ func TestUnbindable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestGuardMetadata_Many checks that the cost of a Binding with many invalid keys is limited.
+func TestGuardMetadata_Many(t *testing.T) {
+	pod := gen.Pod("web")
+	b := gen.Binding(pod, "node-a")
+	b.Annotations, b.Labels = map[string]string{}, map[string]string{}
+	for i := range 8000 {
+		b.Annotations[fmt.Sprint("!", i)], b.Labels[fmt.Sprint("!", i)] = "", ""
+	}
+	err := guardMetadata(pod, b, nil)
+	require.NotNil(t, err)
+	assert.Len(t, err.Fields, maxProblems)
 }
 
 func TestGuardMetadata(t *testing.T) {

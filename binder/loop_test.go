@@ -107,22 +107,31 @@ func TestRun_WritesOncePerChange(t *testing.T) {
 	})
 }
 
-// TestRun_SlowRejection: what a slow PreBind has read can be over, so its rejection does not count.
+// TestRun_SlowRejection: what a slow PreBind has read can be over, so its first rejection does not count.
 func TestRun_SlowRejection(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		calls := 0
-		slow, ok := w.writer("a").(plugin)
-		require.True(t, ok)
-		writes := slow.preBind
-		slow.preBind = func(bc *framework.BindContext) error {
-			if calls++; calls > 1 {
+	slow := func(w *world, rejects int) plugin {
+		p := w.writer("a").(plugin) //nolint:errcheck,forcetypeassert // It is one.
+		writes, calls := p.preBind, 0
+		p.preBind = func(bc *framework.BindContext) error {
+			if calls++; calls > rejects {
 				return writes(bc)
 			}
 			time.Sleep(2 * time.Second) //nolint:forbidigo // Virtual time: the second request takes long.
 			return framework.Refuse(framework.Object{}, "taken")
 		}
-		require.Nil(t, w.run(t.Context(), w.bind(nodeName, slow)).Err)
-		assert.Equal(t, []string{"write-a PreBind", "write-a PreBind", "answer with attempt"}, w.said())
+		return p
+	}
+	t.Run("Passes", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			require.Nil(t, w.run(t.Context(), w.bind(nodeName, slow(w, 1))).Err)
+			assert.Equal(t, []string{"write-a PreBind", "write-a PreBind", "answer with attempt"}, w.said())
+		})
+	})
+	t.Run("Stays", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			o := w.run(t.Context(), w.bind(nodeName, slow(w, 10)))
+			require.Equal(t, framework.KindRefuse, o.Err.Kind, "a slow API server does not repeat PreBind forever")
+		})
 	})
 }
 

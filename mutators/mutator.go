@@ -59,7 +59,7 @@ type Bind struct {
 
 // Device is a device, or a share of a device, that is allocated to a pod.
 type Device struct {
-	// Request is the name of the device in the request.
+	// Request is the name of the device in the request: a valid part of an annotation key.
 	Request string
 	// Driver and Pool are set only for devices of ResourceClaims.
 	Driver, Pool string

@@ -36,12 +36,8 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 	for step, reduce := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
-		func(x *binder.Explanation) {
-			x.Plugins = slices.Clone(x.Plugins)
-			for i := range x.Plugins {
-				x.Plugins[i].Findings = nil
-			}
-		},
+		func(x *binder.Explanation) { limitFindings(x, 100) },
+		func(x *binder.Explanation) { limitFindings(x, 0) },
 		func(x *binder.Explanation) { x.Plugins = nil },
 	} {
 		reduce(&x)
@@ -55,6 +51,13 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 		}
 	}
 	return "", errors.New("the explanation is too long for a warning")
+}
+
+func limitFindings(x *binder.Explanation, most int) {
+	x.Plugins = slices.Clone(x.Plugins)
+	for i, p := range x.Plugins {
+		x.Plugins[i].Findings = p.Findings[:min(len(p.Findings), most)]
+	}
 }
 
 func compressed(x binder.Explanation) (string, error) {

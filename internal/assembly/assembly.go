@@ -6,6 +6,7 @@ package assembly
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -227,21 +228,18 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
 	}
-	v := &view{a: a, plugin: e.Name}
-	if e.Index != nil {
-		if err := e.Index(ctx, v, arguments); err != nil {
-			return nil, fmt.Errorf("indexing the cache: %w", err)
+	for kind := range e.Handlers {
+		if !slices.ContainsFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind }) {
+			return nil, fmt.Errorf("has a handler for %s objects, and does not watch them", kind)
 		}
 	}
-	by := "PreBind plugin " + e.Name
+	v, by := &view{a: a, plugin: e.Name}, "PreBind plugin "+e.Name
 	if err := a.watch(ctx, v, by, e.Handlers, examples...); err != nil {
 		return nil, err
 	}
-	if e.Selections != nil {
-		for _, s := range e.Selections(arguments) {
-			if err := a.useRegistered(ctx, s, by); err != nil {
-				return nil, err
-			}
+	if e.Index != nil {
+		if err := e.Index(ctx, v, arguments); err != nil {
+			return nil, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
 	p, err := e.New(framework.Handle{
@@ -254,6 +252,13 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 		return nil, err
 	case p.Name() != e.Name:
 		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
+	}
+	if e.Selections != nil {
+		for _, s := range e.Selections(arguments) {
+			if err := a.useRegistered(ctx, s, by); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if s, ok := p.(framework.Starter); ok {
 		// Readiness waits until the plugin can decide. If its Start fails, the process ends.

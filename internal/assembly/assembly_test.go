@@ -4,6 +4,7 @@
 package assembly
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/configuration"
@@ -72,4 +75,35 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, plugins, 1)
 	assert.Equal(t, "other", plugins[0].Name())
+}
+
+// TestPlugin_Contract checks what the author of a plugin gets wrong, and that handlers run after New.
+func TestPlugin_Contract(t *testing.T) {
+	s := newServer(t)
+	s.installed.Store(true)
+	plugins := func(t *testing.T, change func(a **Assembly, r *framework.Registration)) error {
+		t.Helper()
+		var a *Assembly
+		r := keeping("test")
+		change(&a, &r)
+		a = newAssemblyAt(t, s, r)
+		_, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
+		return err
+	}
+	require.ErrorContains(t, plugins(t, func(_ **Assembly, r *framework.Registration) {
+		r.Handlers = map[string]toolscache.ResourceEventHandler{"Gadget": toolscache.ResourceEventHandlerFuncs{}}
+	}), "has a handler for Gadget objects, and does not watch them")
+	require.ErrorContains(t, plugins(t, func(_ **Assembly, r *framework.Registration) {
+		r.Index = func(ctx context.Context, i client.FieldIndexer, _ framework.Arguments) error {
+			return i.IndexField(ctx, newGadget("", "", ""), "test/x", func(client.Object) []string { return nil })
+		}
+	}), "has an index of Gadget.example.com objects, and does not watch them")
+	require.NoError(t, plugins(t, func(a **Assembly, r *framework.Registration) {
+		build := r.New
+		r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{gadgets} }
+		r.New = func(h framework.Handle, arguments framework.Arguments) (framework.Plugin, error) {
+			assert.Empty(t, (*a).selections.all, "a handler would run before New")
+			return build(h, arguments)
+		}
+	}))
 }

@@ -115,8 +115,12 @@ func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.
 	return v.of(into).List(ctx, into, opts...)
 }
 
-// IndexField implements client.FieldIndexer.
+// IndexField implements client.FieldIndexer. It would begin to watch another kind.
 func (v *view) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
+	kind := framework.KindOf(o)
+	if !v.a.watched[watched{kind: kind, cache: v.of(o)}] {
+		return fmt.Errorf("has an index of %s objects, and does not watch them", kind)
+	}
 	return v.of(o).IndexField(ctx, o, field, keys)
 }
 

@@ -61,10 +61,14 @@ func PackClaim(o any) (any, error) {
 		return o, nil
 	}
 	trimClaim(claim)
+	bound := IsBound(claim) && claim.Status.Phase == corev1.ClaimBound && claim.DeletionTimestamp == nil
+	if bound { // Then only these fields matter.
+		claim.Spec = corev1.PersistentVolumeClaimSpec{VolumeName: claim.Spec.VolumeName, AccessModes: claim.Spec.AccessModes}
+	}
 	switch {
 	case claim.Size() > maxClaim:
 		claim.Annotations, claim.OwnerReferences, claim.Spec = map[string]string{TooLarge: ""}, nil, corev1.PersistentVolumeClaimSpec{}
-	case IsBound(claim) && claim.Status.Phase == corev1.ClaimBound && claim.DeletionTimestamp == nil:
+	case bound:
 		return packBound(claim), nil
 	}
 	return claim, nil

@@ -44,6 +44,7 @@ func TestPackClaim(t *testing.T) {
 		"LongVolume":  {reason: "a tenant can write volumeName", claim: bound(gen.BoundToVolume(long)), want: &corev1.PersistentVolumeClaim{}},
 		"LongClass":   {reason: "a tenant can write the annotation", claim: theClaim(gen.Annotation(corev1.BetaStorageClassAnnotation, long)), want: &corev1.PersistentVolumeClaim{}},
 		"Selector":    {reason: "a tenant can write the selector", claim: theClaim(gen.Selects("example.com/rack", long)), want: &corev1.PersistentVolumeClaim{}},
+		"BoundLong":   {reason: "the selector of a bound claim has no effect any more", claim: bound(gen.Selects("example.com/rack", long)), want: &compact.Object{}},
 		"LongOwner":   {reason: "a tenant can write the owner", claim: theClaim(gen.OwnedBy("Pod", "p", types.UID(long))), want: &corev1.PersistentVolumeClaim{}},
 	} {
 		t.Run(name, func(t *testing.T) {

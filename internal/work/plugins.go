@@ -45,13 +45,13 @@ func (s *Set) afterBind(ctx context.Context, step string, p framework.PreBinder,
 // Call calls f as a step, and returns its panic as an error, so that a bug in a plugin fails one bind and not the process.
 func Call(ctx context.Context, r Recorder, s Step, f func(ctx context.Context) error) error {
 	ctx, done := r.Step(ctx, s)
-	err := contained(ctx, func() error { return f(ctx) })
+	err := Contain(ctx, func() error { return f(ctx) })
 	done(err)
 	return err
 }
 
-// contained calls f. A nil *framework.Error in an error is nil.
-func contained(ctx context.Context, f func() error) (err error) {
+// Contain calls f, and returns its panic as an error. A nil *framework.Error in an error is nil.
+func Contain(ctx context.Context, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			klog.FromContext(ctx).Error(nil, "Plugin panicked", "panic", r, "stack", string(debug.Stack()))

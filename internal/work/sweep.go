@@ -176,7 +176,7 @@ func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orpha
 func (*sweeper) marks(ctx context.Context, p framework.PreBinder) (marks []framework.Mark, err error) {
 	ctx, cancel := context.WithTimeout(ctx, outcomeTimeout)
 	defer cancel()
-	err = contained(ctx, func() (err error) {
+	err = Contain(ctx, func() (err error) {
 		marks, err = p.Marks(ctx)
 		return err
 	})
@@ -222,7 +222,7 @@ func (s *sweeper) tidy(ctx context.Context) error {
 	var errs []error
 	for _, p := range s.plugins {
 		if tidier, ok := p.(framework.Tidier); ok {
-			if err := contained(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
+			if err := Contain(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
 				errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
 			}
 		}

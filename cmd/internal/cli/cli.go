@@ -99,7 +99,7 @@ func configure(cmd *cobra.Command) {
 	args := cmd.Args
 	if cmd.HasSubCommands() {
 		args = unknownCommand
-		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		cmd.RunE = missingCommand
 	}
 	if args != nil {
 		cmd.Args = func(cmd *cobra.Command, given []string) error { return Usage(args(cmd, given)) }
@@ -117,4 +117,12 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("%w; did you mean %q?", err, strings.Join(like, `" or "`))
 	}
 	return err
+}
+
+// missingCommand prints the help, and is an error of all commands but the root, so that a script with an empty variable fails.
+func missingCommand(cmd *cobra.Command, _ []string) error {
+	if err := cmd.Help(); err != nil || !cmd.HasParent() {
+		return err
+	}
+	return Usage(fmt.Errorf("missing subcommand of '%s'", cmd.CommandPath()))
 }

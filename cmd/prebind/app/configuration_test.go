@@ -171,6 +171,6 @@ func TestConfigCommands(t *testing.T) {
 	assert.Contains(t, schema, `"description": "Maximum number of calls that this replica holds at a time.`)
 
 	help, err := run(t, "config")
-	require.NoError(t, err)
+	require.EqualError(t, err, "missing subcommand of 'prebind config'")
 	assert.Contains(t, help, "check ")
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Options of a run. All durations must be positive.
@@ -72,6 +73,9 @@ func (o Options) Validate() error {
 	}
 	if distinct := sets.New(o.Nodes...); len(o.Nodes) > 0 && len(distinct) < 2 {
 		return fmt.Errorf("--nodes: must name at least two nodes, got %s", strings.Join(o.Nodes, ","))
+	}
+	if problems := validation.IsQualifiedName(o.BindingAnnotation); o.BindingAnnotation != "" && len(problems) > 0 {
+		return fmt.Errorf("--binding-annotation: %s", problems[0])
 	}
 	return nil
 }
