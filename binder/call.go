@@ -128,6 +128,7 @@ func (c *call) run(ctx context.Context) Decision {
 	if d.RetryAfter == 0 {
 		for _, r := range c.results {
 			if o, ok := r.plugin.(framework.Observer); ok {
+				// The log reports a panic.
 				_ = work.Contain(ctx, func() error { o.BindDecided(ctx, r.bc); return nil })
 			}
 		}
