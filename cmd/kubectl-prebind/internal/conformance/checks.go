@@ -13,12 +13,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/storage/volume"
 
-	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
 )
 
@@ -226,89 +223,6 @@ func checkUID(ctx context.Context, t *trial) string {
 	t.bound(ctx, t.creates(ctx, "uid", in), "A policy rejects Bindings without a UID in the namespace of the pod. "+adviceUID+
 		" Use POST pods/NAME/binding: the API server removes the UID on the legacy path POST bindings.")
 	return "each Binding has the UID of the pod"
-}
-
-// checkWait checks that the scheduler repeats a Binding that has to wait, and stays on the node.
-func checkWait(ctx context.Context, t *trial) string {
-	pod := t.creates(ctx, "wait", waits)
-	began := time.Now()
-	t.answered(ctx, pod, work.ReasonWaiting)
-	t.staysUnbound(ctx, pod, t.Wait-time.Since(began))
-	waited := time.Since(began)
-	warnings := t.warnings(ctx, pod)
-	answers, err := t.answers(ctx, pod, work.ReasonWaiting)
-	t.must(err)
-	nodes := sets.List(sets.New(answers...))
-	if len(nodes) > 1 {
-		t.violates(adviceStay, "the pod waited on %s, and the scheduler posted Bindings to other nodes in the meantime: %s", nodes[0], strings.Join(nodes[1:], ", "))
-	}
-	if warnings != "" && t.NoFailureEvents {
-		t.violates(adviceStay, "the scheduler reported the waiting pod as a failure: %s", warnings)
-	}
-	t.release(ctx, pod, nodes[0])
-	released := time.Now()
-	t.on(t.bound(ctx, pod, adviceRepeat), nodes[0], "it waited there", adviceStay)
-	detail := fmt.Sprintf("waited %s, then bound to %s %s later", seconds(waited), nodes[0], seconds(time.Since(released)))
-	if t.Wait < longestCall {
-		detail += fmt.Sprintf("; --wait is shorter than the longest call, %s, so the scheduler may have got no 429", longestCall)
-	}
-	if warnings != "" {
-		detail += "; the scheduler reported " + warnings
-	}
-	return detail
-}
-
-// checkRefused checks that the scheduler tries again after a refusal, with backoff, and binds the pods to another node. The pods require
-// a label, which moves from a node without free devices to the other node.
-func checkRefused(ctx context.Context, t *trial) string {
-	full, free := t.nodes[0].Name, t.nodes[1].Name
-	required := nodeLabel(t.ns.Name, "refused")
-	t.must(labelNode(ctx, t.client, full, required, set))
-	var devices []string
-	for i := range refused {
-		devices = append(devices, fmt.Sprintf("%s-%d", t.ns.Name, i))
-	}
-	holder := t.creates(ctx, "holder", unscheduled, annotation(deviceAnnotation, strings.Join(devices, ",")))
-	t.must(t.client.CoreV1().Pods(t.ns.Name).Bind(ctx, dryrun.Binding(holder, full, nil), metav1.CreateOptions{}))
-	var pods []*corev1.Pod
-	for i, id := range devices {
-		pods = append(pods, t.creates(ctx, fmt.Sprintf("refused-%d", i), annotation(deviceAnnotation, id), onNodesWith(required, "true")))
-	}
-	t.backsOff(ctx, pods[0])
-	for _, pod := range pods[1:] {
-		t.answered(ctx, pod, work.ReasonRefused)
-	}
-	t.must(labelNode(ctx, t.client, free, required, set))
-	t.must(labelNode(ctx, t.client, full, required, unset))
-	moved := time.Now()
-	for _, pod := range pods {
-		t.bound(ctx, pod, adviceAgain+" Choose a node again: node "+free+" was free.")
-	}
-	return fmt.Sprintf("refused on %s (403) with backoff, then all %d pods were bound %s after %s was free", full, refused, seconds(time.Since(moved)), free)
-}
-
-// checkInvalid checks that the scheduler does not repeat a Binding with an invalid annotation in a loop.
-func checkInvalid(ctx context.Context, t *trial) string {
-	t.backsOff(ctx, t.creates(ctx, "invalid", annotation(timeoutAnnotation, "soon")))
-	return "refused as invalid (422), and not repeated in a loop"
-}
-
-// checkInternal checks that the scheduler tries a pod again after an internal error, on the only node that the pod allows. A webhook
-// that the API server cannot call makes the error after Prebind has allowed the bind.
-func checkInternal(ctx context.Context, t *trial) string {
-	t.apply(ctx, "internal.yaml", "")
-	probe := t.creates(ctx, "internal-probe", unscheduled)
-	if !t.applied(ctx, probe, apierrors.IsInternalError) {
-		t.skips("within %s, the API server did not apply a ValidatingWebhookConfiguration", appliedTime)
-	}
-	id := t.ns.Name + "-internal"
-	pod := t.creates(ctx, "internal", onNode(t.nodes[0]), annotation(deviceAnnotation, id))
-	t.posted(ctx, pod, t.holds(id)) // Prebind reserves the device with the first Binding.
-	t.staysUnbound(ctx, pod, settles)
-	t.must(t.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, t.ns.Name+".conformance.prebind.dev", metav1.DeleteOptions{}))
-	ended := time.Now()
-	t.bound(ctx, pod, "After an internal error, release the node and schedule the pod again, with backoff. Do not exclude the node: it is rarely the cause.")
-	return fmt.Sprintf("bound %s after the end of the errors (500)", seconds(time.Since(ended)))
 }
 
 // checkStale checks that a bind does not apply to a later pod of the same name.
