@@ -70,10 +70,13 @@ func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
 	return &authority{cert: pair.Leaf, key: key, certPEM: certPEM, keyPEM: keyPEM}, nil
 }
 
+// created returns the time at which the CA was created.
+func (a *authority) created() time.Time { return a.cert.NotBefore.Add(early) }
+
 // leaf is a serving certificate and the CA that signed it.
 type leaf struct {
 	tls *tls.Certificate
-	ca  *x509.Certificate
+	by  *authority
 }
 
 // issue creates a serving certificate. It expires no later than the CA.
@@ -89,7 +92,7 @@ func (a *authority) issue(now time.Time, validity time.Duration, names []string)
 	if err != nil {
 		return nil, fmt.Errorf("creating a certificate: %w", err)
 	}
-	return &leaf{tls: &tls.Certificate{Certificate: [][]byte{made.Raw}, PrivateKey: key, Leaf: made}, ca: a.cert}, nil
+	return &leaf{tls: &tls.Certificate{Certificate: [][]byte{made.Raw}, PrivateKey: key, Leaf: made}, by: a}, nil
 }
 
 // ends returns the expiration time of a certificate that is issued now.

@@ -6,6 +6,7 @@ package certificates
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"strings"
@@ -53,7 +54,8 @@ type manager struct {
 	waits atomic.Pointer[string]
 
 	// The following fields belong to start.
-	known   *record
+	// known is the CA of the last valid Secret, or nil.
+	known   *x509.Certificate
 	trusted trust
 }
 
@@ -96,7 +98,7 @@ func (m *manager) work(ctx context.Context) {
 	secret, config, err := m.read(ctx)
 	if err != nil {
 		// This replica's own certificate needs only what was read before.
-		m.report(errors.Join(err, m.certify(view{now: m.Clock.Now(), held: m.known, trusted: m.trusted})))
+		m.report(errors.Join(err, m.certify(view{now: m.Clock.Now(), trusted: m.trusted})))
 		return
 	}
 	v, invalid := m.look(secret, config)
@@ -127,7 +129,7 @@ func (m *manager) read(ctx context.Context) (*corev1.Secret, *admissionregistrat
 func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) (view, error) {
 	now := m.Clock.Now()
 	m.trusted = m.trusted.seen(now, injected(config))
-	v := view{now: now, known: m.known, trusted: m.trusted}
+	v := view{now: now, trusted: m.trusted}
 	if secret == nil {
 		return v, nil
 	}
@@ -136,20 +138,21 @@ func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.Mu
 		return v, fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
 	}
 	m.Metrics.Expires(CA, held.current.cert.NotAfter)
-	if m.known != nil && !m.known.current.cert.Equal(held.current.cert) {
+	if m.known != nil && !m.known.Equal(held.current.cert) {
 		m.Metrics.Changed(CA, nil)
 	}
-	m.known, v.held = held, held
+	m.known, v.held = held.current.cert, held
 	return v, nil
 }
 
 // certify renews this replica's own certificate.
 func (m *manager) certify(v view) error {
 	served := m.served.Load()
-	if !m.lives.renews(v, served) {
+	ca := m.lives.renews(v, served)
+	if ca == nil {
 		return nil
 	}
-	made, err := v.held.current.issue(v.now, m.lives.cert, m.names)
+	made, err := ca.issue(v.now, m.lives.cert, m.names)
 	if err != nil {
 		m.Metrics.Changed(Serving, err)
 		return err
@@ -165,7 +168,7 @@ func (m *manager) certify(v view) error {
 
 // step applies one step to the Secret.
 func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
-	s, r, err := m.lives.next(v)
+	r, err := m.lives.next(v)
 	if err != nil || r == nil {
 		return err
 	}
@@ -188,7 +191,7 @@ func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error
 	case err != nil:
 		return fmt.Errorf("writing Secret %s/%s: %w", m.namespace, SecretName, err)
 	}
-	m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "step", s, "expires", r.current.cert.NotAfter, "trusted", len(r.bundle))
+	m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", r.current.cert.NotAfter, "trusted", len(r.bundle))
 	return nil
 }
 

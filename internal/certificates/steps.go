@@ -25,10 +25,8 @@ func renewal(c *x509.Certificate, validity time.Duration) time.Time {
 // view is the input of a decision about the next step.
 type view struct {
 	now time.Time
-	// held is the content of the Secret, or nil if the Secret is missing or not valid.
+	// held is the content of the Secret, or nil if the Secret is missing, not valid or not readable.
 	held *record
-	// known is the last valid record that this replica read, or nil.
-	known *record
 	// trusted contains the CAs in the webhook configuration.
 	trusted trust
 }
@@ -59,95 +57,69 @@ func (t trust) seen(now time.Time, cas []*x509.Certificate) trust {
 	return next
 }
 
-// step is one change of the Secret.
-type step string
-
-const (
-	stepNone    step = ""
-	stepCreate  step = "create CA"
-	stepRestore step = "restore CA"
-	stepAdd     step = "add next CA"
-	stepPromote step = "promote next CA"
-	stepDate    step = "record promotion time"
-	stepDrop    step = "drop earlier CAs"
-)
-
-// next returns the step to take now, and the record that results from it. Without a step, the record is nil.
-func (l lives) next(v view) (step, *record, error) {
+// next returns the record to write to the Secret now, or nil if it does not change.
+func (l lives) next(v view) (*record, error) {
 	r := v.held
-	if r == nil {
-		if v.known != nil && v.now.Before(v.known.current.cert.NotAfter) {
-			return stepRestore, v.known, nil
-		}
+	switch {
+	case r == nil, r.rotate, !v.now.Before(renewal(r.current.cert, l.ca)):
 		return l.create(v)
-	}
-	expired := !v.now.Before(r.current.cert.NotAfter)
-	changed := *r
-	switch earlier := r.earlier(); {
-	case expired && (r.next == nil || !v.now.Before(r.next.cert.NotAfter)):
-		return l.create(v)
-	case r.next != nil && (expired || v.trusted.has(r.next.cert, v.now, l.overlap)):
-		changed.current, changed.next, changed.promoted = r.next, nil, v.now
-		return stepPromote, &changed, nil
-	case r.next == nil && (r.rotate || !v.now.Before(renewal(r.current.cert, l.ca))):
-		next, err := newAuthority(v.now, l.ca)
-		if err != nil {
-			return stepAdd, nil, err
-		}
-		changed.next, changed.bundle, changed.rotate = next, append(slices.Clone(r.bundle), next.cert), false
-		return stepAdd, &changed, nil
-	case len(earlier) == 0:
-		return stepNone, nil, nil
-	case r.promoted.IsZero(), r.promoted.After(v.now.Add(l.overlap)): // Unknown, or in the future.
-		changed.promoted = v.now
-		return stepDate, &changed, nil
-	// A replica without a connection since the promotion serves a certificate of the earlier CA until that expires.
-	case !v.now.Before(r.promoted.Add(l.cert + l.overlap)):
-		changed.bundle = without(r.bundle, func(c *x509.Certificate) bool { return holds(earlier, c) })
-		return stepDrop, &changed, nil
+	case len(r.bundle) == 1:
+		return nil, nil
+	// Every replica with a connection then uses the CA. A replica without a connection serves a certificate of an earlier CA until that
+	// expires.
+	case v.trusted.has(r.current.cert, v.now, 2*l.overlap) && !v.now.Before(r.current.created().Add(l.cert+2*l.overlap)):
+		return &record{current: r.current, bundle: []*x509.Certificate{r.current.cert}}, nil
 	default:
-		return stepNone, nil, nil
+		return nil, nil
 	}
 }
 
-// create returns a record with a new CA. The CAs in the webhook configuration stay trusted for a while, because replicas may
-// serve their certificates.
-func (l lives) create(v view) (step, *record, error) {
+// create returns a record with a new CA. Earlier CAs stay trusted for a while, because replicas serve their certificates.
+func (l lives) create(v view) (*record, error) {
 	ca, err := newAuthority(v.now, l.ca)
 	if err != nil {
-		return stepCreate, nil, err
+		return nil, err
 	}
-	r := &record{current: ca, bundle: []*x509.Certificate{ca.cert}}
-	for _, t := range v.trusted {
-		if t.ca.IsCA && v.now.Before(t.ca.NotAfter) && !holds(r.bundle, t.ca) {
-			r.bundle, r.promoted = append(r.bundle, t.ca), v.now
+	var earlier []*x509.Certificate
+	if v.held != nil {
+		earlier = v.held.bundle
+	} else {
+		for _, t := range v.trusted {
+			earlier = append(earlier, t.ca)
 		}
 	}
-	return stepCreate, r, nil
+	r := &record{current: ca, bundle: []*x509.Certificate{ca.cert}}
+	for _, c := range earlier {
+		if c.IsCA && v.now.Before(c.NotAfter) && !holds(r.bundle, c) {
+			r.bundle = append(r.bundle, c)
+		}
+	}
+	return r, nil
 }
 
-// renews reports whether a replica must create a new serving certificate now. served may be nil. A replica never serves a
-// certificate of a CA that is not in the webhook configuration.
-func (l lives) renews(v view, served *leaf) bool {
-	if v.held == nil {
-		return false
+// renews returns the CA that signs a new certificate of a replica now, or nil if the replica keeps the certificate that it serves, if any.
+// A replica never serves a certificate of a CA that is not in the webhook configuration. Until every API server trusts a new CA, it uses
+// its previous one.
+func (l lives) renews(v view, served *leaf) *authority {
+	usable := func(a *authority) bool { return v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0) }
+	var own, current *authority
+	if served != nil && usable(served.by) {
+		own = served.by
 	}
-	current := v.held.current
-	if !v.trusted.has(current.cert, v.now, 0) || !v.now.Before(current.cert.NotAfter) {
-		return false
+	if v.held != nil && usable(v.held.current) {
+		current = v.held.current
 	}
 	switch {
-	case served == nil:
-		// A CA that was created while others are trusted does not reach all API servers at the same moment. If the promotion
-		// time is unknown, a later step records it.
-		since := v.now.Sub(v.held.promoted)
-		return len(v.held.earlier()) == 0 || !v.held.promoted.IsZero() && (since < 0 || since >= l.overlap)
-	case !v.now.Before(served.tls.Leaf.NotAfter), !v.trusted.has(served.ca, v.now, 0):
-		return true // The API server does not trust the current certificate.
-	case !served.ca.Equal(current.cert):
-		return v.trusted.has(current.cert, v.now, l.overlap)
-	default:
+	case own != nil && (current == nil || own.cert.Equal(current.cert) || !v.trusted.has(current.cert, v.now, l.overlap)):
 		due := !v.now.Before(renewal(served.tls.Leaf, l.cert))
-		return due && current.ends(v.now, l.cert).After(served.tls.Leaf.NotAfter)
+		if due && own.ends(v.now, l.cert).After(served.tls.Leaf.NotAfter) {
+			return own
+		}
+		return nil
+	// A new replica does not know for how long the API servers have trusted the CA.
+	case current != nil && served == nil && len(v.held.bundle) > 1 && v.now.Before(current.created().Add(l.overlap)) && !v.trusted.has(current.cert, v.now, l.overlap):
+		return nil
+	default:
+		return current
 	}
 }

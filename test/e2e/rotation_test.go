@@ -52,25 +52,25 @@ func TestSelfManagedCertificates(t *testing.T) {
 	before := s.served()
 	s.untilServed(func(serial, _ string) bool { return !before[serial] }, "renewed certificates")
 
-	// The deletion of the Secret does not affect binds.
-	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), certificates.SecretName, metav1.DeleteOptions{}))
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.Equal(c, first, ca())
-	}, patience, 50*time.Millisecond, "the CA should be restored")
-
+	// A request for a new CA and the deletion of the Secret do not affect binds.
+	changed := func(what string) {
+		before := ca()
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			assert.NotContains(c, []string{"", first}, ca(), what)
+			assert.Len(c, certificatesOf(s.bundle()), 2)
+		}, patience, 50*time.Millisecond, "the bundle should contain the new CA")
+		assert.NotEqual(t, before, ca())
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			assert.Equal(c, ca(), string(s.bundle()))
+		}, patience, 100*time.Millisecond, "the earlier CA should be dropped")
+		first = ca()
+	}
 	_, err := w.client.CoreV1().Secrets(install.Namespace).Patch(t.Context(), certificates.SecretName, types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"`+certificates.RotateAnnotation+`":"now"}}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.Len(c, certificatesOf(s.bundle()), 2)
-	}, patience, 50*time.Millisecond, "the bundle should contain the next CA")
-	assert.Equal(t, first, ca(), "the next CA should not be used yet")
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.NotEqual(c, first, ca())
-	}, patience, 50*time.Millisecond, "the next CA should be promoted")
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.Equal(c, ca(), string(s.bundle()))
-	}, patience, 100*time.Millisecond, "the earlier CA should be dropped")
+	changed("an operator requested a new CA")
+	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), certificates.SecretName, metav1.DeleteOptions{}))
+	changed("the Secret was deleted")
 	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="ca"} %s`, number(certificatesOf([]byte(ca()))[0].NotAfter)))
 	s.end()
 
