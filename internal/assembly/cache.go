@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 )
 
 // Prebind only reads pods and nodes: the API server writes annotations and labels with the bind.
@@ -102,9 +102,13 @@ func (v *view) of(o runtime.Object) cache.Cache {
 	return v.a.GetCache()
 }
 
-// Get implements client.Reader.
+// Get implements client.Reader. It does not find a pod that is too large for the cache.
 func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	return v.of(into).Get(ctx, key, into, opts...)
+	err := v.of(into).Get(ctx, key, into, opts...)
+	if pod, ok := into.(*corev1.Pod); ok && err == nil && pod.UID == "" {
+		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
+	}
+	return err
 }
 
 // List implements client.Reader.
@@ -148,7 +152,6 @@ func commonCacheOptions() cache.Options {
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		// Mutators and plugins must not change objects of the cache.
 		DefaultUnsafeDisableDeepCopy: new(true),
-		NewInformer:                  compact.NewInformer,
 	}
 }
 
@@ -183,7 +186,7 @@ func trimNode(object any) (any, error) {
 // smaller. A tenant can create much larger ones.
 const maxPod = 64 << 10
 
-// trimPod hides pods that are too large for the cache. Prebind reads these pods from the API server.
+// trimPod keeps only the name of a pod that is too large for the cache. Prebind reads these pods from the API server.
 func trimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -191,7 +194,7 @@ func trimPod(object any) (any, error) {
 	}
 	pod.ManagedFields = nil
 	if pod.Size() > maxPod {
-		return compact.Hide(pod), nil
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, ResourceVersion: pod.ResourceVersion}}, nil
 	}
 	return pod, nil
 }

@@ -4,17 +4,21 @@
 package assembly
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -33,6 +37,49 @@ func TestTrimNode(t *testing.T) {
 	got, err = trimNode("something else")
 	require.NoError(t, err)
 	assert.Equal(t, "something else", got)
+}
+
+// managerOf is a manager with this cache.
+type managerOf struct {
+	ctrl.Manager
+	cache cache.Cache
+}
+
+func (m managerOf) GetCache() cache.Cache { return m.cache }
+
+// podCache is a cache of one pod.
+type podCache struct {
+	cache.Cache
+	pod *corev1.Pod
+}
+
+func (c podCache) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if pod, ok := into.(*corev1.Pod); ok {
+		c.pod.DeepCopyInto(pod)
+	}
+	return nil
+}
+
+// The engine reads a pod from the API server that the cache does not have.
+func TestView_LargePod(t *testing.T) {
+	for name, tc := range map[string]struct {
+		note  string
+		found bool
+	}{"Small": {note: "note", found: true}, "Large": {note: strings.Repeat("x", maxPod)}} {
+		t.Run(name, func(t *testing.T) {
+			trimmed, err := trimPod(gen.Pod("a", gen.UID("uid"), gen.Annotation("example.com/note", tc.note)))
+			require.NoError(t, err)
+			again, err := trimPod(trimmed)
+			require.NoError(t, err)
+			assert.Equal(t, trimmed, again, "an informer can transform an object twice")
+			pod, ok := trimmed.(*corev1.Pod)
+			require.True(t, ok)
+			a := &Assembly{Manager: managerOf{cache: podCache{pod: pod}}}
+			err = (&view{a: a}).Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
+			assert.Equal(t, tc.found, err == nil)
+			assert.Equal(t, tc.found, !apierrors.IsNotFound(err))
+		})
+	}
 }
 
 func narrows(name string, kinds ...client.Object) framework.Registration {

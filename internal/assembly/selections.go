@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 	"github.com/prebind/prebind/internal/notify"
 )
 
@@ -95,7 +94,7 @@ func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Sel
 		if limit > 0 && len(items) == limit {
 			break
 		}
-		if object := compact.Unpack(o); object != nil && by.ValueOf(object) == by.Value {
+		if object, ok := o.(client.Object); ok && by.ValueOf(object) == by.Value {
 			items = append(items, object)
 		}
 	}
@@ -231,8 +230,8 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection,
 	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		if want.Value != nil {
 			indexers[bucketIndex] = func(o any) ([]string, error) {
-				object := compact.Unpack(o)
-				if object == nil {
+				object, ok := o.(client.Object)
+				if !ok {
 					return nil, nil
 				}
 				return []string{bucketOf(want.Value(object))}, nil
@@ -290,7 +289,10 @@ func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, 
 // the change.
 func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
 	changed := func(o any) {
-		if object := compact.Unpack(o); object != nil {
+		if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+			o = last.Obj
+		}
+		if object, ok := o.(client.Object); ok {
 			a.Changes.Changed(notify.Selected(s, s.ValueOf(object)))
 		}
 	}

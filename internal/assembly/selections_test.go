@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -132,7 +131,6 @@ func TestWakeBy(t *testing.T) {
 		"Tombstone": {reason: "the deletion was missed", event: func(h toolscache.ResourceEventHandler) {
 			h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: pod("r2")})
 		}, want: []string{"r2"}},
-		"Hidden": {reason: "readers do not see the object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(compact.Hide(pod("r1")), false) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := &Assembly{Changes: notify.NewHub()}

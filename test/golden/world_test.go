@@ -139,9 +139,9 @@ func synchronize(t *testing.T, s framework.Selection, objects []client.Object) {
 		if s.Handler == nil || framework.KindOf(o) != framework.KindOf(s.Example) {
 			continue
 		}
-		packed, err := s.Transform(o.DeepCopyObject())
+		trimmed, err := s.Transform(o.DeepCopyObject())
 		require.NoError(t, err)
-		s.Handler.OnAdd(packed, true)
+		s.Handler.OnAdd(trimmed, true)
 	}
 }
 

@@ -47,7 +47,7 @@ func layers() []layer {
 		{packages: []string{"internal/work"}, only: []string{"internal/notify", "internal/podstate", "internal/text", "binder/framework", "config/v1alpha1"}},
 		{packages: []string{"internal/mutation"}, only: []string{"mutators", "config/v1alpha1"}},
 		{packages: []string{"internal/claimed"}},
-		{packages: []string{"binder/plugins/*", "docs/example/*"}, only: []string{"binder/framework", "internal/ledger", "internal/volumes", "internal/compact", "internal/policy", "internal/podstate", "internal/nodecondition", "internal/text", "policy/v1alpha1", "config/v1alpha1"}},
+		{packages: []string{"binder/plugins/*", "docs/example/*"}, only: []string{"binder/framework", "internal/ledger", "internal/volumes", "internal/policy", "internal/podstate", "internal/nodecondition", "internal/text", "policy/v1alpha1", "config/v1alpha1"}},
 		{packages: []string{"internal/policy/cases"}, only: []string{"internal/policy/files", "internal/policy", "policy/v1alpha1"}},
 		{packages: []string{"internal/policy/files"}, only: []string{"internal/policy", "policy/v1alpha1", "config"}},
 		{packages: []string{"internal/policy"}, only: []string{"policy/v1alpha1"}},
@@ -58,7 +58,7 @@ func layers() []layer {
 		{packages: []string{"mutators"}, only: []string{"config/v1alpha1"}},
 		{packages: []string{"mutators/internal/*"}, only: []string{}},
 		{packages: []string{"internal/podstate", "internal/nodecondition"}},
-		{packages: []string{"internal/compact", "internal/text"}, only: []string{}},
+		{packages: []string{"internal/text"}, only: []string{}},
 		{packages: []string{"config/v1alpha1"}},
 		{packages: []string{"config"}},
 	}

@@ -35,20 +35,20 @@ func (s *selected) apply(o client.Object, deleted bool) {
 	}
 	if deleted || !s.Fields.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}) {
 		if delete(s.known, key); known {
-			s.Handler.OnDelete(packed(s.Selection, was))
+			s.Handler.OnDelete(trimmed(s.Selection, was))
 		}
 		return
 	}
 	s.known[key] = o
 	if known {
-		s.Handler.OnUpdate(packed(s.Selection, was), packed(s.Selection, o))
+		s.Handler.OnUpdate(trimmed(s.Selection, was), trimmed(s.Selection, o))
 	} else {
-		s.Handler.OnAdd(packed(s.Selection, o), false)
+		s.Handler.OnAdd(trimmed(s.Selection, o), false)
 	}
 }
 
-// packed returns what the cache holds instead of the object.
-func packed(s framework.Selection, o client.Object) any {
+// trimmed returns what the cache holds instead of the object.
+func trimmed(s framework.Selection, o client.Object) any {
 	copied, err := s.Transform(o.DeepCopyObject())
 	if err != nil {
 		panic(err)

@@ -4,8 +4,6 @@
 package nodeready
 
 import (
-	"unique"
-
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -14,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 )
 
 // nodeField is the field of pods and VolumeAttachments that names their node.
@@ -23,7 +20,7 @@ const nodeField = "spec.nodeName"
 // attachments selects all VolumeAttachments, by node. The API server does not know the field, so
 // only the cached reader can list them.
 var attachments = framework.Selection{
-	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Value: nodeOf, Transform: compact.Transform(packAttachment),
+	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Value: nodeOf, Transform: trimAttachment,
 }
 
 // daemons selects the DaemonSets of the agent's namespace.
@@ -35,7 +32,7 @@ func (a *agent) daemons() framework.Selection {
 func (a *agent) pods() framework.Selection {
 	return framework.Selection{
 		Name: Name + "/agent/" + a.namespace + "/" + a.podsSelector.String(), Example: &corev1.Pod{}, Namespace: a.namespace, Labels: a.podsSelector,
-		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Value: nodeOf, Transform: compact.Transform(packAgent),
+		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Value: nodeOf, Transform: trimAgent,
 	}
 }
 
@@ -51,26 +48,32 @@ func nodeOf(o client.Object) string {
 	}
 }
 
-// packAgent keeps the node and the owner of a pod that is ready, and hides all other pods.
-func packAgent(pod *corev1.Pod) *compact.Object {
-	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil || !isReady(pod) {
-		return compact.Hide(pod)
+// trimAgent keeps the node and the owner of a pod that is ready. All other pods have no node, so that no list by a node has them.
+func trimAgent(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
 	}
-	node, owner := unique.Make(pod.Spec.NodeName), unique.Make(controller.UID)
-	return compact.Pack(pod, func(m metav1.ObjectMeta) client.Object {
-		m.OwnerReferences = []metav1.OwnerReference{{UID: owner.Value(), Controller: new(true)}}
-		ready := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-		return &corev1.Pod{ObjectMeta: m, Spec: corev1.PodSpec{NodeName: node.Value()}, Status: corev1.PodStatus{Conditions: ready}}
-	})
+	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, ResourceVersion: pod.ResourceVersion}}
+	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && isReady(pod) {
+		trimmed.OwnerReferences = []metav1.OwnerReference{{UID: controller.UID, Controller: new(true)}}
+		trimmed.Spec.NodeName = pod.Spec.NodeName
+		trimmed.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	}
+	return trimmed, nil
 }
 
-// packAttachment keeps the driver, the node and the volume.
-func packAttachment(a *storagev1.VolumeAttachment) *compact.Object {
-	driver, node, volume := unique.Make(a.Spec.Attacher), unique.Make(a.Spec.NodeName), a.Spec.Source.PersistentVolumeName
-	return compact.Pack(a, func(m metav1.ObjectMeta) client.Object {
-		return &storagev1.VolumeAttachment{ObjectMeta: m, Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: driver.Value(), NodeName: node.Value(), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: volume},
-		}}
-	})
+// trimAttachment keeps the driver, the node and the volume.
+func trimAttachment(o any) (any, error) {
+	a, ok := o.(*storagev1.VolumeAttachment)
+	if !ok {
+		return o, nil
+	}
+	return &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: a.Name, ResourceVersion: a.ResourceVersion},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: a.Spec.Attacher, NodeName: a.Spec.NodeName,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: a.Spec.Source.PersistentVolumeName},
+		},
+	}, nil
 }

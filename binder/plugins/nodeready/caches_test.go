@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -37,7 +36,7 @@ func TestTransforms(t *testing.T) {
 			assert.Empty(t, node.Spec.Drivers[0].NodeID)
 			assert.Equal(t, "pd.csi.storage.gke.io", migratedDriver("kubernetes.io/gce-pd", node))
 		}},
-		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: compact.Transform(packAgent), same: func(t *testing.T, got client.Object) {
+		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: trimAgent, same: func(t *testing.T, got client.Object) {
 			pod, ok := got.(*corev1.Pod)
 			require.True(t, ok)
 			assert.Equal(t, "node-a", pod.Spec.NodeName)
@@ -52,29 +51,31 @@ func TestTransforms(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			packed, err := tc.transform(tc.object)
+			trimmed, err := tc.transform(tc.object)
 			require.NoError(t, err)
-			again, err := tc.transform(packed)
+			again, err := tc.transform(trimmed)
 			require.NoError(t, err)
-			assert.Equal(t, packed, again, "an informer can transform an object twice")
-			assert.IsType(t, tc.object, compact.Unpack(packed))
-			accessor, ok := packed.(metav1.ObjectMetaAccessor)
+			assert.Equal(t, trimmed, again, "an informer can transform an object twice")
+			object, ok := trimmed.(client.Object)
 			require.True(t, ok)
-			meta := accessor.GetObjectMeta()
-			assert.Equal(t, []string{tc.object.GetNamespace(), tc.object.GetName()}, []string{meta.GetNamespace(), meta.GetName()})
-			tc.same(t, compact.Unpack(packed))
+			assert.Equal(t, client.ObjectKeyFromObject(tc.object), client.ObjectKeyFromObject(object))
+			tc.same(t, object)
 		})
 	}
 }
 
 // A pod that is not ready is like none.
-func TestPackAgent_HidesOtherPods(t *testing.T) {
+func TestTrimAgent_HidesOtherPods(t *testing.T) {
 	alone := agentOn("node-a", "cni", true)
 	alone.OwnerReferences = nil
 	for name, pod := range map[string]*corev1.Pod{
 		"NotReady": agentOn("node-a", "cni", false), "Ending": agentOn("node-a", "cni", true, gen.Terminating()), "Alone": alone,
 	} {
-		assert.Nil(t, compact.Unpack(packAgent(pod)), name)
+		got, err := trimAgent(pod)
+		require.NoError(t, err)
+		trimmed, ok := got.(*corev1.Pod)
+		require.True(t, ok)
+		assert.Empty(t, nodeOf(trimmed), name)
 	}
 }
 

@@ -14,8 +14,6 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/internal/compact"
 )
 
 // maxTimes limits the refusals that a circuit breaker keeps.
@@ -103,7 +101,7 @@ func newBreakers() breakers {
 // handler returns a handler for an informer, which calls it from one goroutine.
 func (b *breakers) handler() toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerDetailedFuncs{AddFunc: func(o any, initial bool) {
-		if pod, ok := compact.Unpack(o).(*corev1.Pod); ok {
+		if pod := podOf(o); pod != nil {
 			b.refused(pod, initial)
 		}
 	}}

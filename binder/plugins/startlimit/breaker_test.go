@@ -98,8 +98,8 @@ func TestBreakers_AreRebuilt(t *testing.T) {
 		now := time.Now()
 		handler := b.handler()
 		for i, seconds := range []int{20, 400, 30, 25} {
-			packed, _ := newPlugin().refusedPods().Transform(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-time.Duration(seconds)*time.Second))))
-			handler.OnAdd(packed, true)
+			trimmed, _ := newPlugin().refusedPods().Transform(bound(strconv.Itoa(i), refusedFor("OutOfpods", now.Add(-time.Duration(seconds)*time.Second))))
+			handler.OnAdd(trimmed, true)
 		}
 		assert.Equal(t, open, phaseOf(b, "default", nodeA))
 		_, until := b.at("default", nodeA, now)

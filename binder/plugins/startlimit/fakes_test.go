@@ -59,18 +59,18 @@ func (w *world) deliver(o client.Object, deleted, initial bool) {
 	key := client.ObjectKeyFromObject(pod)
 	for _, s := range w.all {
 		isIn := !deleted && pod.Spec.NodeName != "" && s.Fields.Matches(podFields(pod))
-		packed, _ := s.Transform(pod.DeepCopy())
+		trimmed, _ := s.Transform(pod.DeepCopy())
 		before, was := w.selected[s.Name][key]
 		switch {
 		case isIn && !was:
-			s.Handler.OnAdd(packed, initial)
+			s.Handler.OnAdd(trimmed, initial)
 		case isIn:
-			s.Handler.OnUpdate(before, packed)
+			s.Handler.OnUpdate(before, trimmed)
 		case was:
 			s.Handler.OnDelete(before)
 		}
 		if delete(w.selected[s.Name], key); isIn {
-			w.selected[s.Name][key] = packed
+			w.selected[s.Name][key] = trimmed
 		}
 	}
 }

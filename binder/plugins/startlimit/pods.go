@@ -6,17 +6,14 @@ package startlimit
 import (
 	"slices"
 	"strings"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 	"github.com/prebind/prebind/internal/podstate"
 )
 
@@ -59,8 +56,7 @@ func (p *Plugin) refusedPods() framework.Selection {
 	return onNodes("refused", corev1.PodFailed, isRefused, p.refused.handler())
 }
 
-// onNodes selects pods of a phase that have a node. The cache hides the others than those that count. Only the handler
-// reads them.
+// onNodes selects pods of a phase that have a node. In the cache, only those that count have one. Only the handler reads them.
 func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, handler toolscache.ResourceEventHandler) framework.Selection {
 	return framework.Selection{
 		Name:    Name + "/" + name,
@@ -68,21 +64,35 @@ func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, 
 		Fields: fields.AndSelectors(
 			fields.OneTermNotEqualSelector("spec.nodeName", ""), fields.OneTermEqualSelector("status.phase", string(phase)),
 		),
-		Transform: compact.Transform(func(pod *corev1.Pod) *compact.Object {
-			if !counts(pod) {
-				return compact.Hide(pod)
+		Transform: func(o any) (any, error) {
+			pod, ok := o.(*corev1.Pod)
+			if !ok {
+				return o, nil
 			}
-			return pack(pod)
-		}),
+			return trim(pod, counts(pod)), nil
+		},
 		Handler: handler,
 	}
 }
 
-// pack keeps the node, and the reason and the time of a refusal. A kubelet sets status.startTime with its first status
-// of a pod, which is the refusal; see updateStatusInternal in k8s.io/kubernetes/pkg/kubelet/status.
-func pack(pod *corev1.Pod) *compact.Object {
-	node, reason, at := unique.Make(pod.Spec.NodeName), unique.Make(pod.Status.Reason), pod.Status.StartTime.DeepCopy()
-	return compact.Pack(pod, func(m metav1.ObjectMeta) client.Object {
-		return &corev1.Pod{ObjectMeta: m, Spec: corev1.PodSpec{NodeName: node.Value()}, Status: corev1.PodStatus{Reason: reason.Value(), StartTime: at}}
-	})
+// trim keeps the node of a pod that counts, and the reason and the time of a refusal. A kubelet sets status.startTime with its first
+// status of a pod, which is the refusal; see updateStatusInternal in k8s.io/kubernetes/pkg/kubelet/status.
+func trim(pod *corev1.Pod, counts bool) *corev1.Pod {
+	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}}
+	if counts {
+		trimmed.Spec.NodeName = pod.Spec.NodeName
+		trimmed.Status = corev1.PodStatus{Phase: pod.Status.Phase, Reason: pod.Status.Reason, StartTime: pod.Status.StartTime}
+	}
+	return trimmed
+}
+
+// podOf returns the pod of an event, or nil if it does not count.
+func podOf(o any) *corev1.Pod {
+	if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+		o = last.Obj
+	}
+	if pod, ok := o.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
+		return pod
+	}
+	return nil
 }

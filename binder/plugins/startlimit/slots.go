@@ -11,8 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/internal/compact"
 )
 
 // rules decide who gets a slot.
@@ -166,8 +164,7 @@ func (s *slots) ended(pod *corev1.Pod) {
 // handler returns a handler for an informer of pods that start.
 func (s *slots) handler() toolscache.ResourceEventHandler {
 	change := func(before, after any) {
-		was, _ := compact.Unpack(before).(*corev1.Pod)
-		is, _ := compact.Unpack(after).(*corev1.Pod)
+		was, is := podOf(before), podOf(after)
 		if was != nil && is != nil && is.UID == was.UID {
 			return // A pod whose time is over does not count again.
 		}

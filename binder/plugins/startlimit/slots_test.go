@@ -79,11 +79,11 @@ func TestHandler(t *testing.T) {
 	changes := 0
 	s := newTestSlots(func(string) { changes++ })
 	h := s.handler()
-	packed := func(pod *corev1.Pod) any {
+	trimmed := func(pod *corev1.Pod) any {
 		p, _ := newPlugin().startingPods().Transform(pod)
 		return p
 	}
-	starts, stuck, replaced := packed(bound("a")), packed(bound("a", waitsFor("ImagePullBackOff"))), packed(bound("b"))
+	starts, stuck, replaced := trimmed(bound("a")), trimmed(bound("a", waitsFor("ImagePullBackOff"))), trimmed(bound("b"))
 	h.OnAdd(starts, true)
 	assert.Len(t, s.nodes[nodeA], 1)
 	h.OnUpdate(starts, stuck)

@@ -6,6 +6,7 @@ package volumebinding
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"sync"
 	"testing"
@@ -20,7 +21,6 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/compact"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/volumes"
@@ -76,7 +76,7 @@ func newWorld(objects ...client.Object) *world {
 func (w *world) changed(o client.Object, deleted bool) {
 	apply := func() {
 		_, volume := o.(*corev1.PersistentVolume)
-		if seen, err := packed(o); deleted || err != nil || seen == nil {
+		if seen, err := trimmed(o); deleted || err != nil || seen == nil {
 			w.cache.Remove(o)
 		} else {
 			w.cache.Put(seen)
@@ -170,14 +170,18 @@ func (w writer) Patch(ctx context.Context, o client.Object, patch client.Patch, 
 	return err
 }
 
-// packed returns the object as a reader of the cache gets it, or nil if the cache hides it.
-func packed(o client.Object) (client.Object, error) {
+// trimmed returns the object as a reader of the cache gets it.
+func trimmed(o client.Object) (client.Object, error) {
 	for kind, by := range volumes.Caches("") {
 		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
 			continue
 		}
 		out, err := by.Transform(o.DeepCopyObject())
-		return compact.Unpack(out), err
+		object, ok := out.(client.Object)
+		if !ok {
+			return nil, fmt.Errorf("a %T is not an object", out)
+		}
+		return object, err
 	}
 	return o, nil
 }

@@ -51,8 +51,7 @@ func NewFreeVolumes() *FreeVolumes {
 // OnAdd implements cache.ResourceEventHandler.
 func (f *FreeVolumes) OnAdd(object any, _ bool) { f.OnUpdate(nil, object) }
 
-// OnUpdate implements cache.ResourceEventHandler. An object of another type is a packed, bound
-// volume; see volumes.PackVolume.
+// OnUpdate implements cache.ResourceEventHandler.
 func (f *FreeVolumes) OnUpdate(_, object any) {
 	if pv, ok := object.(*corev1.PersistentVolume); ok && isFree(pv) {
 		f.replace(pv.Name, pv)

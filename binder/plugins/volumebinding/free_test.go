@@ -126,7 +126,6 @@ func randomClaim(random *rand.Rand) *corev1.PersistentVolumeClaim {
 	)
 }
 
-// The cache holds a bound volume as another type.
 func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	free := NewFreeVolumes()
 	pv := volumeNamed("pv")
@@ -135,13 +134,13 @@ func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
 	bound := pv.DeepCopy()
 	bound.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim-1"}
 	bound.Status.Phase = corev1.VolumeBound
-	packed, err := volumes.PackVolume(bound)
+	trimmed, err := volumes.TrimVolume(bound)
 	require.NoError(t, err)
-	require.NotEqual(t, bound, packed)
-	free.OnUpdate(pv, packed)
+	require.NotEqual(t, bound, trimmed)
+	free.OnUpdate(pv, trimmed)
 	assert.Empty(t, free.of("local", ""))
-	free.OnUpdate(packed, pv)
+	free.OnUpdate(trimmed, pv)
 	assert.Len(t, free.of("local", ""), 1, "a released volume is free again")
-	free.OnDelete(packed)
+	free.OnDelete(trimmed)
 	assert.Empty(t, free.of("local", ""))
 }

@@ -6,19 +6,17 @@
 package volumes
 
 import (
-	"slices"
+	"fmt"
 	"strings"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/internal/compact"
 )
 
 // Most claims and volumes of a cluster are bound to each other. The cache holds only the few fields
@@ -47,63 +45,19 @@ var keptAnnotations = []string{
 // them register it as Registration.Caches, so that they share one cache.
 func Caches(string) map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
-		&corev1.PersistentVolumeClaim{}: {Transform: PackClaim},
-		&corev1.PersistentVolume{}:      {Transform: PackVolume},
+		&corev1.PersistentVolumeClaim{}: {Transform: TrimClaim},
+		&corev1.PersistentVolume{}:      {Transform: TrimVolume},
 		&storagev1.CSINode{}:            {Transform: TrimNode},
 	}
 }
 
-// PackClaim is the transform for claims. It may change the object. It returns a compact.Object for a
-// bound claim that is not being deleted.
-func PackClaim(o any) (any, error) {
+// TrimClaim is the transform for claims. It may change the object. Of a bound claim, it keeps only the volume and the access modes.
+func TrimClaim(o any) (any, error) {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
 	if !ok {
 		return o, nil
 	}
-	trimClaim(claim)
-	bound := IsBound(claim) && claim.Status.Phase == corev1.ClaimBound && claim.DeletionTimestamp == nil
-	if bound { // Then only these fields matter.
-		claim.Spec = corev1.PersistentVolumeClaimSpec{VolumeName: claim.Spec.VolumeName, AccessModes: claim.Spec.AccessModes}
-	}
-	switch {
-	case claim.Size() > maxClaim:
-		claim.Annotations, claim.OwnerReferences, claim.Spec = map[string]string{TooLarge: ""}, nil, corev1.PersistentVolumeClaimSpec{}
-	case bound:
-		return packBound(claim), nil
-	}
-	return claim, nil
-}
-
-func packBound(claim *corev1.PersistentVolumeClaim) *compact.Object {
-	selected, volumeName := claim.Annotations[volume.AnnSelectedNode], claim.Spec.VolumeName
-	var controller types.UID
-	if len(claim.OwnerReferences) > 0 {
-		controller = claim.OwnerReferences[0].UID
-	}
-	node, owner, exclusive := unique.Make(selected), unique.Make(controller), slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
-	return compact.Pack(claim, func(m metav1.ObjectMeta) client.Object {
-		m.Annotations = map[string]string{volume.AnnBindCompleted: "yes"}
-		if node := node.Value(); node != "" {
-			m.Annotations[volume.AnnSelectedNode] = node
-		}
-		if owner := owner.Value(); owner != "" {
-			m.OwnerReferences = []metav1.OwnerReference{{UID: owner, Controller: new(true)}}
-		}
-		claim := &corev1.PersistentVolumeClaim{
-			ObjectMeta: m,
-			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: volumeName},
-			Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
-		}
-		if exclusive {
-			claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
-		}
-		return claim
-	})
-}
-
-// trimClaim removes the fields that plugins do not read.
-func trimClaim(claim *corev1.PersistentVolumeClaim) {
-	kept := map[string]string{}
+	bound, kept := IsBound(claim), map[string]string{}
 	for _, key := range keptAnnotations {
 		if value, ok := claim.Annotations[key]; ok {
 			// The clone does not keep the rest in memory.
@@ -118,52 +72,57 @@ func trimClaim(claim *corev1.PersistentVolumeClaim) {
 	claim.Labels, claim.Finalizers, claim.ManagedFields = nil, nil, nil
 	claim.Spec.DataSource, claim.Spec.DataSourceRef = nil, nil
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: claim.Status.Phase}
+	if bound {
+		claim.Annotations = share(fmt.Sprint(kept), kept)
+		claim.Spec = corev1.PersistentVolumeClaimSpec{VolumeName: claim.Spec.VolumeName, AccessModes: claim.Spec.AccessModes}
+	}
+	if claim.Size() > maxClaim {
+		claim.Annotations, claim.OwnerReferences, claim.Spec = map[string]string{TooLarge: ""}, nil, corev1.PersistentVolumeClaimSpec{}
+	}
+	return claim, nil
 }
 
-// PackVolume is the transform for volumes. It may change the object. It returns a compact.Object for a
-// bound volume that is not migratable.
-func PackVolume(o any) (any, error) {
+// TrimVolume is the transform for volumes. It may change the object. Of a bound volume that is not migratable, it keeps the claim, the
+// driver and the node affinity.
+func TrimVolume(o any) (any, error) {
 	pv, ok := o.(*corev1.PersistentVolume)
 	if !ok {
 		return o, nil
 	}
 	pv.ManagedFields = nil
 	ref := pv.Spec.ClaimRef
-	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || pv.DeletionTimestamp != nil || IsMigratable(pv) {
+	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || IsMigratable(pv) {
 		return pv, nil
 	}
-	var affinity []byte
-	if pv.Spec.NodeAffinity != nil {
-		var err error
-		if affinity, err = pv.Spec.NodeAffinity.Marshal(); err != nil {
-			return pv, nil //nolint:nilerr // The unpacked form is correct, too.
-		}
+	bound := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: pv.Name, ResourceVersion: pv.ResourceVersion, DeletionTimestamp: pv.DeletionTimestamp},
+		Spec: corev1.PersistentVolumeSpec{
+			ClaimRef:     &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID},
+			NodeAffinity: share(pv.Spec.NodeAffinity.String(), pv.Spec.NodeAffinity),
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 	}
-	driver := ""
 	if pv.Spec.CSI != nil {
-		driver = pv.Spec.CSI.Driver
+		bound.Spec.CSI = share(pv.Spec.CSI.Driver, &corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver})
 	}
-	// The volumes of a zone or node share the encoded affinity.
-	namespace, encoded, csi := unique.Make(ref.Namespace), unique.Make(string(affinity)), unique.Make(driver)
-	name, uid := ref.Name, ref.UID
-	pv.UID = "" // Plugins do not read it.
-	return compact.Pack(pv, func(m metav1.ObjectMeta) client.Object {
-		bound := &corev1.PersistentVolume{
-			ObjectMeta: m,
-			Spec:       corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: namespace.Value(), Name: name, UID: uid}},
-			Status:     corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
-		}
-		if driver := csi.Value(); driver != "" {
-			bound.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver}
-		}
-		if affinity := encoded.Value(); affinity != "" {
-			bound.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{}
-			if bound.Spec.NodeAffinity.Unmarshal([]byte(affinity)) != nil {
-				return nil // Plugins read it from the API server.
-			}
-		}
-		return bound
-	}), nil
+	return bound, nil
+}
+
+// recent are parts of recent objects, by their text.
+var recent = lru.New(1 << 13)
+
+// textOf is the text of a part of the type.
+type textOf[T any] string
+
+// share returns the equal part of an earlier object, so that the objects need less memory, or otherwise the part. The volumes of a zone, for
+// example, have the same node affinity. Nobody may change the part.
+func share[T any](text string, part T) T {
+	earlier, _ := recent.Get(textOf[T](text))
+	if same, ok := earlier.(T); ok {
+		return same
+	}
+	recent.Add(textOf[T](text), part)
+	return part
 }
 
 // TrimNode is the transform for CSINodes. It keeps the names and limits of the drivers, the in-tree
