@@ -4,11 +4,8 @@
 package webhook
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -24,74 +21,17 @@ import (
 	apijson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/jsonpatch"
 )
 
-// goldenRequests returns the requests in testdata.
-func goldenRequests(t testing.TB) [][]byte {
-	t.Helper()
-	paths, err := filepath.Glob(filepath.Join("testdata", "*.request.json"))
-	require.NoError(t, err)
-	require.NotEmpty(t, paths)
-	var bodies [][]byte
-	for _, path := range paths {
-		body, err := os.ReadFile(path)
-		require.NoError(t, err)
-		bodies = append(bodies, body)
-	}
-	return bodies
-}
-
-// FuzzHandler checks that the answer to any body is an AdmissionReview or a Status.
-func FuzzHandler(f *testing.F) {
-	for _, body := range goldenRequests(f) {
-		f.Add(body)
-		f.Add(body[:len(body)*2/3])
-	}
-	f.Add([]byte(""))
-	f.Add([]byte("null"))
-	f.Add([]byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1"}}`))
-	f.Add([]byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1","operation":"CREATE",` +
-		`"resource":{"version":"v1","resource":"bindings"},"kind":{"version":"v1","kind":"Binding"},"object":null}}`))
-	f.Fuzz(func(t *testing.T, body []byte) {
-		// The engine requires a Binding.
-		h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
-			if r.Binding.Target.Name == "" {
-				return binder.Decision{PassThrough: true}
-			}
-			if len(r.Binding.Annotations)%2 == 1 {
-				return binder.Decision{Err: framework.Refuse(framework.Object{Kind: "Pod", Name: r.Pod.Name}, "no")}
-			}
-			return binder.Decision{Annotations: map[string]string{"a.prebind.dev/b": r.Binding.Name}, UID: "1", Warnings: []string{r.Pod.Name}}
-		})
-		w := serve(t, h, bytes.Clone(body))
-		if w.Code != http.StatusOK {
-			assert.Equal(t, http.StatusBadRequest, w.Code)
-			checkStatus(t, w, http.StatusBadRequest, "")
-			return
-		}
-		var request, answer admissionv1.AdmissionReview
-		require.NoError(t, apijson.Unmarshal(body, &request), "only an AdmissionReview is answered with an AdmissionReview")
-		require.NoError(t, apijson.Unmarshal(w.Body.Bytes(), &answer), "%s", w.Body)
-		assert.Equal(t, reviewKind, answer.GroupVersionKind())
-		require.NotNil(t, answer.Response)
-		assert.Equal(t, request.Request.UID, answer.Response.UID)
-		assert.Equal(t, answer.Response.Patch != nil, answer.Response.PatchType != nil, "a patch has a type")
-		if answer.Response.Allowed {
-			return
-		}
-		assert.Nil(t, answer.Response.Patch, "a denial has no patch")
-		require.NotNil(t, answer.Response.Result, "a denial has a status")
-		assert.GreaterOrEqual(t, answer.Response.Result.Code, int32(http.StatusBadRequest))
-		assert.NotEmpty(t, answer.Response.Result.Message)
-		assert.NotEqual(t, metav1.StatusReasonInternalError, answer.Response.Result.Reason, "the handler does not panic")
-	})
-}
-
 // FuzzPatch applies the patch like the API server. The patch sets the keys of the decision and changes nothing else.
 func FuzzPatch(f *testing.F) {
-	for _, body := range goldenRequests(f) {
+	paths, err := filepath.Glob(filepath.Join("testdata", "*.request.json"))
+	require.NoError(f, err)
+	require.NotEmpty(f, paths)
+	for _, path := range paths {
+		body, err := os.ReadFile(path)
+		require.NoError(f, err)
 		var review admissionv1.AdmissionReview
 		require.NoError(f, json.Unmarshal(body, &review))
 		f.Add(review.Request.Object.Raw, "topology.prebind.dev/zone", "z1", "example.com/a~b", "0a1b2c3d")

@@ -141,7 +141,15 @@ func FuzzReview(f *testing.F) {
 		f.Add(reviewOf(f, b, false), uint8(i))
 		f.Add(reviewOf(f, b, true), uint8(i))
 	}
-	f.Add([]byte(strings.Repeat("[", 1<<16)), uint8(0))
+	for _, body := range []string{
+		"", "null", strings.Repeat("[", 1<<16),
+		`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1"}}`,
+		`{"kind":"AdmissionReview","ApiVersion":"admission.k8s.io/v1","request":{"uid":"0"}}`,
+		`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"1","operation":"CREATE",` +
+			`"resource":{"version":"v1","resource":"bindings"},"kind":{"version":"v1","kind":"Binding"},"object":null}}`,
+	} {
+		f.Add([]byte(body), uint8(0))
+	}
 	long := strings.Repeat("<", 1<<20)
 	for _, field := range []string{"uid", "name", "namespace", "operation", "kind", "apiVersion", "resource", "username"} {
 		body := reviewOf(f, bindings[0], false)
