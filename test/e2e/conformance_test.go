@@ -18,11 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/cluster"
 )
@@ -121,30 +118,18 @@ func grantDocumented(t *testing.T, user string) {
 	require.NoError(t, err)
 	_, block, _ := strings.Cut(string(page), "```yaml\n")
 	block, _, _ = strings.Cut(block, "```")
-	role := &rbacv1.ClusterRole{}
-	require.NoError(t, yaml.UnmarshalStrict([]byte(block), role))
-	_, err = shared.client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = shared.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: "nodes"},
-	}}
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		got, err := shared.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-		require.NoError(c, err)
-		assert.True(c, got.Status.Allowed)
+	b := &bench{world: shared, t: t}
+	b.manifest("apply", block)
+	b.kubectl("create", "clusterrolebinding", user, "--clusterrole=prebind-conformance", "--user="+user)
+	require.Eventually(t, func() bool {
+		return b.cluster.Kubectl(t.Context(), "auth", "can-i", "list", "nodes", "--as="+user).Run() == nil
 	}, patience, again, "the role should be in force")
 }
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	const own, user = "small-scheduler", "conformance-user"
-	startScheduler(t, shared, own, faults{})
+	startScheduler(t, shared, own, false)
 	grantDocumented(t, user)
 	// The small scheduler uses only nodes with the driver of a volume.
 	withDrivers := cluster.Nodes("conformance", 2)
@@ -205,56 +190,34 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// A scheduler that violates the contract fails the checks for its rules, with advice.
+// A scheduler that violates the contract fails the checks for its rules, with advice. The tests of the command contain the violations
+// that it finds without webhooks and policies of the API server.
 func TestConformance_Violations(t *testing.T) {
 	t.Parallel()
-	type violation struct{ reason, says, advice string }
-	tests := map[string]struct {
-		faults faults
-		args   []string
-		// checks are those that fail.
-		checks map[string]violation
-	}{
-		"gives-up": {faults: faults{givesUpWaiting: true, givesUpRefused: true}, args: []string{"--wait=35s"}, checks: map[string]violation{
-			"wait":     {reason: "a 429 is not final", says: "was not bound within 1m0s", advice: "post the same Binding again after Retry-After"},
-			"refused":  {reason: "a refusal is not final", says: "was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
-			"internal": {reason: "an internal error is not final", says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
-		}},
-		"forgets": {faults: faults{withoutUID: true, forgets: true}, args: []string{"--binding-annotation=" + ownAnnotation}, checks: map[string]violation{
-			"uid":                 {reason: "the Binding can apply to another pod", says: "pod uid was not bound within 1m0s", advice: "Set metadata.uid"},
-			"binding-annotations": {reason: "the annotations of the scheduler are lost", says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
-		}},
+	startScheduler(t, shared, "wrong", true)
+	checks := map[string]struct{ reason, says, advice string }{
+		"uid":                 {reason: "the Binding can apply to another pod", says: "pod uid was not bound within 1m0s", advice: "Set metadata.uid"},
+		"binding-annotations": {reason: "the annotations of the scheduler are lost", says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
+		"internal":            {reason: "an internal error is not final", says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
 	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			scheduler := "wrong-" + name
-			startScheduler(t, shared, scheduler, tc.faults)
-			run := "--run=^(" + strings.Join(slices.Collect(maps.Keys(tc.checks)), "|") + ")$"
-			r := conformance(t, shared, append([]string{"--scheduler-name=" + scheduler, "--wait=6s", "--timeout=1m", run}, tc.args...)...)
-			assert.Equal(t, 1, r.code)
-			_, summary, _ := strings.Cut(r.out, "\n\n")
-			for check, v := range tc.checks {
-				assert.Regexp(t, "^FAIL .*"+v.says, r.result(check), v.reason)
-				assert.Contains(t, summary, check+": ")
-				assert.Contains(t, summary, v.advice)
-			}
-			assert.Contains(t, summary, "docs/for-schedulers.md#")
-			assertNothingLeft(t, shared)
-		})
+	r := conformance(t, shared, "--scheduler-name=wrong", "--wait=6s", "--timeout=1m", "--binding-annotation="+ownAnnotation,
+		"--run=^("+strings.Join(slices.Collect(maps.Keys(checks)), "|")+")$")
+	assert.Equal(t, 1, r.code)
+	_, summary, _ := strings.Cut(r.out, "\n\n")
+	for check, v := range checks {
+		assert.Regexp(t, "^FAIL .*"+v.says, r.result(check), v.reason)
+		assert.Contains(t, summary, check+": ")
+		assert.Contains(t, summary, v.advice)
 	}
+	assert.Contains(t, summary, "docs/for-schedulers.md#")
+	assertNothingLeft(t, shared)
 }
 
 // Without permissions, the command reports the first in one line, and creates no objects.
 func TestConformance_CannotRun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, shared, nil)
-	_, err := b.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "conformance-viewer-"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "conformance-viewer"}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
+	b.kubectl("create", "clusterrolebinding", "conformance-viewer", "--clusterrole=view", "--user=conformance-viewer")
 	r := conformance(t, shared, "--scheduler-name=x", "--as=conformance-viewer")
 	assert.Equal(t, 2, r.code)
 	assert.Empty(t, r.out)

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,6 +62,15 @@ func (b *bench) kubectl(args ...string) {
 	b.t.Helper()
 	out, err := b.cluster.Kubectl(b.t.Context(), args...).CombinedOutput()
 	require.NoError(b.t, err, "kubectl %v: %s", args, out)
+}
+
+// manifest passes the YAML to `kubectl apply` or `kubectl delete`.
+func (b *bench) manifest(verb, text string) {
+	b.t.Helper()
+	cmd := b.cluster.Kubectl(context.WithoutCancel(b.t.Context()), verb, "-f", "-")
+	cmd.Stdin = strings.NewReader(text)
+	out, err := cmd.CombinedOutput()
+	require.NoError(b.t, err, "kubectl %s: %s", verb, out)
 }
 
 // untilDenied waits until every replica has observed a change and would reject the bind. A replica with an outdated cache would allow it,

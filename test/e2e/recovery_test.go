@@ -4,8 +4,8 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -13,10 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/docs/example/nodelock"
@@ -33,7 +31,9 @@ func TestPluginFromOutside(t *testing.T) {
 	require.NoError(t, err)
 	w, err := newWorld(t.Context(), c, binary, 0)
 	require.NoError(t, err)
-	mayPatchNodes(t, w)
+	grants := &bench{world: w, t: t} // The documentation of the plugin requires the permission.
+	grants.kubectl("create", "clusterrole", "prebind-nodelock", "--verb=patch", "--resource=nodes")
+	grants.kubectl("create", "clusterrolebinding", "prebind-nodelock", "--clusterrole=prebind-nodelock", "--serviceaccount="+install.Namespace+":prebind")
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "../../docs/example/after/config"))
 	for range 2 {
 		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=*,after")
@@ -100,51 +100,31 @@ func testAfter(t *testing.T, w *world) {
 	b.untilBound()
 }
 
-// mayPatchNodes grants the permissions that the documentation of the plugin requires.
-func mayPatchNodes(t *testing.T, w *world) {
-	t.Helper()
-	_, err := w.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: "prebind-nodelock"},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"patch"}}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = w.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "prebind-nodelock"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "prebind-nodelock"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: install.Namespace, Name: "prebind"}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-}
+// refusal is a policy that refuses all Bindings in the namespace %[1]s with the message %[2]s.
+const refusal = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: refuse-%[1]s}
+spec:
+  matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods/binding]}]}
+  validations: [{expression: "false", message: %[2]s}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: refuse-%[1]s}
+spec:
+  policyName: refuse-%[1]s
+  validationActions: [Deny]
+  matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}}
+`
 
 // refusedAfterUs posts a Binding that a policy of the namespace refuses after the webhook has allowed it. It deletes the policy before
 // it returns.
 func (b *bench) refusedAfterUs(node string) {
 	b.t.Helper()
 	const message = "not in this namespace"
-	name, ctx := "refuse-"+b.ns, context.WithoutCancel(b.t.Context())
-	policies, bindings := b.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(), b.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	rule := admissionregistrationv1.RuleWithOperations{
-		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/binding"}},
-	}
-	_, err := policies.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
-			MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
-			Validations:      []admissionregistrationv1.Validation{{Expression: "false", Message: message}},
-		},
-	}, metav1.CreateOptions{})
-	require.NoError(b.t, err)
-	_, err = bindings.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName: name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
-			MatchResources: &admissionregistrationv1.MatchResources{
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: b.ns}},
-			},
-		},
-	}, metav1.CreateOptions{})
-	require.NoError(b.t, err)
+	policy := fmt.Sprintf(refusal, b.ns, message)
+	b.manifest("apply", policy)
 	rehearse := func() error {
 		return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), b.binding(node), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	}
@@ -152,8 +132,7 @@ func (b *bench) refusedAfterUs(node string) {
 	require.ErrorContains(b.t, b.bindByHand(b.binding(node)), message)
 	said := b.decisions()
 	require.Equal(b.t, "allowed", said[len(said)-1])
-	require.NoError(b.t, bindings.Delete(ctx, name, metav1.DeleteOptions{}))
-	require.NoError(b.t, policies.Delete(ctx, name, metav1.DeleteOptions{}))
+	b.manifest("delete", policy)
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
 		err := rehearse()
 		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be deleted")

@@ -5,7 +5,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -54,7 +53,8 @@ func (o *observed) test(t *testing.T) {
 	bound := b.beginBind("node-1")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		var attempts []work.InFlight
-		_, body := visit(t, "http://"+o.debug+"/debug/attempts")
+		body, _, err := fetch(t.Context(), "http://"+o.debug+"/debug/attempts")
+		require.NoError(c, err)
 		require.NoError(c, json.Unmarshal([]byte(body), &attempts))
 		require.Len(c, attempts, 1)
 		assert.Equal(c, []string{b.ns, "pod", "node-1", "volumebinding"}, []string{attempts[0].Namespace, attempts[0].Pod, attempts[0].Node, attempts[0].Plugin})
@@ -66,11 +66,13 @@ func (o *observed) test(t *testing.T) {
 	require.True(t, apierrors.IsForbidden(b.bindByHand(gen.Binding(other, "no-such-node"))), "the node does not exist")
 
 	for path, words := range map[string]string{"config": "kind: PrebindConfiguration", "pprof/": "goroutine"} {
-		code, body := visit(t, "http://"+o.debug+"/debug/"+path)
+		body, code, err := fetch(t.Context(), "http://"+o.debug+"/debug/"+path)
+		require.NoError(t, err)
 		assert.Equal(t, http.StatusOK, code, path)
 		assert.Contains(t, body, words, path)
 	}
-	code, _ := visit(t, "http://"+shared.prebind.Replicas()[0].MetricsAddress()+"/debug/pprof/")
+	_, code, err := fetch(t.Context(), "http://"+shared.prebind.Replicas()[0].MetricsAddress()+"/debug/pprof/")
+	require.NoError(t, err)
 	assert.Equal(t, http.StatusNotFound, code, "debug is off by default")
 	b.checkMetrics(t, o.replica, pod)
 	b.checkTrace(t, o.collector, pod)
@@ -138,16 +140,4 @@ func (b *bench) checkTrace(t *testing.T, collector *otlp.Receiver, pod *corev1.P
 	assert.Equal(t, byName["Bind"].ID, byName["PreBind volumebinding"].ParentID)
 	assert.GreaterOrEqual(t, byName["Hold"].End.Sub(byName["Hold"].Start), time.Second, "it waited for the volume")
 	assert.Equal(t, []string{"prebind"}, collector.Services())
-}
-
-func visit(t *testing.T, url string) (code int, body string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	response, err := http.DefaultClient.Do(request)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	content, err := io.ReadAll(response.Body)
-	require.NoError(t, err)
-	return response.StatusCode, string(content)
 }

@@ -36,23 +36,13 @@ const ownAnnotation = "example.com/bound-by"
 type smallScheduler struct {
 	client kubernetes.Interface
 	name   string
-	// faults are deliberate violations of the contract.
-	faults  faults
+	// wrong makes it violate the contract: it omits the UID of the pod and its own annotation, and drops a pod after a refusal.
+	wrong   bool
 	nodes   cache.SharedIndexInformer
 	working sync.WaitGroup
 
 	mu      sync.Mutex
 	started sets.Set[types.UID]
-}
-
-// faults are violations of the contract. The zero value is a scheduler that conforms.
-type faults struct {
-	// withoutUID omits the UID of the Binding.
-	withoutUID bool
-	// givesUpWaiting drops a pod after a 429, and givesUpRefused after any other error.
-	givesUpWaiting, givesUpRefused bool
-	// forgets omits the own annotation.
-	forgets bool
 }
 
 // lacksDriver returns whether the pod has a volume whose driver the node lacks. Some schedulers then do not use the node.
@@ -78,10 +68,10 @@ func (s *smallScheduler) lacksDriver(ctx context.Context, pod *corev1.Pod, node 
 }
 
 // startScheduler starts the scheduler until the end of the test.
-func startScheduler(t *testing.T, w *world, name string, f faults) {
+func startScheduler(t *testing.T, w *world, name string, wrong bool) {
 	t.Helper()
 	takeTurn(t)
-	s := &smallScheduler{client: w.client, name: name, faults: f, started: sets.New[types.UID]()}
+	s := &smallScheduler{client: w.client, name: name, wrong: wrong, started: sets.New[types.UID]()}
 	ctx, cancel := context.WithCancel(t.Context())
 	own := informers.NewSharedInformerFactoryWithOptions(w.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.Set{"spec.schedulerName": name, "spec.nodeName": ""}.String()
@@ -137,7 +127,7 @@ func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 			return
 		case errors.As(err, &status) && status.Status().Code == http.StatusPreconditionFailed:
 			return
-		case apierrors.IsTooManyRequests(err) && s.faults.givesUpWaiting, s.faults.givesUpRefused && !apierrors.IsTooManyRequests(err):
+		case s.wrong && !apierrors.IsTooManyRequests(err):
 			return
 		}
 		timer := time.NewTimer(backoff)
@@ -176,15 +166,8 @@ func (s *smallScheduler) bind(ctx context.Context, pod *corev1.Pod, node string)
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: labels.Merge(pod.Annotations, labels.Set{ownAnnotation: s.name})},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
 	}
-	if s.faults.withoutUID {
-		binding.UID = ""
+	if s.wrong {
+		binding.UID, binding.Annotations = "", nil
 	}
-	if s.faults.forgets {
-		binding.Annotations = nil
-	}
-	post := s.client.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("binding").Body(binding)
-	if s.faults.givesUpWaiting {
-		post = post.MaxRetries(0)
-	}
-	return post.Do(ctx).Error()
+	return s.client.CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
 }

@@ -32,6 +32,8 @@ type scheduler struct {
 	client *fakeapi.Clientset
 	// backoff is the time between the nth refusal and the next Binding.
 	backoff func(n int) time.Duration
+	// givesUp drops a pod after a 429.
+	givesUp bool
 	// moves posts the Binding to another node after a 429.
 	moves bool
 	// drops forgets all refused pods but the first one.
@@ -70,6 +72,9 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 		_, _ = pods.Create(ctx, again, metav1.CreateOptions{})
 	case waits:
 		s.answer(ctx, pod, work.ReasonWaiting, "node-1")
+		if s.givesUp {
+			return
+		}
 		if s.moves {
 			s.answer(ctx, pod, work.ReasonWaiting, "node-2")
 		}
@@ -181,6 +186,7 @@ func TestViolations(t *testing.T) {
 		"Bind":            {reason: "a pod is bound with a Binding", check: "bind"},
 		"NodeName":        {reason: "a pod with spec.nodeName does not pass Prebind", check: "bind", scheduler: scheduler{replaces: true}, says: "pod bind was deleted or replaced by another component"},
 		"Wait":            {reason: "the scheduler stays on the node", check: "wait"},
+		"GivesUp":         {reason: "a 429 is not final", check: "wait", scheduler: scheduler{givesUp: true}, says: "pod wait was not bound within"},
 		"OtherNode":       {reason: "a 429 is not a failure", check: "wait", scheduler: scheduler{moves: true}, says: "the pod waited on node-1, and the scheduler posted Bindings to other nodes in the meantime: node-2"},
 		"Refused":         {reason: "backoff grows", check: "refused", scheduler: scheduler{backoff: doubles}},
 		"HotLoop":         {reason: "there is no backoff", check: "refused", scheduler: scheduler{backoff: every(50 * time.Millisecond)}, says: "Bindings of the rejected pod in"},
