@@ -297,7 +297,7 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	if len(s.found) > 0 {
 		return nil // A busy replica needs memory for its work.
 	}
-	heap, ours := float64(moreHeap), float64(moreOurs)
+	heap, ours := int64(moreHeap), int64(moreOurs)
 	if *attacked {
 		heap, ours = moreHeapAttacked, moreOursAttacked
 	}
@@ -306,7 +306,7 @@ func (s *state) checkReplicas(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, problem := range now.grown(r.atFirst, mayGrow, heap, ours) {
+		for _, problem := range now.grown(r.atFirst, heap, ours) {
 			s.odd("%s %s", r.Name(), problem)
 		}
 	}

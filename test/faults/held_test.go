@@ -38,7 +38,7 @@ const (
 )
 
 // more contains the permitted growth of goroutines by entry function. The number of other goroutines may not grow.
-var more = map[string]int{
+var more = map[string]int64{
 	// Connections to the API server. An idle connection ends after 90 s.
 	"net/http.(*persistConn).readLoop":  6,
 	"net/http.(*persistConn).writeLoop": 6,
@@ -56,38 +56,11 @@ var more = map[string]int{
 }
 
 // mayGrow returns the permitted growth of a kind. A goroutine of a server that runs Prebind's code belongs to Prebind.
-func mayGrow(kind goroutine) int {
+func mayGrow(kind goroutine) int64 {
 	if kind.ours != "" && kind.ours != kind.entry {
 		return 0
 	}
 	return more[kind.entry]
-}
-
-// held contains the goroutines of a replica and the heap in use after a garbage collection. It omits resident memory, because
-// the race detector does not release memory.
-type held struct {
-	goroutines map[goroutine]int
-	// stacks contains one stack of each kind for reports.
-	stacks map[goroutine][]string
-	// heap is in bytes. functions contains the memory that each function allocated, ours the memory below each outermost
-	// function of Prebind, and largest the largest allocation of each of them.
-	heap            float64
-	functions, ours map[string]float64
-	largest         map[string]allocation
-}
-
-// allocation is a sample of the heap.
-type allocation struct {
-	bytes float64
-	stack []string
-}
-
-// sample is a stack of a profile: of goroutines, or of memory in use.
-type sample struct {
-	count int
-	bytes float64
-	// stack contains the names of the functions, the innermost first. It is never empty.
-	stack []string
 }
 
 // goroutine is a kind of goroutines.
@@ -106,16 +79,20 @@ func (g goroutine) String() string {
 	return g.entry + " in " + g.ours
 }
 
+// held contains profiles of the goroutines of a replica and of its heap in use after a garbage collection. It omits resident memory,
+// because the race detector does not release memory.
+type held struct{ goroutines, heap *profile.Profile }
+
 // held reads the profiles of the replica. The garbage collector runs twice, because memory in a sync.Pool survives one run.
 func (r *replica) held(ctx context.Context) (held, error) {
-	var found [3][]sample
+	var found [3]*profile.Profile
 	for i, path := range []string{"heap?gc=1", "heap?gc=1", "goroutine"} {
 		var err error
 		if found[i], err = r.profile(ctx, path); err != nil {
 			return held{}, fmt.Errorf("%s: reading profile %s: %w", r.Name(), path, err)
 		}
 	}
-	return heldBy(found[2], found[1]), nil
+	return held{goroutines: found[2], heap: found[1]}, nil
 }
 
 // settledAtFirst returns the profiles of the replica as soon as they no longer grow from one second to the next. A ready
@@ -124,20 +101,21 @@ func (r *replica) settledAtFirst(t *testing.T) held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), cluster.Patience)
 	defer cancel()
-	var last held
+	var last map[goroutine]int64
 	for {
 		now, err := r.held(t.Context())
 		require.NoError(t, err)
-		if maps.Equal(now.goroutines, last.goroutines) || ctx.Err() != nil {
+		kinds, _ := sums(now.goroutines, kindOf)
+		if maps.Equal(kinds, last) || ctx.Err() != nil {
 			return now
 		}
-		last = now
+		last = kinds
 		pause(ctx, time.Second)
 	}
 }
 
 // profile reads a profile of the replica. It closes the connection, which would otherwise count as a goroutine of the replica.
-func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
+func (r *replica) profile(ctx context.Context, path string) (*profile.Profile, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/debug/pprof/"+path, nil)
 	if err != nil {
 		return nil, err
@@ -148,52 +126,35 @@ func (r *replica) profile(ctx context.Context, path string) ([]sample, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
-	parsed, err := profile.Parse(response.Body)
-	if err != nil {
-		return nil, fmt.Errorf("the response is %s: %w", response.Status, err)
-	}
-	var found []sample
-	for _, s := range parsed.Sample {
-		// The types of a profile of the heap are allocated objects and bytes, and those in use. The values are estimates for the whole
-		// heap, of which the profile has samples.
-		one := sample{count: int(s.Value[0]), bytes: float64(s.Value[len(s.Value)-1])}
-		for _, location := range s.Location {
-			for _, line := range location.Line {
-				one.stack = append(one.stack, line.Function.Name)
-			}
-		}
-		if len(one.stack) == 0 {
-			one.stack = []string{justBegun}
-		}
-		found = append(found, one)
-	}
-	return found, nil
+	return profile.Parse(response.Body)
 }
 
-// heldBy evaluates the two profiles.
-func heldBy(goroutines, heap []sample) held {
-	h := held{
-		goroutines: map[goroutine]int{}, stacks: map[goroutine][]string{},
-		functions: map[string]float64{}, ours: map[string]float64{}, largest: map[string]allocation{},
-	}
-	for _, s := range goroutines {
-		if slices.Contains(s.stack, "runtime/pprof.writeGoroutine") {
-			continue // The goroutine that writes this profile.
+// sums returns the sum of the samples by a key of their stacks, and the stack of the largest sample of each key. The innermost function is
+// the first of a stack. The last value of a sample is the number of goroutines, or an estimate of the bytes in use.
+func sums[K comparable](p *profile.Profile, key func(stack []string) K) (sum map[K]int64, largest map[K][]string) {
+	sum, largest = map[K]int64{}, map[K][]string{}
+	most := map[K]int64{}
+	for _, s := range p.Sample {
+		var stack []string
+		for _, location := range s.Location {
+			for _, line := range location.Line {
+				stack = append(stack, line.Function.Name)
+			}
 		}
-		kind := goroutine{entry: s.stack[len(s.stack)-1], ours: oursIn(s.stack)}
-		h.goroutines[kind] += s.count
-		h.stacks[kind] = s.stack
-	}
-	for _, s := range heap {
-		h.heap += s.bytes
-		h.functions[s.stack[0]] += s.bytes
-		ours := oursIn(s.stack)
-		h.ours[ours] += s.bytes
-		if s.bytes > h.largest[ours].bytes {
-			h.largest[ours] = allocation{bytes: s.bytes, stack: s.stack}
+		if len(stack) == 0 {
+			stack = []string{justBegun}
+		}
+		k, value := key(stack), s.Value[len(s.Value)-1]
+		sum[k] += value
+		if value > most[k] {
+			most[k], largest[k] = value, stack
 		}
 	}
-	return h
+	return sum, largest
+}
+
+func kindOf(stack []string) goroutine {
+	return goroutine{entry: stack[len(stack)-1], ours: oursIn(stack)}
 }
 
 // oursIn returns the outermost function of Prebind in the stack, or an empty string.
@@ -207,53 +168,50 @@ func oursIn(stack []string) string {
 	return ours
 }
 
-// grown returns the growth that exceeds the limits: most per kind, heap in bytes, and ours in bytes below one function of
-// Prebind.
-func (now held) grown(first held, most func(goroutine) int, heap, ours float64) []string {
+// total returns the number of goroutines, or the bytes in use.
+func total(p *profile.Profile) int64 {
+	sum, _ := sums(p, func([]string) string { return "" })
+	return sum[""]
+}
+
+// grown returns the growth that exceeds the limits: heap in bytes, and ours in bytes below one function of Prebind.
+func (now held) grown(first held, heap, ours int64) []string {
 	var found []string
-	for _, kind := range slices.SortedFunc(maps.Keys(now.goroutines), func(a, b goroutine) int { return cmp.Compare(a.String(), b.String()) }) {
-		was, is := first.goroutines[kind], now.goroutines[kind]
-		if may := most(kind); is > was+may {
-			found = append(found, fmt.Sprintf("has %d goroutines of %s: started with %d, limit %d more; example stack:\n\t%s",
-				is, kind, was, may, strings.Join(now.stacks[kind], "\n\t")))
+	add := func(stack []string, format string, args ...any) {
+		found = append(found, fmt.Sprintf(format, args...)+":\n\t"+strings.Join(stack, "\n\t"))
+	}
+	before, _ := sums(first.goroutines, kindOf)
+	after, stacks := sums(now.goroutines, kindOf)
+	for kind, is := range after {
+		if may := mayGrow(kind); is > before[kind]+may {
+			add(stacks[kind], "has %d goroutines of %s: started with %d, limit %d more; example stack", is, kind, before[kind], may)
 		}
 	}
-	if now.heap > first.heap+heap {
-		found = append(found, fmt.Sprintf("has %s in use after a collection: started with %s, limit %s more; largest growth:\n\t%s",
-			mib(now.heap), mib(first.heap), mib(heap), strings.Join(now.moreOf(first, 12), "\n\t")))
+	if was, is := total(first.heap), total(now.heap); is > was+heap {
+		add(now.moreOf(first, 12), "has %s in use after a collection: started with %s, limit %s more; largest growth", mib(is), mib(was), mib(heap))
 	}
-	for _, function := range slices.Sorted(maps.Keys(now.ours)) {
-		was, is := first.ours[function], now.ours[function]
-		if function != "" && is > was+ours {
-			found = append(found, fmt.Sprintf("has %s in use that was allocated in %s: started with %s, limit %s more; largest allocation:\n\t%s",
-				mib(is), function, mib(was), mib(ours), strings.Join(now.largest[function].stack, "\n\t")))
+	memory, _ := sums(first.heap, oursIn)
+	used, largest := sums(now.heap, oursIn)
+	for function, is := range used {
+		if was := memory[function]; function != "" && is > was+ours {
+			add(largest[function], "has %s in use that was allocated in %s: started with %s, limit %s more; largest allocation", mib(is), function, mib(was), mib(ours))
 		}
 	}
 	return found
 }
 
-// moreOf lists the functions with the largest growth.
+// moreOf lists the functions whose allocations have grown most.
 func (now held) moreOf(first held, most int) []string {
-	by := map[string]float64{}
-	for function, bytes := range now.functions {
-		if d := bytes - first.functions[function]; d > 0 {
-			by[function] = d
-		}
-	}
-	names := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
-	lines := make([]string, 0, most)
+	inner := func(stack []string) string { return stack[0] }
+	was, _ := sums(first.heap, inner)
+	is, _ := sums(now.heap, inner)
+	growth := func(function string) int64 { return is[function] - was[function] }
+	names := slices.SortedFunc(maps.Keys(is), func(a, b string) int { return cmp.Compare(growth(b), growth(a)) })
+	var lines []string
 	for _, name := range names[:min(most, len(names))] {
-		lines = append(lines, fmt.Sprintf("%s more: %s", mib(by[name]), name))
+		lines = append(lines, fmt.Sprintf("%s more: %s", mib(growth(name)), name))
 	}
 	return lines
 }
 
-func mib(bytes float64) string { return fmt.Sprintf("%.1f MiB", bytes/(1<<20)) }
-
-func (now held) count() int {
-	sum := 0
-	for _, n := range now.goroutines {
-		sum += n
-	}
-	return sum
-}
+func mib[T int64 | float64](bytes T) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }

@@ -298,6 +298,6 @@ func (l *load) summary(t *testing.T, faults int, rest time.Duration) {
 		if err != nil {
 			t.Error(err)
 		}
-		t.Logf("%s: %d goroutines at first, %d now; %s of heap at first, %s now", r.Name(), r.atFirst.count(), now.count(), mib(r.atFirst.heap), mib(now.heap))
+		t.Logf("%s: %d goroutines at first, %d now; %s of heap at first, %s now", r.Name(), total(r.atFirst.goroutines), total(now.goroutines), mib(total(r.atFirst.heap)), mib(total(now.heap)))
 	}
 }
