@@ -102,11 +102,6 @@ type event struct {
 
 var errKilled = errors.New("the process was killed")
 
-// silent is an event recorder that drops all events.
-type silent struct{ events.EventRecorder }
-
-func (silent) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
-
 // start starts a replica.
 func (w *world) start() {
 	w.mu.Lock()
@@ -164,7 +159,7 @@ func (w *world) start() {
 	}
 	p.plugins = all
 	p.engine, err = binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return p.cache.Cache() }, Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
+		Cached: func(string) framework.Reader { return p.cache.Cache() }, Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
 			MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,

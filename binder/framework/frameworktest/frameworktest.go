@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -118,7 +119,7 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 func (c *Cluster) build() *binder.Engine {
 	chain := mutation.NewChain(nil, nil)
 	e, err := binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return c.Handle.Cached }, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		Cached: func(string) framework.Reader { return c.Handle.Cached }, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
 			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,
@@ -130,12 +131,6 @@ func (c *Cluster) build() *binder.Engine {
 	c.t.Cleanup(func() { _ = e.Stop(context.WithoutCancel(c.t.Context())) })
 	return e
 }
-
-// silent drops events.
-type silent struct{}
-
-// Eventf implements events.EventRecorder.
-func (silent) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) {}
 
 // watched is a cache that holds only some kinds and selections.
 type watched struct {

@@ -190,25 +190,11 @@ func bindOf(pod *corev1.Pod, attempt string, annotations ...gen.BindingOption) *
 	return &framework.BindContext{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", annotations...), Attempt: attempt}
 }
 
-// only is a reader with one record.
-type only struct {
-	client.Reader
-	object *corev1.ConfigMap
-}
-
-func (o only) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	object, ok := into.(*corev1.ConfigMap)
-	if !ok {
-		return fmt.Errorf("there is no %T", into)
-	}
-	*object = *o.object
-	return nil
-}
-
 // decodeObject decodes the record of the node.
 func decodeObject(node string, object *corev1.ConfigMap) (*record, error) {
 	p := New(framework.Handle{Namespace: namespace}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
-	v, err := p.records.Get(context.Background(), only{object: object}, node)
+	object.Namespace = namespace
+	v, err := p.records.Get(context.Background(), fakeapi.New(object).Cache(), node)
 	if err != nil {
 		return nil, err
 	}

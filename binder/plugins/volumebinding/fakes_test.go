@@ -14,19 +14,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/mutation"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/test/unrecorded"
 )
 
 // world is an API server with a cache that follows it. The cache holds the objects after the
@@ -212,49 +210,23 @@ func planned(t *testing.T, bc *framework.BindContext) plan {
 	return d.plan
 }
 
-// replica is a replica of Prebind with the plugin.
-type replica struct {
-	*world
-	*binder.Engine
-	plugin *Plugin
-}
-
 // hold is how long a call is held.
 const hold = 8 * time.Second
 
-func newReplica(t *testing.T, w *world, name string) *replica {
+// newReplica returns a replica of Prebind with the plugin.
+func newReplica(t *testing.T, w *world) *frameworktest.Cluster {
 	t.Helper()
-	r := &replica{world: w, plugin: pluginIn(w)}
-	chain := mutation.NewChain(nil, nil)
-	var err error
-	r.Engine, err = binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return w.cached }, Live: w, Replica: name, Changes: w.hub, Events: silent{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
-		Settings: binder.Settings{
-			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{r.plugin}, Hold: hold, MaxHolds: 1000,
-			PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 10 * time.Minute,
-		},
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, r.Stop(context.WithoutCancel(t.Context()))) })
+	p := pluginIn(w)
+	r := frameworktest.Around(t, w.server, w.hub, p.h, p)
+	r.Hold, r.Budget = hold, 10*time.Minute
 	return r
 }
 
-// silent drops events.
-type silent struct{}
-
-// Eventf implements events.EventRecorder.
-func (silent) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) {}
-
-// bind posts a Binding to node-a once. It returns when the call is decided, or has been held for long enough.
-func (r *replica) bind(ctx context.Context, pod *corev1.Pod) binder.Decision {
-	return r.Bind(ctx, binder.Request{Pod: client.ObjectKeyFromObject(pod), Binding: gen.Binding(pod, "node-a")})
-}
-
-// start binds the pod to node-a in the background.
-func (r *replica) start(t *testing.T, pod *corev1.Pod) <-chan binder.Decision {
+// start posts a Binding to node-a once, in the background. The result comes when the call is decided, or has been held for long enough.
+func start(t *testing.T, r *frameworktest.Cluster, pod *corev1.Pod) <-chan binder.Decision {
 	t.Helper()
 	outcome := make(chan binder.Decision, 1)
-	go func() { outcome <- r.bind(t.Context(), pod) }()
+	go func() { outcome <- r.Post(t.Context(), pod, "node-a") }()
 	return outcome
 }
 

@@ -40,13 +40,13 @@ func (w *world) complete(claim *corev1.PersistentVolumeClaim, name string) {
 func TestBind_Dynamic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(thePod(), theNode(), theClaim(), local)
-		r := newReplica(t, w, "r")
-		o := r.bind(t.Context(), thePod())
+		r := newReplica(t, w)
+		o := r.Post(t.Context(), thePod(), "node-a")
 		require.NotNil(t, o.Err)
 		assert.Equal(t, "volumebinding: PersistentVolumeClaim default/data: waiting for provisioning on node-a (8s); retry the Binding", o.Err.Error())
 		require.Len(t, w.patches, 1)
 
-		next := r.start(t, thePod())
+		next := start(t, r, thePod())
 		synctest.Wait()
 		began := time.Now()
 		w.provision(theClaim(), "made")
@@ -54,7 +54,7 @@ func TestBind_Dynamic(t *testing.T) {
 		assert.Less(t, time.Since(began), time.Second/10, "the change of the claim wakes the bind")
 		assert.Len(t, w.patches, 1)
 
-		again := newReplica(t, w, "s").bind(t.Context(), thePod())
+		again := newReplica(t, w).Post(t.Context(), thePod(), "node-a")
 		require.Nil(t, again.Err, "a repeated call has nothing to do")
 		assert.Empty(t, again.Attempt)
 	})
@@ -73,7 +73,7 @@ func TestBind_TwoPodsOneVolume(t *testing.T) {
 					w.put(volumeNamed("pv"+strconv.Itoa(i), gen.VolumeOfClass("static")))
 				}
 				w.lag()
-				first, second := newReplica(t, w, "r").start(t, one), newReplica(t, w, "s").start(t, two)
+				first, second := start(t, newReplica(t, w), one), start(t, newReplica(t, w), two)
 				synctest.Wait()
 				assert.Equal(t, 1, w.applied, "both chose the same volume, and one write had an effect")
 				w.catchUp()
@@ -111,7 +111,7 @@ func TestBind_VolumeBecomesAvailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inStatic := gen.VolumeOfClass("static")
 		w := newWorld(thePod(), theNode(), theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending)))
-		outcome := newReplica(t, w, "r").start(t, thePod())
+		outcome := start(t, newReplica(t, w), thePod())
 		<-time.After(3 * time.Second)
 		require.Empty(t, w.patches)
 		w.indexed = time.Second / 2

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -115,17 +116,10 @@ func TestPreFlight_InTreeVolumes(t *testing.T) {
 	assert.True(t, framework.IsKind(err, refuse), "%v", err)
 }
 
-// failing is a reader that fails.
-type failing struct{ err error }
-
-func (f failing) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
-	return f.err
-}
-
-func (f failing) List(context.Context, client.ObjectList, ...client.ListOption) error { return f.err }
-
 func TestSetup_Fails(t *testing.T) {
-	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), failing{errors.New("boom")}, contextFor(thePod()))
+	down := fakeapi.New().Connect()
+	down.Before = func(fakeapi.Call) error { return errors.New("boom") }
+	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), down, contextFor(thePod()))
 	assert.True(t, framework.IsKind(err, framework.KindInternal), "%v", err)
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 
