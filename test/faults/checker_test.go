@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/test/gen"
 )
@@ -100,11 +99,4 @@ func TestLeft(t *testing.T) {
 			assert.Len(t, s.found, tc.wrong, tc.reason)
 		})
 	}
-}
-
-func TestDevicesOf(t *testing.T) {
-	pod := gen.Pod("a", gen.BoundTo("node-1"), gen.Annotation("device.prebind.dev/gpu", "x,y:0.5"))
-	assert.Equal(t, map[string]float64{"node-1/x": 1, "node-1/y": 0.5}, devicesOf(pod))
-	var none client.Object
-	assert.Empty(t, given(none))
 }

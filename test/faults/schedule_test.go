@@ -131,33 +131,17 @@ func lasts(rng *rand.Rand, most time.Duration) time.Duration {
 	return shortest + time.Duration(rng.Int64N(int64((most-shortest)/time.Millisecond)))*time.Millisecond
 }
 
-// TestDraw checks that a seed determines the schedule, and that 20 schedules of one minute contain every kind of fault.
+// TestDraw checks that a seed determines the schedule, and that 20 schedules of one minute contain every kind of fault for every target.
 func TestDraw(t *testing.T) {
-	first, again := draw(7, time.Minute), draw(7, time.Minute)
-	assert.Equal(t, first, again)
-	assert.NotEqual(t, draw(7, time.Minute), draw(8, time.Minute))
+	assert.Equal(t, draw(7, time.Minute), draw(7, time.Minute))
 	seen := map[string]bool{}
 	for s := range uint64(20) {
-		replica, wrong := drawConstant(s)
-		assert.Equal(t, s%3 == 0, wrong != 0, "one seed in three")
-		seen[fmt.Sprint("constant ", replica)] = seen[fmt.Sprint("constant ", replica)] || wrong != 0
 		busy := map[string]time.Duration{}
 		for _, f := range draw(s, time.Minute) {
 			assert.GreaterOrEqual(t, f.at, busy[f.target], "one at a time: %s", f)
 			assert.LessOrEqual(t, f.at+f.length, time.Minute)
-			busy[f.target] = f.at + f.length
-			seen[f.kind+f.target] = true
-			assert.Equal(t, f.kind == wrongClock, f.wrong != 0, "%s", f)
-			assert.LessOrEqual(t, f.wrong.Abs(), -beforeAll, "%s", f)
-			if f.kind == wrongClock {
-				seen[map[bool]string{true: "ahead", false: "behind"}[f.wrong > 0]] = true
-				seen["before all"] = seen["before all"] || f.wrong == beforeAll
-				seen["long"] = seen["long"] || f.length > longest
-			}
+			busy[f.target], seen[f.kind+f.target] = f.at+f.length, true
 		}
-	}
-	for _, what := range []string{"ahead", "behind", "before all", "long", "constant 0", "constant 1"} {
-		assert.True(t, seen[what], "a clock: %s", what)
 	}
 	for _, kind := range kinds {
 		for _, target := range kind.targets {
