@@ -39,15 +39,7 @@ func TestPluginFromOutside(t *testing.T) {
 		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=*,after")
 		require.NoError(t, err)
 	}
-	t.Cleanup(func() {
-		for _, r := range w.prebind.Replicas() {
-			assert.NoError(t, r.Kill())
-			if t.Failed() {
-				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(60))
-			}
-		}
-	})
-
+	w.killAfter(t)
 	t.Run("what a killed replica left behind is swept", func(t *testing.T) {
 		b := newBench(t, w, nil)
 		b.pod(byHand)

@@ -71,7 +71,7 @@ func TestSelfManagedCertificates(t *testing.T) {
 	changed("an operator requested a new CA")
 	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), certificates.SecretName, metav1.DeleteOptions{}))
 	changed("the Secret was deleted")
-	s.untilMetric(fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="ca"} %s`, number(certificatesOf([]byte(ca()))[0].NotAfter)))
+	w.untilMetric(t, fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="ca"} %s`, number(certificatesOf([]byte(ca()))[0].NotAfter)))
 	s.end()
 
 	// kubectl apply of the manifests, as in an upgrade, does not change the bundle.
@@ -175,18 +175,6 @@ func (s *load) untilBinds(n int) {
 	s.t.Helper()
 	before := s.answered()
 	require.Eventually(s.t, func() bool { return s.answered() >= before+n }, patience, 50*time.Millisecond)
-}
-
-// untilMetric waits until the metrics of every replica have the line.
-func (s *load) untilMetric(line string) {
-	s.t.Helper()
-	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
-		for _, r := range s.prebind.Replicas() {
-			text, err := r.Metrics(s.t.Context())
-			require.NoError(c, err)
-			assert.Contains(c, text, line+"\n", r.Name())
-		}
-	}, patience, 200*time.Millisecond)
 }
 
 // bundle returns the CA bundle that the API server trusts, or nil if it cannot be read.
