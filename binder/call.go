@@ -189,6 +189,9 @@ func (c *call) ended(ctx context.Context, s step) step {
 // pass reads the bind, calls Setup and PreFlight of every plugin that takes part, in order, and decides. A rejection of the
 // engine counts like that of a plugin.
 func (c *call) pass(ctx context.Context) step {
+	if c.results == nil {
+		c.results = make([]result, 0, len(c.settings.Plugins))
+	}
 	c.results, c.rereads = c.results[:0], time.Time{}
 	if s := c.look(ctx); s.do != allow {
 		return s

@@ -72,25 +72,24 @@ func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) 
 			problems = append(problems, apivalidation.ValidateAnnotations(map[string]string{key: ""}, annotationsPath)...)
 		}
 	}
-	labelsSize := 0
-	for key, value := range b.Labels {
-		labelsSize += len(key) + len(value)
-	}
-	if labelsSize > maxLabels {
+	if sizeOf(b.Labels) > maxLabels {
 		problems = append(problems, field.TooLong(labelsPath, "", maxLabels))
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	}
-	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
-	maps.Copy(merged, pod.Annotations)
-	maps.Copy(merged, b.Annotations)
 	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
-	if len(problems) == 0 && apivalidation.ValidateAnnotationsSize(merged) == nil {
-		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
-	}
-	maps.Copy(merged, added)
-	if apivalidation.ValidateAnnotationsSize(merged) != nil {
-		problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
+	// Most binds need no merge: without it, annotations that replace others count twice.
+	if sizeOf(pod.Annotations, b.Annotations, added) > apivalidation.TotalAnnotationSizeLimitB {
+		merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
+		maps.Copy(merged, pod.Annotations)
+		maps.Copy(merged, b.Annotations)
+		if len(problems) == 0 && sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB {
+			advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
+		}
+		maps.Copy(merged, added)
+		if sizeOf(merged) > apivalidation.TotalAnnotationSizeLimitB {
+			problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
+		}
 	}
 	if len(problems) == 0 {
 		return nil
@@ -103,4 +102,15 @@ func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) 
 		err.Fields = append(err.Fields, framework.Field{Path: short(p.Field), Message: short(p.ErrorBody())})
 	}
 	return err
+}
+
+// sizeOf returns the size of all keys and values, in bytes, like apimachinery's ValidateAnnotationsSize.
+func sizeOf(all ...map[string]string) int {
+	size := 0
+	for _, m := range all {
+		for key, value := range m {
+			size += len(key) + len(value)
+		}
+	}
+	return size
 }

@@ -6,6 +6,7 @@ package assembly
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,6 +64,8 @@ type Assembly struct {
 	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
 	selections *selections
 	discovery  discovery.DiscoveryInterface
+	// watches is the HTTP client of the caches.
+	watches *http.Client
 	// narrowed contains the kinds that the cache of the manager contains in part, by name.
 	narrowed map[string]*narrowing
 	complete cache.Cache

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -74,6 +75,8 @@ another replica.`,
 			}
 			if os.Getenv("GOGC") == "" {
 				debug.SetGCPercent(gcPercent)
+				unused := make([]byte, ballast)
+				defer runtime.KeepAlive(&unused)
 			}
 			limitMemory()
 			return serve(cmd.Context(), o, configuration)
@@ -185,9 +188,13 @@ func (o *serveOptions) validate() []error {
 	return slices.Concat(problems, o.certificates.Validate(), o.tracing.Validate())
 }
 
-// gcPercent is the default of GOGC. The live heap is small, so the default of the Go runtime would spend a tenth of the processor
-// time of binds on garbage collection. Near the memory limit the garbage collector runs more often than this.
-const gcPercent = 200
+// gcPercent is the default of GOGC, and ballast is memory that the garbage collector counts as live. It is never written, so it is not
+// resident. The live heap of most clusters is so small that garbage collection would otherwise take a tenth of the processor time of
+// binds. Near the memory limit the garbage collector runs more often.
+const (
+	gcPercent = 200
+	ballast   = 16 << 20
+)
 
 // limitMemory leaves a tenth of the memory limit for memory that the Go runtime does not count, such as the binary. The shipped manifests
 // set GOMEMLIMIT to the limit of the container.
