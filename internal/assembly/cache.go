@@ -6,6 +6,7 @@ package assembly
 import (
 	"context"
 	"fmt"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -178,13 +179,41 @@ func (c interruptible) WaitForCacheSync(ctx context.Context) bool {
 	return c.Cache.WaitForCacheSync(ctx) || c.stop.Err() != nil
 }
 
-// trimNode removes the fields that use most of the memory of a node. Plugins do not read them.
+// trimNode removes the fields that use most of the memory of a node and that plugins do not read. Nodes have most of their strings in
+// common, so it keeps one copy of each.
 func trimNode(object any) (any, error) {
-	if node, ok := object.(*corev1.Node); ok {
-		node.ManagedFields = nil
-		node.Status.Images = nil
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
 	}
-	return object, nil
+	node.ManagedFields, node.Status.Images = nil, nil
+	node.Labels, node.Annotations = shared(node.Labels), shared(node.Annotations)
+	for _, m := range []map[string]string{node.Labels, node.Annotations} {
+		for key, value := range m {
+			m[key] = share(value)
+		}
+	}
+	node.Status.Capacity, node.Status.Allocatable = shared(node.Status.Capacity), shared(node.Status.Allocatable)
+	for i := range node.Status.Conditions {
+		c := &node.Status.Conditions[i]
+		c.Type, c.Status, c.Reason, c.Message = share(c.Type), share(c.Status), share(c.Reason), share(c.Message)
+	}
+	return node, nil
+}
+
+// share returns the common copy of the string.
+func share[T ~string](s T) T { return unique.Make(s).Value() }
+
+// shared returns the map with the common copies of its keys.
+func shared[M ~map[K]V, K ~string, V any](m M) M {
+	if m == nil {
+		return nil
+	}
+	out := make(M, len(m))
+	for key, value := range m {
+		out[share(key)] = value
+	}
+	return out
 }
 
 // maxPod is the maximum size of a pod in the cache, in bytes as the API server stores it. Most pods are much

@@ -73,12 +73,7 @@ another replica.`,
 			if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
 				return fmt.Errorf("logging flags: %w", err)
 			}
-			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(gcPercent)
-				unused := make([]byte, ballast)
-				defer runtime.KeepAlive(&unused)
-			}
-			limitMemory()
+			defer runtime.KeepAlive(tuneMemory())
 			return serve(cmd.Context(), o, configuration)
 		},
 	}
@@ -188,14 +183,22 @@ func (o *serveOptions) validate() []error {
 	return slices.Concat(problems, o.certificates.Validate(), o.tracing.Validate())
 }
 
-// gcPercent is the default of GOGC, and ballast is memory that the garbage collector counts as live. It is never written, so it is not
-// resident. The live heap of most clusters is so small that garbage collection would otherwise take a tenth of the processor time of
-// binds. Near the memory limit the garbage collector runs more often.
 const (
+	// gcPercent is the default of GOGC.
 	gcPercent = 200
-	ballast   = 16 << 20
+	// ballastSize is the size of memory that the garbage collector counts as live. It is never written, so it is not resident. The
+	// live heap of most clusters is so small that garbage collection would otherwise take a tenth of the processor time of binds.
+	ballastSize = 16 << 20
 )
 
-// limitMemory leaves a tenth of the memory limit for memory that the Go runtime does not count, such as the binary. The shipped manifests
-// set GOMEMLIMIT to the limit of the container.
-func limitMemory() { debug.SetMemoryLimit(debug.SetMemoryLimit(-1) / 10 * 9) }
+// tuneMemory sets up the garbage collector, unless the environment does, and returns what has to be kept alive for it. It leaves a tenth
+// of the memory limit for memory that the Go runtime does not count, such as the binary. The shipped manifests set GOMEMLIMIT to the
+// limit of the container. Near the limit the garbage collector runs more often.
+func tuneMemory() []byte {
+	debug.SetMemoryLimit(debug.SetMemoryLimit(-1) / 10 * 9)
+	if os.Getenv("GOGC") != "" {
+		return nil
+	}
+	debug.SetGCPercent(gcPercent)
+	return make([]byte, ballastSize)
+}
