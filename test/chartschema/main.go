@@ -150,6 +150,8 @@ func documented(path string, key, value *yaml.Node) (schema map[string]any, desc
 	if _, open := extra["additionalProperties"]; open {
 		// The default is an example, not the list of keys.
 		schema = map[string]any{"type": "object"}
+	} else if _, typed := extra["type"]; typed {
+		schema = map[string]any{}
 	} else if schema, err = schemaOf(path, value); err != nil {
 		return nil, false, err
 	}

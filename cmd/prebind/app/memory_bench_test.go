@@ -6,6 +6,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -27,12 +28,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/gen"
 )
 
-// shippedLimit is the memory limit of the shipped manifests.
-const shippedLimit = 512 << 20
+// limitFor returns the memory limit that the chart sets for this clusterNodes, in bytes.
+func limitFor(tb testing.TB, nodes int) int64 {
+	tb.Helper()
+	text, err := os.ReadFile("../../../charts/prebind/files/sizes.yaml")
+	require.NoError(tb, err)
+	var sizes map[int]struct{ Resources corev1.ResourceRequirements }
+	require.NoError(tb, yaml.Unmarshal(text, &sizes))
+	require.Contains(tb, sizes, nodes)
+	limits := sizes[nodes].Resources.Limits
+	return limits.Memory().Value()
+}
 
 // cacheOnly is an environment variable with the address of an API server. The test binary then only fills the
 // cache from it and reports its memory.
@@ -57,12 +68,14 @@ type usage struct {
 // inCluster contains the numbers of objects in a cluster.
 type inCluster struct {
 	pairs, free, nodes, pods, records int
+	// size is clusterNodes of the chart.
+	size int
 	// lists is a cluster whose API server does not stream lists.
 	lists bool
 }
 
 // BenchmarkReplicaMemory measures the sizing table of docs/performance: the memory of a process with the shipped
-// cache and limit, by the size of the cluster. The API server of the benchmark sends JSON, which needs more memory
+// cache and the limit of the chart, by the size of the cluster. The API server of the benchmark sends JSON, which needs more memory
 // to decode than protobuf.
 func BenchmarkReplicaMemory(b *testing.B) {
 	for _, in := range []inCluster{
@@ -72,8 +85,11 @@ func BenchmarkReplicaMemory(b *testing.B) {
 		{nodes: 500}, {nodes: 5000},
 		{pods: 500}, {pods: 5000},
 		{records: 500}, {records: 5000},
+		{pairs: 1000, nodes: 500, pods: 500, records: 500, size: 500},
 		{pairs: 50000, nodes: 5000, pods: 500, records: 5000},
+		{pairs: 50000, nodes: 15000, pods: 10000, records: 5000, size: 15000},
 	} {
+		limit := limitFor(b, cmp.Or(in.size, 5000))
 		name := fmt.Sprintf("volumes=%d/free=%d/nodes=%d/pods=%d/records=%d", in.pairs, in.free, in.nodes, in.pods, in.records)
 		if in.lists {
 			name += "/lists"
@@ -81,9 +97,9 @@ func BenchmarkReplicaMemory(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			var u usage
 			for b.Loop() {
-				u = processWith(b, in)
+				u = processWith(b, in, limit)
 				if !in.lists { // docs/performance says how much more memory lists need.
-					assert.Less(b, u.Peak, float64(shippedLimit), "the kubelet kills a container above its memory limit")
+					assert.Less(b, u.Peak, float64(limit), "the kubelet kills a container above its memory limit")
 				}
 			}
 			b.ReportMetric(u.Peak/(1<<20), "peak-MiB")
@@ -93,8 +109,8 @@ func BenchmarkReplicaMemory(b *testing.B) {
 	}
 }
 
-// processWith runs a process that fills the cache from this cluster.
-func processWith(tb testing.TB, in inCluster) usage {
+// processWith runs a process with the memory limit that fills the cache from this cluster.
+func processWith(tb testing.TB, in inCluster, limit int64) usage {
 	tb.Helper()
 	handler, streams := streaming(in.objects()), "true"
 	if in.lists {
@@ -105,7 +121,7 @@ func processWith(tb testing.TB, in inCluster) usage {
 	self, err := os.Executable()
 	require.NoError(tb, err)
 	process := exec.CommandContext(tb.Context(), self)
-	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, "KUBE_FEATURE_WatchListClient="+streams, fmt.Sprintf("GOMEMLIMIT=%d", shippedLimit))
+	process.Env = append(os.Environ(), cacheOnly+"="+server.URL, "KUBE_FEATURE_WatchListClient="+streams, fmt.Sprintf("GOMEMLIMIT=%d", limit))
 	process.Stderr = os.Stderr
 	out, err := process.Output()
 	server.CloseClientConnections()
