@@ -171,9 +171,3 @@ func AsError(plugin string, err error) *Error {
 	}
 	return &named
 }
-
-// IsKind returns whether err is, or wraps, an *Error of this kind.
-func IsKind(err error, kind Kind) bool {
-	var e *Error
-	return errors.As(err, &e) && e != nil && e.Kind == kind
-}

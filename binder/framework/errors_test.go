@@ -53,12 +53,8 @@ func TestKinds(t *testing.T) {
 	for kind, err := range made {
 		assert.Equal(t, kind, err.Kind)
 		assert.Equal(t, node, err.Object)
-		for other := range made {
-			assert.Equal(t, kind == other, IsKind(fmt.Errorf("wrapped: %w", err), other))
-		}
+		assert.Equal(t, kind, AsError("p", fmt.Errorf("wrapped: %w", err)).Kind)
 	}
-	assert.False(t, IsKind(nil, KindRefuse), "a nil error has no kind")
-	assert.False(t, IsKind(errRaw, KindInternal), "only AsError converts an error of another type")
 	assert.ErrorIs(t, Refuse(node, "a").Because(errRaw), errRaw, "the cause is kept")
 	assert.NoError(t, errors.Unwrap(Refuse(node, "a")), "the cause is optional")
 }

@@ -4,6 +4,9 @@
 package framework
 
 import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -30,8 +33,14 @@ type Handle struct {
 	// Replicas returns the number of live replicas, including this one, or 0 if it is not known
 	// yet. It does not block. Nil means that there is one replica.
 	Replicas func() int
-	// Selections adds selections while the plugin runs. It is nil in tests that need none.
-	Selections Selector
+	// Select and Keep are nil in tests that need no selections. Select watches one, for a plugin whose watches depend on objects in the cluster. It returns nil when the cache has all
+	// objects. Prebind needs permission to get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if
+	// the API server does not serve the kind, apierrors.IsForbidden if a permission is missing, otherwise the watch did not
+	// begin before the context ended. A selection with the same name is kept; Select then returns the first three errors if its watch
+	// cannot continue. Call it in Starter.Start or later.
+	Select func(ctx context.Context, s Selection) error
+	// Keep ends the selections that Select added and that it has not named for a minute. Call it every few seconds.
+	Keep func(names sets.Set[string])
 	// Leads returns whether this replica leads. Only the leader writes what all replicas compute alike,
 	// such as the status of an object. Nil means that it leads.
 	Leads func() bool

@@ -22,6 +22,6 @@ func TestInvalidParameters(t *testing.T) {
 		"annotation a.prebind.dev/2 must be 2; annotation a.prebind.dev/3 must be 3; annotation a.prebind.dev/4 must be 4; and 2 more; correct the annotation")
 	assert.Len(t, joined.Fields, 5)
 	assert.Equal(t, Field{Path: "metadata.annotations[a.prebind.dev/4]", Message: "must be 4"}, joined.Fields[4])
-	assert.True(t, IsKind(joined, KindInvalid))
+	assert.Equal(t, KindInvalid, joined.Kind)
 	assert.Len(t, all[0].Fields, 1, "the errors do not change")
 }

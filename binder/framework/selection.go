@@ -4,12 +4,10 @@
 package framework
 
 import (
-	"context"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -35,7 +33,7 @@ type Selection struct {
 	// Labels and Fields select the objects. Nil means all objects.
 	Labels labels.Selector
 	Fields fields.Selector
-	// Value returns the text by which the plugin reads an object, such as the name of its node; see NameOf. It is called with objects
+	// Value returns the text by which the plugin reads an object, such as the name of its node. It is called with objects
 	// after Transform. Nil means that all objects are read together, by the empty value.
 	Value func(o client.Object) string
 	// Transform reduces the objects of the cache. Nil means no reduction.
@@ -64,9 +62,6 @@ func (s Selection) ValueOf(o client.Object) string {
 	return s.Value(o)
 }
 
-// NameOf is the Selection.Value of objects that are read by name: NAMESPACE/NAME, or NAME for cluster-scoped kinds.
-func NameOf(o client.Object) string { return toolscache.MetaObjectToName(o).String() }
-
 // Selected is the option that Selection.Where returns. A cached reader finds the selection in it.
 type Selected struct {
 	Selection
@@ -86,17 +81,4 @@ func SelectedBy(opts []client.ListOption) (Selected, bool) {
 		}
 	}
 	return Selected{}, false
-}
-
-// Selector adds and removes selections while a plugin runs, for plugins whose watches depend on objects in
-// the cluster. It is safe for concurrent use.
-type Selector interface {
-	// Select watches the selection. It returns nil when the cache has all objects. Prebind needs permission to
-	// get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if the API server does not serve the
-	// kind, apierrors.IsForbidden if a permission is missing, otherwise the watch did not begin before the context
-	// ended. A selection with the same name is kept; Select then returns the first three errors if its watch cannot
-	// continue. Call it in Starter.Start or later.
-	Select(ctx context.Context, s Selection) error
-	// Keep ends the selections that Select added and that it has not named for a minute. Call it every few seconds.
-	Keep(names sets.Set[string])
 }

@@ -47,10 +47,8 @@ func TestSelection_Check(t *testing.T) {
 }
 
 func TestSelection_ValueOf(t *testing.T) {
-	pod, byName, together := gen.Pod("a", gen.InNamespace("shop"), gen.BoundTo("node-a")), agents, agents
-	byName.Value, together.Value = NameOf, nil
+	pod, together := gen.Pod("a", gen.BoundTo("node-a")), agents
+	together.Value = nil
 	assert.Equal(t, "node-a", agents.ValueOf(pod))
-	assert.Equal(t, "shop/a", byName.ValueOf(pod))
-	assert.Equal(t, "node-a", byName.ValueOf(gen.Node("node-a")))
 	assert.Empty(t, together.ValueOf(pod))
 }

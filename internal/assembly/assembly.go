@@ -245,10 +245,11 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 			return nil, fmt.Errorf("indexing the cache: %w", err)
 		}
 	}
+	watches := &selector{assembly: a, plugin: e.Name}
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(a.GetAPIReader(), e.Name), Writer: a.GetClient(), Status: a.GetClient(),
 		Wake: a.Changes.Wake, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Selections: &selector{assembly: a, plugin: e.Name}, Leads: a.o.Leads, Discovery: a.discovery,
+		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Select: watches.Select, Keep: watches.Keep, Leads: a.o.Leads, Discovery: a.discovery,
 	}, arguments)
 	switch {
 	case err != nil:

@@ -57,7 +57,7 @@ type selection struct {
 	unused time.Time
 }
 
-// selector implements framework.Selector for a plugin.
+// selector adds and removes the selections of a plugin.
 type selector struct {
 	assembly *Assembly
 	plugin   string
@@ -199,7 +199,7 @@ func (s *selections) keep(by *selector, names sets.Set[string]) {
 	}
 }
 
-// Select implements framework.Selector.
+// Select is framework.Handle.Select.
 func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 	if err := want.Check(); err != nil {
 		return err
@@ -215,7 +215,7 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 	return all.await(ctx, want, found)
 }
 
-// Keep implements framework.Selector.
+// Keep is framework.Handle.Keep.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
 // startSelection starts the selection.

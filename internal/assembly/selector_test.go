@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/configuration"
@@ -46,7 +47,9 @@ func handles(h *framework.Handle) framework.Registration {
 }
 
 // gadgets is a selection of custom resources, by name.
-var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Value: framework.NameOf}
+var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Value: keyOf}
+
+func keyOf(o client.Object) string { return client.ObjectKeyFromObject(o).String() }
 
 // namesIn returns the names of the gadgets of the selection with the value.
 func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string) []string {
@@ -78,15 +81,15 @@ func TestSelector_Select(t *testing.T) {
 	configured(t, a)
 	run(t, a)
 
-	err := h.Selections.Select(t.Context(), gadgets)
+	err := h.Select(t.Context(), gadgets)
 	require.True(t, meta.IsNoMatchError(err), "%v", err)
 	s.installed.Store(true)
-	err = h.Selections.Select(t.Context(), gadgets)
+	err = h.Select(t.Context(), gadgets)
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
 	require.NoError(t, a.Denied(), "readiness does not depend on the selection")
 	require.Error(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")))
 	s.forbidden.Store(false)
-	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+	require.NoError(t, h.Select(t.Context(), gadgets))
 	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, gadgets, "shop/a"), "it has all objects")
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/b"))
 
@@ -95,7 +98,7 @@ func TestSelector_Select(t *testing.T) {
 	s.added <- newGadget("shop", "b", "r1")
 	<-changes.C()
 	assert.Equal(t, []string{"b"}, namesIn(t, h.Cached, gadgets, "shop/b"))
-	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+	require.NoError(t, h.Select(t.Context(), gadgets))
 	assert.Len(t, s.watched(), 1, "a selection with the same name is kept")
 
 	kinds, err := h.Discovery.ServerResourcesForGroupVersion("example.com/v1")
@@ -105,7 +108,7 @@ func TestSelector_Select(t *testing.T) {
 
 	all := gadgets
 	all.Name, all.Value = "test/all", nil
-	require.NoError(t, h.Selections.Select(t.Context(), all))
+	require.NoError(t, h.Select(t.Context(), all))
 	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, all, ""))
 	assert.Empty(t, namesIn(t, h.Cached, all, "x"))
 }
@@ -128,11 +131,11 @@ func TestSelector_Timeout(t *testing.T) {
 	run(t, a)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	require.ErrorContains(t, h.Selections.Select(ctx, gadgets), "did not begin in time")
+	require.ErrorContains(t, h.Select(ctx, gadgets), "did not begin in time")
 	require.ErrorContains(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")), "Select has not added it", "it lacks objects")
 	s.silent.Store(false)
 	s.CloseClientConnections()
-	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+	require.NoError(t, h.Select(t.Context(), gadgets))
 }
 
 // A plugin adds selections concurrently. The race detector checks this test.
@@ -148,16 +151,15 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	a := newAssemblyAt(t, s, r)
 	configured(t, a)
 	run(t, a)
-	u := h.Selections
 	var group sync.WaitGroup
 	for range 4 {
 		group.Go(func() {
-			if err := u.Select(t.Context(), gadgets); err != nil {
+			if err := h.Select(t.Context(), gadgets); err != nil {
 				assert.NoError(t, err)
 				return
 			}
 			assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"))
-			u.Keep(sets.New(gadgets.Name))
+			h.Keep(sets.New(gadgets.Name))
 		})
 	}
 	group.Wait()
@@ -171,18 +173,18 @@ func TestSelector_Revoked(t *testing.T) {
 	a := newAssemblyAt(t, s, handles(&h))
 	configured(t, a)
 	run(t, a)
-	require.NoError(t, h.Selections.Select(t.Context(), gadgets))
+	require.NoError(t, h.Select(t.Context(), gadgets))
 
 	s.forbidden.Store(true)
 	s.CloseClientConnections()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.True(c, apierrors.IsForbidden(h.Selections.Select(t.Context(), gadgets)), "the watch has ended")
+		assert.True(c, apierrors.IsForbidden(h.Select(t.Context(), gadgets)), "the watch has ended")
 	}, time.Minute, 10*time.Millisecond)
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"), "the selection is kept")
 
 	s.forbidden.Store(false)
 	s.installed.Store(false)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.True(c, apierrors.IsNotFound(h.Selections.Select(t.Context(), gadgets)), "the kind is gone")
+		assert.True(c, apierrors.IsNotFound(h.Select(t.Context(), gadgets)), "the kind is gone")
 	}, time.Minute, 10*time.Millisecond)
 }

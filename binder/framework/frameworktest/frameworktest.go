@@ -6,6 +6,7 @@ package frameworktest
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 	"testing"
@@ -95,7 +96,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	c.Handle = framework.Handle{
 		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection,
 		Writer: connection, Status: connection,
-		Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: "prebind-system", Selections: selected,
+		Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: "prebind-system", Select: selected.Select, Keep: selected.Keep,
 	}
 	var err error
 	if c.Plugin, err = r.New(c.Handle, arguments); err != nil {
@@ -164,7 +165,7 @@ func (w *watched) check(o runtime.Object) {
 	}
 }
 
-// selections contains selections by name. It implements framework.Selector. A selection ends at once.
+// selections contains selections by name. A selection ends at once.
 type selections struct {
 	mu                sync.Mutex
 	registered, added map[string]framework.Selection
@@ -178,7 +179,7 @@ func (s *selections) all() map[string]framework.Selection {
 	return all
 }
 
-// Select implements framework.Selector.
+// Select is framework.Handle.Select.
 func (s *selections) Select(_ context.Context, want framework.Selection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,11 +187,17 @@ func (s *selections) Select(_ context.Context, want framework.Selection) error {
 	return want.Check()
 }
 
-// Keep implements framework.Selector.
+// Keep is framework.Handle.Keep.
 func (s *selections) Keep(names sets.Set[string]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.added, func(name string, _ framework.Selection) bool { return !names.Has(name) })
+}
+
+// IsKind returns whether err is, or wraps, a *framework.Error of this kind.
+func IsKind(err error, kind framework.Kind) bool {
+	var e *framework.Error
+	return errors.As(err, &e) && e.Kind == kind
 }
 
 // Context returns the context of a bind of the pod to the node.

@@ -94,7 +94,7 @@ func TestNew_Selections(t *testing.T) {
 	}
 	read(h.Cached)
 	assert.Len(t, s.errors, 1, "the plugin has not added the selection")
-	assert.NoError(t, h.Selections.Select(t.Context(), racks))
+	assert.NoError(t, h.Select(t.Context(), racks))
 	assert.Equal(t, []string{"a"}, read(h.Cached))
 	changes := c.Changes.Subscribe(notify.Selected(racks, "r1"))
 	defer changes.Close()
@@ -102,7 +102,7 @@ func TestNew_Selections(t *testing.T) {
 	assert.Len(t, changes.C(), 1, "a change wakes a wait")
 	assert.Equal(t, []string{"a", "d"}, read(h.Cached))
 	assert.Len(t, s.errors, 1)
-	h.Selections.Keep(nil)
+	h.Keep(nil)
 	read(h.Cached)
 	assert.Len(t, s.errors, 2, "the plugin does not use it any more")
 }

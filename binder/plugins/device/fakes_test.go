@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -258,7 +259,7 @@ func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 		} else if err == nil && !v.Wait.Until.IsZero() {
 			until = v.Wait.Until.Sub(bc.Now)
 		}
-		if err != nil && !framework.IsKind(err, framework.KindWait) {
+		if err != nil && !frameworktest.IsKind(err, framework.KindWait) {
 			return err
 		}
 		select {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/config/v1alpha1"
 )
 
@@ -106,7 +107,7 @@ func FuzzDecode(f *testing.F) {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: data}
 		rec, err := decodeObject("node-a", object)
 		if err != nil {
-			assert.True(t, framework.IsKind(err, framework.KindInternal))
+			assert.True(t, frameworktest.IsKind(err, framework.KindInternal))
 			assert.Less(t, len(err.Error()), 1500)
 			return
 		}

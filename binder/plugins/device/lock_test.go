@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -178,7 +179,7 @@ func TestLock_ConflictComesFirst(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		third := podNamed("three")
 		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
-		assert.True(c, framework.IsKind(err, framework.KindRefuse), "%v", err)
+		assert.True(c, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a.Mark()))
 		c.goesOn()
 	})

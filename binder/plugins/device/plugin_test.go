@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -104,7 +105,7 @@ func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
 	_, preFlight := preFlight(t.Context(), p, bc)
 	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc)} {
-		assert.True(t, framework.IsKind(err, framework.KindInvalid), name)
+		assert.True(t, frameworktest.IsKind(err, framework.KindInvalid), name)
 		assert.ErrorContains(t, err, gpu)
 		assert.ErrorContains(t, err, fpga)
 	}
@@ -170,7 +171,7 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 					assert.Equal(t, map[string]string{"me": "[b: GPU-1 (gpu)]"}, held(s))
 					return
 				}
-				assert.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
+				assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 				assert.ErrorContains(t, err, tc.want, tc.reason)
 				assert.ErrorContains(t, err, "Node node-a")
 				assert.Equal(t, writes, s.count(), "PreFlight writes nothing")
@@ -197,7 +198,7 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	cached := newLagging(s)
 	late := pluginOn(s, cached, newLine(s), cached.hub)
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
-	assert.True(t, framework.IsKind(err, framework.KindStale), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/internal/podstate"
 	"github.com/prebind/prebind/test/gen"
@@ -309,7 +310,7 @@ func TestDecode(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, tc.want, tc.reason)
-			assert.True(t, framework.IsKind(err, framework.KindInternal))
+			assert.True(t, frameworktest.IsKind(err, framework.KindInternal))
 			assert.Contains(t, err.Error(), namespace+"/"+object.Name)
 			assert.Contains(t, err.Error(), tc.key, "the message names the key")
 			assert.Less(t, len(err.Error()), 1000)

@@ -375,7 +375,7 @@ func TestPreFlight_InvalidTimeout(t *testing.T) {
 		pod, node := gen.Pod("web", gen.Annotation("node-ready.prebind.dev/timeout", value)), theNode()
 		c := cluster(t, nil, pod, node)
 		_, err := c.PreFlight(t.Context(), c.Context(pod, node))
-		assert.True(t, framework.IsKind(err, framework.KindInvalid), "%s: %v", value, err)
+		assert.True(t, frameworktest.IsKind(err, framework.KindInvalid), "%s: %v", value, err)
 		assert.ErrorContains(t, err, `annotation node-ready.prebind.dev/timeout must be a positive duration such as 5m, got "`+value+`"`)
 	}
 }
@@ -461,7 +461,7 @@ func TestWait_TimesOut(t *testing.T) {
 				<-time.After(time.Nanosecond)
 				ended, err = bind.Ended()
 				require.True(t, ended, tc.reason)
-				assert.True(t, framework.IsKind(err, framework.KindRefuse))
+				assert.True(t, frameworktest.IsKind(err, framework.KindRefuse))
 				assert.EqualError(t, err, "node-ready: Node node-a: still waiting for extended resource gpu.example.com/card on the node (1 requested, 0 allocatable) after "+
 					tc.after.String()+"; choose another node")
 			})

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -76,7 +77,7 @@ func TestPreFlight(t *testing.T) {
 			verdict, err := pluginWithAll(t).PreFlight(bc)
 			if tc.want != "" {
 				require.Error(t, err, tc.reason)
-				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				if tc.message != "" {
 					assert.EqualError(t, err, tc.message, tc.reason)
 				}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/policy"
 )
 
@@ -69,7 +70,7 @@ func TestJudge(t *testing.T) {
 				return
 			}
 			require.EqualError(t, refusal, tc.refusal, tc.reason)
-			assert.True(t, framework.IsKind(refusal, framework.KindRefuse))
+			assert.True(t, frameworktest.IsKind(refusal, framework.KindRefuse))
 		})
 	}
 }

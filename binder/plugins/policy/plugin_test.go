@@ -263,7 +263,7 @@ func TestBind_TimesOutWithAllow(t *testing.T) {
 		elapse(w.cluster.Hold)
 		ended, err := call.Ended()
 		require.True(t, ended)
-		require.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+		require.True(t, frameworktest.IsKind(err, framework.KindWait), "%v", err)
 		elapse(10 * time.Second)
 		call, last := w.start(bc)
 		ended, err = call.Ended()

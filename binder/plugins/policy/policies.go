@@ -180,8 +180,8 @@ func (p *Plugin) apply() {
 			ready++
 		}
 	}
-	if p.h.Selections != nil {
-		p.h.Selections.Keep(used)
+	if p.h.Keep != nil {
+		p.h.Keep(used)
 	}
 	p.metrics.show(ready, len(all)-ready)
 	if before := p.set.Swap(&all); before == nil || !slices.Equal(*before, all) {
@@ -237,8 +237,8 @@ func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
 	errs := make([]error, len(all))
 	var done sync.WaitGroup
 	for i, r := range all {
-		if p.h.Selections != nil {
-			done.Go(func() { errs[i] = p.h.Selections.Select(ctx, *e.reads[r]) })
+		if p.h.Select != nil {
+			done.Go(func() { errs[i] = p.h.Select(ctx, *e.reads[r]) })
 		}
 	}
 	done.Wait()

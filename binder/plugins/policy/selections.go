@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -25,7 +26,7 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	by := "all"
 	switch {
 	case r.ByName:
-		by, s.Value = "by name", framework.NameOf
+		by, s.Value = "by name", nameOf
 		if r.Constant != "" {
 			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(metav1.ObjectNameField, r.Constant)
 		}
@@ -42,6 +43,9 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	s.Name = strings.Join(name, "; ")
 	return s
 }
+
+// nameOf returns the value of objects that are read by name: NAMESPACE/NAME, or NAME for cluster-scoped kinds.
+func nameOf(o client.Object) string { return toolscache.MetaObjectToName(o).String() }
 
 // reduce is the transform of all selections.
 func reduce(o any) (any, error) {

@@ -65,7 +65,7 @@ func prepareWorld(t *testing.T, objects ...client.Object) *world {
 	w.api = w.server.Connect()
 	w.Plugin = newPlugin(framework.Handle{
 		Cached: w.server.Cache(), Live: w.api, Writer: w.api, Status: w.api, Wake: hub.Wake, Clock: clock.RealClock{}, Events: w.events,
-		Selections: w.watches, Leads: w.leads.Load,
+		Select: w.watches.Select, Keep: w.watches.Keep, Leads: w.leads.Load,
 	}, &Arguments{}, newMetrics(), changed)
 	w.cluster = frameworktest.Around(t, w.server, hub, w.h, w.Plugin)
 	return w
@@ -124,7 +124,7 @@ func (w *world) event() string {
 	}
 }
 
-// watches is a framework.Selector whose watches deliver all objects at once.
+// watches deliver all objects at once.
 type watches struct {
 	hub *notify.Hub
 
@@ -134,7 +134,7 @@ type watches struct {
 	kept      sets.Set[string]
 }
 
-// Select implements framework.Selector.
+// Select is framework.Handle.Select.
 func (w *watches) Select(ctx context.Context, s framework.Selection) error {
 	w.mu.Lock()
 	selecting := w.selecting
@@ -151,7 +151,7 @@ func (w *watches) Select(ctx context.Context, s framework.Selection) error {
 	return nil
 }
 
-// Keep implements framework.Selector.
+// Keep is framework.Handle.Keep.
 func (w *watches) Keep(names sets.Set[string]) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

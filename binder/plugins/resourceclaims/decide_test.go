@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -104,7 +105,7 @@ func TestAssess(t *testing.T) {
 			}
 			take, wait, err := deciding.assess(&framework.BindContext{Pod: pod, Node: inZone, Attempt: "here-1", Since: now, Now: now}, tc.ref, theClaim("c", tc.claim...))
 			if tc.refuse != "" {
-				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
+				require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
@@ -199,7 +200,7 @@ func TestConditions(t *testing.T) {
 			bc := &framework.BindContext{Pod: thePod(), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
 			take, wait, err := deciding.assess(bc, reference{}, claim)
 			if tc.refuse != "" {
-				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
+				require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				assert.ErrorContains(t, err, tc.refuse, tc.reason)
 				return
 			}
@@ -225,7 +226,7 @@ func TestDecide(t *testing.T) {
 	bc := &framework.BindContext{Pod: thePod(uses("a", "b")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	mine := theClaim("a", allocated("node-a", "gpu-1"))
 	_, err := decideOn(bc, claims{"a": mine, "b": nil})
-	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
+	require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 	require.ErrorContains(t, err, "ResourceClaim default/b: does not exist")
 	_, err = decideOn(bc, claims{"a": mine, "b": theClaim("b")})
 	require.ErrorContains(t, err, "ResourceClaim default/b: not allocated", "one claim that is not allocated rejects the bind")

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -128,7 +129,7 @@ func TestSweep_SettlesAFewMarksOfAClaim(t *testing.T) {
 		}
 	})
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, framework.IsKind(err, framework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
+	require.True(t, frameworktest.IsKind(err, framework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
 	assert.ErrorContains(t, err, "512 annotations")
 	marks, err := r.Marks(t.Context())
 	require.NoError(t, err)
@@ -152,7 +153,7 @@ func TestUnsettled(t *testing.T) {
 func TestRoomForAMark(t *testing.T) {
 	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
+	require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.ErrorContains(t, err, "no room")
 	assert.Empty(t, s.written())
 }

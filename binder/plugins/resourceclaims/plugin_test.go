@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -118,7 +119,7 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 		bc := bind(pod, "node-a", "here-1")
 		require.NoError(t, r.PreBind(t.Context(), bc))
 		s.change("kube-scheduler", func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = nil })
-		require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "the next pass notices the change")
+		require.True(t, frameworktest.IsKind(r.confirm(t.Context(), bc), framework.KindWait), "the next pass notices the change")
 		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 		assert.Equal(t, []string{"web"}, users(s.claim()), "the next call reserves the claim again")
 	})
@@ -173,7 +174,7 @@ func TestPreFlight_ClaimIsGone(t *testing.T) {
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.Remove(theClaim("c"))
-	require.True(t, framework.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "the claim is gone")
+	require.True(t, frameworktest.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "the claim is gone")
 	require.NoError(t, r.PostBind(t.Context(), bc.Mark()))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc.Mark()), "there is nothing to roll back")
 	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
@@ -186,6 +187,6 @@ func TestReserve_LastPlace(t *testing.T) {
 	s, pod, r, _ := setup(t, full, func(c *resourcev1.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:255] })
 	between(r, "patch status", func() { s.change("kube-scheduler", reservedTo("db")) })
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
-	require.True(t, framework.IsKind(err, framework.KindRefuse), "%v", err)
+	require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Len(t, s.claim().Status.ReservedFor, 256)
 }

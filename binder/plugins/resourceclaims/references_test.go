@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 )
 
 func TestReferences(t *testing.T) {
@@ -46,7 +47,7 @@ func TestReferences(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			refs, err := references(tc.pod)
 			if tc.refuse {
-				require.True(t, framework.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
+				require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 				return
 			}
 			require.NoError(t, err, tc.reason)

@@ -100,7 +100,7 @@ func TestPreFlight(t *testing.T) {
 				verdict, err := w.PreFlight(t.Context(), bc)
 				if tc.want != "" {
 					require.EqualError(t, err, tc.want, tc.reason)
-					assert.True(t, framework.IsKind(err, framework.KindRefuse))
+					assert.True(t, frameworktest.IsKind(err, framework.KindRefuse))
 					return
 				}
 				require.NoError(t, err, tc.reason)
@@ -218,7 +218,7 @@ func TestPost_Ends(t *testing.T) {
 				ended, err := running.Ended()
 				require.True(t, ended, tc.reason)
 				require.EqualError(t, err, tc.want)
-				assert.True(t, framework.IsKind(err, framework.KindRefuse), tc.reason)
+				assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), tc.reason)
 			})
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -75,7 +76,7 @@ func TestCheckAffinity(t *testing.T) {
 				require.NoError(t, err, tc.reason)
 				return
 			}
-			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, "PersistentVolume "+tc.volume.Name, framework.AsError(Name, err).Object.String())
 			assert.ErrorContains(t, err, tc.says)
 		})

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -83,7 +84,7 @@ func TestExclusive(t *testing.T) {
 			err = p.PreBind(t.Context(), bc)
 			assert.Len(t, w.records(), 1, "the reservation is older than the list")
 			if tc.says != "" {
-				assert.True(t, framework.IsKind(err, refuse), "%s: %v", tc.reason, err)
+				assert.True(t, frameworktest.IsKind(err, refuse), "%s: %v", tc.reason, err)
 				assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 				assert.ErrorContains(t, err, tc.says)
 				return
@@ -120,13 +121,13 @@ func TestExclusive_ChecksUsersOfAnOldReservation(t *testing.T) {
 		return nil
 	}
 	err = p.PreBind(t.Context(), bc)
-	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%v", err)
 	w.fail = nil
 	verdict, err := p.pass(t.Context(), bc)
 	require.NoError(t, err)
 	assert.NotEmpty(t, verdict.Writes)
 	err = p.PreBind(t.Context(), bc)
-	assert.True(t, framework.IsKind(err, refuse), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, refuse), "%v", err)
 	assert.Len(t, w.records(), 1)
 }
 
@@ -138,7 +139,7 @@ func TestExclusive_Replaced(t *testing.T) {
 	require.NoError(t, err)
 	w.put(theClaim(gen.UID("another"), gen.AccessModes(corev1.ReadWriteOncePod)))
 	err = p.PreBind(t.Context(), bc)
-	assert.True(t, framework.IsKind(err, framework.KindWait), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%v", err)
 	assert.ErrorIs(t, err, errReplaced)
 }
 

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -89,7 +90,7 @@ func (tc decideCase) check(t *testing.T) {
 	pl, err := findPodVolumes(snap(tc.objects...))
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
-		assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+		assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 		refusal := framework.AsError(Name, err)
 		assert.Equal(t, tc.about, refusal.Object.String())
 		assert.Contains(t, refusal.Error(), tc.says)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -92,7 +93,7 @@ func TestPreFlight(t *testing.T) {
 			assert.Empty(t, w.server.Writes(), "PreFlight never writes")
 			assert.Zero(t, w.server.Reads(), "the decision is based on the cache")
 			if tc.want != "" {
-				assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+				assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 				refusal := framework.AsError(Name, err)
 				assert.Equal(t, tc.about, refusal.Object.String())
 				assert.Contains(t, refusal.Error(), tc.says)
@@ -113,14 +114,14 @@ func TestPreFlight_InTreeVolumes(t *testing.T) {
 	require.NoError(t, err, "a node without CSINode has migrated nothing")
 	w.put(gen.CSINode("node-a", gcePlugin))
 	_, err = pluginIn(w).pass(t.Context(), onNode(thePod(), node))
-	assert.True(t, framework.IsKind(err, refuse), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, refuse), "%v", err)
 }
 
 func TestSetup_Fails(t *testing.T) {
 	down := fakeapi.New().Connect()
 	down.Before = func(fakeapi.Call) error { return errors.New("boom") }
 	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), down, contextFor(thePod()))
-	assert.True(t, framework.IsKind(err, framework.KindInternal), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, framework.KindInternal), "%v", err)
 	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 
 	_, err = pluginIn(newWorld()).PreFlight(contextFor(thePod()))

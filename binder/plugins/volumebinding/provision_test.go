@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -82,7 +83,7 @@ func TestCheckCapacity(t *testing.T) {
 				require.NoError(t, err, tc.reason)
 				return
 			}
-			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 			assert.ErrorContains(t, err, tc.says)
 		})

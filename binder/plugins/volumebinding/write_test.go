@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -130,7 +131,7 @@ func TestWrite_Fails(t *testing.T) {
 			}
 			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
 			require.ErrorIs(t, err, tc.err)
-			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, "PersistentVolume pv2", framework.AsError(Name, err).Object.String())
 			assert.Len(t, w.patches, 2, "nothing is written after a failure")
 		})
@@ -154,7 +155,7 @@ func TestWrite_ChecksTheClaimBeforeItWritesTheVolume(t *testing.T) {
 			}
 			pl := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
 			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
-			assert.True(t, framework.IsKind(err, framework.KindWait), "the bind decides again: %v", err)
+			assert.True(t, frameworktest.IsKind(err, framework.KindWait), "the bind decides again: %v", err)
 			assert.Empty(t, w.patches)
 		})
 	}
@@ -189,7 +190,7 @@ func TestWrite_MissingSelectedNode(t *testing.T) {
 				require.NoError(t, err)
 				return
 			}
-			assert.True(t, framework.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+			assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 		})
 	}
 }

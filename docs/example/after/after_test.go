@@ -55,7 +55,7 @@ func TestWait(t *testing.T) {
 			a := &arguments{MaxAge: metav1.Duration{Duration: time.Hour}}
 			wait, err := a.wait(framework.Object{}, tc.job, now)
 			assert.Equal(t, tc.waits, wait.For, tc.reason)
-			assert.Equal(t, tc.kind != "", framework.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
+			assert.Equal(t, tc.kind != "", frameworktest.IsKind(err, tc.kind), "%s: %v", tc.reason, err)
 		})
 	}
 }
@@ -78,5 +78,5 @@ func TestBind_RejectsInvalidNames(t *testing.T) {
 	pod, node := podAfter("migrate,")
 	c := frameworktest.New(t, Registration(), nil, pod, node)
 	_, err := c.PreFlight(t.Context(), c.Context(pod, node))
-	assert.True(t, framework.IsKind(err, framework.KindInvalid), "%v", err)
+	assert.True(t, frameworktest.IsKind(err, framework.KindInvalid), "%v", err)
 }
