@@ -4,11 +4,11 @@
 package webhook
 
 import (
-	"bytes"
 	"context"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
@@ -67,15 +67,12 @@ func (t *Trust) copyBundle(ctx context.Context) error {
 	if err := t.Reader.Get(ctx, client.ObjectKey{Name: bindingWebhooks}, from); err != nil || len(from.Webhooks) == 0 {
 		return client.IgnoreNotFound(err)
 	}
-	bundle, changed := from.Webhooks[0].ClientConfig.CABundle, to.DeepCopy()
-	differs := false
-	for i := range changed.Webhooks {
-		c := &changed.Webhooks[i].ClientConfig
-		differs = differs || !bytes.Equal(c.CABundle, bundle)
-		c.CABundle = bundle
+	before := to.DeepCopy()
+	for i := range to.Webhooks {
+		to.Webhooks[i].ClientConfig.CABundle = from.Webhooks[0].ClientConfig.CABundle
 	}
-	if !differs {
+	if equality.Semantic.DeepEqual(before, to) {
 		return nil
 	}
-	return client.IgnoreNotFound(t.Writer.Patch(ctx, changed, client.MergeFromWithOptions(to, client.MergeFromWithOptimisticLock{})))
+	return client.IgnoreNotFound(t.Writer.Patch(ctx, to, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }

@@ -52,6 +52,11 @@ func (a *Assembly) setUp(config *rest.Config) error {
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: a.running}, err
 		},
+		// Reads of the client are live. Plugins read the cache through a view.
+		NewClient: func(config *rest.Config, o client.Options) (client.Client, error) {
+			o.Cache = nil
+			return client.New(config, o)
+		},
 		Cache: options,
 	}); err != nil {
 		return err

@@ -4,14 +4,12 @@
 package certificates
 
 import (
-	"bytes"
 	"crypto/x509"
 	"fmt"
 	"strings"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/client-go/util/cert"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // injectedByOthers is the prefix of the annotations that make cert-manager write the CA bundle.
@@ -19,7 +17,7 @@ const injectedByOthers = "cert-manager.io/inject-"
 
 // injected returns the CAs in the bundle of the configuration. Each write sets the same bundle in all of its webhooks.
 func injected(config *admissionregistrationv1.MutatingWebhookConfiguration) []*x509.Certificate {
-	if config == nil || len(config.Webhooks) == 0 {
+	if len(config.Webhooks) == 0 {
 		return nil
 	}
 	// The API server trusts no CA of an invalid bundle.
@@ -35,23 +33,4 @@ func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) err
 		}
 	}
 	return nil
-}
-
-// bundlePatch returns the strategic merge patch that sets the bundle, or nil if there is nothing to change. The patch fails if the
-// configuration has changed.
-func bundlePatch(config *admissionregistrationv1.MutatingWebhookConfiguration, cas []*x509.Certificate) ([]byte, error) {
-	bundle, err := cert.EncodeCertificates(cas...)
-	if err != nil {
-		return nil, fmt.Errorf("encoding CAs: %w", err)
-	}
-	changed, differs := config.DeepCopy(), false
-	for i := range changed.Webhooks {
-		c := &changed.Webhooks[i].ClientConfig
-		differs = differs || !bytes.Equal(c.CABundle, bundle)
-		c.CABundle = bundle
-	}
-	if !differs {
-		return nil, nil
-	}
-	return client.StrategicMergeFrom(config, client.MergeFromWithOptimisticLock{}).Data(changed)
 }

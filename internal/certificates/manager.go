@@ -4,11 +4,14 @@
 package certificates
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -17,15 +20,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
 const (
-	fieldManager = "prebind"
 	// oneCall is the timeout for the API calls of one round.
 	oneCall = 10 * time.Second
 	// defaultPeriod is the maximum time between two rounds. A removed CA bundle fails binds until the next round of one of the replicas.
@@ -38,7 +39,8 @@ var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
 // Its other methods are safe for concurrent use.
 type manager struct {
 	Shared
-	client kubernetes.Interface
+	// client reads from the API server.
+	client client.Client
 	// namespace of the Secret and the Service.
 	namespace string
 	// configuration is the name of the MutatingWebhookConfiguration.
@@ -60,11 +62,11 @@ type manager struct {
 }
 
 // newManager starts nothing. The options must be valid.
-func newManager(o Options, shared Shared, client kubernetes.Interface, namespace string) *manager {
+func newManager(o Options, shared Shared, live client.Client, namespace string) *manager {
 	// The API server uses the first name.
 	name := o.Service + "." + namespace + ".svc"
 	m := &manager{
-		Shared: shared, client: client, namespace: namespace, configuration: o.WebhookConfiguration,
+		Shared: shared, client: live, namespace: namespace, configuration: o.WebhookConfiguration,
 		lives: o.lives(), period: min(defaultPeriod, o.Overlap/4), names: []string{name, name + ".cluster.local"},
 	}
 	m.waits.Store(new(fmt.Sprintf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, m.configuration)))
@@ -91,58 +93,67 @@ func (m *manager) ready() error {
 // start keeps everything up to date until the context ends. The exact time of a step does not matter.
 func (m *manager) start(ctx context.Context) { wait.UntilWithContext(ctx, m.work, m.period) }
 
-// work makes one round: it applies at most one step to the certificate, the Secret and the configuration, and reports errors.
+// work makes one round: it applies at most one step to the Secret, the configuration and the certificate, and reports errors.
 func (m *manager) work(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, oneCall)
 	defer cancel()
-	secret, config, err := m.read(ctx)
-	if err != nil {
-		// This replica's own certificate needs only what was read before.
-		m.report(errors.Join(err, m.certify(view{now: m.Clock.Now(), trusted: m.trusted})))
-		return
-	}
-	v, invalid := m.look(secret, config)
-	m.report(errors.Join(invalid, m.certify(v), m.step(ctx, v, secret), m.trust(ctx, v, config)))
+	v := view{now: m.Clock.Now(), trusted: m.trusted}
+	err := m.update(ctx, &v)
+	m.report(errors.Join(err, m.certify(v)))
 }
 
-// read returns the Secret and the configuration, or nil for those that do not exist. It reads the Secret last, so that its bundle is
-// not older than that of the configuration.
-func (m *manager) read(ctx context.Context) (*corev1.Secret, *admissionregistrationv1.MutatingWebhookConfiguration, error) {
-	config, err := m.configs().Get(ctx, m.configuration, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		config, err = nil, nil
+// update sets the rest of the view, and writes the Secret and the configuration if they have to change. It reads the Secret last, so that its
+// bundle is not older than that of the configuration.
+func (m *manager) update(ctx context.Context, v *view) error {
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	if err := m.client.Get(ctx, client.ObjectKey{Name: m.configuration}, config); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.configuration, err)
 	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.configuration, err)
+	m.trusted = m.trusted.seen(v.now, injected(config))
+	v.trusted = m.trusted
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}}
+	var next *record
+	var invalid error
+	result, err := controllerutil.CreateOrUpdate(ctx, m.client, secret, func() (err error) {
+		v.held, invalid = m.parse(secret)
+		if next, err = m.lives.next(*v); err != nil || next == nil {
+			return err
+		}
+		return next.write(secret)
+	})
+	switch {
+	case err != nil:
+		next, err = nil, m.unlessLate(fmt.Errorf("updating Secret %s/%s: %w", m.namespace, SecretName, err))
+	case result != controllerutil.OperationResultNone:
+		m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", next.current.cert.NotAfter, "trusted", len(next.bundle))
 	}
-	secret, err := m.secrets().Get(ctx, SecretName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		secret, err = nil, nil
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading Secret %s/%s: %w", m.namespace, SecretName, err)
-	}
-	return secret, config, nil
+	return errors.Join(invalid, err, m.trust(ctx, config, cmp.Or(next, v.held)))
 }
 
-// look returns the current view, and an error for an invalid Secret. It stores the parts that later views need.
-func (m *manager) look(secret *corev1.Secret, config *admissionregistrationv1.MutatingWebhookConfiguration) (view, error) {
-	now := m.Clock.Now()
-	m.trusted = m.trusted.seen(now, injected(config))
-	v := view{now: now, trusted: m.trusted}
-	if secret == nil {
-		return v, nil
+// unlessLate returns nil for the error of a write if another client was first. The next round reads its object.
+func (m *manager) unlessLate(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+		m.Log.V(2).Info("Another client changed an object first", "reason", err.Error())
+		return nil
+	}
+	return err
+}
+
+// parse returns the content of the Secret. It returns an error for a Secret that exists and is not valid.
+func (m *manager) parse(secret *corev1.Secret) (*record, error) {
+	if secret.ResourceVersion == "" {
+		return nil, nil
 	}
 	held, err := parseRecord(secret)
 	if err != nil {
-		return v, fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
+		return nil, fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
 	}
 	m.Metrics.Expires(CA, held.current.cert.NotAfter)
 	if m.known != nil && !m.known.Equal(held.current.cert) {
 		m.Metrics.Changed(CA, nil)
 	}
-	m.known, v.held = held.current.cert, held
-	return v, nil
+	m.known = held.current.cert
+	return held, nil
 }
 
 // certify renews this replica's own certificate.
@@ -166,60 +177,36 @@ func (m *manager) certify(v view) error {
 	return nil
 }
 
-// step applies one step to the Secret.
-func (m *manager) step(ctx context.Context, v view, secret *corev1.Secret) error {
-	r, err := m.lives.next(v)
-	if err != nil || r == nil {
-		return err
-	}
-	next := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}, Type: corev1.SecretTypeOpaque}
-	if secret != nil {
-		next = secret.DeepCopy()
-	}
-	if err := r.write(next); err != nil {
-		return err
-	}
-	if secret == nil {
-		_, err = m.secrets().Create(ctx, next, metav1.CreateOptions{FieldManager: fieldManager})
-	} else {
-		_, err = m.secrets().Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
-	}
-	switch {
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && next.UID != "":
-		m.Log.V(2).Info("Another replica changed the Secret with the CA first", "secret", SecretName)
-		return nil // The next round reads it.
-	case err != nil:
-		return fmt.Errorf("writing Secret %s/%s: %w", m.namespace, SecretName, err)
-	}
-	m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", r.current.cert.NotAfter, "trusted", len(r.bundle))
-	return nil
-}
-
 // trust writes the CAs of the Secret to every webhook of the configuration. The bundle is never older than the one that it replaces:
 // the Secret was read after the configuration, and the patch fails if the configuration has changed since.
-func (m *manager) trust(ctx context.Context, v view, config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration, r *record) error {
 	switch {
-	case config == nil:
+	case config.ResourceVersion == "":
 		return fmt.Errorf("%w %s: apply it; Prebind then writes the CA bundle to it", errNoConfiguration, m.configuration)
-	case v.held == nil:
-		return nil // The Secret needs another step first.
+	case r == nil:
+		return nil // The Secret could not be read or written.
 	}
 	if err := contested(config); err != nil {
 		return err
 	}
-	patch, err := bundlePatch(config, v.held.bundle)
-	if err != nil || patch == nil {
-		return err
+	bundle, err := cert.EncodeCertificates(r.bundle...)
+	if err != nil {
+		return fmt.Errorf("encoding CAs: %w", err)
 	}
-	_, err = m.configs().Patch(ctx, m.configuration, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
-	switch {
-	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		m.Log.V(2).Info("Another client changed the webhook configuration first", "webhookConfiguration", m.configuration, "reason", err.Error())
-		return nil // The next round reads it.
-	case err != nil:
-		return fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.configuration, err)
+	differs := func(w admissionregistrationv1.MutatingWebhook) bool {
+		return !bytes.Equal(w.ClientConfig.CABundle, bundle)
 	}
-	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.configuration, "cas", len(v.held.bundle))
+	if !slices.ContainsFunc(config.Webhooks, differs) {
+		return nil
+	}
+	before := config.DeepCopy()
+	for i := range config.Webhooks {
+		config.Webhooks[i].ClientConfig.CABundle = bundle
+	}
+	if err := m.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return m.unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.configuration, err))
+	}
+	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.configuration, "cas", len(r.bundle))
 	return nil
 }
 
@@ -242,12 +229,4 @@ func (m *manager) report(err error) {
 		m.Log.Error(err, "Could not update certificates: the current ones stay in use")
 		m.Metrics.Changed(CA, err)
 	}
-}
-
-func (m *manager) secrets() coreclient.SecretInterface {
-	return m.client.CoreV1().Secrets(m.namespace)
-}
-
-func (m *manager) configs() admissionclient.MutatingWebhookConfigurationInterface {
-	return m.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
 )
 
@@ -46,7 +45,7 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		assert.Equal(t, want.Webhooks, w.config().Webhooks, "nothing else changes")
 
 		served := a.served.Load()
-		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), SecretName, metav1.DeleteOptions{}))
+		require.NoError(t, w.client.Delete(t.Context(), w.secret()))
 		pass(2 * defaultPeriod)
 		second := w.record()
 		assert.Equal(t, []*x509.Certificate{second.current.cert, first.current.cert}, second.bundle, "a replica creates another CA")
@@ -72,8 +71,7 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		require.ErrorContains(t, r.ready(), "missing MutatingWebhookConfiguration prebind")
 		_, err := r.getCertificate(nil)
 		require.ErrorContains(t, err, "no certificate that the API server trusts")
-		_, err = w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), webhooks(nil), metav1.CreateOptions{})
-		require.NoError(t, err)
+		require.NoError(t, w.client.Create(t.Context(), webhooks(nil)))
 		pass(2 * defaultPeriod)
 		require.NoError(t, r.ready())
 		served, err := r.getCertificate(nil)
@@ -82,7 +80,7 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(r, Serving))
 		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(r, CA))
 
-		require.NoError(t, w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(t.Context(), config, metav1.DeleteOptions{}))
+		require.NoError(t, w.client.Delete(t.Context(), w.config()))
 		pass(time.Minute)
 		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
 		r.stop()

@@ -79,7 +79,7 @@ func (m *model) disturb() {
 		m.stall(m.replicas[i])
 		m.replicas[i] = m.start(m.lives)
 	case 2:
-		require.NoError(m.t, m.client.CoreV1().Secrets(namespace).Delete(m.t.Context(), SecretName, metav1.DeleteOptions{}))
+		require.NoError(m.t, m.client.Delete(m.t.Context(), m.secret()))
 	case 3:
 		m.setSecret(func(s *corev1.Secret) { s.Data["tls.key"] = []byte("x") })
 	case 4:
@@ -89,7 +89,7 @@ func (m *model) disturb() {
 			r.stop()
 			m.stall(r)
 		}
-		require.NoError(m.t, m.client.CoreV1().Secrets(namespace).Delete(m.t.Context(), SecretName, metav1.DeleteOptions{}))
+		require.NoError(m.t, m.client.Delete(m.t.Context(), m.secret()))
 		for i := range m.replicas {
 			m.replicas[i] = m.start(m.lives)
 		}

@@ -11,9 +11,9 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Shared holds the dependencies of a Source. All fields are required.
@@ -63,12 +63,12 @@ func New(o Options, shared Shared) (*Source, error) {
 }
 
 // Manage prepares self-managed certificates in the namespace. It does nothing if the options do not select
-// them.
-func (s *Source) Manage(client kubernetes.Interface, namespace string) {
+// them. The client reads from the API server, not from a cache.
+func (s *Source) Manage(live client.Client, namespace string) {
 	if !s.o.SelfManaged {
 		return
 	}
-	m := newManager(s.o, s.shared, client, namespace)
+	m := newManager(s.o, s.shared, live, namespace)
 	s.getCertificate, s.ready = m.getCertificate, m.ready
 	s.runs = append(s.runs, m.start)
 }

@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/test/fakeapi"
 )
@@ -31,23 +30,30 @@ const (
 // world is a fake API server.
 type world struct {
 	t      *testing.T
-	client *fakeapi.Clientset
+	client client.Client
 	// period replaces that of the replicas, if it is set.
 	period time.Duration
 }
 
-func newWorld(t *testing.T, objects ...runtime.Object) *world {
+func newWorld(t *testing.T, objects ...client.Object) *world {
 	t.Helper()
-	return &world{t: t, client: fakeapi.NewClientset(objects...)}
+	return &world{t: t, client: connected{Connection: fakeapi.New(objects...).Connect()}}
 }
 
+// connected is a client of the fake API server. Its interface is nil, because the manager does not call the methods that the Connection lacks.
+type connected struct {
+	*fakeapi.Connection
+	others
+}
+
+type others struct{ nothing }
+
+type nothing struct{ client.Client }
+
 func (w *world) secret() *corev1.Secret {
-	s, err := w.client.CoreV1().Secrets(namespace).Get(w.t.Context(), SecretName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	require.NoError(w.t, err)
-	return s.DeepCopy()
+	s := &corev1.Secret{}
+	require.NoError(w.t, w.client.Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: SecretName}, s))
+	return s
 }
 
 func (w *world) record() *record {
@@ -61,23 +67,21 @@ func (w *world) setSecret(change func(s *corev1.Secret)) {
 	w.t.Helper()
 	s := w.secret()
 	change(s)
-	_, err := w.client.CoreV1().Secrets(namespace).Update(w.t.Context(), s, metav1.UpdateOptions{})
-	require.NoError(w.t, err)
+	require.NoError(w.t, w.client.Update(w.t.Context(), s))
 }
 
 func (w *world) config() *admissionregistrationv1.MutatingWebhookConfiguration {
 	w.t.Helper()
-	c, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(w.t.Context(), config, metav1.GetOptions{})
-	require.NoError(w.t, err)
-	return c.DeepCopy()
+	c := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	require.NoError(w.t, w.client.Get(w.t.Context(), client.ObjectKey{Name: config}, c))
+	return c
 }
 
 func (w *world) setConfig(change func(c *admissionregistrationv1.MutatingWebhookConfiguration)) {
 	w.t.Helper()
 	c := w.config()
 	change(c)
-	_, err := w.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Update(w.t.Context(), c, metav1.UpdateOptions{})
-	require.NoError(w.t, err)
+	require.NoError(w.t, w.client.Update(w.t.Context(), c))
 }
 
 // replica is a running manager.

@@ -222,7 +222,7 @@ func (p *process) buildServers() error {
 	if err != nil {
 		return err
 	}
-	p.certs.Manage(p.client, p.o.namespace)
+	p.certs.Manage(p.assembly.GetClient(), p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
 	server, err := webhook.NewServer(webhook.ServerOptions{
 		Listener: p.listeners["webhook-bind-address"], TLSOpts: []func(*tls.Config){p.certs.Configure}, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
