@@ -7,24 +7,22 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"sync/atomic"
 
 	"k8s.io/klog/v2"
 )
 
 // Readiness reports whether this replica can decide on Bindings, and whether it should receive
-// calls. It is safe for concurrent use. The zero value is ready.
+// calls. The zero value is ready. Add all functions first. They and the other methods are safe for concurrent use.
 type Readiness struct {
 	synced   atomic.Bool
 	draining atomic.Bool
+	// unready is set while a function in always returns an error.
+	unready atomic.Bool
 
-	mu   sync.Mutex
 	once []func() error
 	// always contains the functions that each probe calls.
 	always []func() error
-	// unready is set while a function in always returns an error.
-	unready bool
 }
 
 // WaitFor makes the replica unready until the cache of the kind is synced.
@@ -39,18 +37,10 @@ func (r *Readiness) WaitFor(kind string, synced func() bool) {
 
 // RequireOnce makes the replica unready until all functions return nil for the first time. Check returns the error of the first one
 // that does not.
-func (r *Readiness) RequireOnce(ready func() error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.once = append(r.once, ready)
-}
+func (r *Readiness) RequireOnce(ready func() error) { r.once = append(r.once, ready) }
 
 // Require makes the replica unready while the function returns an error.
-func (r *Readiness) Require(ready func() error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.always = append(r.always, ready)
-}
+func (r *Readiness) Require(ready func() error) { r.always = append(r.always, ready) }
 
 // Drain makes the replica unready until the process exits.
 func (r *Readiness) Drain() { r.draining.Store(true) }
@@ -64,8 +54,6 @@ func (r *Readiness) Check() error {
 	if r.synced.Load() {
 		return nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for _, ready := range r.once {
 		if err := ready(); err != nil {
 			return err
@@ -83,21 +71,17 @@ func (r *Readiness) Probe() error {
 	if err := r.Check(); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for _, ready := range r.always {
 		if err := ready(); err != nil {
-			if !r.unready {
+			if !r.unready.Swap(true) {
 				klog.InfoS("Not ready: calls should go to another replica", "reason", err)
 			}
-			r.unready = true
 			return err
 		}
 	}
-	if r.unready {
+	if r.unready.Swap(false) {
 		klog.InfoS("Ready")
 	}
-	r.unready = false
 	return nil
 }
 
