@@ -73,6 +73,10 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 		if err := r.calm(ctx, variant); err != nil {
 			return err
 		}
+		before, err := r.requests(ctx)
+		if err != nil {
+			return err
+		}
 		var spent used
 		took, err := r.spend(&spent, variant, func() ([]time.Duration, error) { return r.bindAll(ctx, 1, pods[:s.alone]) })
 		if err != nil {
@@ -88,7 +92,22 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 			return err
 		}
 		out.add(variant, round, "binds/s", float64(s.together)/time.Since(began).Seconds())
+		if err := r.calm(ctx, variant); err != nil { // Requests after the binds also count.
+			return err
+		}
+		after, err := r.requests(ctx)
+		if err != nil {
+			return err
+		}
 		binds := float64(s.alone + s.together)
+		out.add(variant, round, "requests/bind", (after-before)/binds)
+		if process := r.processes[variant]; process != nil {
+			resident, err := memory(process.PID(), "VmRSS")
+			if err != nil {
+				return err
+			}
+			out.add(variant, round, "resident MiB", resident/(1<<20))
+		}
 		out.add(variant, round, cpuOfWebhook, spent.own*1e6/binds)
 		out.add(variant, round, cpuOfAPIServer, spent.apiServer*1e6/binds)
 		if err := r.check(ctx, variant, pods[0].Name); err != nil {
@@ -96,6 +115,13 @@ func (r *rivals) round(ctx context.Context, out *results, variant string, round 
 		}
 		return r.clear(ctx, variant)
 	})
+}
+
+// requests returns the number of requests that the API server has answered, except Bindings and reads of its metrics.
+func (r *rivals) requests(ctx context.Context) (float64, error) {
+	raw, err := r.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	const name = "apiserver_request_total"
+	return sum(string(raw), name, "") - sum(string(raw), name, `subresource="binding"`) - sum(string(raw), name, `subresource="/metrics"`), err
 }
 
 // spend adds the CPU time that the processes use during bind.

@@ -39,8 +39,12 @@ const (
 // webhookLabel of a namespace selects the webhook of its Bindings.
 const webhookLabel = "bench.prebind.dev/webhook"
 
-// constantAnnotation is the annotation of the constant webhook.
-const constantAnnotation = "bench.prebind.dev/constant"
+const (
+	// constantAnnotation is the annotation of the constant webhook.
+	constantAnnotation = "bench.prebind.dev/constant"
+	// zone is an annotation of Prebind.
+	zone = "topology.prebind.dev/zone"
+)
 
 // rivals is a control plane with one namespace per variant. The namespace of a pod selects the webhook of its Binding. All
 // webhooks are registered and reached in the same way. Only the process of the variant whose turn it is runs.
@@ -128,15 +132,21 @@ func (r *rivals) register(ctx context.Context, variants []string) error {
 	if err != nil {
 		return err
 	}
-	for i, variant := range variants {
+	for _, variant := range variants {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: variant, Labels: map[string]string{webhookLabel: variant}}}
 		if _, err := r.client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 			return err
 		}
+	}
+	for i, variant := range variants {
 		own := forVariant(shipped, variant)
 		switch variant {
-		case none:
+		case none, kyvernoLive:
 			continue
+		case admissionPolicy:
+			err = r.apply(ctx, "admission-policy.yaml")
+		case kyverno:
+			err = r.addKyverno(ctx) // For both variants.
 		case prebind:
 			own.Name, own.ResourceVersion = shipped.Name, shipped.ResourceVersion
 			_, err = configs.Update(ctx, own, metav1.UpdateOptions{})
@@ -220,7 +230,9 @@ func (r *rivals) turn(ctx context.Context, variant string, do func(ctx context.C
 	if err := process.Start(); err != nil {
 		return err
 	}
-	err := process.WaitReady(ctx)
+	start, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := process.WaitReady(start)
 	if err == nil {
 		err = do(ctx)
 	}
@@ -281,10 +293,14 @@ func (r *rivals) check(ctx context.Context, variant, pod string) error {
 	if err != nil {
 		return err
 	}
-	_, constants := got.Annotations[constantAnnotation]
-	_, topology := got.Annotations["topology.prebind.dev/zone"]
-	if got.Spec.NodeName == "" || constants != (variant == constant || variant == following) || topology != (variant == prebind || variant == r.secondVariant) {
-		return fmt.Errorf("pod %s/%s on %q does not have the annotations of its webhook: %v", variant, pod, got.Spec.NodeName, got.Annotations)
+	own := map[string]string{
+		constant: constantAnnotation, following: constantAnnotation, admissionPolicy: constantAnnotation,
+		kyverno: copiedZone, kyvernoLive: copiedZone, prebind: zone, r.secondVariant: zone,
+	}[variant]
+	for _, key := range []string{constantAnnotation, copiedZone, zone} {
+		if _, found := got.Annotations[key]; got.Spec.NodeName == "" || found != (key == own) {
+			return fmt.Errorf("pod %s/%s on %q does not have the annotations of its webhook: %v", variant, pod, got.Spec.NodeName, got.Annotations)
+		}
 	}
 	return nil
 }
