@@ -52,7 +52,7 @@ func newPolicyBench(tb testing.TB, nodes int) *policyBench {
 	p := &policyBench{}
 	p.rivals = newRivalsWith(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", nodes), shipped{
 		components: []string{"plugins/policy"}, args: []string{"--prebind-plugins=*,-policy"}, second: []string{"--prebind-plugins=*"}, secondVariant: policies,
-	}, constant, prebind, policies)
+	}, none, constant, prebind, policies)
 	p.targets = nodes
 	scheme := runtime.NewScheme()
 	require.NoError(tb, v1alpha1.AddToScheme(scheme))
