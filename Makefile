@@ -102,7 +102,7 @@ ROUNDS ?= 10
 BATCHES ?= 5
 
 .PHONY: bench
-bench: control-plane ## Benchmark binds against other webhooks and kube-scheduler in about 30 minutes, and compare with the committed results (ROUNDS=20: number of rounds)
+bench: control-plane ## Benchmark binds against other webhooks, Kyverno and kube-scheduler in about 40 minutes, and compare with the committed results (ROUNDS=20: number of rounds)
 	@rm -f $(RESULTS)/* && mkdir -p $(RESULTS)
 	go test -c -o $(RESULTS)/admission.test ./cmd/prebind/app
 	@for round in $$(seq $(ROUNDS)); do \
@@ -111,6 +111,8 @@ bench: control-plane ## Benchmark binds against other webhooks and kube-schedule
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkNeighbors$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkOpenLoop$$' -benchtime=$$(( ($(ROUNDS) + 9) / 10 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkNodePlugins$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkPolicies$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkScheduler$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
@@ -262,6 +264,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	cd test/kwok && go mod tidy -diff
 	cd test/csi && go mod tidy -diff
 	cd test/certmanager && go mod tidy -diff
+	cd test/kyverno && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
 	cd test/products && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \

@@ -55,3 +55,17 @@ func chart(binds []stat.Sample) string {
 		fmt.Sprintf("    y-axis \"ms\" 0 --> %.0f\n", math.Ceil(highest)) +
 		"    bar [" + strings.Join(bars, ", ") + "]\n```\n"
 }
+
+// neighbors returns the list of products that can change a Binding.
+func neighbors(samples []stat.Sample) string {
+	var list strings.Builder
+	for _, product := range []struct{ variant, name string }{
+		{none, "None"}, {constant, "Constant webhook"}, {prebind, "Prebind"}, {admissionPolicy, "MutatingAdmissionPolicy, constant"},
+		{kyverno, "Kyverno, cache"}, {kyvernoLive, "Kyverno, live read"},
+	} {
+		median := func(metric string) float64 { return stat.Median(stat.Values(samples, metric, product.variant)) }
+		fmt.Fprintf(&list, "- %s: %.1f ms, %.0f binds/s, %.2f ms, %.0f MiB, %.1f\n", product.name,
+			median("p50"), median("binds/s"), median(cpuOfWebhook)/1000, median("resident MiB"), median("requests/bind"))
+	}
+	return list.String()
+}

@@ -6,7 +6,8 @@
 //	report DATA [README]
 //
 // DATA is the directory with the samples. Without README, report prints all results. With README, it replaces the lists
-// between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same directory.
+// between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same directory. It also
+// replaces the list in ../comparison.md.
 package main
 
 import (
@@ -61,23 +62,32 @@ func run(args []string) error {
 
 // written returns the files that report writes, by path.
 func written(readme string, data map[string][]stat.Sample, results []result) (map[string][]byte, error) {
-	content, err := os.ReadFile(readme)
-	if err != nil {
-		return nil, err
-	}
-	text := string(content)
-	for name, list := range map[string]string{"figures": figures(data), "results": markdown(results)} {
-		if text, err = replace(text, name, list); err != nil {
-			return nil, fmt.Errorf("%s: %w", readme, err)
+	dir := filepath.Dir(readme)
+	files := map[string][]byte{}
+	for path, lists := range map[string]map[string]string{
+		readme: {"figures": figures(data), "results": markdown(results)},
+		filepath.Join(dir, "..", "comparison.md"): {"neighbors": neighbors(data["neighbors"])},
+	} {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
 		}
+		text := string(content)
+		for name, list := range lists {
+			if text, err = replace(text, name, list); err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+		}
+		files[path] = []byte(text)
 	}
 	records := [][]string{header}
 	for _, r := range results {
 		records = append(records, r.fields())
 	}
 	var all bytes.Buffer
-	err = csv.NewWriter(&all).WriteAll(records)
-	return map[string][]byte{readme: []byte(text), filepath.Join(filepath.Dir(readme), "results.csv"): all.Bytes()}, err
+	err := csv.NewWriter(&all).WriteAll(records)
+	files[filepath.Join(dir, "results.csv")] = all.Bytes()
+	return files, err
 }
 
 // read returns the samples by file name. Files that do not exist are omitted.

@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/prebind/prebind/test/bench/stat"
@@ -40,6 +41,10 @@ const (
 	policies          = "policies"
 	policiesUnmatched = "policies-unmatched"
 	policiesMatching  = "policies-matching"
+	// Other products.
+	admissionPolicy = "admission-policy"
+	kyverno         = "kyverno"
+	kyvernoLive     = "kyverno-live"
 
 	cpuOfWebhook   = "cpu-us/bind"
 	cpuOfAPIServer = "apiserver-cpu-us/bind"
@@ -189,7 +194,7 @@ func table() []row {
 		{number: 16, what: "200 BindPolicies, 10,000 watched CSINodes: memory in use, plugin policy on − off", file: "policies", of: difference("live heap MiB", policiesUnmatched, prebind), most: new(60.0), unit: " MiB"},
 		{number: 17, what: "pod created → bound, wait of 10 s for a volume and of 10 s for a device / for the volume alone", file: "twowaits", of: ratio("seconds", prebind, "one wait"), most: new(1.1), unit: times},
 		{number: 17, what: "the same: kube-scheduler without Prebind / Prebind for the volume alone", file: "twowaits", of: ratio("seconds", "kube-scheduler", "one wait"), unit: times},
-	}, growthRows()...)
+	}, slices.Concat(growthRows(), neighborRows(), openRows())...)
 }
 
 // growthRows returns the rows of cost against size. They compare a cluster with one that has ten times as many objects of one kind.
@@ -209,6 +214,62 @@ func growthRows() []row {
 	add("10 s of sweeps, 5,000 / 500 device records", "devices", "10 s at rest", cpu, allocated, requests)
 	add("start of a replica, 5,000 / 500 forged marks", "marks", "start until rest", cpu, requests)
 	add("10 s of sweeps, 5,000 / 500 forged marks", "marks", "10 s after it", allocated, requests)
+	return rows
+}
+
+// neighborRows returns the rows of other products. The first one is the cheapest that copies the zone of the node.
+func neighborRows() []row {
+	var rows []row
+	for _, other := range []struct {
+		variant, name string
+		most, least   *float64
+	}{
+		{kyverno, "Kyverno, MutatingPolicy with GlobalContextEntry", new(1.0), new(1.0)},
+		{kyvernoLive, "Kyverno, ClusterPolicy with apiCall", nil, nil},
+		{admissionPolicy, "MutatingAdmissionPolicy that adds one annotation", nil, nil},
+	} {
+		const file, of = "neighbors", "Prebind / "
+		rows = append(rows,
+			row{number: 19, what: other.name + ": latency of a bind, p50", file: file, of: values("p50", other.variant), unit: " ms"},
+			row{number: 19, what: other.name + ": latency of a bind, p99", file: file, of: values("p99", other.variant), unit: " ms"},
+			row{number: 19, what: other.name + ": binds/s of 16 clients", file: file, of: values("binds/s", other.variant)},
+			row{number: 19, what: other.name + ": requests to the API server per bind, more than without a webhook", file: file,
+				of: difference("requests/bind", other.variant, none)},
+			row{number: 19, what: "p50, " + of + other.name, file: file, of: ratio("p50", prebind, other.variant), most: other.most, unit: times},
+			row{number: 19, what: "p99, " + of + other.name, file: file, of: ratio("p99", prebind, other.variant), most: other.most, unit: times},
+			row{number: 19, what: "binds/s, " + of + other.name, file: file, of: ratio("binds/s", prebind, other.variant), least: other.least, unit: times},
+			row{number: 19, what: "CPU time per bind, API server, " + of + other.name, file: file, of: ratio(cpuOfAPIServer, prebind, other.variant), most: other.most, unit: times},
+		)
+		if other.variant != admissionPolicy {
+			rows = append(rows,
+				row{number: 19, what: "CPU time per bind, webhook, " + of + other.name, file: file, of: ratio(cpuOfWebhook, prebind, other.variant), most: other.most, unit: times},
+				row{number: 19, what: "resident memory, " + of + other.name, file: file, of: ratio("resident MiB", prebind, other.variant), most: other.most, unit: times},
+			)
+		}
+	}
+	return append(rows, row{number: 19, what: "Prebind: requests to the API server per bind, more than without a webhook", file: "neighbors",
+		of: difference("requests/bind", prebind, none)})
+}
+
+// openRows returns the rows of binds that arrive at a fixed rate.
+func openRows() []row {
+	const file = "openloop"
+	rows := []row{
+		{number: 20, what: "highest rate of arriving binds with a p99 below 100 ms" + overConstant, file: file, of: ratio("rate", prebind, constant), least: new(0.95), unit: times},
+		{number: 20, what: "the same" + overNone, file: file, of: ratio("rate", prebind, none), unit: times},
+		{number: 20, what: "the same: Prebind", file: file, of: values("rate", prebind), unit: " binds/s"},
+	}
+	for _, load := range []struct{ variant, name string }{
+		{"steady", "half of that rate, two replicas"},
+		{"waits", "half of that rate, a tenth of the binds waits 5 s: others"},
+		{"kill", "half of that rate, one of two replicas killed"},
+		{"roll", "half of that rate, rolling restart"},
+	} {
+		rows = append(rows,
+			row{number: 20, what: load.name + ", p99", file: file, of: values("p99", load.variant), unit: " ms"},
+			row{number: 20, what: load.name + ", failed binds", file: file, of: values("errors %", load.variant), unit: " %"},
+		)
+	}
 	return rows
 }
 
