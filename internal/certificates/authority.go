@@ -70,9 +70,6 @@ func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
 	return &authority{cert: pair.Leaf, key: key, certPEM: certPEM, keyPEM: keyPEM}, nil
 }
 
-// created returns the time at which the CA was created.
-func (a *authority) created() time.Time { return a.cert.NotBefore.Add(early) }
-
 // leaf is a serving certificate and the CA that signed it.
 type leaf struct {
 	tls *tls.Certificate

@@ -31,7 +31,7 @@ type view struct {
 	trusted trust
 }
 
-// trust contains trusted CAs with the time at which this replica first observed them.
+// trust contains trusted CAs with the time since when they are trusted, as far as this replica knows. Nil means that it has not looked.
 type trust []trusted
 
 type trusted struct {
@@ -44,11 +44,15 @@ func (t trust) has(ca *x509.Certificate, now time.Time, long time.Duration) bool
 	return slices.ContainsFunc(t, func(x trusted) bool { return x.ca.Equal(ca) && now.Sub(x.since) >= long })
 }
 
-// seen returns the CAs that are trusted now. It keeps the times of CAs that are already known.
+// seen returns the CAs that are trusted now. It keeps the times of CAs that are already known. Prebind writes a CA to the configuration as soon
+// as it has created it, so one that is there at the first look counts since its creation.
 func (t trust) seen(now time.Time, cas []*x509.Certificate) trust {
-	var next trust
+	next := trust{}
 	for _, ca := range cas {
 		since := now
+		if created := ca.NotBefore.Add(early); t == nil && created.Before(now) {
+			since = created
+		}
 		if i := slices.IndexFunc(t, func(x trusted) bool { return x.ca.Equal(ca) }); i >= 0 {
 			since = t[i].since
 		}
@@ -63,15 +67,11 @@ func (l lives) next(v view) (*record, error) {
 	switch {
 	case r == nil, r.rotate, !v.now.Before(renewal(r.current.cert, l.ca)):
 		return l.create(v)
-	case len(r.bundle) == 1:
-		return nil, nil
-	// Every replica with a connection then uses the CA. A replica without a connection serves a certificate of an earlier CA until that
-	// expires.
-	case v.trusted.has(r.current.cert, v.now, 2*l.overlap) && !v.now.Before(r.current.created().Add(l.cert+2*l.overlap)):
+	// A replica without a connection serves a certificate of an earlier CA until that expires.
+	case len(r.bundle) > 1 && v.trusted.has(r.current.cert, v.now, l.cert+2*l.overlap):
 		return &record{current: r.current, bundle: []*x509.Certificate{r.current.cert}}, nil
-	default:
-		return nil, nil
 	}
+	return nil, nil
 }
 
 // create returns a record with a new CA. Earlier CAs stay trusted for a while, because replicas serve their certificates.
@@ -116,9 +116,8 @@ func (l lives) renews(v view, served *leaf) *authority {
 			return own
 		}
 		return nil
-	// A new replica does not know for how long the API servers have trusted the CA.
-	case current != nil && served == nil && len(v.held.bundle) > 1 && v.now.Before(current.created().Add(l.overlap)) && !v.trusted.has(current.cert, v.now, l.overlap):
-		return nil
+	case current != nil && served == nil && len(v.held.bundle) > 1 && !v.trusted.has(current.cert, v.now, l.overlap):
+		return nil // Other replicas serve certificates of other CAs.
 	default:
 		return current
 	}

@@ -54,7 +54,7 @@ func TestNext(t *testing.T) {
 	rotated := &record{current: b, bundle: bundle(b, a)}
 	asked := func(r *record) *record { return &record{current: r.current, bundle: r.bundle, rotate: true} }
 	since := func(x *authority, when time.Duration) trust { return trust{{ca: x.cert, since: at(when)}} }
-	const over = 17*time.Hour + 2*time.Minute // All certificates of the first CA have expired.
+	const over = 17*time.Hour + 2*time.Minute // All certificates of the first CA have expired, if all API servers have the second one since 16 h.
 
 	cases := map[string]struct {
 		reason  string
@@ -78,7 +78,7 @@ func TestNext(t *testing.T) {
 		"OldAlmostOver":  {reason: "a replica without a connection serves until its certificate expires", now: over - time.Second, held: rotated, trusted: since(b, 16*time.Hour)},
 		"OldOver":        {reason: "all certificates of the old CA have expired", now: over, held: rotated, trusted: since(b, 16*time.Hour), want: bundle(b)},
 		"NewUnknown":     {reason: "the configuration cannot be written", now: over, held: rotated, trusted: since(a, 0)},
-		"NewJustKnown":   {reason: "replicas do not serve certificates of the new CA yet", now: over, held: rotated, trusted: since(b, over-2*time.Minute+time.Second)},
+		"NewLate":        {reason: "the configuration could not be written for a while", now: over, held: rotated, trusted: since(b, 16*time.Hour+time.Second)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestNext(t *testing.T) {
 			}
 			require.NotNil(t, r, tc.reason)
 			if tc.created {
-				assert.Equal(t, v.now.UTC(), r.current.created(), tc.reason)
+				assert.Equal(t, v.now.UTC(), r.current.cert.NotBefore.Add(early), tc.reason)
 				assert.Equal(t, append(bundle(r.current), tc.want...), r.bundle, tc.reason)
 			} else {
 				assert.Equal(t, tc.want, r.bundle, tc.reason)
@@ -132,8 +132,7 @@ func TestRenews(t *testing.T) {
 		"Untrusted":       {reason: "the CA is not in the configuration", held: only},
 		"NoSecret":        {reason: "there is no CA", trusted: aTrusted},
 		"FirstOfMany":     {reason: "other CAs are in use, and an API server may not have this one yet", now: 16*time.Hour + 59*time.Second, held: rotated, trusted: bothTrusted(16*time.Hour + time.Second)},
-		"FirstOfManyNow":  {reason: "every API server has the CA", now: 16*time.Hour + time.Minute, held: rotated, trusted: bothTrusted(16*time.Hour + time.Minute), want: b},
-		"FirstClock":      {reason: "the clock of the replica that created the CA is ahead", now: 15 * time.Hour, held: rotated, trusted: bothTrusted(15*time.Hour - time.Minute), want: b},
+		"FirstOfManyNow":  {reason: "every API server has the CA", now: 16*time.Hour + time.Minute, held: rotated, trusted: bothTrusted(16 * time.Hour), want: b},
 		"Young":           {reason: "the certificate is not due for renewal", now: 39 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0)},
 		"TwoThirds":       {reason: "two thirds of the validity have passed", now: 40 * time.Minute, held: only, trusted: aTrusted, served: issue(a, 0), want: a},
 		"NoConnection":    {reason: "the replica has the CA in its memory", now: 40 * time.Minute, trusted: aTrusted, served: issue(a, 0), want: a},
@@ -152,6 +151,15 @@ func TestRenews(t *testing.T) {
 			assert.Same(t, tc.want, got, tc.reason)
 		})
 	}
+}
+
+func TestTrust(t *testing.T) {
+	a, b, ahead := ca(t, 0), ca(t, 16*time.Hour), ca(t, 18*time.Hour)
+	first := trust(nil).seen(at(17*time.Hour), bundle(a, ahead))
+	assert.Equal(t, trust{{ca: a.cert, since: at(0)}, {ca: ahead.cert, since: at(17 * time.Hour)}}, first, "the configuration has them since they were created")
+	second := first.seen(at(17*time.Hour+time.Second), bundle(b, a))
+	assert.Equal(t, trust{{ca: b.cert, since: at(17*time.Hour + time.Second)}, {ca: a.cert, since: at(0)}}, second, "the configuration could not be written before")
+	assert.NotNil(t, trust(nil).seen(at(0), nil))
 }
 
 func TestParseRecord(t *testing.T) {
