@@ -41,11 +41,8 @@ type program struct {
 	kubernetes bool
 }
 
-var (
-	// controlPlane is every component but kwok. Its first argument selects the component.
-	controlPlane = program{module: "controlplane", modFile: "go.mod", pkg: ".", kubernetes: true}
-	kwok         = program{module: "kwok", modFile: "go.mod", pkg: "."}
-)
+// controlPlane is every component. Its first argument selects the component.
+var controlPlane = program{module: "controlplane", modFile: "go.mod", pkg: ".", kubernetes: true}
 
 // otherKubernetes returns the program that contains kube-apiserver, kube-controller-manager and kube-scheduler of another version.
 func otherKubernetes(version string) program {
@@ -67,8 +64,9 @@ func (p program) binary(ctx context.Context, progress io.Writer) (string, error)
 		return path, nil
 	}
 	say(progress, "test/%s: the first build of %s takes up to some minutes", p.module, p.pkg)
-	// Instead of running the binary, the go command prints its path.
-	args := []string{"run", "-exec=echo", "-modfile=" + p.modFile, "-trimpath"}
+	// Instead of running the binary, the go command prints its path. Other flags, such as -trimpath, would compile all libraries
+	// again that other programs of the repository share.
+	args := []string{"run", "-exec=echo", "-modfile=" + p.modFile}
 	if p.kubernetes {
 		version, err := p.goCommand(ctx, "list", "-modfile="+p.modFile, "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 		if err != nil {
@@ -98,7 +96,7 @@ func (p program) goCommand(ctx context.Context, args ...string) (string, error) 
 	cmd := exec.CommandContext(ctx, "go", args...)
 	_, file, _, _ := runtime.Caller(0)
 	cmd.Dir = filepath.Join(filepath.Dir(file), "..", p.module)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "GOWORK=off")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -127,15 +125,15 @@ func ldflags(version string) string {
 	return strings.Join(flags, " ")
 }
 
-// Build builds all binaries that are not in Go's build cache, from the Go modules that test/controlplane, test/kwok, test/certmanager
-// and test/csi name. Building takes minutes, needs go on the PATH and, the first time, the Go module proxy. Lines for a human go to
+// Build builds all binaries that are not in Go's build cache, from the Go modules that test/controlplane, test/certmanager and
+// test/csi name. Building takes minutes, needs go on the PATH and, the first time, the Go module proxy. Lines for a human go to
 // progress.
 //
 // PREBIND_TEST_KUBERNETES selects a minor version of Kubernetes, such as 1.34; by default it is that of test/controlplane. For another
 // version, kube-apiserver, kube-controller-manager and kube-scheduler are built from test/kubernetes; the other binaries are the same
 // for all versions.
 func Build(ctx context.Context, progress io.Writer) error {
-	all := []program{controlPlane, kwok, csiDriver, csiProvisioner, certManager}
+	all := []program{controlPlane, csiDriver, csiProvisioner, certManager}
 	if version := os.Getenv(VersionEnv); version != "" {
 		all = append(all, otherKubernetes(version))
 	}
@@ -151,7 +149,7 @@ func Build(ctx context.Context, progress io.Writer) error {
 type commands map[string][]string
 
 // findCommands returns the commands of the control plane, and builds what is not in Go's build cache.
-func findCommands(ctx context.Context, withKwok bool, progress io.Writer) (commands, error) {
+func findCommands(ctx context.Context, progress io.Writer) (commands, error) {
 	found := commands{}
 	add := func(p program, components ...string) error {
 		path, err := p.binary(ctx, progress)
@@ -160,20 +158,13 @@ func findCommands(ctx context.Context, withKwok bool, progress io.Writer) (comma
 		}
 		return err
 	}
-	if err := add(controlPlane, Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kubectl); err != nil {
+	if err := add(controlPlane, Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok, Kubectl); err != nil {
 		return nil, err
 	}
 	if version := os.Getenv(VersionEnv); version != "" {
 		if err := add(otherKubernetes(version), APIServer, ControllerManager, Scheduler); err != nil {
 			return nil, fmt.Errorf("building Kubernetes %s, which %s selects: %w", version, VersionEnv, err)
 		}
-	}
-	if withKwok {
-		path, err := kwok.binary(ctx, progress)
-		if err != nil {
-			return nil, err
-		}
-		found[Kwok] = []string{path}
 	}
 	return found, nil
 }

@@ -53,7 +53,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
 	o = o.complete()
-	commands, err := findCommands(ctx, o.Kwok, o.Out)
+	commands, err := findCommands(ctx, o.Out)
 	if err != nil {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}

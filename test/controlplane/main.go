@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command controlplane is a whole Kubernetes control plane in one binary: etcd,
-// kube-apiserver, kube-scheduler, kube-controller-manager, kubectl and the test
-// provisioner. Which one runs is decided by the name that it is called by (a
-// symlink) or else by its first argument. One binary instead of six shares the
+// kube-apiserver, kube-scheduler, kube-controller-manager, kubectl, kwok and the
+// test provisioner. Which one runs is decided by the name that it is called by (a
+// symlink) or else by its first argument. One binary instead of seven shares the
 // libraries that all of them link, which saves minutes of build time and most
 // of the disk space.
 package main
@@ -29,6 +29,7 @@ import (
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 
+	"github.com/prebind/prebind/test/controlplane/kwok"
 	"github.com/prebind/prebind/test/controlplane/provisioner"
 )
 
@@ -50,13 +51,15 @@ func run() int {
 		return cli.Run(scheduler.NewSchedulerCommand())
 	case "kube-controller-manager":
 		return cli.Run(controllermanager.NewControllerManagerCommand())
+	case "kwok":
+		return cli.Run(kwok.NewCommand())
 	case "kubectl":
 		return kubectl()
 	case "test-provisioner":
 		return cli.Run(provisioner.NewCommand())
 	default:
 		fmt.Fprintf(os.Stderr, "controlplane: no component %q: call it as, or with a first argument of, "+
-			"etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubectl or test-provisioner\n", name)
+			"etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubectl, kwok or test-provisioner\n", name)
 		return 2
 	}
 }

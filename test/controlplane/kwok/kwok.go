@@ -1,9 +1,9 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kwok runs the controller of sigs.k8s.io/kwok. It acts as the kubelet of all nodes: bound pods become
+// Package kwok runs the controller of sigs.k8s.io/kwok. It acts as the kubelet of all nodes: bound pods become
 // Running and Ready, pods of Jobs complete, and deleted pods disappear. It does not change nodes.
-package main
+package kwok
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/flowcontrol"
@@ -29,34 +29,36 @@ const (
 	nodeIP   = "192.0.2.1"
 )
 
-func main() {
-	os.Exit(start())
+// NewCommand returns the command. It runs until SIGTERM or SIGINT.
+func NewCommand() *cobra.Command {
+	var (
+		kubeconfig, address string
+		delay               time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:          "kwok",
+		Short:        "Act as the kubelet of all nodes",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, kubeconfig, address, delay)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "Path to a kubeconfig file.")
+	flags.StringVar(&address, "health-bind-address", "", "Address of /readyz, such as 127.0.0.1:8081.")
+	flags.DurationVar(&delay, "start-delay", 0, "Time from the bind of a pod until it is Running and Ready. The annotation "+delayAnnotation+" of a pod overrides it.")
+	return cmd
 }
 
-// start runs until a signal or the end of the parent, and returns the exit code.
-func start() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		return 1
-	}
-	return 0
-}
-
-func run(ctx context.Context, args []string) error {
-	flags := pflag.NewFlagSet(args[0], pflag.ContinueOnError)
-	kubeconfig := flags.String("kubeconfig", "", "Path to a kubeconfig file.")
-	address := flags.String("health-bind-address", "", "Address of /readyz, such as 127.0.0.1:8081.")
-	delay := flags.Duration("start-delay", 0, "Time from the bind of a pod until it is Running and Ready. The annotation "+delayAnnotation+" of a pod overrides it.")
-	if err := flags.Parse(args[1:]); err != nil {
-		return err
-	}
-	pods, err := podStages(*delay)
+func run(ctx context.Context, kubeconfig, address string, delay time.Duration) error {
+	pods, err := podStages(delay)
 	if err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return fmt.Errorf("read --kubeconfig: %w", err)
 	}
@@ -84,7 +86,7 @@ func run(ctx context.Context, args []string) error {
 	if err := controller.Start(ctx); err != nil {
 		return err
 	}
-	return serve(ctx, *address)
+	return serve(ctx, address)
 }
 
 // serve answers /readyz until ctx ends.
