@@ -49,6 +49,9 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return err
 		}
+		if err := install.BuildClient(ctx, binary); err != nil {
+			return err
+		}
 		shared, err = newWorld(ctx, c, binary, 2)
 		return err
 	})

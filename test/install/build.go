@@ -7,9 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -32,7 +30,7 @@ type BuildOptions struct {
 	Dir string
 }
 
-// Build compiles prebind, and kubectl-prebind beside it, and returns the path of the binary of prebind.
+// Build compiles prebind, and returns the path of the binary.
 func Build(ctx context.Context, o BuildOptions) (string, error) {
 	root, err := checkout(ctx, o.Root)
 	if err != nil {
@@ -65,20 +63,25 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
 	}
-	_, missing := os.Stat(filepath.Join(root, "cmd", clientProgram))
-	if o.Package != "" || errors.Is(missing, fs.ErrNotExist) { // Older checkouts have one program.
-		return binary, nil
-	}
-	cmd = exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(o.Dir, "bin", clientProgram), "./cmd/"+clientProgram)
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building %s: %w\n%s", clientProgram, err, out)
-	}
 	return binary, nil
 }
 
 // clientProgram is the kubectl plugin.
 const clientProgram = "kubectl-prebind"
+
+// BuildClient compiles kubectl-prebind beside a binary of Build.
+func BuildClient(ctx context.Context, binary string) error {
+	root, err := checkout(ctx, "")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Dir(binary), "./cmd/"+clientProgram)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", clientProgram, err, out)
+	}
+	return nil
+}
 
 // writeOverlay writes replacement files for a build below dir, and returns the argument of go build -overlay. The map contains
 // the content by the path of the replaced file.

@@ -175,7 +175,7 @@ func (r *Replica) UntilHolds(ctx context.Context, n int) error {
 // Binary returns the path of the prebind binary.
 func (p *Prebind) Binary() string { return p.o.Binary }
 
-// Client returns the path of kubectl-prebind, which Build writes beside the binary.
+// Client returns the path of kubectl-prebind beside the binary.
 func (p *Prebind) Client() string { return filepath.Join(filepath.Dir(p.o.Binary), clientProgram) }
 
 // Kubeconfig returns the path of a kubeconfig file with a token of the shipped service account.
