@@ -5,7 +5,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 )
 
@@ -30,18 +29,12 @@ func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Proces
 	if err != nil {
 		return nil, err
 	}
-	ready := HTTPReady("http://" + address + "/readyz")
 	process, err := NewProcess(ProcessOptions{
 		Name:    CertManager,
 		Path:    path,
 		Args:    append([]string{"--kubeconfig=" + kubeconfig, "--health-bind-address=" + address}, args...),
 		LogFile: c.file(filepath.Join("logs", CertManager+".log")),
-		Health: func(ctx context.Context) error {
-			if !ready(ctx) {
-				return errors.New("/readyz does not answer 200")
-			}
-			return nil
-		},
+		Health:  c.serves("http://" + address + "/readyz"),
 	})
 	if err != nil {
 		return nil, err

@@ -78,16 +78,17 @@ func (p *pki) client(user string, groups ...string) (pair, error) {
 	})
 }
 
-// writeServing makes a certificate for a server on the loopback address and under the names given: NAME.crt and NAME.key.
-func (p *pki) writeServing(name string, dnsNames []string, ips ...net.IP) error {
+// writeServing makes serving.crt and serving.key: a certificate for servers on the loopback address, and for the API server.
+func (p *pki) writeServing() error {
 	serving, err := p.issue(&x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: append(dnsNames, "localhost"), IPAddresses: append(ips, net.ParseIP(loopback)),
+		Subject: pkix.Name{CommonName: "serving"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:    []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"},
+		IPAddresses: []net.IP{net.ParseIP(apiServiceIP), net.ParseIP(loopback)},
 	})
 	if err != nil {
 		return err
 	}
-	return errors.Join(p.write(name+".crt", serving.cert), p.write(name+".key", serving.key))
+	return errors.Join(p.write("serving.crt", serving.cert), p.write("serving.key", serving.key))
 }
 
 // issue completes and signs the certificate.

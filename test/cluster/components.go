@@ -132,7 +132,7 @@ func (c *Cluster) servingArgs(component string) []string {
 	return []string{
 		"--bind-address=" + loopback,
 		fmt.Sprintf("--secure-port=%d", c.ports[component]),
-		"--tls-cert-file=" + c.pki.file(component+".crt"),
-		"--tls-private-key-file=" + c.pki.file(component+".key"),
+		"--tls-cert-file=" + c.pki.file("serving.crt"),
+		"--tls-private-key-file=" + c.pki.file("serving.key"),
 	}
 }

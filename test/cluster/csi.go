@@ -69,12 +69,8 @@ type CSIVolume struct {
 // [ProvisionerName]:
 //
 //	delay: 3s                   duration of each creation, which continues after a timeout of the call
-//	fail: none                  name of the gRPC code that it fails with, such as resource-exhausted (the selected node is
-//	                            removed), unavailable (repeated as an unfinished creation) or internal (repeated)
-//	failZones: zone-a,...       fail only in these zones
-//	failTimes: "1"              fail only at the first creations of each volume
+//	failZones: zone-a,...       fail in these zones, because the storage is exhausted (the selected node is removed)
 //	capacity: zone-a=1Gi,...    storage in each zone, 0 in others; by default unlimited
-//	maximumVolumeSize: 5Gi      maximum size of a volume that the driver publishes; it does not enforce it
 //	pool: name                  classes with the same pool share the capacity
 //
 // The driver creates each volume in the first preferred zone, which is that of the selected node.
@@ -131,7 +127,7 @@ func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
 			"--csi-address=" + socket, "--http-address=" + driverAddress,
 		},
 		LogFile: c.file(filepath.Join("logs", "csi-driver-"+driver+".log")),
-		Health:  serves(s.url + "/readyz"),
+		Health:  c.serves(s.url + "/readyz"),
 	})
 	if err != nil {
 		return nil, err
@@ -143,7 +139,7 @@ func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
 		// KUBECONFIG of the user would override a flag.
 		Env:     []string{"KUBECONFIG=" + kubeconfig, "NAMESPACE=" + csiCapacityNamespace},
 		LogFile: c.file(filepath.Join("logs", "csi-provisioner-"+driver+".log")),
-		Health:  serves("http://" + provisionerAddress + "/metrics"),
+		Health:  c.serves("http://" + provisionerAddress + "/metrics"),
 	})
 	return s, err
 }
@@ -269,15 +265,4 @@ func (c *Cluster) running() []*Process {
 		out = append(out, s.Driver, s.Provisioner)
 	}
 	return out
-}
-
-// serves returns a check whether the URL answers with 200.
-func serves(url string) func(ctx context.Context) error {
-	ready := HTTPReady(url)
-	return func(ctx context.Context) error {
-		if !ready(ctx) {
-			return fmt.Errorf("%s does not answer with 200", url)
-		}
-		return nil
-	}
 }

@@ -6,7 +6,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 )
@@ -78,18 +77,7 @@ func (c *Cluster) makeCertificates() error {
 	if c.pki, err = newPKI(c.file("pki")); err != nil {
 		return err
 	}
-	err = c.pki.writeServing(APIServer, []string{
-		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-	}, net.ParseIP(apiServiceIP))
-	if err != nil {
-		return err
-	}
-	for _, component := range []string{ControllerManager, Scheduler} {
-		if err := c.pki.writeServing(component, nil); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.pki.writeServing()
 }
 
 // makeCredentials gives the administrator and each component an identity.

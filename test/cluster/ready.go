@@ -38,6 +38,11 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 		Provisioner:       "/readyz",
 		Kwok:              "/readyz",
 	}[component]
+	return c.serves(c.url(component) + path)
+}
+
+// serves returns a check whether the URL answers with 200. It trusts the CA of the cluster.
+func (c *Cluster) serves(url string) func(ctx context.Context) error {
 	roots := x509.NewCertPool()
 	roots.AddCert(c.pki.cert)
 	client := &http.Client{Transport: &http.Transport{
@@ -46,7 +51,7 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 		DisableKeepAlives: true,
 	}}
 	return func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url(component)+path, nil)
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
 		}
@@ -57,7 +62,7 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 		defer func() { _ = response.Body.Close() }()
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 4<<10))
 		if response.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s answers %s: %s", path, response.Status, body)
+			return fmt.Errorf("%s answers %s: %s", url, response.Status, body)
 		}
 		return nil
 	}
