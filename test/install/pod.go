@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -188,17 +187,10 @@ func (d pod) here(arg string) string {
 	return arg
 }
 
-var reference = regexp.MustCompile(`\$\$|\$\([-._a-zA-Z][-._a-zA-Z0-9]*\)`)
-
-// expand replaces references such as $(POD_NAME) like Container.args: $$ stands for $, and unknown references stay.
+// expand replaces references to variables such as $(POD_NAME), like Container.args.
 func expand(text string, values map[string]string) string {
-	return reference.ReplaceAllStringFunc(text, func(found string) string {
-		if found == "$$" {
-			return "$"
-		}
-		if value, ok := values[found[2:len(found)-1]]; ok {
-			return value
-		}
-		return found
-	})
+	for name, value := range values {
+		text = strings.ReplaceAll(text, "$("+name+")", value)
+	}
+	return text
 }
