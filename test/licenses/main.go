@@ -8,7 +8,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -63,45 +62,37 @@ func identify(text []byte) ([]string, error) {
 // component is a module, or Go itself.
 type component struct{ Path, Version, Dir string }
 
-// components returns the modules with a package that is linked into a program, sorted by path.
+// components returns the modules with a package that is linked into a program, sorted by path, after Go.
 func components(ctx context.Context) ([]component, error) {
-	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-tags=grpcnotrace", "-json=Module,Standard", "./cmd/prebind", "./cmd/kubectl-prebind")
+	const modules = "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Version}}\t{{.Dir}}{{end}}{{end}}"
+	linked, err := output(ctx, "list", "-deps", "-tags=grpcnotrace", "-f", modules, "./cmd/prebind", "./cmd/kubectl-prebind")
+	if err != nil {
+		return nil, err
+	}
+	root, err := output(ctx, "env", "GOROOT", "GOVERSION")
+	if err != nil {
+		return nil, err
+	}
+	all := []component{{Path: "Go", Version: strings.TrimPrefix(root[1], "go"), Dir: root[0]}}
+	for _, line := range slices.Compact(slices.Sorted(slices.Values(linked))) {
+		if parts := strings.Split(line, "\t"); len(parts) == 3 {
+			all = append(all, component{Path: parts[0], Version: parts[1], Dir: parts[2]})
+		}
+	}
+	return all, nil
+}
+
+// output returns the lines that the go command prints.
+func output(ctx context.Context, args ...string) ([]string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("list the packages of prebind: %w\n%s", err, &stderr)
+		return nil, fmt.Errorf("%s: %w\n%s", cmd, err, &stderr)
 	}
-	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT", "GOVERSION").Output()
-	if err != nil {
-		return nil, fmt.Errorf("find Go: %w", err)
-	}
-	goroot, version, _ := strings.Cut(strings.TrimSpace(string(root)), "\n")
-	found := map[component]bool{{Path: "Go", Version: strings.TrimPrefix(version, "go"), Dir: goroot}: true}
-	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p struct {
-			Module *struct {
-				component
-				Main    bool
-				Replace *component
-			}
-		}
-		switch err := decoder.Decode(&p); {
-		case errors.Is(err, io.EOF):
-			var all []component
-			for c := range found {
-				all = append(all, c)
-			}
-			slices.SortFunc(all, func(a, b component) int { return strings.Compare(a.Path, b.Path) })
-			return all, nil
-		case err != nil:
-			return nil, fmt.Errorf("read the output of go list: %w", err)
-		}
-		if p.Module != nil && !p.Module.Main {
-			found[p.Module.component] = true
-		}
-	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
 }
 
 func run(ctx context.Context, to io.Writer) error {
