@@ -14,9 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -262,14 +260,6 @@ func TestBind_PodChanges(t *testing.T) {
 	}
 }
 
-// uncached is a cache that has neither pods nor nodes.
-type uncached struct{ client.Reader }
-
-// Get implements client.Reader.
-func (uncached) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	return apierrors.NewNotFound(schema.GroupResource{Resource: fakeapi.Kind(into)}, key.Name)
-}
-
 // counted counts the reads of each kind.
 type counted struct {
 	client.Reader
@@ -285,9 +275,8 @@ func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Obje
 func TestBind_NotInTheCache(t *testing.T) {
 	live := counted{reads: map[string]int{}}
 	without := func(o *Options) {
-		cached := uncached{o.Cached("")}
 		live.Reader = o.Live
-		o.Cached, o.Live = func(string) framework.Reader { return cached }, live
+		o.Cached, o.Live = func(string) framework.Reader { return fakeapi.New().Cache() }, live
 	}
 	in(t, without, func(t *testing.T, s *scene) {
 		for at := 40 * time.Millisecond; at < 4500*time.Millisecond; at += 40 * time.Millisecond {

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 const (
@@ -104,17 +105,6 @@ func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
 	assert.Equal(t, 103, numberOf(t, server))
 }
 
-// behind is a cache that contains only an old version of a record.
-type behind struct {
-	client.Reader
-	old *corev1.ConfigMap
-}
-
-func (b behind) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	b.old.DeepCopyInto(into.(*corev1.ConfigMap)) //nolint:forcetypeassert,errcheck // The store reads no other kind.
-	return nil
-}
-
 // A decision by a cache that is behind is repeated, also if it changes nothing or fails.
 func TestUpdate_CacheIsBehind(t *testing.T) {
 	errOld := errors.New("it is old")
@@ -127,7 +117,7 @@ func TestUpdate_CacheIsBehind(t *testing.T) {
 			server := newServer(t)
 			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 			s := open(server)
-			s.h.Cached = behind{old: objectOf(t, server, "a")}
+			s.h.Cached = fakeapi.New(objectOf(t, server, "a")).Cache()
 			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 			var seen []int
 			require.NoError(t, s.Update(t.Context(), "a", func(c *count) error {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,15 +15,13 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -39,67 +38,29 @@ func markOf(attempt string) framework.Mark {
 	}
 }
 
-// onePod is a cache, or an API server, with at most one pod. It counts its reads.
-type onePod struct {
-	mu    sync.Mutex
-	pod   *corev1.Pod
-	err   error
-	reads atomic.Int32
-}
-
-func (p *onePod) set(pod *corev1.Pod, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pod, p.err = pod, err
-}
-
-func (p *onePod) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	p.reads.Add(1)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	pod, ok := into.(*corev1.Pod)
-	switch {
-	case p.err != nil:
-		return p.err
-	case !ok || p.pod == nil || client.ObjectKeyFromObject(p.pod) != key:
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, key.Name)
-	}
-	p.pod.DeepCopyInto(pod)
-	return nil
-}
-
-// List implements client.Reader. A sweeper does not list.
-func (*onePod) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("unexpected list")
-}
-
-// scene is a replica named "here" with a cache and an API server that the test controls.
+// scene is a replica named "here" with one plugin.
 type scene struct {
-	o            Options
-	plugins      []framework.Plugin
-	cached, live *onePod
+	o      Options
+	plugin framework.Plugin
 }
 
-func newScene(plugins ...framework.Plugin) *scene {
-	s := &scene{cached: &onePod{pod: thePod}, live: &onePod{pod: thePod}, plugins: plugins}
-	s.o = Options{
-		Cached: s.cached, Live: s.live, Recorder: &watcher{}, Events: events.NewFakeRecorder(100), Replica: "here", Clock: clock.RealClock{},
+// newScene returns a replica whose API server has at most one pod.
+func newScene(plugin framework.Plugin, pod *corev1.Pod) *scene {
+	cached, live := fakeapi.New(), fakeapi.New()
+	if pod != nil {
+		live.Put(pod)
 	}
-	return s
-}
-
-// podIs changes the pod; nil deletes it.
-func (s *scene) podIs(pod *corev1.Pod) {
-	s.live.set(pod, nil)
-	if pod != nil && pod.Spec.NodeName != "" {
-		pod = nil
+	if pod != nil && pod.Spec.NodeName == "" {
+		cached.Put(pod)
 	}
-	s.cached.set(pod, nil)
+	return &scene{plugin: plugin, o: Options{
+		Cached: cached.Cache(), Live: live.Cache(), Recorder: &watcher{}, Events: events.NewFakeRecorder(100), Replica: "here", Clock: clock.RealClock{},
+	}}
 }
 
 // sweeper returns a sweeper with these other replicas.
 func (s *scene) sweeper(peers Peers) *sweeper {
-	return &sweeper{Set: NewSet(s.o), plugins: s.plugins, peers: peers, orphans: map[orphanKey]*orphan{}}
+	return &sweeper{Set: NewSet(s.o), plugins: []framework.Plugin{s.plugin}, peers: peers, orphans: map[orphanKey]*orphan{}}
 }
 
 // journal is a list of events, in order.
@@ -173,36 +134,26 @@ func (m *marker) Marks(context.Context) ([]framework.Mark, error) { return m.mar
 
 type livingReplicas map[string]bool
 
+func (livingReplicas) Leads() bool { return true }
+
+func (l livingReplicas) Living(context.Context) (map[string]bool, error) { return maps.Clone(l), nil }
+
 // follower is a replica that does not lead.
 type follower struct{ livingReplicas }
 
 func (follower) Leads() bool { return false }
 
-func (livingReplicas) Leads() bool { return true }
-
-func (l livingReplicas) Living(context.Context) (map[string]bool, error) {
-	copied := map[string]bool{}
-	for id := range l {
-		copied[id] = true
-	}
-	return copied, nil
+// ending are replicas that end together.
+type ending struct {
+	livingReplicas
+	ended atomic.Bool
 }
 
-type switchable struct {
-	mu  sync.Mutex
-	ids map[string]bool
-}
-
-func (*switchable) Leads() bool { return true }
-
-func (l *switchable) Living(context.Context) (map[string]bool, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := map[string]bool{}
-	for k := range l.ids {
-		c[k] = true
+func (e *ending) Living(ctx context.Context) (map[string]bool, error) {
+	if e.ended.Load() {
+		return map[string]bool{}, nil
 	}
-	return c, nil
+	return e.livingReplicas.Living(ctx)
 }
 
 // pass advances the time of the test.

@@ -29,6 +29,8 @@ type Call struct {
 	Key client.ObjectKey
 	// Patch is the content of a patch.
 	Patch string
+	// DryRun is whether a patch is not stored.
+	DryRun bool
 	// List are the options of a list.
 	List *client.ListOptions
 }
@@ -149,16 +151,15 @@ func (c *Connection) update(ctx context.Context, verb string, o client.Object, m
 
 // Patch implements client.Writer.
 func (c *Connection) Patch(ctx context.Context, o client.Object, p client.Patch, options ...client.PatchOption) error {
-	manager := (&client.PatchOptions{}).ApplyOptions(options).FieldManager
-	return c.patch(ctx, "patch", o, p, manager)
+	return c.patch(ctx, "patch", o, p, (&client.PatchOptions{}).ApplyOptions(options))
 }
 
-func (c *Connection) patch(ctx context.Context, verb string, o client.Object, p client.Patch, manager string) error {
+func (c *Connection) patch(ctx context.Context, verb string, o client.Object, p client.Patch, options *client.PatchOptions) error {
 	content, err := p.Data(o)
 	if err != nil {
 		return err
 	}
-	call := Call{Verb: verb, Kind: Kind(o), Key: client.ObjectKeyFromObject(o), Patch: string(content)}
+	call := Call{Verb: verb, Kind: Kind(o), Key: client.ObjectKeyFromObject(o), Patch: string(content), DryRun: len(options.DryRun) > 0}
 	return c.write(ctx, call, func(was client.Object) (client.Object, error) {
 		if was == nil {
 			return nil, NotFound(call.Kind, call.Key.Name)
@@ -173,7 +174,7 @@ func (c *Connection) patch(ctx context.Context, verb string, o client.Object, p 
 		if now.GetUID() != was.GetUID() {
 			return nil, Invalid("metadata.uid: Invalid value: %q: field is immutable", now.GetUID())
 		}
-		return c.replace(call, was, now, manager, o)
+		return c.replace(call, was, now, options.FieldManager, o)
 	})
 }
 
@@ -191,8 +192,8 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 		return nil, err
 	}
 	noteNominated(call, was, now, manager)
-	if equality.Semantic.DeepEqual(was, now) {
-		return was, assign(was, into) // Nothing changes, not even the version.
+	if call.DryRun || equality.Semantic.DeepEqual(was, now) {
+		return was, assign(now, into) // Nothing changes, not even the version.
 	}
 	s.stamp(now)
 	s.store(now)
@@ -252,14 +253,12 @@ func (s status) Update(ctx context.Context, o client.Object, options ...client.S
 
 // Patch implements client.SubResourceWriter.
 func (s status) Patch(ctx context.Context, o client.Object, p client.Patch, options ...client.SubResourcePatchOption) error {
-	manager := (&client.SubResourcePatchOptions{}).ApplyOptions(options).FieldManager
-	return s.c.patch(ctx, "patch status", o, p, manager)
+	return s.c.patch(ctx, "patch status", o, p, &(&client.SubResourcePatchOptions{}).ApplyOptions(options).PatchOptions)
 }
 
 // Apply implements client.SubResourceWriter, by force. It merges the configuration into a pod, and keeps and removes the field
 // nominatedNodeName by its managers; see noteNominated.
 func (s status) Apply(ctx context.Context, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
-	manager := (&client.SubResourceApplyOptions{}).ApplyOpts(options).FieldManager
 	content, err := json.Marshal(o)
 	if err != nil {
 		return err
@@ -268,5 +267,6 @@ func (s status) Apply(ctx context.Context, o runtime.ApplyConfiguration, options
 	if err := json.Unmarshal(content, pod); err != nil {
 		return err
 	}
-	return s.c.patch(ctx, "apply status", pod, client.RawPatch(types.MergePatchType, content), manager)
+	as := &client.PatchOptions{FieldManager: (&client.SubResourceApplyOptions{}).ApplyOpts(options).FieldManager}
+	return s.c.patch(ctx, "apply status", pod, client.RawPatch(types.MergePatchType, content), as)
 }

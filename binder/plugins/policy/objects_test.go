@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -22,19 +21,6 @@ import (
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
-
-// failing is a cached reader whose lists fail with the error.
-type failing struct {
-	client.Reader
-	err error
-}
-
-func (r failing) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	if r.err != nil {
-		return r.err
-	}
-	return r.Reader.List(ctx, into, opts...)
-}
 
 // configMap returns a ConfigMap with a value of the size.
 func configMap(name string, size int) *corev1.ConfigMap {
@@ -96,7 +82,8 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 		"Read":        {reason: "the next read can succeed", spec: all, read: errors.New("no answer"), want: policy.Waiting, says: "no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cached := failing{Reader: fakeapi.New(tc.objects...).Cache(), err: tc.read}
+			cached := fakeapi.New(tc.objects...).Connect()
+			cached.Before = func(fakeapi.Call) error { return tc.read }
 			got := evaluateOne(t, cached, gen.Pod("web"), tc.spec, tc.unwatched)
 			assert.Equal(t, tc.want, got.Verdict, "%s: %s", tc.reason, got.Message)
 			assert.Contains(t, got.Message, tc.says)

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -75,16 +76,9 @@ func (w *world) deliver(o client.Object, deleted, initial bool) {
 	}
 }
 
-type podFieldSet map[string]string
-
-func podFields(pod *corev1.Pod) podFieldSet {
-	return podFieldSet{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}
+func podFields(pod *corev1.Pod) fields.Set {
+	return fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}
 }
-
-// Has and Get implement fields.Fields.
-func (s podFieldSet) Has(field string) bool { _, ok := s[field]; return ok }
-
-func (s podFieldSet) Get(field string) string { return s[field] }
 
 // small are arguments with a low limit.
 func small(limit int) *Arguments {

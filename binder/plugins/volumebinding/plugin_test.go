@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"context"
 	"errors"
 	"testing"
 
@@ -129,25 +128,6 @@ func TestSetup_Fails(t *testing.T) {
 	assert.Error(t, pluginIn(newWorld()).PreBind(t.Context(), contextFor(thePod())))
 }
 
-// watching records what is read.
-type watching struct {
-	framework.Reader
-	volumes []string
-	lists   int
-}
-
-func (r *watching) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
-	if _, ok := into.(*corev1.PersistentVolume); ok {
-		r.volumes = append(r.volumes, key.Name)
-	}
-	return r.Reader.Get(ctx, key, into, options...)
-}
-
-func (r *watching) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
-	r.lists++
-	return r.Reader.List(ctx, into, options...)
-}
-
 // TestSetup_WakesByItsVolumesOnly: a change of another volume must not wake the bind, because many binds can
 // wait while many volumes change.
 func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
@@ -165,10 +145,15 @@ func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(append(tc.objects, local)...)
-			reader := &watching{Reader: w.cached}
+			reader, read := w.cache.Connect(), []string(nil)
+			reader.Before = func(call fakeapi.Call) error {
+				if call.Kind == "PersistentVolume" || call.Verb == "list" {
+					read = append(read, call.Key.Name)
+				}
+				return nil
+			}
 			require.NoError(t, pluginIn(w).SetupBindContextExtension(t.Context(), reader, contextFor(thePod())))
-			assert.Equal(t, tc.want, reader.volumes)
-			assert.Zero(t, reader.lists)
+			assert.Equal(t, tc.want, read)
 		})
 	}
 }
