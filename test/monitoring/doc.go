@@ -3,6 +3,5 @@
 
 // Package monitoring holds config/webhook/monitoring to what it promises: every
 // alert fires when it should, and only then, on Prometheus' own engine, and every
-// query asks for labels that the metrics have. That the metrics exist is checked in
-// test/manifests.
+// query asks for metrics and labels that docs/metrics.md has.
 package monitoring

@@ -50,9 +50,6 @@ type panel struct {
 	Type        string `json:"type"`
 	Title       string `json:"title"`
 	Description string `json:"description"`
-	GridPos     struct {
-		X, Y, W, H int
-	} `json:"gridPos"`
 	FieldConfig struct {
 		Defaults struct {
 			Unit string `json:"unit"`
