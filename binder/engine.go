@@ -32,9 +32,8 @@ import (
 
 // Options of an Engine. All fields are required but Term.
 type Options struct {
-	// Cached returns the cached reader of a plugin, by its name, and that of the engine for "". All read pods without a node, and nodes;
-	// that of a plugin reads the kinds that it watches, too. The engine never changes the returned objects.
-	Cached func(plugin string) framework.Reader
+	// Cached reads pods without a node, nodes, and what plugins watch. The engine never changes the returned objects.
+	Cached framework.Reader
 	// Live reads pods and nodes from the API server, if the cache lacks them.
 	Live framework.Reader
 	// Settings are those of the configuration.
@@ -91,11 +90,11 @@ func New(o Options) (*Engine, error) {
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
 	}
-	draining, cached := make(chan struct{}), o.Cached("")
+	draining := make(chan struct{})
 	return &Engine{
-		o: o, cached: cached, waits: newWaits(o.Clock), jitter: rand.Float64,
+		o: o, cached: o.Cached, waits: newWaits(o.Clock), jitter: rand.Float64,
 		work: work.NewSet(work.Options{
-			Cached: cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
+			Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
 		}),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}, nil

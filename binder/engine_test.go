@@ -70,7 +70,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
 		chain := mutation.NewChain([]mutators.Mutator{s}, nil)
 		o := Options{
-			Cached: func(string) framework.Reader { return s.server.Cache() }, Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
+			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
 			Settings: Settings{
 				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
 				PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 20 * time.Minute,
@@ -276,7 +276,7 @@ func TestBind_NotInTheCache(t *testing.T) {
 	live := counted{reads: map[string]int{}}
 	without := func(o *Options) {
 		live.Reader = o.Live
-		o.Cached, o.Live = func(string) framework.Reader { return fakeapi.New().Cache() }, live
+		o.Cached, o.Live = fakeapi.New().Cache(), live
 	}
 	in(t, without, func(t *testing.T, s *scene) {
 		for at := 40 * time.Millisecond; at < 4500*time.Millisecond; at += 40 * time.Millisecond {

@@ -51,7 +51,7 @@ func newWorld(t *testing.T) *world {
 	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
 	var err error
 	w.Engine, err = New(Options{
-		Cached: func(string) framework.Reader { return w }, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
+		Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
 		Term: func() (int64, bool) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -16,17 +16,17 @@ import (
 
 // Get reads an object into the given one and returns it, or nil if there is no such object. It
 // also returns nil for an invalid name, which a client answers with an error. Its errors are
-// those of this package, about the object. Objects from the cache are shared: do not change
-// them.
+// those of this package, about the object. A Selection is an option. Objects from the cache are
+// shared: do not change them.
 func Get[T interface {
 	client.Object
 	comparable
-}](ctx context.Context, reader Reader, into T, namespace, name string) (T, error) {
+}](ctx context.Context, reader Reader, into T, namespace, name string, opts ...client.GetOption) (T, error) {
 	var none T
 	if name == "" || len(content.IsPathSegmentName(name)) > 0 {
 		return none, nil
 	}
-	err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into, client.UnsafeDisableDeepCopy)
+	err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into, append(opts, client.UnsafeDisableDeepCopy)...)
 	switch {
 	case apierrors.IsNotFound(err):
 		return none, nil

@@ -9,8 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -41,20 +39,11 @@ type Registration struct {
 	// Requires lists required kinds. If the API server does not serve one of them, Prebind
 	// omits the plugin and logs it.
 	Requires []schema.GroupVersionKind
-	// Caches restricts the contents of the cache for watched kinds, to save memory: by selectors,
-	// and by transforms that remove fields. It affects only this plugin: another plugin that
-	// watches the kind gets all objects, from a second cache. namespace is Prebind's own. Plugins
-	// can restrict a kind only in the same way, by the same transform function, and none can
-	// restrict pods or nodes; see Selections.
-	Caches func(namespace string) map[client.Object]cache.ByObject
-	// Selections returns more objects that the cache holds while the plugin is on. Nil means none.
+	// Selections returns more objects that the cache holds while the plugin is on. Nil means none. namespace is Prebind's own.
 	// The role of the plugin must grant get, list, and watch on their kinds.
-	Selections func(a Arguments) []Selection
+	Selections func(namespace string, a Arguments) []Selection
 	// Index adds indexes to the cache, for kinds that the plugin watches. Their names begin with that of the plugin.
 	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
-	// Handlers receive the events of watched kinds, by kind. Prebind is not ready before
-	// they have received all objects.
-	Handlers map[string]toolscache.ResourceEventHandler
 	// Metrics are served with those of Prebind, also while the plugin is off. Names begin with
 	// prebind_<plugin> or prebind_<its objects>, and labels never contain pods, nodes or namespaces.
 	Metrics []prometheus.Collector

@@ -14,17 +14,18 @@ import (
 
 // Selection is a set of objects that a plugin watches in addition to the kinds of
 // Registration.Watches, such as the pods of an agent on all nodes. Each selection has its own
-// informer, so several can have the same kind. The plugin reads its objects by one value.
+// informer, so several can have the same kind.
 //
-// A plugin lists objects through the reader of SetupBindContextExtension:
+// A plugin reads an object by its name, or lists the objects with one value, through the reader of SetupBindContextExtension:
 //
+//	pod, err := framework.Get(ctx, reader, &corev1.Pod{}, namespace, name, agents)
 //	err := reader.List(ctx, &pods, agents.Where(node.Name))
 //
-// A call that waits decides again when an object of the selection with this value changes.
-// The live reader sends the same selectors to the API server.
+// A call that waits decides again when this object, or an object with this value, changes.
+// The live reader sends the same selectors to the API server with a list, and ignores the selection otherwise.
 type Selection struct {
 	// Name begins with the name of the plugin and a slash. It is unique. Two selections with
-	// the same name are the same, so a name contains everything that depends on arguments.
+	// the same name are the same, apart from their handlers, so a name contains everything that depends on arguments.
 	Name string
 	// Example has the type of the objects.
 	Example client.Object
@@ -33,8 +34,8 @@ type Selection struct {
 	// Labels and Fields select the objects. Nil means all objects.
 	Labels labels.Selector
 	Fields fields.Selector
-	// Value returns the text by which the plugin reads an object, such as the name of its node. It is called with objects
-	// after Transform. Nil means that all objects are read together, by the empty value.
+	// Value returns the text by which the plugin lists an object, such as the name of its node. It is called with objects
+	// after Transform. Nil means that all objects are listed together, by the empty value.
 	Value func(o client.Object) string
 	// Transform reduces the objects of the cache. Nil means no reduction.
 	Transform toolscache.TransformFunc
@@ -42,6 +43,9 @@ type Selection struct {
 	// not ready before it has received all objects.
 	Handler toolscache.ResourceEventHandler
 }
+
+// ApplyToGet implements client.GetOption. A cached reader finds the selection in it.
+func (Selection) ApplyToGet(*client.GetOptions) {}
 
 // Where returns the option of Reader.List for the objects with the value.
 func (s Selection) Where(value string) client.ListOption { return Selected{Selection: s, Value: value} }

@@ -7,18 +7,17 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -49,11 +48,10 @@ type Options struct {
 
 // Assembly builds the settings of the engine from a configuration, with the caches that they need. It is a manager without servers.
 //
-// It has two caches. GetCache returns the cache that plugins narrow: it contains pending pods, trimmed nodes, and the objects that plugins
-// watch, so memory does not grow with running pods. The complete cache contains the same kinds for plugins that need all objects with all
-// fields. A cache uses memory and permissions only for the kinds that are watched in it. Each selection of a plugin has a cache of its own.
+// Its cache contains pending pods, trimmed nodes, and the kinds that plugins watch, so memory does not grow with running pods. It uses
+// memory and permissions only for the kinds that are watched. Each selection of a plugin has a cache of its own.
 //
-// Only CachedFor, Denied and the methods of the manager are safe for concurrent use.
+// Only Cached, Denied and the methods of the manager are safe for concurrent use.
 type Assembly struct {
 	manager.Manager
 	// Changes ends waits when the cache changes.
@@ -66,26 +64,17 @@ type Assembly struct {
 	discovery  discovery.DiscoveryInterface
 	// watches is the HTTP client of the caches.
 	watches *http.Client
-	// narrowed contains the kinds that the cache of the manager contains in part, by name.
-	narrowed map[string]*narrowing
-	complete cache.Cache
-	// denied contains the rejected watches of both caches, and of the selections of registrations.
+	// denied contains the rejected watches of the cache, and of the selections of registrations.
 	denied *denied
-	// watched contains the kinds in each cache.
-	watched map[watched]bool
-}
-
-// watched is a kind in one of the two caches.
-type watched struct {
-	kind  string
-	cache cache.Cache
+	// watched contains the kinds in the cache.
+	watched sets.Set[string]
 }
 
 // New returns an Assembly without plugins. Start it with the same context.
 func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error) {
 	a := &Assembly{
 		Changes: notify.NewHub(), o: o, running: ctx, selections: &selections{clock: clock.RealClock{}, all: map[string]*selection{}},
-		denied: &denied{}, watched: map[watched]bool{},
+		denied: &denied{}, watched: sets.Set[string]{},
 	}
 	if err := a.setUp(config); err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
@@ -103,7 +92,7 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, &view{a: a}, "Prebind", nil, &corev1.Pod{}, &corev1.Node{})
+	err := a.watch(ctx, "Prebind", &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
@@ -114,34 +103,28 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 	return out, err
 }
 
-// CachedFor returns the cached reader of a plugin. It is safe for concurrent use.
-func (a *Assembly) CachedFor(plugin string) framework.Reader { return &view{a: a, plugin: plugin} }
+// Cached returns the reader of the cache and of the selections. It is safe for concurrent use.
+func (a *Assembly) Cached() framework.Reader { return &view{a: a} }
 
-// watch adds the kinds to the cache, so that Changes reports their changes, and adds the handlers of these kinds. Readiness waits for both.
-func (a *Assembly) watch(ctx context.Context, v *view, by string, handlers map[string]toolscache.ResourceEventHandler, examples ...client.Object) error {
+// watch adds the kinds to the cache, so that Changes reports their changes. Readiness waits for them.
+func (a *Assembly) watch(ctx context.Context, by string, examples ...client.Object) error {
 	for _, example := range examples {
 		if err := a.usedBy(example, by); err != nil {
 			return err
 		}
 		kind := framework.KindOf(example)
-		informer, err := v.of(example).GetInformer(ctx, example)
+		informer, err := a.GetCache().GetInformer(ctx, example)
 		if err != nil {
 			return fmt.Errorf("watching %s objects: %w", kind, err)
 		}
-		if in := (watched{kind: kind, cache: v.of(example)}); !a.watched[in] {
-			if err := a.Changes.Attach(example, informer); err != nil {
-				return err
-			}
-			a.o.WaitFor(kind, informer.HasSynced)
-			a.watched[in] = true
+		if a.watched.Has(kind) {
+			continue
 		}
-		if handler := handlers[kind]; handler != nil {
-			added, err := informer.AddEventHandler(handler)
-			if err != nil {
-				return fmt.Errorf("watching %s objects: %w", kind, err)
-			}
-			a.o.WaitFor(kind, added.HasSynced)
+		if err := a.Changes.Attach(example, informer); err != nil {
+			return err
 		}
+		a.o.WaitFor(kind, informer.HasSynced)
+		a.watched.Insert(kind)
 	}
 	return nil
 }
@@ -193,10 +176,9 @@ func (a *Assembly) mutators(ctx context.Context, c *configuration.PrebindConfigu
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
-	v := &view{a: a}
-	err = a.watch(ctx, v, "mutator "+claims.Name, nil, &resourcev1.ResourceClaim{})
+	err = a.watch(ctx, "mutator "+claims.Name, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
-		return claimed.Devices(ctx, v, a.GetAPIReader(), pod)
+		return claimed.Devices(ctx, a.Cached(), a.GetAPIReader(), pod)
 	}, err
 }
 
@@ -231,13 +213,8 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if e.Watches != nil {
 		examples = e.Watches(arguments)
 	}
-	for kind := range e.Handlers {
-		if !slices.ContainsFunc(examples, func(o client.Object) bool { return framework.KindOf(o) == kind }) {
-			return nil, fmt.Errorf("has a handler for %s objects, and does not watch them", kind)
-		}
-	}
-	v, by := &view{a: a, plugin: e.Name}, "PreBind plugin "+e.Name
-	if err := a.watch(ctx, v, by, e.Handlers, examples...); err != nil {
+	v, by := &view{a: a}, "PreBind plugin "+e.Name
+	if err := a.watch(ctx, by, examples...); err != nil {
 		return nil, err
 	}
 	if e.Index != nil {
@@ -257,17 +234,21 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	case p.Name() != e.Name:
 		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
 	}
+	var synced []toolscache.InformerSynced
 	if e.Selections != nil {
-		for _, s := range e.Selections(arguments) {
-			if err := a.useRegistered(ctx, s, by); err != nil {
+		for _, s := range e.Selections(a.o.Namespace, arguments) {
+			has, err := a.useRegistered(ctx, s, by)
+			if err != nil {
 				return nil, err
 			}
+			synced = append(synced, has...)
 		}
 	}
 	if s, ok := p.(framework.Starter); ok {
 		// Readiness waits until the plugin can decide. If its Start fails, the process ends.
 		a.o.WaitFor(by, s.HasSynced)
 		err = a.Add(manager.RunnableFunc(func(ctx context.Context) error {
+			toolscache.WaitForCacheSync(ctx.Done(), synced...) // The manager waits only for its own cache.
 			if err := s.Start(ctx); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("plugin %s: %w", e.Name, err)
 			}

@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -91,16 +90,13 @@ func TestPlugin_Contract(t *testing.T) {
 		return err
 	}
 	require.ErrorContains(t, plugins(t, func(_ **Assembly, r *framework.Registration) {
-		r.Handlers = map[string]toolscache.ResourceEventHandler{"Gadget": toolscache.ResourceEventHandlerFuncs{}}
-	}), "has a handler for Gadget objects, and does not watch them")
-	require.ErrorContains(t, plugins(t, func(_ **Assembly, r *framework.Registration) {
 		r.Index = func(ctx context.Context, i client.FieldIndexer, _ framework.Arguments) error {
 			return i.IndexField(ctx, newGadget("", "", ""), "test/x", func(client.Object) []string { return nil })
 		}
 	}), "has an index of Gadget.example.com objects, and does not watch them")
 	require.NoError(t, plugins(t, func(a **Assembly, r *framework.Registration) {
 		build := r.New
-		r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{gadgets} }
+		r.Selections = func(string, framework.Arguments) []framework.Selection { return []framework.Selection{gadgets} }
 		r.New = func(h framework.Handle, arguments framework.Arguments) (framework.Plugin, error) {
 			assert.Empty(t, (*a).selections.all, "a handler would run before New")
 			return build(h, arguments)

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -35,13 +36,10 @@ func (a *Assembly) setUp(config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	if a.narrowed, err = a.o.Registry.narrowings(a.o.Namespace); err != nil {
-		return err
-	}
 	if a.watches, err = apiclient.ForWatches(config); err != nil {
 		return err
 	}
-	options := cacheOptions(a.narrowed)
+	options := CacheOptions()
 	options.DefaultWatchErrorHandler = a.denied.handle
 	if a.Manager, err = ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
@@ -59,14 +57,6 @@ func (a *Assembly) setUp(config *rest.Config) error {
 		},
 		Cache: options,
 	}); err != nil {
-		return err
-	}
-	complete, err := cache.New(a.GetConfig(), a.inherited(a.denied))
-	if err != nil {
-		return err
-	}
-	a.complete = interruptible{Cache: complete, stop: a.running}
-	if err := a.Add(a.complete); err != nil {
 		return err
 	}
 	a.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(a.GetConfig(), a.GetHTTPClient())
@@ -99,23 +89,17 @@ func (a *Assembly) inherited(rejected *denied) cache.Options {
 	return options
 }
 
-// view is the view of a plugin on the caches. Its methods choose between them. The empty name means the mutators.
-type view struct {
-	a      *Assembly
-	plugin string
-}
-
-// of returns the cache from which the plugin reads the kind. A kind that only other plugins narrow is read from the complete cache.
-func (v *view) of(o runtime.Object) cache.Cache {
-	if n := v.a.narrowed[framework.KindOf(o)]; n != nil && n.by != nil && !n.by.Has(v.plugin) {
-		return v.a.complete
-	}
-	return v.a.GetCache()
-}
+// view reads the cache and the selections.
+type view struct{ a *Assembly }
 
 // Get implements client.Reader. It does not find a pod that is too large for the cache.
 func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	err := v.of(into).Get(ctx, key, into, opts...)
+	for _, o := range opts {
+		if from, ok := o.(framework.Selection); ok {
+			return v.a.selections.Get(key, into, from)
+		}
+	}
+	err := v.a.GetCache().Get(ctx, key, into, opts...)
 	if pod, ok := into.(*corev1.Pod); ok && err == nil && pod.UID == "" {
 		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
 	}
@@ -127,30 +111,24 @@ func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.
 	if by, ok := framework.SelectedBy(opts); ok {
 		return v.a.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
 	}
-	return v.of(into).List(ctx, into, opts...)
+	return v.a.GetCache().List(ctx, into, opts...)
 }
 
 // IndexField implements client.FieldIndexer. It would begin to watch another kind.
 func (v *view) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
 	kind := framework.KindOf(o)
-	if !v.a.watched[watched{kind: kind, cache: v.of(o)}] {
+	if !v.a.watched.Has(kind) {
 		return fmt.Errorf("has an index of %s objects, and does not watch them", kind)
 	}
-	return v.of(o).IndexField(ctx, o, field, keys)
+	return v.a.GetCache().IndexField(ctx, o, field, keys)
 }
 
-// CacheOptions returns the options of Prebind's cache, or an error if Check would return one. If a registered plugin narrows a kind, the
-// kind is narrowed even while the plugin is off.
-func CacheOptions(r *Registry, namespace string) (cache.Options, error) {
-	kinds, err := r.narrowings(namespace)
-	return cacheOptions(kinds), err
-}
-
-func cacheOptions(kinds map[string]*narrowing) cache.Options {
+// CacheOptions returns the options of Prebind's cache. It contains pending pods and trimmed nodes.
+func CacheOptions() cache.Options {
 	options := commonCacheOptions()
-	options.ByObject = map[client.Object]cache.ByObject{}
-	for _, n := range kinds {
-		options.ByObject[n.example] = n.how
+	options.ByObject = map[client.Object]cache.ByObject{
+		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
+		&corev1.Node{}: {Transform: trimNode},
 	}
 	return options
 }

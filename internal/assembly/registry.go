@@ -7,15 +7,9 @@ package assembly
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -41,8 +35,7 @@ func (r *Registry) Components() configuration.Registered {
 	return all
 }
 
-// Check returns an error if an entry is incomplete, if its name is not unique or not valid in the keys of its annotations, or if two
-// plugins narrow the same kind in the cache in different ways.
+// Check returns an error if an entry is incomplete, or if its name is not unique or not valid in the keys of its annotations.
 func (r *Registry) Check() error {
 	seen := map[string]bool{framework.Binder: true}
 	check := func(kind, name, description string, isNew bool) error {
@@ -68,51 +61,7 @@ func (r *Registry) Check() error {
 			return err
 		}
 	}
-	_, err := r.narrowings("")
-	return err
-}
-
-// narrowing is how Prebind's cache contains a kind.
-type narrowing struct {
-	example client.Object
-	how     cache.ByObject
-	// first is the name of the first plugin that narrows the kind, or Prebind.
-	first string
-	// by are the plugins that read the kind from this cache. Nil means all plugins and the mutators.
-	by sets.Set[string]
-}
-
-// narrowings returns the kinds that Prebind and the plugins narrow, by name. It returns an error if two of them narrow a kind in different ways.
-func (r *Registry) narrowings(namespace string) (map[string]*narrowing, error) {
-	all := map[string]*narrowing{
-		"Pod":  {example: &corev1.Pod{}, first: "Prebind", how: cache.ByObject{Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod}},
-		"Node": {example: &corev1.Node{}, first: "Prebind", how: cache.ByObject{Transform: trimNode}},
-	}
-	for _, p := range r.Plugins {
-		if p.Caches == nil {
-			continue
-		}
-		for example, how := range p.Caches(namespace) {
-			kind := framework.KindOf(example)
-			n, ok := all[kind]
-			if !ok {
-				n = &narrowing{example: example, how: how, first: p.Name, by: sets.New[string]()}
-				all[kind] = n
-			} else if !sameNarrowing(n.how, how) {
-				return nil, fmt.Errorf("PreBind plugin %q: Caches must not contain %s, which %s already narrows in another way", p.Name, kind, n.first)
-			}
-			n.by.Insert(p.Name)
-		}
-	}
-	return all, nil
-}
-
-// sameNarrowing returns whether both narrow a kind by the same transform function only.
-func sameNarrowing(a, b cache.ByObject) bool {
-	function := func(o cache.ByObject) uintptr { return reflect.ValueOf(o.Transform).Pointer() }
-	same := a.Transform != nil && b.Transform != nil && function(a) == function(b)
-	a.Transform, b.Transform = nil, nil
-	return same && reflect.DeepEqual(a, b)
+	return nil
 }
 
 // MutatorsOf returns the mutators that the configuration switches on.

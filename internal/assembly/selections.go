@@ -7,15 +7,19 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -41,9 +45,10 @@ type selections struct {
 
 // selection is the cache of one framework.Selection.
 type selection struct {
+	informer cache.Informer
 	// store contains the objects. Only its methods for reading may be called.
 	store toolscache.Indexer
-	// synced return true when the store and the handlers have all objects.
+	// synced return true when the store has all objects and Changes has reported them.
 	synced []toolscache.InformerSynced
 	// denied contains the watch while the API server rejects it.
 	denied *denied
@@ -66,14 +71,39 @@ type selector struct {
 // List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
 // cache copies all objects of the bucket first.
 func (s *selections) List(into client.ObjectList, by framework.Selected, limit int) error {
-	s.mu.RLock()
-	found := s.all[by.Name]
-	known := found != nil && found.ready
-	s.mu.RUnlock()
-	if !known {
-		return fmt.Errorf("selection %q is not among those of the plugin's registration, and Select has not added it", by.Name)
+	store, err := s.storeOf(by.Selection)
+	if err != nil {
+		return err
 	}
-	return listFrom(found.store, into, by, limit)
+	return listFrom(store, into, by, limit)
+}
+
+// Get reads the object of the selection with the name.
+func (s *selections) Get(key client.ObjectKey, into client.Object, from framework.Selection) error {
+	store, err := s.storeOf(from)
+	if err != nil {
+		return err
+	}
+	found, _, err := store.GetByKey(toolscache.ObjectName(key).String())
+	if err != nil {
+		return fmt.Errorf("selection %q: %w", from.Name, err)
+	}
+	to, object := reflect.ValueOf(into), reflect.ValueOf(found)
+	if found == nil || to.Type() != object.Type() {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: framework.KindOf(into)}, key.Name)
+	}
+	to.Elem().Set(object.Elem())
+	return nil
+}
+
+func (s *selections) storeOf(want framework.Selection) (toolscache.Indexer, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	found := s.all[want.Name]
+	if found == nil || !found.ready {
+		return nil, fmt.Errorf("selection %q is not among those of the plugin's registration, and Select has not added it", want.Name)
+	}
+	return found.store, nil
 }
 
 // listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
@@ -218,15 +248,13 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 // Keep is framework.Handle.Keep.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
-// startSelection starts the selection.
-func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
-	options := a.inherited(rejected)
+// SelectionCache returns the cache of the selection, with its informer and the store of its objects.
+func SelectionCache(ctx context.Context, config *rest.Config, options cache.Options, want framework.Selection) (c cache.Cache, informer cache.Informer, store toolscache.Indexer, err error) {
 	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
 	if want.Namespace != "" {
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
 	}
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
-	var store toolscache.Indexer
 	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		if want.Value != nil {
 			indexers[bucketIndex] = func(o any) ([]string, error) {
@@ -241,51 +269,61 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection,
 		store = informer.GetIndexer()
 		return informer
 	}
-	c, err := cache.New(a.GetConfig(), options)
+	if c, err = cache.New(config, options); err == nil {
+		informer, err = c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
+	}
 	if err != nil {
-		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+		return nil, nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	informer, err := c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
-	if err != nil {
-		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
-	}
-	s := &selection{store: store, synced: []toolscache.InformerSynced{informer.HasSynced}, denied: rejected}
-	for _, handler := range []toolscache.ResourceEventHandler{a.wakeBy(want), want.Handler} {
-		if handler == nil {
-			continue
-		}
-		added, err := informer.AddEventHandler(handler)
-		if err != nil {
-			return nil, fmt.Errorf("selection %s: %w", want.Name, err)
-		}
-		s.synced = append(s.synced, added.HasSynced)
-	}
-	running, stop := context.WithCancel(a.running)
-	s.stop = stop
-	go func() { _ = c.Start(running) }() // Only a second start fails.
-	return s, nil
+	return c, informer, store, nil
 }
 
-// useRegistered starts a selection of a registration. Readiness waits for its objects.
-func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by string) error {
+// startSelection starts the selection.
+func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
+	c, informer, store, err := SelectionCache(ctx, a.GetConfig(), a.inherited(rejected), want)
+	if err != nil {
+		return nil, err
+	}
+	woken, err := informer.AddEventHandler(a.wakeBy(want))
+	if err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	running, stop := context.WithCancel(a.running)
+	go func() { _ = c.Start(running) }() // Only a second start fails.
+	return &selection{
+		informer: informer, store: store, synced: []toolscache.InformerSynced{informer.HasSynced, woken.HasSynced}, denied: rejected, stop: stop,
+	}, nil
+}
+
+// useRegistered starts a selection of a registration. Readiness waits for its objects. The returned functions report that the selection and
+// its handler have them.
+func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by string) ([]toolscache.InformerSynced, error) {
 	if err := want.Check(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := a.usedBy(want.Example, by); err != nil {
-		return err
+		return nil, err
 	}
 	found, err := a.selections.find(ctx, a, want, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	found.ready = true
-	for _, f := range found.synced {
+	synced := slices.Clone(found.synced)
+	if want.Handler != nil {
+		added, err := found.informer.AddEventHandler(want.Handler)
+		if err != nil {
+			return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+		}
+		synced = append(synced, added.HasSynced)
+	}
+	for _, f := range synced {
 		a.o.WaitFor(want.Name, f)
 	}
-	return nil
+	return synced, nil
 }
 
-// wakeBy returns a handler that reports each change of an object with its value, before and after
+// wakeBy returns a handler that reports each change of an object with its name, and with its value before and after
 // the change.
 func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
 	changed := func(o any) {
@@ -294,6 +332,7 @@ func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler
 		}
 		if object, ok := o.(client.Object); ok {
 			a.Changes.Changed(notify.Selected(s, s.ValueOf(object)))
+			a.Changes.Wake(object)
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{

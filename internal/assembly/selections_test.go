@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -59,6 +60,7 @@ func TestSelections_Keep(t *testing.T) {
 func TestSelections_ListUnknown(t *testing.T) {
 	v := &view{a: &Assembly{selections: &selections{all: map[string]*selection{}}}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
+	require.EqualError(t, v.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Pod{}, racks), err.Error())
 	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration, and Select has not added it`)
 }
 
@@ -75,7 +77,7 @@ func TestSelections_Use(t *testing.T) {
 		},
 	}
 	r := keeping("test")
-	r.Selections = func(framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
+	r.Selections = func(string, framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
 	s := newServer(t)
 	a := newAssemblyAt(t, s, r)
 	synced := make(chan struct{}, 10)
@@ -93,7 +95,7 @@ func TestSelections_Use(t *testing.T) {
 	assert.Equal(t, "app=agent", s.watches[0].Get("labelSelector"))
 	assert.Equal(t, "status.phase=Running", s.watches[0].Get("fieldSelector"))
 
-	reader, changes := a.CachedFor("test"), a.Changes.Subscribe(notify.Selected(agents, "r1"))
+	reader, changes := a.Cached(), a.Changes.Subscribe(notify.Selected(agents, "r1"))
 	list := func(rack string) []string {
 		var pods corev1.PodList
 		require.NoError(t, reader.List(t.Context(), &pods, agents.Where(rack)))
@@ -110,9 +112,19 @@ func TestSelections_Use(t *testing.T) {
 		pod.ResourceVersion = "2"
 		s.pods <- pod
 	}
+	pod := &corev1.Pod{}
+	get := func(name string) error {
+		return reader.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: name}, pod, agents)
+	}
+	assert.True(t, apierrors.IsNotFound(get("agent-1")))
+	named := a.Changes.Subscribe(notify.RefTo(pod, "kube-system", "agent-1"))
 	send("agent-2", "")
 	send("agent-1", "r1")
 	<-changes.C()
+	<-named.C()
+	require.NoError(t, get("agent-1"))
+	assert.Equal(t, types.UID("agent-1"), pod.UID)
+	assert.Empty(t, pod.Annotations)
 	assert.Equal(t, []string{"agent-1"}, list("r1"))
 	assert.Equal(t, []string{"agent-2"}, list(""), "an empty value selects the objects without one")
 }

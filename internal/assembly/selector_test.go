@@ -143,7 +143,7 @@ func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
 	s, h := newServer(t), framework.Handle{}
 	s.installed.Store(true)
 	r := handles(&h)
-	r.Selections = func(framework.Arguments) []framework.Selection {
+	r.Selections = func(string, framework.Arguments) []framework.Selection {
 		registered := gadgets
 		registered.Name = "test/registered"
 		return []framework.Selection{registered}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -62,6 +63,28 @@ func TestStarter(t *testing.T) {
 	assert.False(t, waits[0]())
 	p.synced.Store(true)
 	assert.True(t, waits[0]())
+}
+
+// The plugin starts when its selections have all objects.
+func TestStarter_Selections(t *testing.T) {
+	server := newServer(t)
+	server.installed.Store(true)
+	p, r := starts()
+	r.Selections = func(string, framework.Arguments) []framework.Selection {
+		return []framework.Selection{{Name: "test/gadgets", Example: newGadget("", "", ""), Handler: toolscache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+			select {
+			case <-p.began:
+				t.Error("the plugin has started before")
+			default:
+			}
+		}}}}
+	}
+	server.gadgets = append(server.gadgets, newGadget("shop", "a", "r1"), newGadget("shop", "b", "r1"))
+	a := newAssemblyAt(t, server, r)
+	configured(t, a)
+	run(t, a)
+	<-p.began
+	assert.Len(t, namesIn(t, a.Cached(), framework.Selection{Name: "test/gadgets"}, ""), 2)
 }
 
 // If Start of a plugin fails, the process ends.

@@ -43,10 +43,19 @@ type Record[K comparable] interface {
 	Encode() (map[string]string, error)
 }
 
-// Kind describes the records of one plugin. All fields are required.
+// Records returns the selection of the records of a component in the namespace. A plugin with a Store registers it. value is
+// Selection.Value: List reads the records with one value, or all if value is nil.
+func Records(component, namespace string, value func(client.Object) string) framework.Selection {
+	return framework.Selection{
+		Name: component, Example: &corev1.ConfigMap{}, Namespace: namespace, Labels: labels.SelectorFromSet(labels.Set{Label: component}), Value: value,
+	}
+}
+
+// Kind describes the records of one plugin. All fields are required except Value.
 type Kind[K comparable, R Record[K]] struct {
-	// Component is the value of Label.
+	// Component is the value of Label. Component and Value are those of Records.
 	Component string
+	Value     func(client.Object) string
 	// Name returns the name of the ConfigMap.
 	Name func(key K) string
 	// Decode returns a new record with this data. It must return an error unless it decodes
@@ -60,18 +69,18 @@ type Kind[K comparable, R Record[K]] struct {
 
 // Store reads and writes the records of one kind. It is safe for concurrent use.
 type Store[K comparable, R Record[K]] struct {
-	h    framework.Handle
-	kind Kind[K, R]
-	seed maphash.Seed
+	h       framework.Handle
+	kind    Kind[K, R]
+	records framework.Selection
+	seed    maphash.Seed
 	// turns contains a token for each key that an Update in this replica is changing. Keys with the
 	// same hash share a turn.
 	turns [256]chan struct{}
 }
 
-// Open returns the store of a kind of records. It sends no requests. The cache of the handle
-// must contain the ConfigMaps with the label.
+// Open returns the store of a kind of records. It sends no requests.
 func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
-	s := &Store[K, R]{h: h, kind: kind, seed: maphash.MakeSeed()}
+	s := &Store[K, R]{h: h, kind: kind, records: Records(kind.Component, h.Namespace, kind.Value), seed: maphash.MakeSeed()}
 	for i := range s.turns {
 		s.turns[i] = make(chan struct{}, 1)
 	}
@@ -93,7 +102,7 @@ func (s *Store[K, R]) object(name string) framework.Object {
 // Get reads a record through the reader. It returns nil if the record does not exist, and
 // an error if it cannot be decoded.
 func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (*Version[R], error) {
-	object, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key))
+	object, err := framework.Get(ctx, reader, &corev1.ConfigMap{}, s.h.Namespace, s.kind.Name(key), s.records)
 	if err != nil || object == nil {
 		return nil, err
 	}
@@ -104,13 +113,12 @@ func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (
 	return v, err
 }
 
-// List reads the records that the options select, through the reader. If some records cannot
+// List reads the records with the value of Kind.Value, through the reader. If some records cannot
 // be decoded, List returns the others and an error. The result is nil only if the list
 // request failed.
-func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, options ...client.ListOption) ([]*Version[R], error) {
+func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, value string) ([]*Version[R], error) {
 	var objects corev1.ConfigMapList
-	options = append(options, client.InNamespace(s.h.Namespace), client.MatchingLabels{Label: s.kind.Component}, client.UnsafeDisableDeepCopy)
-	if err := reader.List(ctx, &objects, options...); err != nil {
+	if err := reader.List(ctx, &objects, s.records.Where(value), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, framework.FromAPI(s.object(s.kind.Component), "listing the records of this component", err)
 	}
 	versions := make([]*Version[R], 0, len(objects.Items))

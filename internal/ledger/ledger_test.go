@@ -220,7 +220,7 @@ func TestUnreadable_AffectsNoOtherRecord(t *testing.T) {
 		require.ErrorContains(t, err, "ConfigMap prebind-system/test-"+key+": "+want)
 		assert.ErrorContains(t, s.Update(t.Context(), key, increment), want)
 	}
-	versions, err := s.List(t.Context(), server)
+	versions, err := s.List(t.Context(), server, "")
 	require.ErrorContains(t, err, "cannot be decoded")
 	assert.Len(t, versions, 2, "List returns the records z and d")
 }

@@ -15,8 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/lru"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // Most claims and volumes of a cluster are bound to each other. The cache holds only the few fields
@@ -41,14 +42,21 @@ var keptAnnotations = []string{
 	TooLarge,
 }
 
-// Caches returns transforms that reduce the memory of claims, volumes and CSINodes. All plugins that read
-// them register it as Registration.Caches, so that they share one cache.
-func Caches(string) map[client.Object]cache.ByObject {
-	return map[client.Object]cache.ByObject{
-		&corev1.PersistentVolumeClaim{}: {Transform: TrimClaim},
-		&corev1.PersistentVolume{}:      {Transform: TrimVolume},
-		&storagev1.CSINode{}:            {Transform: TrimNode},
+// The selections of the plugins that read claims, volumes and CSINodes. Volumes are listed by the claim that they name; see ClaimKey.
+var (
+	Claims   = framework.Selection{Name: "volumes/claims", Example: &corev1.PersistentVolumeClaim{}, Transform: TrimClaim}
+	Volumes  = framework.Selection{Name: "volumes/volumes", Example: &corev1.PersistentVolume{}, Value: claimOf, Transform: TrimVolume}
+	CSINodes = framework.Selection{Name: "volumes/csinodes", Example: &storagev1.CSINode{}, Transform: TrimNode}
+)
+
+// ClaimKey is the value of the volumes that name the claim.
+func ClaimKey(namespace, name string) string { return namespace + "/" + name }
+
+func claimOf(o client.Object) string {
+	if pv, ok := o.(*corev1.PersistentVolume); ok && pv.Spec.ClaimRef != nil {
+		return ClaimKey(pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)
 	}
+	return ""
 }
 
 // TrimClaim is the transform for claims. It may change the object. Of a bound claim, it keeps only the volume and the access modes.

@@ -68,7 +68,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	}
 	all := mutation.NewChain(chain, s.required)
 	engine, err := binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return c }, Live: c,
+		Cached: c, Live: c,
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Mutators: all,
 			Claimed: func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
@@ -97,17 +97,10 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 	if r.Index != nil {
 		require.NoError(t, r.Index(t.Context(), server, arguments))
 	}
-	for kind, handler := range r.Handlers {
-		for _, object := range objects {
-			if fakeapi.Kind(object) == kind {
-				handler.OnAdd(object, true)
-			}
-		}
-	}
 	plugin, err := r.New(h, arguments)
 	require.NoError(t, err)
 	if r.Selections != nil {
-		for _, s := range r.Selections(arguments) {
+		for _, s := range r.Selections("prebind-system", arguments) {
 			synchronize(t, s, objects)
 		}
 	}
@@ -139,8 +132,12 @@ func synchronize(t *testing.T, s framework.Selection, objects []client.Object) {
 		if s.Handler == nil || framework.KindOf(o) != framework.KindOf(s.Example) {
 			continue
 		}
-		trimmed, err := s.Transform(o.DeepCopyObject())
-		require.NoError(t, err)
+		var trimmed any = o.DeepCopyObject()
+		if s.Transform != nil {
+			var err error
+			trimmed, err = s.Transform(trimmed)
+			require.NoError(t, err)
+		}
 		s.Handler.OnAdd(trimmed, true)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -136,9 +135,13 @@ func (w *world) start() {
 			a.Limit, a.BreakerRefusals = p.startLimit, 0
 		}
 		if r.Selections != nil {
-			for _, s := range r.Selections(arguments) {
+			for _, s := range r.Selections("prebind-system", arguments) {
 				if s.Handler == nil {
-					continue // The plugin lists them in the cache.
+					continue // The plugin reads them from the cache.
+				}
+				if _, pods := s.Example.(*corev1.Pod); !pods {
+					p.handlers[fakeapi.Kind(s.Example)] = s.Handler
+					continue
 				}
 				p.streams = append(p.streams, &stream{kind: fakeapi.Kind(s.Example), selection: &selected{Selection: s, known: map[client.ObjectKey]client.Object{}}})
 			}
@@ -146,7 +149,6 @@ func (w *world) start() {
 		if r.Index != nil {
 			require.NoError(w.t, r.Index(w.over, p.cache, arguments))
 		}
-		maps.Copy(p.handlers, r.Handlers)
 		built, err := r.New(framework.Handle{
 			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
 			Namespace: system, Replicas: func() int { return p.lease.Count() }, Leads: func() bool { return false },
@@ -159,7 +161,7 @@ func (w *world) start() {
 	}
 	p.plugins = all
 	p.engine, err = binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return p.cache.Cache() }, Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
+		Cached: p.cache.Cache(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
 			MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,

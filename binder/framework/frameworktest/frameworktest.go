@@ -40,7 +40,7 @@ import (
 //
 // Each of the first three wakes the binds that wait for the object, if Registration.Watches returns its
 // kind, or if it is in one of Registration.Selections, or in one that the plugin has added with
-// Handle.Selections. A plugin with framework.Starter is not started.
+// Handle.Select. A plugin with framework.Starter is not started.
 type Cluster struct {
 	*fakeapi.Server
 	// Handle is what Registration.New got.
@@ -76,7 +76,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	connection, changes := c.Connect(), c.Changes
 	selected := &selections{registered: map[string]framework.Selection{}, added: map[string]framework.Selection{}}
 	if r.Selections != nil {
-		for _, s := range r.Selections(arguments) {
+		for _, s := range r.Selections("prebind-system", arguments) {
 			if err := s.Check(); err != nil {
 				t.Fatal(err)
 			}
@@ -90,6 +90,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 		for _, s := range selected.all() {
 			if framework.KindOf(o) == framework.KindOf(s.Example) {
 				changes.Changed(notify.Selected(s, s.ValueOf(o)))
+				changes.Wake(o)
 			}
 		}
 	})
@@ -120,7 +121,7 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 func (c *Cluster) build() *binder.Engine {
 	chain := mutation.NewChain(nil, nil)
 	e, err := binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return c.Handle.Cached }, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
 			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,
@@ -143,6 +144,12 @@ type watched struct {
 
 // Get implements client.Reader.
 func (w *watched) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	for _, o := range opts {
+		if s, ok := o.(framework.Selection); ok {
+			w.checkSelection(s)
+			return w.Reader.Get(ctx, key, into, opts...)
+		}
+	}
 	w.check(into)
 	return w.Reader.Get(ctx, key, into, opts...)
 }
@@ -150,13 +157,17 @@ func (w *watched) Get(ctx context.Context, key client.ObjectKey, into client.Obj
 // List implements client.Reader.
 func (w *watched) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
 	if s, ok := framework.SelectedBy(opts); ok {
-		if _, known := w.selections.all()[s.Name]; !known {
-			w.t.Errorf("the plugin reads the selection %s, and neither Registration.Selections returns it nor Select has added it", s.Name)
-		}
+		w.checkSelection(s.Selection)
 		return w.Reader.List(ctx, into, opts...)
 	}
 	w.check(into)
 	return w.Reader.List(ctx, into, opts...)
+}
+
+func (w *watched) checkSelection(s framework.Selection) {
+	if _, known := w.selections.all()[s.Name]; !known {
+		w.t.Errorf("the plugin reads the selection %s, and neither Registration.Selections returns it nor Select has added it", s.Name)
+	}
 }
 
 func (w *watched) check(o runtime.Object) {

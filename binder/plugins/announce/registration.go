@@ -32,7 +32,7 @@ func Registration() framework.Registration {
 		Name:        Name,
 		Description: "publishes the node of a bind that waits, in status.nominatedNodeName of the pod",
 		Arguments:   func() framework.Arguments { return &Arguments{After: metav1.Duration{Duration: 2 * time.Second}} },
-		Selections:  func(framework.Arguments) []framework.Selection { return []framework.Selection{nominated} },
+		Selections:  func(string, framework.Arguments) []framework.Selection { return []framework.Selection{nominated} },
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a), nil
 		}),

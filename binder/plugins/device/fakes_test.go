@@ -48,7 +48,6 @@ type server struct {
 func newServer(t *testing.T, objects ...client.Object) *server {
 	t.Helper()
 	s := &server{t: t, api: fakeapi.New(objects...)}
-	require.NoError(t, SetupIndexes(t.Context(), s.api, nil))
 	s.api.OnChange(s.changed)
 	s.Connection = s.api.Connect()
 	return s
@@ -140,7 +139,6 @@ type lagging struct {
 func newLagging(s *server) *lagging {
 	s.t.Helper()
 	cache := fakeapi.New()
-	require.NoError(s.t, SetupIndexes(s.t.Context(), cache, nil))
 	return &lagging{Reader: cache.Cache(), server: s.api, cache: cache, hub: notify.NewHub()}
 }
 
@@ -166,7 +164,7 @@ func replicaOf(s *server, options ...option) *Plugin {
 	s.mu.Lock()
 	s.hubs = append(s.hubs, hub)
 	s.mu.Unlock()
-	return pluginOn(s, s, newLine(s), hub, options...)
+	return pluginOn(s, s.api.Cache(), newLine(s), hub, options...)
 }
 
 func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options ...option) *Plugin {

@@ -42,7 +42,7 @@ func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
 // Marks lists the attempts whose grants and locks PostBind has not confirmed. Its cost
 // depends on their number, not on the number of records.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
-	found, err := p.records.List(ctx, p.h.Cached, client.MatchingFields{unconfirmedIndex: unconfirmedKey})
+	found, err := p.records.List(ctx, p.h.Cached, unconfirmedKey)
 	var marks []framework.Mark
 	for _, v := range found {
 		marks = append(marks, v.Record.marks()...)
@@ -50,35 +50,32 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, err
 }
 
+// component is the ledger.Kind.Component of the records. unconfirmedKey is the value of those that can have marks, and
+// confirmedKey that of all others.
 const (
-	// unconfirmedIndex contains the records that can have marks, under unconfirmedKey.
-	unconfirmedIndex = "device/unconfirmed"
-	unconfirmedKey   = "true"
+	component      = "prebind-device-record"
+	unconfirmedKey = "true"
+	confirmedKey   = "false"
 )
-
-// SetupIndexes adds the index of the plugin to the cache. Call it before the cache starts.
-func SetupIndexes(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
-	return indexer.IndexField(ctx, &corev1.ConfigMap{}, unconfirmedIndex, unconfirmed)
-}
 
 // confirmedText occurs in every bound entry, and in no other entry that decode accepts:
 // their other values are objects, lists and strings, and quotes in strings are escaped.
 const confirmedText = `"bound":true`
 
-// unconfirmed is the index function of unconfirmedIndex. The cache holds a lock while it
+// unconfirmed is the ledger.Kind.Value of the records. The cache holds a lock while it
 // calls the function for each change, so the function does not decode the record. It never
-// misses a record with marks, but can return one without.
-func unconfirmed(o client.Object) []string {
+// misses a record with marks, but can select one without.
+func unconfirmed(o client.Object) string {
 	object, ok := o.(*corev1.ConfigMap)
 	if !ok {
-		return nil
+		return confirmedKey
 	}
 	for key, text := range object.Data {
 		if key != nodeField && (key == lockField || !strings.Contains(text, confirmedText)) {
-			return []string{unconfirmedKey}
+			return unconfirmedKey
 		}
 	}
-	return nil
+	return confirmedKey
 }
 
 // tidyNodes is the number of records that one call of Tidy visits. With 5,000 nodes, Tidy
@@ -92,10 +89,12 @@ const tidyNodes = 500
 func (p *Plugin) Tidy(ctx context.Context) error {
 	var errs []error
 	if len(p.untidied) == 0 {
-		all, err := p.records.List(ctx, p.h.Cached)
-		errs = append(errs, err)
-		for _, v := range all {
-			p.untidied = append(p.untidied, v.Record.Node)
+		for _, value := range []string{unconfirmedKey, confirmedKey} {
+			all, err := p.records.List(ctx, p.h.Cached, value)
+			errs = append(errs, err)
+			for _, v := range all {
+				p.untidied = append(p.untidied, v.Record.Node)
+			}
 		}
 	}
 	for range min(tidyNodes, len(p.untidied)) {

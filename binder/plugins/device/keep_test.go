@@ -47,7 +47,7 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: recordName("node-a")}, Data: map[string]string{nodeField: "node-a"}}
 			maps.Copy(object.Data, tc.data)
-			found := unconfirmed(object) != nil
+			found := unconfirmed(object) == unconfirmedKey
 			assert.Equal(t, tc.want, found, tc.reason)
 			if rec, err := decode(object.Data); err == nil && len(rec.marks()) > 0 {
 				assert.True(t, found, "the record has marks")
@@ -68,7 +68,7 @@ func tidying(t *testing.T, nodes int) (s *server, l *line, p *Plugin, listed *[]
 		data, err := rec.Encode()
 		require.NoError(t, err)
 		s.api.Put(&corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: ledger.Devices}}, Data: data,
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName(rec.Node), Labels: map[string]string{ledger.Label: component}}, Data: data,
 		})
 	}
 	l.Before = func(c fakeapi.Call) error {
@@ -79,7 +79,7 @@ func tidying(t *testing.T, nodes int) (s *server, l *line, p *Plugin, listed *[]
 		}
 		return nil
 	}
-	return s, l, pluginOn(s, s, l, notify.NewHub()), listed
+	return s, l, pluginOn(s, s.api.Cache(), l, notify.NewHub()), listed
 }
 
 // A call does not list the pods of all nodes of a large cluster. A few calls do.

@@ -87,7 +87,7 @@ func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
 	web, next := podNamed("web"), podNamed("next")
 	s := newServer(t, web, next)
 	l := newLine(s)
-	p, other := pluginOn(s, s, l, notify.NewHub()), replicaOf(s)
+	p, other := pluginOn(s, s.api.Cache(), l, notify.NewHub()), replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	s.bind(bc)
@@ -107,7 +107,7 @@ func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
 func TestUnreadableRecord_StopsItsNode(t *testing.T) {
 	web := podNamed("web")
 	bad := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: ledger.Devices}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: component}},
 		Data:       map[string]string{nodeField: "node-a", "p": "GPU-1"},
 	}
 	s := newServer(t, web, bad)

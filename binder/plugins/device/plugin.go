@@ -44,12 +44,12 @@ var (
 	_ framework.Tidier    = (*Plugin)(nil)
 )
 
-// New returns the plugin. It starts nothing. The cache of the handle needs the indexes of SetupIndexes.
+// New returns the plugin. It starts nothing.
 func New(h framework.Handle, args *Arguments) *Plugin {
 	p := &Plugin{
 		h: h, args: args, sights: sights{since: map[sight]time.Time{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
-			Component: ledger.Devices, Name: recordName, Decode: decode,
+			Component: component, Value: unconfirmed, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
 		}),
 	}

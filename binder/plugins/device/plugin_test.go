@@ -49,7 +49,7 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	assert.Equal(t, 1, s.count())
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)]"}, held(s))
 	object := s.object()
-	assert.Equal(t, map[string]string{ledger.Label: ledger.Devices, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
+	assert.Equal(t, map[string]string{ledger.Label: component, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
 	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-a", Attempt: "a"}}, marks)

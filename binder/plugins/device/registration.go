@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -33,10 +32,10 @@ func Registration() framework.Registration {
 		Arguments: func() framework.Arguments {
 			return &Arguments{NodeLockTimeout: metav1.Duration{Duration: 15 * time.Minute}}
 		},
-		Watches: framework.Always(&corev1.ConfigMap{}),
-		Caches:  ledger.Caches,
-		Index:   SetupIndexes,
-		New:     framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
+		Selections: func(namespace string, _ framework.Arguments) []framework.Selection {
+			return []framework.Selection{ledger.Records(component, namespace, unconfirmed)}
+		},
+		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
 	}
 }
 

@@ -83,16 +83,16 @@ func TestTrimAgent_HidesOtherPods(t *testing.T) {
 func TestRegistration_FollowsTheArguments(t *testing.T) {
 	names := func(a *Arguments) []string {
 		var all []string
-		for _, s := range selections(a) {
+		for _, s := range selections("", a) {
 			require.NoError(t, s.Check())
 			all = append(all, s.Name)
 		}
 		return all
 	}
-	assert.Equal(t, []string{"node-ready/attachments"}, names(defaults()))
-	assert.Equal(t, []string{"node-ready/attachments", "node-ready/daemonsets/network", "node-ready/agent/network/app=cni"}, names(withAgent("")))
+	assert.Equal(t, []string{"volumes/claims", "volumes/volumes", "volumes/csinodes", "node-ready/attachments"}, names(defaults()))
+	assert.Equal(t, []string{"node-ready/daemonsets/network", "node-ready/agent/network/app=cni"}, names(only(withAgent(""), checkAgents)))
 	assert.Empty(t, names(only(withAgent(""), checkConditions)))
 	assert.Empty(t, watches(only(defaults(), checkConditions, checkAgents)))
-	assert.Len(t, watches(only(defaults(), checkLimits)), 5)
+	assert.Len(t, watches(only(defaults(), checkLimits)), 2)
 	var _ framework.Arguments = defaults()
 }

@@ -63,7 +63,7 @@ func (p *plugin) missingVolumes(ctx context.Context, cache framework.Reader, bc 
 func readVolumes(ctx context.Context, cache framework.Reader, pod *corev1.Pod, node *corev1.Node) (csiVolumes, error) {
 	all := csiVolumes{node: node}
 	var err error
-	if all.csiNode, err = framework.Get(ctx, cache, &storagev1.CSINode{}, "", node.Name); err != nil {
+	if all.csiNode, err = framework.Get(ctx, cache, &storagev1.CSINode{}, "", node.Name, volumes.CSINodes); err != nil {
 		return all, err
 	}
 	if all.csiNode != nil && ofEarlierNode(all.csiNode, node) {
@@ -93,12 +93,12 @@ func ofEarlierNode(csiNode *storagev1.CSINode, node *corev1.Node) bool {
 
 // volumeOf returns the volume of a claim. Its driver is empty if no CSI driver provides it.
 func (c *csiVolumes) volumeOf(ctx context.Context, cache framework.Reader, namespace string, ref volumes.ClaimRef) (csiVolume, error) {
-	claim, err := framework.Get(ctx, cache, &corev1.PersistentVolumeClaim{}, namespace, ref.Name)
+	claim, err := framework.Get(ctx, cache, &corev1.PersistentVolumeClaim{}, namespace, ref.Name, volumes.Claims)
 	switch {
 	case err != nil:
 		return csiVolume{}, err
 	case claim != nil && claim.Spec.VolumeName != "":
-		pv, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", claim.Spec.VolumeName)
+		pv, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", claim.Spec.VolumeName, volumes.Volumes)
 		if pv == nil {
 			return csiVolume{}, err
 		}
@@ -165,7 +165,7 @@ func (c *csiVolumes) missingRoom(ctx context.Context, cache framework.Reader) ([
 		if _, limited := limits[spec.Attacher]; !limited {
 			continue
 		}
-		pv, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", ptr.Deref(spec.Source.PersistentVolumeName, ""))
+		pv, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", ptr.Deref(spec.Source.PersistentVolumeName, ""), volumes.Volumes)
 		if err != nil {
 			return nil, err
 		}

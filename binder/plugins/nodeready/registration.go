@@ -4,7 +4,6 @@
 package nodeready
 
 import (
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,7 +23,6 @@ func Registration() framework.Registration {
 		AnnotationsHelp: keyTimeout,
 		Arguments:       func() framework.Arguments { return defaults() },
 		Watches:         watches,
-		Caches:          volumes.Caches,
 		Selections:      selections,
 		New: framework.Build(func(_ framework.Handle, a *Arguments) (framework.Plugin, error) {
 			p, invalid := a.parse(nil)
@@ -39,18 +37,19 @@ func watches(a framework.Arguments) []client.Object {
 	if err != nil || !args.has(checkDrivers) && !args.has(checkLimits) {
 		return nil
 	}
-	return []client.Object{
-		&storagev1.CSINode{}, &storagev1.CSIDriver{}, &storagev1.StorageClass{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{},
-	}
+	return []client.Object{&storagev1.CSIDriver{}, &storagev1.StorageClass{}}
 }
 
-// selections returns what the checks of agents and of attach limits need.
-func selections(a framework.Arguments) []framework.Selection {
+// selections returns what the checks of volumes and of agents need.
+func selections(_ string, a framework.Arguments) []framework.Selection {
 	args, err := v1alpha1.ArgumentsAs[*Arguments](a)
 	if err != nil {
 		return nil
 	}
 	var all []framework.Selection
+	if args.has(checkDrivers) || args.has(checkLimits) {
+		all = append(all, volumes.Claims, volumes.Volumes, volumes.CSINodes)
+	}
 	if args.has(checkLimits) {
 		all = append(all, attachments)
 	}

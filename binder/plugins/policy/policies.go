@@ -121,7 +121,7 @@ func (p *Plugin) pause(ctx context.Context, d time.Duration, changed signal) boo
 // list begins to prepare new generations, and forgets policies that are gone.
 func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 	var list v1alpha1.BindPolicyList
-	if err := p.h.Cached.List(ctx, &list); err != nil {
+	if err := p.h.Cached.List(ctx, &list, bindPolicies.Where("")); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not list the BindPolicies, will retry")
 		return
 	}

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -28,16 +27,23 @@ func Registration() framework.Registration {
 		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
 		Arguments:   func() framework.Arguments { return &Arguments{} },
 		// Namespaces are always there, so that a policy that is not ready affects only the namespaces that it selects.
-		Watches:     framework.Always(&v1alpha1.BindPolicy{}, &corev1.Namespace{}),
+		Watches: framework.Always(&corev1.Namespace{}),
+		Selections: func(string, framework.Arguments) []framework.Selection {
+			handled := bindPolicies
+			handled.Handler = changed.handler()
+			return []framework.Selection{handled}
+		},
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
-		Handlers:    map[string]toolscache.ResourceEventHandler{"BindPolicy": changed.handler()},
 		Metrics:     []prometheus.Collector{m.results, m.policies},
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a, m, changed), nil
 		}),
 	}
 }
+
+// bindPolicies contains all BindPolicies.
+var bindPolicies = framework.Selection{Name: Name + "/policies", Example: &v1alpha1.BindPolicy{}}
 
 // Arguments of the plugin.
 type Arguments struct {

@@ -59,7 +59,7 @@ func (p *Plugin) writeStatus(ctx context.Context, g *generation, v verdict, befo
 // patchStatus writes the status if it is about the generation in the cache.
 func (p *Plugin) patchStatus(ctx context.Context, g *generation, v verdict) error {
 	cached := &v1alpha1.BindPolicy{}
-	err := p.h.Cached.Get(ctx, client.ObjectKeyFromObject(g), cached)
+	err := p.h.Cached.Get(ctx, client.ObjectKeyFromObject(g), cached, bindPolicies)
 	if err != nil || !g.isFor(cached) {
 		return client.IgnoreNotFound(err)
 	}

@@ -32,7 +32,7 @@ func Registration() framework.Registration {
 		Name:        Name,
 		Description: "limits the pods that start on a node at the same time, and rejects nodes that refuse pods",
 		Arguments:   func() framework.Arguments { return Defaults() },
-		Selections: func(a framework.Arguments) []framework.Selection {
+		Selections: func(_ string, a framework.Arguments) []framework.Selection {
 			all := []framework.Selection{p.startingPods()}
 			if args, err := v1alpha1.ArgumentsAs[*Arguments](a); err == nil && args.BreakerRefusals > 0 {
 				all = append(all, p.refusedPods())

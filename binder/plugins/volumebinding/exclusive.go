@@ -23,6 +23,8 @@ import (
 // are listed, and deleted after the pod is seen bound. So each bind is in a record or in the list.
 
 const (
+	// component is the ledger.Kind.Component of the records.
+	component    = "prebind-claim-record"
 	recordPrefix = "prebind-claim-"
 
 	claimField  = "claim"
@@ -49,7 +51,7 @@ type recordVersion = ledger.Version[*record]
 
 func openRecords(h framework.Handle) *ledger.Store[types.UID, *record] {
 	return ledger.Open(h, ledger.Kind[types.UID, *record]{
-		Component: ledger.Claims, Name: func(claim types.UID) string { return recordPrefix + string(claim) }, Decode: decodeRecord,
+		Component: component, Name: func(claim types.UID) string { return recordPrefix + string(claim) }, Decode: decodeRecord,
 		Missing: func(_ context.Context, claim types.UID) (*record, error) { return &record{claim: claim}, nil },
 	})
 }
@@ -178,7 +180,7 @@ func mounts(pod *corev1.Pod, claim string) bool {
 
 // release removes those attempts from the reservations of the pod.
 func (p *Plugin) release(ctx context.Context, reader framework.Reader, pod types.UID, which func(attempt string) bool) error {
-	records, err := p.records.List(ctx, reader)
+	records, err := p.records.List(ctx, reader, "")
 	if records == nil {
 		return err
 	}
@@ -201,7 +203,7 @@ func (p *Plugin) release(ctx context.Context, reader framework.Reader, pod types
 
 // Marks lists the reservations. They belong to attempts until the pod is bound.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
-	records, err := p.records.List(ctx, p.h.Cached)
+	records, err := p.records.List(ctx, p.h.Cached, "")
 	var marks []framework.Mark
 	for _, v := range records {
 		r := v.Record

@@ -189,7 +189,7 @@ func TestExclusive_Release(t *testing.T) {
 	require.Len(t, marks, 1, "the other attempt keeps its part")
 
 	// A record that cannot be decoded does not keep the others.
-	w.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: "broken", Labels: map[string]string{ledger.Label: ledger.Claims}}})
+	w.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: "broken", Labels: map[string]string{ledger.Label: component}}})
 	other := second.Mark()
 	other.Attempt = "gone-1"
 	require.NoError(t, p.PreBindRollBack(t.Context(), other))

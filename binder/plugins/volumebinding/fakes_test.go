@@ -59,7 +59,6 @@ type patched struct{ kind, name, body string }
 
 func newWorld(objects ...client.Object) *world {
 	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: notify.NewHub(), free: NewFreeVolumes()}
-	_ = SetupIndexes(context.Background(), w.cache, nil)
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
 	w.Connection, w.cached = w.server.Connect(), w.cache.Connect()
@@ -155,11 +154,11 @@ func (w *world) after(call fakeapi.Call) error {
 
 // trimmed returns the object as a reader of the cache gets it.
 func trimmed(o client.Object) (client.Object, error) {
-	for kind, by := range volumes.Caches("") {
-		if reflect.TypeOf(kind) != reflect.TypeOf(o) {
+	for _, s := range []framework.Selection{volumes.Claims, volumes.Volumes, volumes.CSINodes} {
+		if reflect.TypeOf(s.Example) != reflect.TypeOf(o) {
 			continue
 		}
-		out, err := by.Transform(o.DeepCopyObject())
+		out, err := s.Transform(o.DeepCopyObject())
 		object, ok := out.(client.Object)
 		if !ok {
 			return nil, fmt.Errorf("a %T is not an object", out)

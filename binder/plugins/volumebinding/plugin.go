@@ -43,7 +43,7 @@ var (
 	_ framework.BindContextExtender = (*Plugin)(nil)
 )
 
-// New returns the plugin. The cache of the handle has the indexes of SetupIndexes. free
+// New returns the plugin. free
 // follows its PersistentVolumes, and New makes it call Handle.Wake. It starts nothing.
 func New(h framework.Handle, free *FreeVolumes) *Plugin {
 	free.changed = h.Wake

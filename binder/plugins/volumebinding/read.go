@@ -30,7 +30,7 @@ func (p *Plugin) read(ctx context.Context, cache framework.Reader, bc *framework
 		s.uses = append(s.uses, u)
 	}
 	var err error
-	s.csiNode, err = framework.Get(ctx, cache, &storagev1.CSINode{}, "", s.node.Name)
+	s.csiNode, err = framework.Get(ctx, cache, &storagev1.CSINode{}, "", s.node.Name, volumes.CSINodes)
 	return s, err
 }
 
@@ -38,7 +38,7 @@ func (p *Plugin) read(ctx context.Context, cache framework.Reader, bc *framework
 // volumes that it could use.
 func (p *Plugin) readUse(ctx context.Context, cache framework.Reader, bc *framework.BindContext, ref volumes.ClaimRef) (u use, err error) {
 	u.ClaimRef = ref
-	u.claim, err = framework.Get(ctx, cache, &corev1.PersistentVolumeClaim{}, bc.Pod.Namespace, ref.Name)
+	u.claim, err = framework.Get(ctx, cache, &corev1.PersistentVolumeClaim{}, bc.Pod.Namespace, ref.Name, volumes.Claims)
 	if u.claim == nil {
 		return u, err
 	}
@@ -48,7 +48,7 @@ func (p *Plugin) readUse(ctx context.Context, cache framework.Reader, bc *framew
 		}
 	}
 	if name := u.claim.Spec.VolumeName; name != "" {
-		u.volume, err = framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name)
+		u.volume, err = framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name, volumes.Volumes)
 		return u, err
 	}
 	if u.reserved, err = p.readReserved(ctx, u.claim); err != nil {
@@ -65,7 +65,7 @@ func (p *Plugin) readUse(ctx context.Context, cache framework.Reader, bc *framew
 		return u, err
 	}
 	var list storagev1.CSIStorageCapacityList
-	if err := p.h.Cached.List(ctx, &list, client.MatchingFields{capacityIndex: class}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.h.Cached.List(ctx, &list, capacities.Where(class), client.UnsafeDisableDeepCopy); err != nil {
 		return u, framework.FromAPI(framework.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
 	}
 	u.capacities = list.Items
@@ -76,8 +76,8 @@ func (p *Plugin) readUse(ctx context.Context, cache framework.Reader, bc *framew
 // two pods that use one claim choose the same volume for it.
 func (p *Plugin) readReserved(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolume, error) {
 	var list corev1.PersistentVolumeList
-	bucket := client.MatchingFields{claimRefIndex: claimBucket(claim.Namespace, claim.Name)}
-	if err := p.h.Cached.List(ctx, &list, bucket, client.UnsafeDisableDeepCopy); err != nil {
+	named := volumes.Volumes.Where(volumes.ClaimKey(claim.Namespace, claim.Name))
+	if err := p.h.Cached.List(ctx, &list, named, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, framework.FromAPI(framework.Object{Kind: "PersistentVolume"}, "listing volumes", err)
 	}
 	var reserved []*corev1.PersistentVolume

@@ -161,7 +161,7 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	}
 	mutate := mutation.NewChain(chain, nil)
 	e, err := binder.New(binder.Options{
-		Cached: func(string) framework.Reader { return world }, Live: world, Replica: "replica", Changes: changes,
+		Cached: world, Live: world, Replica: "replica", Changes: changes,
 		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold.Duration, MaxHolds: s.Budgets.MaxHolds,

@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
 	"net/http"
@@ -19,8 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,8 +29,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/device"
-	"github.com/prebind/prebind/binder/plugins/volumebinding"
 	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
@@ -92,7 +91,7 @@ func TestCache_LargeObjects(t *testing.T) {
 }
 
 // cacheOf returns the shipped cache with these objects, and the live heap that they use.
-func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float64) {
+func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (caches, float64) {
 	t.Helper()
 	server := httptest.NewServer(streaming(objects))
 	t.Cleanup(server.Close)
@@ -112,8 +111,35 @@ func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (cache.Cache, float6
 	return c, liveHeap() - before
 }
 
-// cacheFrom returns the shipped cache with the kinds that Prebind watches in every cluster.
-func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
+// caches are the shipped caches: those of selections by kind, and that of pods and nodes by "".
+type caches map[string]cache.Cache
+
+func (c caches) Start(ctx context.Context) error {
+	var running errgroup.Group
+	for _, one := range c {
+		running.Go(func() error { return one.Start(ctx) })
+	}
+	return running.Wait()
+}
+
+func (c caches) WaitForCacheSync(ctx context.Context) bool {
+	for _, one := range c {
+		if !one.WaitForCacheSync(ctx) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c caches) Get(ctx context.Context, key client.ObjectKey, into client.Object) error {
+	if one, ok := c[framework.KindOf(into)]; ok {
+		return one.Get(ctx, key, into)
+	}
+	return c[""].Get(ctx, key, into)
+}
+
+// cacheFrom returns the shipped caches with the kinds that Prebind watches in every cluster.
+func cacheFrom(ctx context.Context, url string) (caches, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for kind, scope := range map[string]meta.RESTScope{
 		"Pod": meta.RESTScopeNamespace, "ConfigMap": meta.RESTScopeNamespace, "Node": meta.RESTScopeRoot,
@@ -121,35 +147,24 @@ func cacheFrom(ctx context.Context, url string) (cache.Cache, error) {
 	} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
-	mapper.Add(storagev1.SchemeGroupVersion.WithKind("CSINode"), meta.RESTScopeRoot)
-	options, err := assembly.CacheOptions(newRegistry(), "prebind-system")
-	if err != nil {
-		return nil, err
-	}
+	config, options := &rest.Config{Host: url}, assembly.CacheOptions()
 	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
-	c, err := cache.New(&rest.Config{Host: url}, options)
+	c, err := cache.New(config, options)
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(volumebinding.SetupIndexes(ctx, onlyVolumes{c}, nil), device.SetupIndexes(ctx, c, nil)); err != nil {
-		return nil, err
-	}
-	for _, o := range []client.Object{&corev1.Pod{}, &corev1.Node{}, &corev1.ConfigMap{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}} {
+	for _, o := range []client.Object{&corev1.Pod{}, &corev1.Node{}} {
 		if _, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false)); err != nil {
 			return nil, err
 		}
 	}
-	return c, nil
-}
-
-// onlyVolumes ignores indexes of kinds that the test server does not serve.
-type onlyVolumes struct{ client.FieldIndexer }
-
-func (i onlyVolumes) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
-	if _, ok := o.(*corev1.PersistentVolume); !ok {
-		return nil
+	all := caches{"": c}
+	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes) {
+		if all[framework.KindOf(s.Example)], _, _, err = assembly.SelectionCache(ctx, config, options, s); err != nil {
+			return nil, err
+		}
 	}
-	return i.FieldIndexer.IndexField(ctx, o, field, keys)
+	return all, nil
 }
 
 func liveHeap() float64 {

@@ -176,7 +176,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	p.ready.Require(p.replicas.Held)
 	p.ready.Require(p.health.Problem)
 	if p.engine, err = binder.New(binder.Options{
-		Cached:   p.assembly.CachedFor,
+		Cached:   p.assembly.Cached(),
 		Live:     p.assembly.GetAPIReader(),
 		Settings: settings,
 		Replica:  p.id,
