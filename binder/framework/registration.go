@@ -28,11 +28,11 @@ type Registration struct {
 	AnnotationsHelp string
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() Arguments
-	// Watches returns an example of each kind that the cache holds while the plugin is on.
+	// Watches contains an example of each kind that the cache holds while the plugin is on.
 	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched. The role of
 	// the plugin must grant list and watch, and get for reads from the API server. Prebind is not ready
 	// while the API server forbids a watch.
-	Watches func(a Arguments) []client.Object
+	Watches []client.Object
 	// AddToScheme adds types of custom resources that the plugin reads to the scheme of Prebind's caches and
 	// clients. Nil means none. Built-in kinds are always there.
 	AddToScheme func(*runtime.Scheme) error
@@ -53,11 +53,6 @@ type Registration struct {
 
 // Arguments are the arguments of one plugin; see v1alpha1.Arguments.
 type Arguments = v1alpha1.Arguments
-
-// Always returns a Registration.Watches for kinds that do not depend on the arguments.
-func Always(examples ...client.Object) func(Arguments) []client.Object {
-	return func(Arguments) []client.Object { return examples }
-}
 
 // Build returns a Registration.New that calls build with the arguments in their own type.
 func Build[T Arguments](build func(h Handle, args T) (Plugin, error)) func(Handle, Arguments) (Plugin, error) {

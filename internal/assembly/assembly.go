@@ -209,12 +209,8 @@ func (a *Assembly) plugins(ctx context.Context, c *configuration.PrebindConfigur
 
 // plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
 func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.Plugin, error) {
-	var examples []client.Object
-	if e.Watches != nil {
-		examples = e.Watches(arguments)
-	}
 	v, by := &view{a: a}, "PreBind plugin "+e.Name
-	if err := a.watch(ctx, by, examples...); err != nil {
+	if err := a.watch(ctx, by, e.Watches...); err != nil {
 		return nil, err
 	}
 	if e.Index != nil {

@@ -38,7 +38,7 @@ import (
 //   - fakeapi.Get(cluster.Server, object) returns the stored object, and Writes() what the
 //     plugin has written.
 //
-// Each of the first three wakes the binds that wait for the object, if Registration.Watches returns its
+// Each of the first three wakes the binds that wait for the object, if Registration.Watches contains its
 // kind, or if it is in one of Registration.Selections, or in one that the plugin has added with
 // Handle.Select. A plugin with framework.Starter is not started.
 type Cluster struct {
@@ -66,10 +66,8 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 		arguments = r.Arguments()
 	}
 	kinds := sets.New("Pod", "Node")
-	if r.Watches != nil {
-		for _, example := range r.Watches(arguments) {
-			kinds.Insert(framework.KindOf(example))
-		}
+	for _, example := range r.Watches {
+		kinds.Insert(framework.KindOf(example))
 	}
 	c := &Cluster{Server: fakeapi.New(objects...), Changes: notify.NewHub(), Hold: time.Hour, Budget: time.Hour, t: t}
 	c.engine = sync.OnceValue(c.build)
@@ -172,7 +170,7 @@ func (w *watched) checkSelection(s framework.Selection) {
 
 func (w *watched) check(o runtime.Object) {
 	if kind := framework.KindOf(o); !w.kinds.Has(kind) {
-		w.t.Errorf("the plugin reads %s, and Registration.Watches does not return this kind", kind)
+		w.t.Errorf("the plugin reads %s, and Registration.Watches does not contain this kind", kind)
 	}
 }
 

@@ -36,7 +36,7 @@ func reading(name string, watches ...client.Object) framework.Registration {
 		return framework.Verdict{}, err
 	}
 	return framework.Registration{
-		Name: "reading", Watches: framework.Always(watches...),
+		Name: "reading", Watches: watches,
 		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) {
 			return framework.NewPlugin(name, decide), nil
 		},
@@ -50,7 +50,7 @@ func TestNew_ReportsMistakes(t *testing.T) {
 		want   []string
 	}{
 		"Correct":   {reason: "the plugin watches what it reads", r: reading("reading", &corev1.ConfigMap{})},
-		"Unwatched": {reason: "the read fails in Prebind", r: reading("reading", &corev1.Secret{}), want: []string{"the plugin reads ConfigMap, and Registration.Watches does not return this kind"}},
+		"Unwatched": {reason: "the read fails in Prebind", r: reading("reading", &corev1.Secret{}), want: []string{"the plugin reads ConfigMap, and Registration.Watches does not contain this kind"}},
 		"Name":      {reason: "Prebind does not start", r: reading("other", &corev1.ConfigMap{}), want: []string{`the plugin "reading" must be named as registered, got "other"`}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -92,7 +92,5 @@ func TestRegistration_FollowsTheArguments(t *testing.T) {
 	assert.Equal(t, []string{"volumes/claims", "volumes/volumes", "volumes/csinodes", "node-ready/attachments"}, names(defaults()))
 	assert.Equal(t, []string{"node-ready/daemonsets/network", "node-ready/agent/network/app=cni"}, names(only(withAgent(""), checkAgents)))
 	assert.Empty(t, names(only(withAgent(""), checkConditions)))
-	assert.Empty(t, watches(only(defaults(), checkConditions, checkAgents)))
-	assert.Len(t, watches(only(defaults(), checkLimits)), 2)
 	var _ framework.Arguments = defaults()
 }

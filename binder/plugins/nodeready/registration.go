@@ -22,22 +22,13 @@ func Registration() framework.Registration {
 		Description:     "waits until the node has the CSI drivers, agents, conditions and extended resources that the pod needs",
 		AnnotationsHelp: keyTimeout,
 		Arguments:       func() framework.Arguments { return defaults() },
-		Watches:         watches,
+		Watches:         []client.Object{&storagev1.CSIDriver{}, &storagev1.StorageClass{}},
 		Selections:      selections,
 		New: framework.Build(func(_ framework.Handle, a *Arguments) (framework.Plugin, error) {
 			p, invalid := a.parse(nil)
 			return framework.NewPlugin(Name, p.decide), invalid.ToAggregate()
 		}),
 	}
-}
-
-// watches returns the kinds that show the CSI driver of a volume, if a check needs them.
-func watches(a framework.Arguments) []client.Object {
-	args, err := v1alpha1.ArgumentsAs[*Arguments](a)
-	if err != nil || !args.has(checkDrivers) && !args.has(checkLimits) {
-		return nil
-	}
-	return []client.Object{&storagev1.CSIDriver{}, &storagev1.StorageClass{}}
 }
 
 // selections returns what the checks of volumes and of agents need.

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -27,7 +28,7 @@ func Registration() framework.Registration {
 		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
 		Arguments:   func() framework.Arguments { return &Arguments{} },
 		// Namespaces are always there, so that a policy that is not ready affects only the namespaces that it selects.
-		Watches: framework.Always(&corev1.Namespace{}),
+		Watches: []client.Object{&corev1.Namespace{}},
 		Selections: func(string, framework.Arguments) []framework.Selection {
 			handled := bindPolicies
 			handled.Handler = changed.handler()

@@ -36,7 +36,7 @@ func Registration() framework.Registration {
 			return &Arguments{BindingTimeout: metav1.Duration{Duration: 10 * time.Minute}}
 		},
 		Requires: []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")},
-		Watches:  framework.Always(&resourcev1.ResourceClaim{}),
+		Watches:  []client.Object{&resourcev1.ResourceClaim{}},
 		Index:    addIndex,
 		New:      framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
 	}

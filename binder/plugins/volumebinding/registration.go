@@ -40,7 +40,7 @@ func Registration() framework.Registration {
 		Name:        Name,
 		On:          true,
 		Description: "binds and waits for the pod's PersistentVolumeClaims",
-		Watches:     framework.Always(&storagev1.StorageClass{}, &storagev1.CSIDriver{}),
+		Watches:     []client.Object{&storagev1.StorageClass{}, &storagev1.CSIDriver{}},
 		Selections: func(namespace string, _ framework.Arguments) []framework.Selection {
 			withFree := volumes.Volumes
 			withFree.Handler = free

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -29,7 +30,7 @@ func Registration() framework.Registration {
 	return framework.Registration{
 		Name: Name, Description: "waits for the Jobs that the pod names", AnnotationsHelp: "jobs",
 		Arguments: func() framework.Arguments { return &arguments{} },
-		Watches:   framework.Always(&batchv1.Job{}),
+		Watches:   []client.Object{&batchv1.Job{}},
 		New: framework.Build(func(_ framework.Handle, a *arguments) (framework.Plugin, error) {
 			return framework.NewPlugin(Name, a.decide).OnAnnotation(), nil
 		}),
