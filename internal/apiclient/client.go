@@ -10,7 +10,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"time"
 
@@ -25,8 +24,6 @@ const (
 	answerTakes = 70 * time.Second
 	// firstContact is the time limit of the first request.
 	firstContact = 10 * time.Second
-	// connectTakes is the time limit of a connection, as in client-go.
-	connectTakes = 30 * time.Second
 )
 
 // Connect returns the client configuration of the kubeconfig or, if it is empty, of the
@@ -56,18 +53,6 @@ func prepare(config *rest.Config, userAgent string, health *Health) {
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return transport{next: next, takes: answerTakes, health: health}
 	})
-}
-
-// ForWatches returns the HTTP client for caches. Each watch has its own connection with HTTP/1.1: an event then costs about a third less
-// processor time than a stream of HTTP/2. A peer that is gone is found after 45 s, as client-go does with the pings of HTTP/2.
-func ForWatches(config *rest.Config) (*http.Client, error) {
-	own := rest.CopyConfig(config)
-	own.NextProtos = []string{"http/1.1"}
-	if own.Dial == nil {
-		alive := net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 10 * time.Second, Count: 3}
-		own.Dial = (&net.Dialer{Timeout: connectTakes, KeepAliveConfig: alive}).DialContext
-	}
-	return rest.HTTPClientFor(own)
 }
 
 // NewWithTimeout returns a client with a time limit for all requests, including watches.

@@ -6,7 +6,6 @@ package assembly
 import (
 	"context"
 	"fmt"
-	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -62,8 +61,6 @@ type Assembly struct {
 	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
 	selections *selections
 	discovery  discovery.DiscoveryInterface
-	// watches is the HTTP client of the caches.
-	watches *http.Client
 	// denied contains the rejected watches of the cache, and of the selections of registrations.
 	denied *denied
 	// watched contains the kinds in the cache.

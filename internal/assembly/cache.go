@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/apiclient"
 )
 
 // Prebind only reads pods and nodes: the API server writes annotations and labels with the bind.
@@ -36,9 +35,6 @@ func (a *Assembly) setUp(config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	if a.watches, err = apiclient.ForWatches(config); err != nil {
-		return err
-	}
 	options := CacheOptions()
 	options.DefaultWatchErrorHandler = a.denied.handle
 	if a.Manager, err = ctrl.NewManager(config, ctrl.Options{
@@ -46,7 +42,6 @@ func (a *Assembly) setUp(config *rest.Config) error {
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
 		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
-			o.HTTPClient = a.watches
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: a.running}, err
 		},
@@ -84,7 +79,7 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 // inherited returns the options of a cache with the client, the scheme and the mapper of the manager.
 func (a *Assembly) inherited(rejected *denied) cache.Options {
 	options := commonCacheOptions()
-	options.HTTPClient, options.Scheme, options.Mapper = a.watches, a.GetScheme(), a.GetRESTMapper()
+	options.HTTPClient, options.Scheme, options.Mapper = a.GetHTTPClient(), a.GetScheme(), a.GetRESTMapper()
 	options.DefaultWatchErrorHandler = rejected.handle
 	return options
 }

@@ -109,6 +109,7 @@ func (m *manager) update(ctx context.Context, v *view) error {
 	if err := m.client.Get(ctx, client.ObjectKey{Name: m.configuration}, config); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.configuration, err)
 	}
+	v.now = m.Clock.Now() // What was read is not newer.
 	m.trusted = m.trusted.seen(v.now, injected(config))
 	v.trusted = m.trusted
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}}
@@ -132,7 +133,7 @@ func (m *manager) update(ctx context.Context, v *view) error {
 
 // unlessLate returns nil for the error of a write if another client was first. The next round reads its object.
 func (m *manager) unlessLate(err error) error {
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		m.Log.V(2).Info("Another client changed an object first", "reason", err.Error())
 		return nil
 	}

@@ -29,8 +29,8 @@ type model struct {
 	replicas []*replica
 	// stalled contains the certificates of replicas that still serve without a connection.
 	stalled []*leaf
-	// released is the last time at which the configuration became writable.
-	released time.Time
+	// locked and released are the last times at which the configuration became read-only and writable.
+	locked, released time.Time
 	// bundles contains the bundles of the last overlap, the oldest first.
 	bundles []bundleAt
 	cas     map[string]bool
@@ -76,6 +76,10 @@ func (m *model) disturb() {
 	// A replica that starts while API servers differ does not know it, and removes CAs early that replicas without a connection need.
 	differ := time.Since(m.released) < m.lives.overlap
 	locked := m.config().Annotations != nil
+	if locked && time.Since(m.locked) > m.lives.ca/8 { // Otherwise the CA expires.
+		m.release()
+		locked = false
+	}
 	switch {
 	case fault == 0 && differ, fault == 1 && (differ || locked), fault == 5 && (differ || locked):
 		fault = -1
@@ -104,13 +108,22 @@ func (m *model) disturb() {
 			m.replicas[i] = m.start(m.lives)
 		}
 	case 6: // Prevent Prebind from writing the configuration, or allow it again.
+		if locked {
+			m.release()
+			break
+		}
+		m.locked = time.Now()
 		m.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
-			if c.Annotations = map[string]string{injectedByOthers + "ca-from": ""}; locked {
-				c.Annotations, m.released = nil, time.Now()
-			}
+			c.Annotations = map[string]string{injectedByOthers + "ca-from": ""}
 		})
 	}
 	pass(m.period)
+}
+
+// release lets Prebind write the configuration again.
+func (m *model) release() {
+	m.released = time.Now()
+	m.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Annotations = nil })
 }
 
 // stall keeps the certificate of a stopped replica in use.

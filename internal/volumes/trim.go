@@ -6,7 +6,7 @@
 package volumes
 
 import (
-	"fmt"
+	"encoding/json"
 	"strings"
 	"unique"
 
@@ -81,7 +81,7 @@ func TrimClaim(o any) (any, error) {
 	claim.Spec.DataSource, claim.Spec.DataSourceRef = nil, nil
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: claim.Status.Phase}
 	if bound {
-		claim.Annotations = share(fmt.Sprint(kept), kept)
+		claim.Annotations = share(kept)
 		claim.Spec = corev1.PersistentVolumeClaimSpec{VolumeName: claim.Spec.VolumeName, AccessModes: claim.Spec.AccessModes}
 	}
 	if claim.Size() > maxClaim {
@@ -106,25 +106,29 @@ func TrimVolume(o any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{Name: pv.Name, ResourceVersion: pv.ResourceVersion, DeletionTimestamp: pv.DeletionTimestamp},
 		Spec: corev1.PersistentVolumeSpec{
 			ClaimRef:     &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID},
-			NodeAffinity: share(pv.Spec.NodeAffinity.String(), pv.Spec.NodeAffinity),
+			NodeAffinity: share(pv.Spec.NodeAffinity),
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 	}
 	if pv.Spec.CSI != nil {
-		bound.Spec.CSI = share(pv.Spec.CSI.Driver, &corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver})
+		bound.Spec.CSI = share(&corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver})
 	}
 	return bound, nil
 }
 
-// recent are parts of recent objects, by their text.
+// recent are parts of recent objects, by their JSON: tenants choose values, so other texts could be equal for different parts.
 var recent = lru.New(1 << 13)
 
-// textOf is the text of a part of the type.
+// textOf is the JSON of a part of the type.
 type textOf[T any] string
 
 // share returns the equal part of an earlier object, so that the objects need less memory, or otherwise the part. The volumes of a zone, for
 // example, have the same node affinity. Nobody may change the part.
-func share[T any](text string, part T) T {
+func share[T any](part T) T {
+	text, err := json.Marshal(part)
+	if err != nil {
+		return part
+	}
 	earlier, _ := recent.Get(textOf[T](text))
 	if same, ok := earlier.(T); ok {
 		return same

@@ -4,6 +4,7 @@
 package volumes
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/gen"
 )
@@ -103,4 +105,20 @@ func TestTrimVolume_KeepsDriver(t *testing.T) {
 	pv, ok := got.(*corev1.PersistentVolume)
 	require.True(t, ok)
 	assert.Equal(t, "csi.example.com", pv.Spec.CSI.Driver)
+}
+
+// Tenants choose the values, so texts of different annotations must differ.
+func TestTrimClaim_SharesOnlyEqualAnnotations(t *testing.T) {
+	trimmed := func(annotations map[string]string) map[string]string {
+		claim := theClaim(gen.BoundToVolume("v"))
+		claim.Annotations = annotations
+		got, err := TrimClaim(claim)
+		require.NoError(t, err)
+		claim, ok := got.(*corev1.PersistentVolumeClaim)
+		require.True(t, ok)
+		return claim.Annotations
+	}
+	trimmed(map[string]string{volume.AnnBindCompleted: "yes " + volume.AnnSelectedNode + ":node-a"})
+	want := map[string]string{volume.AnnBindCompleted: "yes", volume.AnnSelectedNode: "node-a"}
+	assert.Equal(t, want, trimmed(maps.Clone(want)))
 }
