@@ -109,7 +109,7 @@ func (m *manager) update(ctx context.Context, v *view) error {
 	if err := m.client.Get(ctx, client.ObjectKey{Name: m.configuration}, config); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.configuration, err)
 	}
-	v.now = m.Clock.Now() // What was read is not newer.
+	v.now = m.Clock.Now() // The configuration is not newer.
 	m.trusted = m.trusted.seen(v.now, injected(config))
 	v.trusted = m.trusted
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}}

@@ -67,7 +67,7 @@ func TestNext(t *testing.T) {
 	}{
 		"Nothing":        {reason: "the first replica creates the CA", created: true},
 		"Deleted":        {reason: "replicas serve certificates of the CA in the configuration", now: time.Hour, trusted: since(a, 0), created: true, want: bundle(a)},
-		"DeletedTooLate": {reason: "an expired CA is of no use", now: 24 * time.Hour, trusted: since(a, 0), created: true},
+		"DeletedTooLate": {reason: "an expired CA is useless", now: 24 * time.Hour, trusted: since(a, 0), created: true},
 		"Young":          {reason: "the CA is not due for renewal", now: 15 * time.Hour, held: fresh, trusted: since(a, 0)},
 		"TwoThirds":      {reason: "two thirds of the validity have passed", now: 16 * time.Hour, held: fresh, trusted: since(a, 0), created: true, want: bundle(a)},
 		"Asked":          {reason: "an operator requested a rotation", now: time.Hour, held: asked(fresh), trusted: since(a, 0), created: true, want: bundle(a)},

@@ -123,7 +123,7 @@ var recent = lru.New(1 << 13)
 type textOf[T any] string
 
 // share returns the equal part of an earlier object, so that the objects need less memory, or otherwise the part. The volumes of a zone, for
-// example, have the same node affinity. Nobody may change the part.
+// example, have the same node affinity. The part must not be changed.
 func share[T any](part T) T {
 	text, err := json.Marshal(part)
 	if err != nil {
