@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package after is an example of a PreBind plugin that only waits: it delays the bind of a
-// pod until the Jobs that the pod names are complete. docs/writing-a-plugin.md explains it.
+// pod until the Jobs that the pod names are complete. docs/writing-a-plugin.md describes such plugins.
 package after
 
 import (
