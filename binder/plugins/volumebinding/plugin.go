@@ -78,7 +78,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 	// The index of free volumes reads none of them through the cache, so their changes would not
 	// wake the bind.
 	for _, name := range d.plan.watched() {
-		if _, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name); err != nil {
+		if _, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name, volumes.Volumes); err != nil {
 			return err
 		}
 	}
