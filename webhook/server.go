@@ -25,8 +25,8 @@ const (
 	// maxHeader is more than ten times the size of the API server's headers. net/http adds 4 KiB.
 	maxHeader = 16 << 10
 	// readHeaderTimeout bounds the TLS handshake, the headers and the body of the first request together. It is shorter than the
-	// 10 s after which the HTTP client of Go ends a handshake, because a new connection can wait for slow ones. There is no timeout for a
-	// whole request, because it would end the context of a held call. limits bound later bodies.
+	// 10 s after which the HTTP client of Go ends a handshake, because a new connection can wait for slow ones. A whole request
+	// has no timeout, because it would end the context of a held call. limits bound later bodies.
 	readHeaderTimeout = 8 * time.Second
 	// idleTimeout is longer than the 90 s for which the API server keeps an idle connection.
 	// With equal timeouts, the server could close a connection just when a review arrives.

@@ -33,8 +33,8 @@ type Handle struct {
 	// Replicas returns the number of live replicas, including this one, or 0 if it is not known
 	// yet. It does not block. Nil means that there is one replica.
 	Replicas func() int
-	// Select and Keep are nil in tests that need no selections. Select watches one, for a plugin whose watches depend on objects in the cluster. It returns nil when the cache has all
-	// objects. Prebind needs permission to get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if
+	// Select watches a selection, for a plugin whose watches depend on objects in the cluster. It returns nil when the cache has
+	// all objects. Select and Keep are nil in tests that need no selections. Prebind needs permission to get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if
 	// the API server does not serve the kind, apierrors.IsForbidden if a permission is missing, otherwise the watch did not
 	// begin before the context ended. A selection with the same name is kept; Select then returns the first three errors if its watch
 	// cannot continue. Call it in Starter.Start or later.

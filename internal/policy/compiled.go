@@ -75,7 +75,7 @@ type rule struct {
 	path string
 	*expression
 	message *expression
-	// text is the message if there is no message expression.
+	// text is the message without a message expression.
 	text string
 }
 

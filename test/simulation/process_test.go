@@ -20,6 +20,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -150,7 +151,7 @@ func (w *world) start() {
 			require.NoError(w.t, r.Index(w.over, p.cache, arguments))
 		}
 		built, err := r.New(framework.Handle{
-			Cached: p.cache.Cache(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
+			Cached: p.cached(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
 			Namespace: system, Replicas: func() int { return p.lease.Count() }, Leads: func() bool { return false },
 		}, arguments)
 		require.NoError(w.t, err)
@@ -161,7 +162,7 @@ func (w *world) start() {
 	}
 	p.plugins = all
 	p.engine, err = binder.New(binder.Options{
-		Cached: p.cache.Cache(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
+		Cached: p.cached(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
 			MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,
@@ -175,6 +176,34 @@ func (w *world) start() {
 	w.mu.Lock()
 	w.replicas = append(w.replicas, p)
 	w.mu.Unlock()
+}
+
+// selectedOnly are the kinds that a replica has in selections only: a read without a selection fails in Prebind.
+var selectedOnly = sets.New("PersistentVolumeClaim", "PersistentVolume", "CSINode", "ConfigMap", "BindPolicy")
+
+// cached returns the reader of the replica's cache.
+func (p *process) cached() framework.Reader { return uncached{Reader: p.cache.Cache(), w: p.w} }
+
+// uncached fails the test if a plugin reads what Prebind's cache does not have.
+type uncached struct {
+	framework.Reader
+	w *world
+}
+
+// Get implements client.Reader.
+func (u uncached) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	if !slices.ContainsFunc(opts, func(o client.GetOption) bool { _, ok := o.(framework.Selection); return ok }) && selectedOnly.Has(framework.KindOf(into)) {
+		u.w.t.Errorf("a plugin reads %s without a selection", framework.KindOf(into))
+	}
+	return u.Reader.Get(ctx, key, into, opts...)
+}
+
+// List implements client.Reader.
+func (u uncached) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if _, ok := framework.SelectedBy(opts); !ok && selectedOnly.Has(framework.KindOf(into)) {
+		u.w.t.Errorf("a plugin lists %s without a selection", framework.KindOf(into))
+	}
+	return u.Reader.List(ctx, into, opts...)
 }
 
 // Leads implements work.Peers.
