@@ -9,7 +9,7 @@ TOOL = go tool -modfile="$(CURDIR)/tools.mod"
 # generated Go files in it.
 GENERATED_DIR ?= .
 GENERATED = config/webhook/base/role.yaml $(foreach p,$(PLUGIN_ROLES),config/webhook/plugins/$(p)/role.yaml) config/webhook/mutators/device-info/role.yaml \
-	$(POLICY)/crd.yaml policy/v1alpha1/zz_generated.deepcopy.go \
+	$(POLICY)/crd.yaml $(POLICY)/tasks-crd.yaml policy/v1alpha1/zz_generated.deepcopy.go \
 	config/webhook/certificates/self-managed/role.yaml docs/policies-reference.md docs/flags.md docs/metrics.md docs/configuration-defaults.yaml docs/configuration.schema.json \
 	$(CHART)/values.schema.json $(CHART)/README.md $(CHART_FILES) docs/api.txt
 
@@ -25,7 +25,7 @@ KUBE_VERSION = 1.37.0
 # Files of config/webhook that the chart contains as copies, because Helm reads only files of the chart: <file>=<copy>.
 CHART = charts/prebind
 COPIES = base/role.yaml=roles/prebind.yaml $(foreach p,$(PLUGIN_ROLES),plugins/$(p)/role.yaml=roles/$(p).yaml) mutators/device-info/role.yaml=roles/device-info.yaml \
-	plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
+	plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/tasks-crd.yaml=policy/tasks-crd.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml \
 	base/annotations.yaml=annotations.yaml annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \
@@ -226,6 +226,7 @@ generate: ## Write generated files: roles, CRD, docs/{flags,metrics,policies-ref
 	$(TOOL) controller-gen object:headerFile=config/go-header.txt crd:headerFile=config/crd-header.txt,omitToolVersion=true \
 		paths=./policy/v1alpha1 output:object:dir=$(GENERATED_DIR)/policy/v1alpha1 output:crd:dir=$(GENERATED_DIR)/$(POLICY)
 	mv $(GENERATED_DIR)/$(POLICY)/policy.prebind.dev_bindpolicies.yaml $(GENERATED_DIR)/$(POLICY)/crd.yaml
+	mv $(GENERATED_DIR)/$(POLICY)/policy.prebind.dev_bindtasks.yaml $(GENERATED_DIR)/$(POLICY)/tasks-crd.yaml
 	$(TOOL) controller-gen rbac:roleName=prebind-device-info,headerFile=config/role-header.txt \
 		paths=./internal/claimed output:rbac:dir=$(GENERATED_DIR)/config/webhook/mutators/device-info
 	$(TOOL) controller-gen rbac:roleName=prebind-self-managed-certs,headerFile=config/role-header.txt \

@@ -15,9 +15,12 @@ var GroupVersion = schema.GroupVersion{Group: "policy.prebind.dev", Version: "v1
 // Kind of a BindPolicy.
 var Kind = GroupVersion.WithKind("BindPolicy")
 
+// TaskKind is the kind of a BindTask.
+var TaskKind = GroupVersion.WithKind("BindTask")
+
 // AddToScheme adds the types of this package to the scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(GroupVersion, &BindPolicy{}, &BindPolicyList{})
+	scheme.AddKnownTypes(GroupVersion, &BindPolicy{}, &BindPolicyList{}, &BindTask{}, &BindTaskList{})
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

@@ -39,7 +39,7 @@ type BindPolicyList struct {
 // BindPolicySpec is the desired behavior of a BindPolicy. CEL expressions have these variables: object
 // (the Binding), pod, node, namespaceObject, request, claims, resources, and variables.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.validations) || has(self.waitFor) || has(self.mutations)",message="at least one of validations, waitFor and mutations is required"
+// +kubebuilder:validation:XValidation:rule="has(self.validations) || has(self.waitFor) || has(self.tasks) || has(self.mutations)",message="at least one of validations, waitFor, tasks and mutations is required"
 type BindPolicySpec struct {
 	// MatchConstraints selects the binds to which the policy applies. All given selectors must match.
 	// An empty value selects the binds of all pods except DaemonSet pods and static pods.
@@ -85,6 +85,15 @@ type BindPolicySpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:MinItems=1
 	WaitFor []Wait `json:"waitFor,omitempty"`
+
+	// Tasks are steps that other programs do before the bind. When all waits are over, Prebind creates a BindTask for each, and
+	// the bind waits until their handlers report that they are ready.
+	//
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:MinItems=1
+	Tasks []Task `json:"tasks,omitempty"`
 
 	// Mutations are annotations and labels that the pod gets with the bind.
 	Mutations *Mutations `json:"mutations,omitempty"`
@@ -256,6 +265,58 @@ type Wait struct {
 	OnTimeout OnTimeout `json:"onTimeout,omitempty"`
 }
 
+// Task is a step that another program does before the bind.
+type Task struct {
+	// Name identifies the task in messages, and begins the name of its BindTasks. It is a DNS label.
+	//
+	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name"`
+	// Handler is the name of the program, such as example.com/prefetch.
+	//
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
+	Handler string `json:"handler"`
+	// Parameters for the handler. They are evaluated when the BindTask is created.
+	//
+	// +listType=map
+	// +listMapKey=key
+	// +kubebuilder:validation:MaxItems=32
+	Parameters []Parameter `json:"parameters,omitempty"`
+	// Timeout limits the wait, such as 90s or 2m. It counts from the first call for the bind. --prebind-timeout
+	// applies as well.
+	//
+	// +kubebuilder:default="2m"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=duration
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(h|m|s|ms)){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="self >= duration('1s') && self <= duration('24h')",message="must be between 1s and 24h"
+	Timeout metav1.Duration `json:"timeout,omitzero"`
+	// OnTimeout is the result when the timeout is over: Refuse rejects the bind, Allow ends the wait.
+	//
+	// +kubebuilder:default=Refuse
+	OnTimeout OnTimeout `json:"onTimeout,omitempty"`
+	// Retain is how long the BindTask of a bound pod stays: WhilePodRuns deletes it when the pod has ended, UntilBound when the pod
+	// is bound. The BindTask of a bind that fails is deleted in any case.
+	//
+	// +kubebuilder:default=WhilePodRuns
+	Retain Retain `json:"retain,omitempty"`
+}
+
+// Parameter is a parameter of a task.
+type Parameter struct {
+	// Key of the parameter.
+	//
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
+	Key string `json:"key"`
+	// ValueExpression returns the value as a string, or null to set nothing. All values together have at most 4 KiB.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=8192
+	ValueExpression string `json:"valueExpression"`
+}
+
 // Mutations are annotations and labels that the pod gets with the bind.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.annotations) || has(self.labels)",message="annotations or labels are required"
@@ -325,6 +386,17 @@ type OnTimeout string
 const (
 	OnTimeoutRefuse OnTimeout = "Refuse"
 	OnTimeoutAllow  OnTimeout = "Allow"
+)
+
+// Retain is how long the BindTask of a bound pod stays.
+//
+// +kubebuilder:validation:Enum=WhilePodRuns;UntilBound
+type Retain string
+
+// The lifetimes of BindTasks.
+const (
+	RetainWhilePodRuns Retain = "WhilePodRuns"
+	RetainUntilBound   Retain = "UntilBound"
 )
 
 // ConditionReady is the type of the condition that shows whether the latest generation is in force. If it is

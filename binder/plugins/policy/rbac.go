@@ -11,6 +11,10 @@ package policy
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies/status,verbs=patch;update
 //
+// Every replica creates, continues and deletes the BindTasks of its binds.
+//
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindtasks,verbs=get;list;watch;create;patch;delete
+//
 // Expressions can use the pod's Namespace and claims.
 //
 // +kubebuilder:rbac:groups="",resources=namespaces;persistentvolumeclaims,verbs=get;list;watch
