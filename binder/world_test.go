@@ -207,7 +207,7 @@ func (p plugin) PreBindRollBack(context.Context, framework.Mark) error {
 	return nil
 }
 
-func (p plugin) PostBind(context.Context, framework.Mark) error {
+func (p plugin) PostBind(context.Context, framework.Mark, *corev1.Pod) error {
 	p.world.say(p.name, "PostBind")
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -72,10 +73,11 @@ type PreBinder interface {
 	// The engine has checked that the live pod is not bound to the node.
 	PreBindRollBack(ctx context.Context, m Mark) error
 
-	// PostBind confirms the writes with this mark: the engine has observed that the pod is bound to the node. It is
+	// PostBind confirms the writes with this mark. The pod is bound to the node: the engine has just read it from the
+	// API server. PostBind must not change the pod, which can have ended since. It is
 	// called for plugins whose PreBind was started, in order, and repeated through Marks if it
 	// fails or if the process ends first.
-	PostBind(ctx context.Context, m Mark) error
+	PostBind(ctx context.Context, m Mark, bound *corev1.Pod) error
 
 	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
 	// PostBind. A mark may be listed twice. One replica at a time calls it, every few seconds. For each mark whose replica is

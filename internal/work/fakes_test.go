@@ -110,7 +110,7 @@ func (*recordingWriter) PreFlight(*framework.BindContext) (framework.Verdict, er
 
 func (*recordingWriter) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 
-func (w *recordingWriter) PostBind(context.Context, framework.Mark) error {
+func (w *recordingWriter) PostBind(context.Context, framework.Mark, *corev1.Pod) error {
 	w.calls.add(w.name + " PostBind")
 	return nil
 }

@@ -125,16 +125,16 @@ func (s *Set) settle(ctx context.Context, e *Entry, at podstate.State, live *cor
 	klog.FromContext(ctx).V(2).Info("The work on a bind ends",
 		"pod", e.pod.String(), "node", e.key.Node, "attempt", e.id, "state", at, "cause", e.cause)
 	if at == podstate.BoundHere {
-		s.commit(ctx, e)
+		s.commit(ctx, e, live)
 	} else {
 		s.undo(ctx, e, live)
 	}
 }
 
 // commit calls PostBind of the plugins, in order. After an error the mark remains, for the sweeper.
-func (s *Set) commit(ctx context.Context, e *Entry) {
+func (s *Set) commit(ctx context.Context, e *Entry, bound *corev1.Pod) {
 	for _, p := range e.writers {
-		if err := s.postBind(context.WithoutCancel(ctx), p, e.mark()); err != nil {
+		if err := s.postBind(context.WithoutCancel(ctx), p, e.mark(), bound); err != nil {
 			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", p.Name(), "attempt", e.id)
 		}
 	}

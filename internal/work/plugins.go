@@ -21,9 +21,9 @@ const (
 	tidyTimeout    = time.Minute
 )
 
-// postBind calls PostBind of the plugin.
-func (s *Set) postBind(ctx context.Context, p framework.PreBinder, m framework.Mark) error {
-	return s.afterBind(ctx, StepPostBind, p, m, func(ctx context.Context) error { return p.PostBind(ctx, m) })
+// postBind calls PostBind of the plugin. The pod is the live one.
+func (s *Set) postBind(ctx context.Context, p framework.PreBinder, m framework.Mark, bound *corev1.Pod) error {
+	return s.afterBind(ctx, StepPostBind, p, m, func(ctx context.Context) error { return p.PostBind(ctx, m, bound) })
 }
 
 // rollBack calls PreBindRollBack of the plugin, and records an event on the pod, which is the live one or nil.

@@ -247,7 +247,7 @@ func (s *sweeper) settle(ctx context.Context, o *orphan) error {
 	klog.FromContext(ctx).Info("Settling the writes of an ended attempt",
 		"plugin", o.plugin.Name(), "pod", m.Pod.String(), "node", m.Node, "attempt", m.Attempt, "action", action)
 	if action == actionCommit {
-		err = s.postBind(ctx, o.plugin, m)
+		err = s.postBind(ctx, o.plugin, m, pod)
 	} else {
 		err = s.rollBack(ctx, o.plugin, m, pod)
 	}

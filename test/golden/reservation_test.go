@@ -36,7 +36,7 @@ func (d denier) PreBind(_ context.Context, bc *framework.BindContext) error { re
 
 func (denier) PreBindRollBack(context.Context, framework.Mark) error { return nil }
 
-func (denier) PostBind(context.Context, framework.Mark) error { return nil }
+func (denier) PostBind(context.Context, framework.Mark, *corev1.Pod) error { return nil }
 
 func (denier) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 

@@ -138,7 +138,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 }
 
 // PostBind implements framework.PreBinder, for marks.
-func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) error {
 	return p.withdraw(ctx, m)
 }
 

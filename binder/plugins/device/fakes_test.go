@@ -78,6 +78,13 @@ func (s *server) bind(bc *framework.BindContext) {
 	})
 }
 
+// postBind calls PostBind as the engine does.
+func (s *server) postBind(p *Plugin, bc *framework.BindContext) error {
+	s.t.Helper()
+	bound, _ := fakeapi.Get(s.api, bc.Pod)
+	return p.PostBind(s.t.Context(), bc.Mark(), bound)
+}
+
 func (s *server) finish(pod *corev1.Pod) {
 	s.t.Helper()
 	s.change(pod, func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })

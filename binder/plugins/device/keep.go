@@ -14,27 +14,17 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
-	"github.com/prebind/prebind/internal/podstate"
 )
 
-// PostBind gives the grant to the pod and releases the node lock. It reads the pod after the record: if the pod has ended
-// since then and another one was granted its devices, the write fails, and an ended pod gets no grant back.
-func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+// PostBind gives the grant to the pod and releases the node lock.
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark, bound *corev1.Pod) error {
 	return p.records.Update(ctx, m.Node, func(rec *record) error {
-		pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
-		if err != nil {
-			return err
-		}
 		rec.unlock(m.PodUID, "")
-		switch whereaboutsOf(pod, m.PodUID, m.Node) {
-		case podstate.Pending:
-			// The engine has seen the pod bound, so this response is outdated. The mark remains.
-			return errors.New("the API server returned an outdated pod: pending, but already seen bound")
-		case podstate.BoundHere:
-			rec.bind(pod, grantOf(pod))
-		default:
-			rec.drop(m.PodUID)
+		says := grantOf(bound)
+		if rec.Entries[m.PodUID] == nil && len(rec.conflicts(m.PodUID, says.Devices)) > 0 {
+			return nil // The pod has ended since it was read, and its devices were granted to another one.
 		}
+		rec.bind(bound, says)
 		return nil
 	})
 }

@@ -76,7 +76,7 @@ func TestLock_IsReleasedByPostBind(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		c.s.bind(c.a)
 		c.waits()
-		require.NoError(c, c.one.PostBind(c.Context(), c.a.Mark()))
+		require.NoError(c, c.s.postBind(c.one, c.a))
 		c.goesOn()
 		assert.Equal(c, "[a: GPU-1 (gpu)] bound", held(c.s)["one"])
 	})

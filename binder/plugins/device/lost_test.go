@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/internal/ledger"
-	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -77,29 +76,37 @@ func TestLostRecord_DuringABind(t *testing.T) {
 
 	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)
-	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
+	require.NoError(t, s.postBind(p, bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
 }
 
-// PostBind has read that the pod runs. Then the pod finishes, and another one is granted its device. PostBind must
+// The annotations of the pod were changed during the bind, and list the device of another pod. The mark must end anyway.
+func TestPostBind_ConfirmsTheGrantAgainstTheAnnotations(t *testing.T) {
+	web, other := podNamed("web"), podNamed("other")
+	s := newServer(t, web, other)
+	p := replicaOf(s)
+	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
+	s.bind(bc)
+	s.change(web, func(pod *corev1.Pod) { pod.Annotations[gpu] = "GPU-2" })
+	require.NoError(t, s.postBind(p, bc))
+	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
+}
+
+// The engine has read that the pod runs. Then the pod finishes, and another one is granted its device. PostBind must
 // not restore the grant.
 func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
 	web, next := podNamed("web"), podNamed("next")
 	s := newServer(t, web, next)
-	l := newLine(s)
-	p, other := pluginOn(s, s.api.Cache(), l, notify.NewHub()), replicaOf(s)
+	p := replicaOf(s)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	s.bind(bc)
-	l.After = func(c fakeapi.Call) error {
-		if c.Kind == "Pod" {
-			l.After = nil
-			s.finish(web)
-			require.NoError(t, prepare(t.Context(), other, bindOf(next, "b", gen.Annotation(gpu, "GPU-1"))))
-		}
-		return nil
-	}
-	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
+	read, _ := fakeapi.Get(s.api, web)
+	s.finish(web)
+	require.NoError(t, prepare(t.Context(), p, bindOf(next, "b", gen.Annotation(gpu, "GPU-1"))))
+	require.NoError(t, p.PostBind(t.Context(), bc.Mark(), read))
 	assert.Equal(t, map[string]string{"next": "[b: GPU-1 (gpu)]"}, held(s))
 }
 

@@ -57,8 +57,8 @@ func TestGrant_FollowsThePod(t *testing.T) {
 	require.NoError(t, confirm(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))), "a repeated call is already prepared")
 
 	s.bind(bc)
-	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
-	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
+	require.NoError(t, s.postBind(p, bc))
+	require.NoError(t, s.postBind(p, bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)] bound"}, held(s))
 	marks, err = p.Marks(t.Context())
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
 				s.bind(bc)
-				require.NoError(s.t, p.PostBind(s.t.Context(), bc.Mark()))
+				require.NoError(s.t, s.postBind(p, bc))
 				s.delete(bc.Pod)
 			},
 		},
@@ -133,14 +133,14 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 			reason: "a finished pod uses no devices",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.bind(bc)
-				require.NoError(s.t, p.PostBind(s.t.Context(), bc.Mark()))
+				require.NoError(s.t, s.postBind(p, bc))
 				s.finish(bc.Pod)
 			},
 		},
 		"Deleted": {reason: "the pod is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
 		"DeletedAfterBound": {reason: "the pod is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
 			s.bind(bc)
-			require.NoError(s.t, p.PostBind(s.t.Context(), bc.Mark()))
+			require.NoError(s.t, s.postBind(p, bc))
 			s.delete(bc.Pod)
 		}},
 		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
@@ -194,23 +194,12 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	s.bind(bc)
-	require.NoError(t, p.PostBind(t.Context(), bc.Mark()))
+	require.NoError(t, s.postBind(p, bc))
 	cached := newLagging(s)
 	late := pluginOn(s, cached, newLine(s), cached.hub)
 	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
 	assert.True(t, frameworktest.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
-}
-
-func TestPostBind_IgnoresAnOutdatedPod(t *testing.T) {
-	web := podNamed("web")
-	s := newServer(t, web)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"), gen.Annotation(lockIt, "true"))
-	require.NoError(t, prepare(t.Context(), p, bc))
-	require.Error(t, p.PostBind(t.Context(), bc.Mark()))
-	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s), "the mark remains")
-	assert.NotNil(t, s.record().Lock)
 }
 
 // The sweep, not Tidy, ends grants of attempts.

@@ -61,7 +61,7 @@ func TestForgedMark_KeepsWhatABoundPodUses(t *testing.T) {
 			bc := bind(pod, "node-a", "here-1")
 			require.NoError(t, r.PreBind(t.Context(), bc))
 			s.Put(bound(pod, "node-a"))
-			require.NoError(t, r.PostBind(t.Context(), bc.Mark()))
+			require.NoError(t, r.PostBind(t.Context(), bc.Mark(), nil))
 			s.change("kubectl", tc.forge)
 			sweepAll(t, r)
 			assert.Equal(t, []string{"web"}, users(s.claim()), tc.reason)

@@ -120,7 +120,7 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 
 // PostBind removes the marks of this attempt, because the reservations now belong to the
 // pod. The cache has shown the marks before the bind was allowed.
-func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) error {
 	names, err := p.marked(ctx, m)
 	errs := []error{err}
 	for _, name := range names {

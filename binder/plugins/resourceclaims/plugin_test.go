@@ -175,7 +175,7 @@ func TestPreFlight_ClaimIsGone(t *testing.T) {
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	s.Remove(theClaim("c"))
 	require.True(t, frameworktest.IsKind(r.confirm(t.Context(), bc), framework.KindRefuse), "the claim is gone")
-	require.NoError(t, r.PostBind(t.Context(), bc.Mark()))
+	require.NoError(t, r.PostBind(t.Context(), bc.Mark(), nil))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc.Mark()), "there is nothing to roll back")
 	s.Put(theClaim("c", allocated("node-a", "gpu-1"), reservedTo("web"), func(c *resourcev1.ResourceClaim) { c.UID = "another" }))
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc.Mark()))

@@ -194,7 +194,7 @@ func TestExclusive_Release(t *testing.T) {
 	other.Attempt = "gone-1"
 	require.NoError(t, p.PreBindRollBack(t.Context(), other))
 	assert.Len(t, w.records(), 2, "the rollback of another attempt releases nothing")
-	require.NoError(t, p.PostBind(t.Context(), other))
+	require.NoError(t, p.PostBind(t.Context(), other, nil))
 	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 

@@ -116,6 +116,6 @@ func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 
 // PostBind releases the reservations of the pod: from now on, a list of pods shows which pod uses the
 // ReadWriteOncePod claims.
-func (p *Plugin) PostBind(ctx context.Context, m framework.Mark) error {
+func (p *Plugin) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) error {
 	return p.release(ctx, p.h.Cached, m.PodUID, func(string) bool { return true })
 }

@@ -89,7 +89,7 @@ func (p *plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 
 // PostBind releases the lock, because the pod is bound. If that fails, the mark remains, and Prebind
 // calls PostBind again.
-func (p *plugin) PostBind(ctx context.Context, m framework.Mark) error {
+func (p *plugin) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) error {
 	return p.release(ctx, m)
 }
 

@@ -27,7 +27,7 @@ var mutants = []mutant{
 	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.BoundHere {"},
 	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.Pending {"},
 	{"nothing is rolled back", "internal/work/plugins.go", "return p.PreBindRollBack(ctx, m) })", "return nil })"},
-	{"nothing is confirmed", "internal/work/plugins.go", "return p.PostBind(ctx, m) })", "return nil })"},
+	{"nothing is confirmed", "internal/work/plugins.go", "return p.PostBind(ctx, m, bound) })", "return nil })"},
 	{"a lost lease does not matter", "internal/work/work.go", "case !held || term != e.term:", "case false && (!held || term != e.term):"},
 	{"an entry being rolled back is used", "internal/work/work.go", "case e.cause != nil || e.closed:", "case false:"},
 	{"an ended call is allowed", "binder/call.go", "if ctx.Err() != nil { // The only check, after all that could allow the bind.", "if false {"},
