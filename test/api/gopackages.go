@@ -46,7 +46,7 @@ func (i items) addGo(ctx context.Context) error {
 	for _, name := range goAPI {
 		root = append(root, "./"+name)
 	}
-	for dir, patterns := range map[string][]string{".": root, "client": {"."}} {
+	for dir, patterns := range map[string][]string{".": root, "client": {".", "./handler"}} {
 		packages, err := goList(ctx, dir, patterns...)
 		if err != nil {
 			return err
@@ -70,7 +70,7 @@ func (i items) addGo(ctx context.Context) error {
 			if slices.Contains(outputs, short) {
 				i.addOutputs(pkg)
 			}
-			if short == "client" || slices.Contains(goAPI, short) {
+			if strings.HasPrefix(p.ImportPath, module+"/client") || slices.Contains(goAPI, short) {
 				exported{i, short, pkg}.addAll()
 			}
 		}
