@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -73,16 +74,17 @@ type Store[K comparable, R Record[K]] struct {
 	kind    Kind[K, R]
 	records framework.Selection
 	seed    maphash.Seed
-	// turns contains a token for each key that an Update in this replica is changing. Keys with the
+	// turns contains, for each key, the ConfigMap as the last Update left it, or nil. An Update takes it out while it runs. Keys with the
 	// same hash share a turn.
-	turns [256]chan struct{}
+	turns [256]chan *corev1.ConfigMap
 }
 
 // Open returns the store of a kind of records. It sends no requests.
 func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
 	s := &Store[K, R]{h: h, kind: kind, records: Records(kind.Component, h.Namespace, kind.Value), seed: maphash.MakeSeed()}
 	for i := range s.turns {
-		s.turns[i] = make(chan struct{}, 1)
+		s.turns[i] = make(chan *corev1.ConfigMap, 1)
+		s.turns[i] <- nil
 	}
 	return s
 }
@@ -106,6 +108,11 @@ func (s *Store[K, R]) Get(ctx context.Context, reader framework.Reader, key K) (
 	if err != nil || object == nil {
 		return nil, err
 	}
+	return s.decodeFor(key, object)
+}
+
+// decodeFor decodes the record of the key.
+func (s *Store[K, R]) decodeFor(key K, object *corev1.ConfigMap) (*Version[R], error) {
 	v, err := s.decode(object)
 	if err == nil && v.Record.Key() != key {
 		return nil, s.misplaced(object, v.Record.Key(), fmt.Sprintf("not of %s: both have the same ConfigMap name", quote(key)))
@@ -156,22 +163,24 @@ func (s *Store[K, R]) misplaced(object *corev1.ConfigMap, key K, problem string)
 		Advise("fix it, or delete it if none of its devices is in use")
 }
 
-// Update changes a record: it calls change, and writes the record if it has changed. It tries the record of the cache first. That
-// counts only if the write succeeds, which proves that the cache was not behind. Otherwise, Update calls change with the record
-// from the API server, and again after each conflict. In a replica, at most one Update per key runs at a time, so that its binds do
-// not conflict with each other.
+// Update changes a record: it calls change, and writes the record if it has changed. It tries the record of the cache first, or that of
+// the last Update if it is newer. That counts only if the write succeeds, which proves that the record was not behind. Otherwise, Update
+// calls change with the record from the API server, and again after each conflict. In a replica, at most one Update per key runs at a
+// time, so that its binds do not conflict with each other.
 //
 // If the context ends, Update returns its cause.
 func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) error) error {
 	turn := s.turns[maphash.Comparable(s.seed, key)%uint64(len(s.turns))]
+	var last *corev1.ConfigMap
 	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
+	case last = <-turn:
+		defer func() { turn <- last }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if v, err := s.Get(ctx, s.h.Cached, key); err == nil && v != nil && ctx.Err() == nil {
+	if v, err := s.newest(ctx, key, last); err == nil && v != nil && ctx.Err() == nil {
 		if written, err := s.update(ctx, v, change); written && err == nil {
+			last = v.object
 			return nil
 		}
 	}
@@ -188,9 +197,24 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) e
 			return err
 		}
 		if _, err := s.update(ctx, v, change); !errors.Is(err, ErrChanged) {
+			last = v.object
 			return err
 		}
 	}
+}
+
+// newest returns the record of the cache, or of last if that is newer: the cache is behind for a moment after each write.
+func (s *Store[K, R]) newest(ctx context.Context, key K, last *corev1.ConfigMap) (*Version[R], error) {
+	cached, err := s.Get(ctx, s.h.Cached, key)
+	if err != nil || last == nil || last.Name != s.kind.Name(key) {
+		return cached, err
+	}
+	if cached != nil {
+		if order, err := resourceversion.CompareResourceVersion(last.ResourceVersion, cached.object.ResourceVersion); err != nil || order < 0 {
+			return cached, err
+		}
+	}
+	return s.decodeFor(key, last)
 }
 
 // update changes a version, and returns whether it had to write it.

@@ -82,10 +82,11 @@ func numberOf(t *testing.T, server client.Client) int {
 	return v.Record.n
 }
 
-func objectOf(t *testing.T, server client.Client, key string) *corev1.ConfigMap {
+// objectOf returns the ConfigMap of the record a.
+func objectOf(t *testing.T, server client.Client) *corev1.ConfigMap {
 	t.Helper()
 	object := &corev1.ConfigMap{}
-	require.NoError(t, server.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: nameOf(key)}, object))
+	require.NoError(t, server.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: nameOf("a")}, object))
 	return object
 }
 
@@ -117,7 +118,7 @@ func TestUpdate_CacheIsBehind(t *testing.T) {
 			server := newServer(t)
 			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 			s := open(server)
-			s.h.Cached = fakeapi.New(objectOf(t, server, "a")).Cache()
+			s.h.Cached = fakeapi.New(objectOf(t, server)).Cache()
 			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 			var seen []int
 			require.NoError(t, s.Update(t.Context(), "a", func(c *count) error {
@@ -142,6 +143,23 @@ func TestUpdate_UsesTheCache(t *testing.T) {
 	assert.Equal(t, 102, numberOf(t, server))
 }
 
+// The cache is behind for a moment after each write. Many updates in this moment cost one request each.
+func TestUpdate_UsesItsLastWrite(t *testing.T) {
+	server := newServer(t)
+	s := open(server)
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	s.h.Cached, s.h.Live = fakeapi.New(objectOf(t, server)).Cache(), nil
+	for range 3 {
+		require.NoError(t, s.Update(t.Context(), "a", increment))
+	}
+	assert.Equal(t, 104, numberOf(t, server))
+	s.h.Cached, s.h.Live = server, server
+	require.NoError(t, open(server).Update(t.Context(), "a", increment))
+	s.h.Live = nil
+	require.NoError(t, s.Update(t.Context(), "a", increment), "the cache is newer")
+	assert.Equal(t, 106, numberOf(t, server))
+}
+
 func TestUpdate_WritesOnlyChanges(t *testing.T) {
 	server := newServer(t)
 	errOdd := errors.New("it is odd")
@@ -156,12 +174,12 @@ func TestWrite_RestoresItsLabels(t *testing.T) {
 	server := newServer(t)
 	s := open(server)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
-	object := objectOf(t, server, "a")
+	object := objectOf(t, server)
 	assert.Equal(t, map[string]string{Label: component, "app.kubernetes.io/managed-by": "prebind"}, object.Labels)
 	object.Labels = map[string]string{"mine": "x"}
 	require.NoError(t, server.Update(t.Context(), object))
 	require.NoError(t, s.Update(t.Context(), "a", increment))
-	assert.Equal(t, map[string]string{"mine": "x", Label: component, "app.kubernetes.io/managed-by": "prebind"}, objectOf(t, server, "a").Labels)
+	assert.Equal(t, map[string]string{"mine": "x", Label: component, "app.kubernetes.io/managed-by": "prebind"}, objectOf(t, server).Labels)
 }
 
 func TestWriteAndDelete_RequireTheVersionThatWasRead(t *testing.T) {

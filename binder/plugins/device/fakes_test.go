@@ -157,6 +157,19 @@ func (l *lagging) sync() {
 	}
 }
 
+// follow makes the cache show all objects, and each change of an object after the delay. Call it before the server changes.
+func (l *lagging) follow(delay time.Duration, objects ...client.Object) {
+	for _, o := range objects {
+		l.cache.Put(o)
+	}
+	l.server.OnChange(func(o client.Object, _ bool) {
+		time.AfterFunc(delay, func() {
+			l.cache.Put(o)
+			l.hub.Wake(o)
+		})
+	})
+}
+
 // timeout is the lock timeout in tests.
 const timeout = 2 * time.Minute
 

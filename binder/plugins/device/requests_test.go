@@ -4,12 +4,18 @@
 package device
 
 import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -33,4 +39,49 @@ func TestBind_Requests(t *testing.T) {
 			assert.Equal(t, confirmedKey, unconfirmed(record), "the grants are confirmed: %v", record.Data)
 		}
 	})
+}
+
+// Fifty pods are bound to one node at once. A request takes 2 ms, and the caches are 5 ms behind.
+func TestBurst_RarelyConflicts(t *testing.T) {
+	const binds = 50
+	for replicas, most := range map[int]int{1: 0, 2: 2 * binds} {
+		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				node := gen.Node("node-a")
+				objects := []client.Object{node}
+				for i := range binds {
+					objects = append(objects, podNamed(fmt.Sprint("pod-", i), gen.Annotation(gpu, fmt.Sprint("GPU-", i))))
+				}
+				s := newServer(t, objects...)
+				var asked atomic.Int32
+				var clusters []*frameworktest.Cluster
+				for range replicas {
+					l, cached := newLine(s), newLagging(s)
+					cached.follow(5*time.Millisecond, objects...)
+					l.Step = func(_ context.Context, call fakeapi.Call, do func() error) error {
+						pass(2 * time.Millisecond)
+						if call.Verb == "create" || call.Verb == "update" {
+							asked.Add(1)
+						}
+						return do()
+					}
+					p := pluginOn(s, cached, l, cached.hub)
+					clusters = append(clusters, frameworktest.Around(t, s.api, cached.hub, p.h, p))
+				}
+				var all sync.WaitGroup
+				for i := range binds {
+					all.Go(func() {
+						pod := podNamed(fmt.Sprint("pod-", i))
+						assert.Nil(t, clusters[i%replicas].Post(t.Context(), pod, node.Name).Err)
+						s.change(pod, func(p *corev1.Pod) { p.Spec.NodeName = node.Name })
+					})
+				}
+				all.Wait()
+				pass(time.Minute)
+				assert.Equal(t, binds, s.record().boundPods().Len())
+				assert.LessOrEqual(t, int(asked.Load())-s.count(), most, "conflicts in %d binds", binds)
+				assert.Equal(t, 2*binds, s.count(), "writes")
+			})
+		})
+	}
 }
