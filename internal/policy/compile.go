@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/ast"
@@ -150,18 +151,43 @@ func (c *compiler) compile() {
 	}
 	for i, w := range spec.WaitFor {
 		r := c.rule(fmt.Sprintf("spec.waitFor[%s]", w.Name), fmt.Sprintf("spec.waitFor[%d]", i), w.Expression, w.Message, w.MessageExpression)
-		timeout := cmp.Or(w.Timeout.Duration, defaultTimeout)
-		if limit := c.options.BindTimeout; limit > 0 && timeout > limit {
-			c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{
-				FieldRef: fmt.Sprintf("spec.waitFor[%d].timeout", i),
-				Warning:  fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", timeout, limit),
-			})
-		}
+		timeout := c.timeout(fmt.Sprintf("spec.waitFor[%d].timeout", i), w.Timeout)
 		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: timeout, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
 	}
+	c.compileTasks()
 	if m := spec.Mutations; m != nil {
 		c.out.annotations = c.mutations("spec.mutations.annotations", m.Annotations)
 		c.out.labels = c.mutations("spec.mutations.labels", m.Labels)
+	}
+}
+
+// timeout returns the timeout of a wait or task, with a warning if that of the bind is shorter.
+func (c *compiler) timeout(field string, t metav1.Duration) time.Duration {
+	timeout := cmp.Or(t.Duration, defaultTimeout)
+	if limit := c.options.BindTimeout; limit > 0 && timeout > limit {
+		c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{
+			FieldRef: field,
+			Warning:  fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", timeout, limit),
+		})
+	}
+	return timeout
+}
+
+// compileTasks compiles the tasks with the expressions of their parameters.
+func (c *compiler) compileTasks() {
+	for i, t := range c.policy.Spec.Tasks {
+		field := fmt.Sprintf("spec.tasks[%d]", i)
+		compiled := task{path: "spec.tasks[" + t.Name + "]", Task: Task{
+			Policy: c.policy.Name, Name: t.Name, Handler: t.Handler, Timeout: c.timeout(field+".timeout", t.Timeout),
+			Allow: t.OnTimeout == v1alpha1.OnTimeoutAllow, Retain: cmp.Or(t.Retain, v1alpha1.RetainWhilePodRuns),
+		}}
+		for j, p := range t.Parameters {
+			compiled.parameters = append(compiled.parameters, mutation{
+				path: compiled.path, key: p.Key,
+				expression: c.expression(fmt.Sprintf("%s.parameters[%d].valueExpression", field, j), p.ValueExpression, returnsValue),
+			})
+		}
+		c.out.tasks = append(c.out.tasks, compiled)
 	}
 }
 

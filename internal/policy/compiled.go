@@ -62,6 +62,7 @@ type Compiled struct {
 	variables   map[string]*expression
 	validations []rule
 	waits       []wait
+	tasks       []task
 	annotations []mutation
 	labels      []mutation
 
@@ -91,7 +92,14 @@ type wait struct {
 	allow   bool
 }
 
-// mutation is an annotation or label.
+// task is a task with the expressions of its parameters.
+type task struct {
+	Task
+	path       string
+	parameters []mutation
+}
+
+// mutation is an annotation, a label, or a parameter of a task.
 type mutation struct {
 	path, key string
 	*expression

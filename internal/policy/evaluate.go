@@ -20,7 +20,7 @@ import (
 // Evaluate evaluates the policy for a bind. An error means that the context ended. Costs limit an evaluation, not time, so that a
 // busy processor does not change the result.
 //
-// The order is: matchConstraints, matchConditions, validations, waitFor, mutations. The first validation that is
+// The order is: matchConstraints, matchConditions, validations, waitFor, tasks, mutations. The first validation that is
 // false ends the evaluation, even if another one fails. All waits are evaluated; the first that is false gives the message. The
 // message counts the others. A wait that fails after another one was false counts as false.
 //
@@ -53,7 +53,7 @@ func (e *evaluation) decide() (err error) {
 		return err
 	}
 	e.result.Verdict = Allowed
-	for _, step := range []func() error{e.validate, e.wait, e.mutate} {
+	for _, step := range []func() error{e.validate, e.wait, e.ask, e.mutate} {
 		if err := step(); err != nil || e.result.Verdict != Allowed {
 			return err
 		}
@@ -98,7 +98,7 @@ func (e *evaluation) fail(err error) {
 	if r := (*ruleError)(nil); errors.As(err, &r) {
 		e.result.Rule = r.rule
 	}
-	e.result.Waived, e.result.Annotations, e.result.Labels = nil, nil, nil
+	e.result.Waived, e.result.Tasks, e.result.Annotations, e.result.Labels = nil, nil, nil, nil
 }
 
 // matches evaluates the selector of namespaces and the match conditions.
@@ -203,6 +203,27 @@ func (e *evaluation) message(r *rule, fallback string) string {
 		return text
 	}
 	return line(fallback)
+}
+
+// ask evaluates the parameters of the tasks.
+func (e *evaluation) ask() error {
+	for i := range e.policy.tasks {
+		t := &e.policy.tasks[i]
+		asked := t.Task
+		var err error
+		if asked.Parameters, err = e.texts(t.parameters, nil); err != nil {
+			return err
+		}
+		size := 0
+		for key, value := range asked.Parameters {
+			size += len(key) + len(value)
+		}
+		if size > MaxParameters {
+			return &ruleError{rule: t.path, err: limit("the parameters have %d bytes, more than %d", size, MaxParameters)}
+		}
+		e.result.Tasks = append(e.result.Tasks, asked)
+	}
+	return nil
 }
 
 // mutate evaluates the annotations and labels.

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 func meta(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
@@ -202,6 +203,29 @@ mutations:
 	const own = "p.policy.prebind.dev/"
 	assert.Equal(t, map[string]string{own + "string": "x", own + "empty": "", own + "some": "a.1", own + "dyn": "x"}, r.Annotations)
 	assert.Equal(t, map[string]string{own + "l": "node-1"}, r.Labels)
+}
+
+// Tasks have their parameters, and begin when the waits are over.
+func TestEvaluate_Tasks(t *testing.T) {
+	const task = `tasks: [{name: prefetch, handler: example.com/prefetch, parameters: [{key: node, valueExpression: node.metadata.name}, {key: none, valueExpression: 'null'}, {key: big, valueExpression: %s}]}]`
+	c := compile(t, fmt.Sprintf(task, `"'x'"`))
+	r, err := c.Evaluate(t.Context(), subject(), world())
+	require.NoError(t, err)
+	assert.Equal(t, []policy.Task{{
+		Policy: "p", Name: "prefetch", Handler: "example.com/prefetch", Parameters: map[string]string{"node": "node-1", "big": "x"},
+		Timeout: 2 * time.Minute, Retain: v1alpha1.RetainWhilePodRuns,
+	}}, r.Tasks)
+
+	waits, err := compile(t, fmt.Sprintf(task, `"'x'"`)+"\nwaitFor: [{name: never, expression: 'false'}]").Evaluate(t.Context(), subject(), world())
+	require.NoError(t, err)
+	assert.Empty(t, waits.Tasks, "tasks begin when the waits are over")
+
+	large, err := compile(t, fmt.Sprintf(task, `"['x'].map(x, '0123456789'.replace('', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa')).map(x, x + x + x + x + x + x + x + x + x + x)[0]"`)).Evaluate(t.Context(), subject(), world())
+	require.NoError(t, err)
+	assert.Equal(t, policy.Failed, large.Verdict)
+	assert.Equal(t, "spec.tasks[prefetch]", large.Rule)
+	assert.Contains(t, large.Message, "more than 4096")
+	assert.Empty(t, large.Tasks)
 }
 
 // A resource whose name depends on itself is an error.

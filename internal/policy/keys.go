@@ -23,6 +23,9 @@ const (
 // reserved are the domains whose keys policies must not set, except for their own.
 var reserved = []string{"kubernetes.io", "k8s.io", ownDomain}
 
+// OwnKey returns the complete key of a policy's own annotation.
+func OwnKey(policy, key string) string { return policy + "." + policyDomain + "/" + key }
+
 // keyOf returns the complete key of an annotation or label, or the reason why the policy must not set it. A key
 // without a slash becomes <policy>.policy.prebind.dev/<key>.
 //

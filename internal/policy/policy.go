@@ -18,6 +18,8 @@ import (
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Schemas returns the OpenAPI schemas of kinds that are not compiled in. resolver.SchemaResolver of
@@ -114,6 +116,8 @@ type Result struct {
 	Until time.Time
 	// Waived are the names of waits that timed out with Allow.
 	Waived []string
+	// Tasks that the bind needs. They are set for Allowed only.
+	Tasks []Task
 	// Annotations and Labels of the pod by complete key. They are set for Allowed only.
 	Annotations, Labels map[string]string
 	// Err is the reason why the policy cannot be evaluated.
@@ -121,6 +125,21 @@ type Result struct {
 	// Cost of all expressions, in units of CEL.
 	Cost uint64
 }
+
+// Task is a task that a policy needs for a bind.
+type Task struct {
+	// Policy is the name of the policy. Name and Handler are those of the task in it.
+	Policy, Name, Handler string
+	// Parameters are the values for this bind.
+	Parameters map[string]string
+	// Timeout counts from the first call. Allow means that the bind goes on after it.
+	Timeout time.Duration
+	Allow   bool
+	Retain  v1alpha1.Retain
+}
+
+// MaxParameters is the maximum size of the parameters of a task, keys and values, in bytes.
+const MaxParameters = 4 << 10
 
 // MaxMessage is the maximum length of a message in bytes.
 const MaxMessage = 1024

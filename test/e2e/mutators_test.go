@@ -65,6 +65,7 @@ func TestOptional(t *testing.T) {
 		for name, test := range map[string]func(*policies){
 			"keys": testPolicyKeys, "key not allowed": testPolicyKeyNotAllowed, "reject": testPolicyRejectsNode, "audit": testPolicyAudit,
 			"wait": testPolicyWaits, "kind is installed later": testPolicyKindLater, "Strimzi": testPolicyStrimzi,
+			"task": testPolicyTask, "task fails": testPolicyTaskFailed, "pod of a task is deleted": testPolicyTaskPodDeleted,
 		} {
 			t.Run("policy, "+name, func(t *testing.T) {
 				t.Parallel()

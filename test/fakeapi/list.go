@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // get reads one object.
@@ -126,6 +128,7 @@ func (s *Server) values(kind, field string, object client.Object) (values []stri
 		}
 	}
 	pod, isPod := object.(*corev1.Pod)
+	task, isTask := object.(*v1alpha1.BindTask)
 	switch {
 	case field == "metadata.name":
 		return []string{object.GetName()}, true
@@ -137,6 +140,8 @@ func (s *Server) values(kind, field string, object client.Object) (values []stri
 		return []string{pod.Status.NominatedNodeName}, true
 	case isPod && field == "status.phase":
 		return []string{string(pod.Status.Phase)}, true
+	case isTask && field == "spec.pod.uid":
+		return []string{string(task.Spec.Pod.UID)}, true
 	default:
 		return nil, false
 	}

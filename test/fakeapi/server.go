@@ -21,7 +21,7 @@
 //
 //   - Lists are in the order of namespace and name. They select by namespace, by labels,
 //     and by fields: those of pods that the real one knows (metadata.name,
-//     spec.nodeName, status.phase), and indexes, as a cache has them. They come in pages
+//     spec.nodeName, status.phase), spec.pod.uid of BindTasks, and indexes, as a cache has them. They come in pages
 //     where a limit is sent.
 //
 //   - Objects can be read and listed as PartialObjectMetadata.

@@ -118,6 +118,8 @@ func auditText(r policy.Result) string {
 		return fmt.Sprintf("%s: %s: audit: the bind would be rejected: %s", Name, aboutPolicy(r.Policy), r.Message)
 	case r.Verdict == policy.Waiting:
 		return fmt.Sprintf("%s: %s: audit: the bind would wait for %s", Name, aboutPolicy(r.Policy), awaited(r))
+	case len(r.Tasks) > 0:
+		return fmt.Sprintf("%s: %s: audit: the bind would wait for %d tasks, the first one %s of %s", Name, aboutPolicy(r.Policy), len(r.Tasks), r.Tasks[0].Name, r.Tasks[0].Handler)
 	default:
 		return ""
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/tasks"
 )
 
 // resultWaived is the result of a wait that ended with its timeout and onTimeout Allow. It is counted in addition to
@@ -25,10 +26,12 @@ const (
 type metrics struct {
 	results  *prometheus.CounterVec
 	policies *prometheus.GaugeVec
+	tasks    *tasks.Metrics
 }
 
 func newMetrics() *metrics {
 	return &metrics{
+		tasks: tasks.NewMetrics(),
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prebind_policy_results_total",
 			Help: "Results of BindPolicies by policy, mode and result. Each policy that applies to the bind is counted when a call begins to wait, and when it is decided. Dry runs are not counted. The result waived counts waits that timed out with onTimeout Allow, in addition to the result of the policy.",

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy is the PreBind plugin that applies BindPolicies. It evaluates all policies for every
-// bind. If one rejects the bind, the plugin rejects it. Otherwise, the bind waits until no policy delays it, and
-// the pod gets the annotations and labels of all policies.
+// bind. If one rejects the bind, the plugin rejects it. Otherwise, the bind waits until no policy delays it and all tasks of the policies are
+// ready (internal/tasks), and the pod gets the annotations and labels of all policies.
 //
 // The policies are an immutable snapshot. A goroutine for each one compiles it, begins its watches, and replaces the snapshot (policies.go). A policy that
 // cannot be evaluated, for any reason, follows its failure policy. The leader writes the status of the policies (status.go). A bind never compiles an
@@ -12,6 +12,7 @@ package policy
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,12 +21,14 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/tasks"
 	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Plugin applies BindPolicies. It is safe for concurrent use.
 type Plugin struct {
+	*tasks.Store
 	h        framework.Handle
 	compiler *Compiler
 	metrics  *metrics
@@ -36,20 +39,21 @@ type Plugin struct {
 	mu     sync.Mutex
 	latest map[string]*generation
 	set    atomic.Pointer[[]*entry]
-	// waiting contains the recent results of calls, by their Binding.
+	// waiting contains what was evaluated recently for calls that wait for a policy, by their Binding.
 	waiting sync.Map
 }
 
 var (
 	_ framework.BindContextExtender = (*Plugin)(nil)
-	_ framework.Plugin              = (*Plugin)(nil)
+	_ framework.PreBinder           = (*Plugin)(nil)
 	_ framework.Observer            = (*Plugin)(nil)
 	_ framework.Starter             = (*Plugin)(nil)
+	_ framework.Tidier              = (*Plugin)(nil)
 )
 
 func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Plugin {
 	return &Plugin{
-		h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery, h.Clock), metrics: m, changed: changed,
+		Store: tasks.NewStore(h), h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery, h.Clock), metrics: m, changed: changed,
 		latest: map[string]*generation{},
 	}
 }
@@ -60,41 +64,66 @@ func (*Plugin) Name() string { return Name }
 // looked is the extension: the results and the verdict that follows from them.
 type looked struct {
 	results []policy.Result
+	asked   []tasks.Asked
 	verdict framework.Verdict
 	err     error
+}
+
+// evaluated is what the policies returned at a time. again means that it was used before, and a policy waits.
+type evaluated struct {
+	results []policy.Result
 	at      time.Time
+	again   bool
 }
 
 // evaluatePause is the minimum time between two evaluations for a call that waits.
 const evaluatePause = 50 * time.Millisecond
 
-// SetupBindContextExtension evaluates the policies. For a call that waits for a policy, it repeats the results of the last evaluatePause.
+// SetupBindContextExtension evaluates the policies, and reads their tasks. For a call that waits for a policy, it repeats the results of the
+// last evaluatePause, but not the states of the tasks.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	policies := p.policies()
 	if len(policies) == 0 {
 		framework.Extend(bc, looked{})
 		return nil
 	}
-	// Each call has its own Binding.
-	if last, ok := p.waiting.Load(bc.Binding); ok {
-		if l, ok := last.(looked); ok && bc.Now.Before(l.at.Add(evaluatePause)) {
-			if again, until := l.at.Add(evaluatePause), &l.verdict.Wait.Until; until.IsZero() || again.Before(*until) {
-				*until = again
-			}
-			framework.Extend(bc, l)
-			return nil
-		}
+	var l looked
+	e, err := p.recent(ctx, policies, cache, bc)
+	if err == nil {
+		l.asked, err = tasks.Read(ctx, cache, bc, e.results)
 	}
-	l := looked{at: bc.Now}
-	if l.results, l.err = p.evaluate(ctx, policies, cache, subjectOf(bc)); l.err == nil {
-		l.verdict, l.err = judge(l.results)
+	if err != nil {
+		framework.Extend(bc, looked{err: err})
+		return nil
 	}
-	if l.verdict.Wait != (framework.Wait{}) {
-		p.waiting.Store(bc.Binding, l)
-		p.h.Clock.AfterFunc(evaluatePause, func() { p.waiting.Delete(bc.Binding) })
+	var writes []string
+	l.results, writes = tasks.Decide(bc, e.results, l.asked)
+	l.verdict, l.err = judge(l.results)
+	l.verdict.Writes = writes
+	if until := &l.verdict.Wait.Until; e.again && l.err == nil && (until.IsZero() || e.at.Add(evaluatePause).Before(*until)) {
+		*until = e.at.Add(evaluatePause)
 	}
 	framework.Extend(bc, l)
 	return nil
+}
+
+// recent returns the results of the last evaluatePause if the call waits for a policy, and evaluates the policies otherwise.
+func (p *Plugin) recent(ctx context.Context, policies []*entry, cache framework.Reader, bc *framework.BindContext) (evaluated, error) {
+	// Each call has its own Binding.
+	if last, ok := p.waiting.Load(bc.Binding); ok {
+		if e, ok := last.(evaluated); ok && bc.Now.Before(e.at.Add(evaluatePause)) {
+			e.again = true
+			return e, nil
+		}
+	}
+	e := evaluated{at: bc.Now}
+	var err error
+	e.results, err = p.evaluate(ctx, policies, cache, subjectOf(bc))
+	if err == nil && slices.ContainsFunc(e.results, func(r policy.Result) bool { return !r.Audit && r.Verdict == policy.Waiting }) {
+		p.waiting.Store(bc.Binding, e)
+		p.h.Clock.AfterFunc(evaluatePause, func() { p.waiting.Delete(bc.Binding) })
+	}
+	return e, err
 }
 
 // PreFlight rejects the bind, lets it wait, or adds the annotations and labels of the policies.
@@ -112,7 +141,21 @@ func (p *Plugin) BindWaits(_ context.Context, bc *framework.BindContext, _ []fra
 }
 
 // BindDecided implements framework.Observer.
-func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) { p.report(bc) }
+func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) {
+	p.report(bc)
+	if l, err := framework.Extension[looked](bc); err == nil {
+		p.metrics.tasks.Observe(bc, l.asked)
+	}
+}
+
+// PreBind creates the BindTasks that the bind needs. The store has the other methods of framework.PreBinder.
+func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
+	l, err := framework.Extension[looked](bc)
+	if err != nil {
+		return err
+	}
+	return p.Store.PreBind(ctx, bc, l.asked)
+}
 
 // policies returns all policies.
 func (p *Plugin) policies() []*entry {

@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/internal/tasks"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -25,18 +25,20 @@ func Registration() framework.Registration {
 	return framework.Registration{
 		Name:        Name,
 		On:          true,
-		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions",
+		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions, and runs their tasks",
 		Arguments:   func() framework.Arguments { return &Arguments{} },
 		// Namespaces are always there, so that a policy that is not ready affects only the namespaces that it selects.
 		Watches: []client.Object{&corev1.Namespace{}},
 		Selections: func(string, framework.Arguments) []framework.Selection {
 			handled := bindPolicies
 			handled.Handler = changed.handler()
-			return []framework.Selection{handled}
+			counted := tasks.Selection
+			counted.Handler = m.tasks.Handler()
+			return []framework.Selection{handled, counted}
 		},
 		AddToScheme: v1alpha1.AddToScheme,
-		Requires:    []schema.GroupVersionKind{v1alpha1.Kind},
-		Metrics:     []prometheus.Collector{m.results, m.policies},
+		Requires:    []schema.GroupVersionKind{v1alpha1.Kind, v1alpha1.TaskKind},
+		Metrics:     append(m.tasks.Collectors(), m.results, m.policies),
 		New: framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 			return newPlugin(h, a, m, changed), nil
 		}),

@@ -1,0 +1,181 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package tasks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// tidied is the number of BindTasks of bound pods that one call of Tidy visits.
+const tidied = 500
+
+// Store writes BindTasks. It is safe for concurrent use, apart from Tidy.
+type Store struct {
+	h framework.Handle
+	// last is the name of the last BindTask that Tidy has visited.
+	last string
+}
+
+// NewStore returns a store. It sends no requests.
+func NewStore(h framework.Handle) *Store { return &Store{h: h} }
+
+// PreBind creates the BindTasks that the bind needs and lacks, and continues those of earlier attempts.
+func (s *Store) PreBind(ctx context.Context, bc *framework.BindContext, asked []Asked) error {
+	for i := range asked {
+		a := &asked[i]
+		if !a.state(bc).writes {
+			continue
+		}
+		doing, err := "creating it", error(nil)
+		if a.Found == nil {
+			err = s.h.Writer.Create(ctx, a.bindTask(bc.Mark()))
+		} else {
+			doing, err = "continuing it", s.setAttempt(ctx, a.Found, bc.Attempt)
+		}
+		switch {
+		case apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
+			return framework.NotYet(a.object(), "the cache to show it")
+		case err != nil:
+			return framework.FromAPI(a.object(), doing, err)
+		}
+	}
+	return nil
+}
+
+// bindTask returns the BindTask of the task.
+func (a *Asked) bindTask(m framework.Mark) *v1alpha1.BindTask {
+	t := &v1alpha1.BindTask{
+		ObjectMeta: metav1.ObjectMeta{Name: a.name},
+		Spec: v1alpha1.BindTaskSpec{
+			Policy: a.Policy, Task: a.Name, Handler: a.Handler, NodeName: m.Node, Retain: a.Retain, Attempt: m.Attempt,
+			Pod: v1alpha1.PodReference{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID},
+		},
+	}
+	for key, value := range a.Parameters {
+		if t.Spec.Parameters == nil {
+			t.Spec.Parameters = map[string]v1alpha1.ParameterValue{}
+		}
+		t.Spec.Parameters[key] = v1alpha1.ParameterValue(value)
+	}
+	return t
+}
+
+// setAttempt writes the attempt, if the BindTask has not changed. An empty attempt confirms it.
+func (s *Store) setAttempt(ctx context.Context, t *v1alpha1.BindTask, attempt string) error {
+	changed := t.DeepCopy()
+	changed.Spec.Attempt = attempt
+	return s.h.Writer.Patch(ctx, changed, client.MergeFromWithOptions(t, client.MergeFromWithOptimisticLock{}))
+}
+
+// remove deletes the BindTask, if it has not changed. Its handler then undoes the step.
+func (s *Store) remove(ctx context.Context, t *v1alpha1.BindTask) error {
+	if t.DeletionTimestamp != nil {
+		return nil
+	}
+	return client.IgnoreNotFound(s.h.Writer.Delete(ctx, t, client.Preconditions{UID: &t.UID, ResourceVersion: &t.ResourceVersion}))
+}
+
+// markOf returns the mark of an unconfirmed BindTask.
+func markOf(t *v1alpha1.BindTask) framework.Mark {
+	return framework.Mark{
+		Pod: client.ObjectKey{Namespace: t.Spec.Pod.Namespace, Name: t.Spec.Pod.Name}, PodUID: t.Spec.Pod.UID, Node: t.Spec.NodeName, Attempt: t.Spec.Attempt,
+	}
+}
+
+// PreBindRollBack deletes the BindTasks with the mark. It lists them from the API server, because the cache can lack the last ones.
+func (s *Store) PreBindRollBack(ctx context.Context, m framework.Mark) error {
+	var all v1alpha1.BindTaskList
+	if err := s.h.Live.List(ctx, &all, client.MatchingFields{"spec.pod.uid": string(m.PodUID)}); err != nil {
+		return fmt.Errorf("listing the BindTasks of the pod: %w", err)
+	}
+	return s.each(all.Items, m, func(t *v1alpha1.BindTask) error { return s.remove(ctx, t) })
+}
+
+// PostBind confirms or deletes the BindTasks with the mark, as the policy says. The bind was allowed, so the cache has had them.
+func (s *Store) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) error {
+	all, err := s.list(ctx, unconfirmed)
+	if err != nil {
+		return err
+	}
+	return s.each(all, m, func(t *v1alpha1.BindTask) error {
+		if t.Spec.Retain == v1alpha1.RetainUntilBound {
+			return s.remove(ctx, t)
+		}
+		return client.IgnoreNotFound(s.setAttempt(ctx, t, ""))
+	})
+}
+
+// each calls the function for the BindTasks with the mark, and joins the errors.
+func (s *Store) each(all []v1alpha1.BindTask, m framework.Mark, do func(*v1alpha1.BindTask) error) error {
+	var errs []error
+	for i := range all {
+		if t := &all[i]; markOf(t) == m {
+			if err := do(t); err != nil {
+				errs = append(errs, fmt.Errorf("BindTask %s: %w", t.Name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Marks lists the marks of the unconfirmed BindTasks. Only Prebind writes attempts.
+func (s *Store) Marks(ctx context.Context) ([]framework.Mark, error) {
+	all, err := s.list(ctx, unconfirmed)
+	var marks []framework.Mark
+	for i := range all {
+		if t := &all[i]; t.DeletionTimestamp == nil {
+			marks = append(marks, markOf(t))
+		}
+	}
+	return marks, err
+}
+
+func (s *Store) list(ctx context.Context, value string) ([]v1alpha1.BindTask, error) {
+	var all v1alpha1.BindTaskList
+	err := s.h.Cached.List(ctx, &all, Selection.Where(value), client.UnsafeDisableDeepCopy)
+	return all.Items, err
+}
+
+// Tidy deletes the BindTasks of pods that have ended. It visits up to tidied BindTasks after those that the last call visited. It must not be called
+// concurrently.
+func (s *Store) Tidy(ctx context.Context) error {
+	all, err := s.list(ctx, confirmed)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b v1alpha1.BindTask) int { return strings.Compare(a.Name, b.Name) })
+	begin, _ := slices.BinarySearchFunc(all, s.last+"\x00", func(t v1alpha1.BindTask, name string) int { return strings.Compare(t.Name, name) })
+	var errs []error
+	for i := range min(len(all), tidied) {
+		t := &all[(begin+i)%len(all)]
+		s.last = t.Name
+		pod, err := framework.Get(ctx, s.h.Live, &corev1.Pod{}, t.Spec.Pod.Namespace, t.Spec.Pod.Name)
+		if err == nil && ended(pod, t) {
+			err = s.remove(ctx, t)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// ended returns whether the pod of the BindTask does not run any more.
+func ended(pod *corev1.Pod, t *v1alpha1.BindTask) bool {
+	if podstate.Of(pod, t.Spec.Pod.UID, t.Spec.NodeName) != podstate.BoundHere {
+		return true
+	}
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}

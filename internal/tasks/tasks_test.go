@@ -1,0 +1,177 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package tasks
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+var began = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// bindAfter is the context of a bind that began some time ago.
+func bindAfter(waited time.Duration) *framework.BindContext {
+	return &framework.BindContext{
+		Pod:  &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "web-uid"}},
+		Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}, Attempt: "attempt", Since: began, Now: began.Add(waited),
+	}
+}
+
+func asked(name string, change ...func(*v1alpha1.BindTask)) Asked {
+	a := Asked{Task: policy.Task{Policy: "p", Name: name, Handler: "example.com/" + name, Timeout: time.Minute}, name: name + "-1"}
+	if len(change) > 0 {
+		a.Found = &v1alpha1.BindTask{Spec: v1alpha1.BindTaskSpec{Attempt: "attempt"}}
+		for _, c := range change {
+			c(a.Found)
+		}
+	}
+	return a
+}
+
+func has(condition string, status metav1.ConditionStatus, message string) func(*v1alpha1.BindTask) {
+	return func(t *v1alpha1.BindTask) {
+		t.Status.Conditions = append(t.Status.Conditions, v1alpha1.TaskCondition{Type: condition, Status: status, Message: message})
+	}
+}
+
+func begun(t *v1alpha1.BindTask)   { t.Finalizers = []string{"example.com/a"} }
+func deleted(t *v1alpha1.BindTask) { t.DeletionTimestamp = &metav1.Time{Time: began} }
+func earlier(t *v1alpha1.BindTask) { t.Spec.Attempt = "earlier" }
+func answered(t *v1alpha1.BindTask) {
+	t.Status.Annotations = map[string]v1alpha1.AnnotationValue{"cache": "hit", "zone": "handler"}
+}
+
+var (
+	ready  = has(v1alpha1.TaskReady, metav1.ConditionTrue, "")
+	failed = has(v1alpha1.TaskFailed, metav1.ConditionTrue, "no space")
+)
+
+func allowing(a Asked) Asked { a.Allow = true; return a }
+
+func TestDecide(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		asked  []Asked
+		waited time.Duration
+		dryRun bool
+
+		verdict     policy.Verdict
+		message     string
+		annotations map[string]string
+		waived      []string
+		writes      []string
+	}{
+		"New": {
+			reason: "PreBind creates it", asked: []Asked{asked("a")},
+			verdict: policy.Waiting, message: "waiting for example.com/a to begin BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
+		},
+		"Created": {
+			reason: "no handler has seen it", asked: []Asked{asked("a", func(*v1alpha1.BindTask) {})},
+			verdict: policy.Waiting, message: "waiting for example.com/a to begin BindTask a-1",
+		},
+		"Begun": {
+			reason: "the handler has set its finalizer", asked: []Asked{asked("a", begun)},
+			verdict: policy.Waiting, message: "waiting for example.com/a to finish BindTask a-1",
+		},
+		"Progress": {
+			reason: "the handler says what it does", asked: []Asked{asked("a", has(v1alpha1.TaskReady, metav1.ConditionFalse, "3 of 5 layers"))},
+			verdict: policy.Waiting, message: "waiting for task a of example.com/a: 3 of 5 layers",
+		},
+		"Ready": {
+			reason: "the policy's own annotation counts", asked: []Asked{asked("a", ready, answered)},
+			verdict: policy.Allowed, annotations: map[string]string{"p.policy.prebind.dev/cache": "hit", "p.policy.prebind.dev/zone": "policy"},
+		},
+		"Failed": {
+			reason: "it takes precedence over Ready", asked: []Asked{asked("a", ready, failed)},
+			verdict: policy.Rejected, message: "task a of example.com/a failed: no space",
+		},
+		"FailedBesideWaiting": {
+			reason: "nothing more can help", asked: []Asked{asked("a", begun), asked("b", failed)},
+			verdict: policy.Rejected, message: "task b of example.com/b failed: no space",
+		},
+		"TwoWaiting": {
+			reason: "the message counts the others", asked: []Asked{asked("a", begun), asked("b", begun)},
+			verdict: policy.Waiting, message: "waiting for example.com/a to finish BindTask a-1 (and 1 more)",
+		},
+		"TimedOut": {
+			reason: "the handler did not answer", asked: []Asked{asked("a", begun)}, waited: time.Minute,
+			verdict: policy.TimedOut, message: "still waiting for example.com/a to finish BindTask a-1 (timed out after 1m0s)",
+		},
+		"TimedOutAllow": {
+			reason: "the policy goes on", asked: []Asked{allowing(asked("a", begun))}, waited: time.Minute,
+			verdict: policy.Allowed, waived: []string{"a"}, annotations: map[string]string{"p.policy.prebind.dev/zone": "policy"},
+		},
+		"Late": {
+			reason: "a task that is ready does not time out", asked: []Asked{asked("a", ready)}, waited: time.Hour,
+			verdict: policy.Allowed, annotations: map[string]string{"p.policy.prebind.dev/zone": "policy"},
+		},
+		"Undoing": {
+			reason: "the handler must finish before it begins again", asked: []Asked{asked("a", deleted, ready)},
+			verdict: policy.Waiting, message: "waiting for example.com/a to undo an earlier attempt for BindTask a-1",
+		},
+		"Earlier": {
+			reason: "an earlier attempt's BindTask is continued, even if it failed", asked: []Asked{asked("a", earlier, failed)},
+			verdict: policy.Waiting, message: "waiting for example.com/a to finish BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
+		},
+		"DryRun": {
+			reason: "a dry run has no attempt of its own", asked: []Asked{asked("a", earlier, ready)}, dryRun: true,
+			verdict: policy.Allowed, annotations: map[string]string{"p.policy.prebind.dev/zone": "policy"},
+		},
+		"TooMany": {
+			reason: "the cost of a bind is bounded", asked: []Asked{asked("1"), asked("2"), asked("3"), asked("4"), asked("5"), asked("6"), asked("7"), asked("8"), asked("9")},
+			verdict: policy.Rejected, message: "the policies need more than 8 tasks for the bind",
+		},
+		"LongMessage": {
+			reason: "a handler is not trusted", asked: []Asked{asked("a", has(v1alpha1.TaskReady, metav1.ConditionFalse, strings.Repeat("x", 5000)+"\n"))},
+			verdict: policy.Waiting, message: "waiting for task a of example.com/a: " + strings.Repeat("x", 984) + "…",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			bc := bindAfter(tc.waited)
+			bc.DryRun = tc.dryRun
+			r := policy.Result{Policy: "p", Verdict: policy.Allowed, Annotations: map[string]string{"p.policy.prebind.dev/zone": "policy"}}
+			for _, a := range tc.asked {
+				r.Tasks = append(r.Tasks, a.Task)
+			}
+			audited := r
+			audited.Audit = true
+			decided, writes := Decide(bc, []policy.Result{audited, r}, tc.asked)
+			assert.Equal(t, audited, decided[0], "a policy in mode Audit has no tasks")
+			got := decided[1]
+			assert.Equal(t, tc.verdict, got.Verdict, tc.reason)
+			assert.Equal(t, tc.message, got.Message, tc.reason)
+			assert.LessOrEqual(t, len(got.Message), policy.MaxMessage, tc.reason)
+			assert.Equal(t, tc.waived, got.Waived, tc.reason)
+			assert.Equal(t, tc.writes, writes, tc.reason)
+			if got.Verdict == policy.Allowed {
+				assert.Equal(t, tc.annotations, got.Annotations, tc.reason)
+			}
+			if got.Verdict == policy.Waiting {
+				assert.Equal(t, began.Add(time.Minute), got.Until, "no object can end the wait of a handler that is gone")
+			}
+		})
+	}
+}
+
+func TestNameOf(t *testing.T) {
+	of := func(policyName, task, uid, node string) string {
+		return nameOf(policy.Task{Policy: policyName, Name: task}, framework.Mark{PodUID: types.UID(uid), Node: node})
+	}
+	base := of("p", "a", "1", "n")
+	assert.Equal(t, base, of("p", "a", "1", "n"), "every replica finds it")
+	for _, other := range []string{of("q", "a", "1", "n"), of("p", "b", "1", "n"), of("p", "a", "2", "n"), of("p", "a", "1", "m")} {
+		assert.NotEqual(t, base, other, "each policy, task, pod and node has its own")
+	}
+}
