@@ -121,6 +121,19 @@ func TestAlerts(t *testing.T) {
 			"once":    `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x28 1x2`,
 			"success": `prebind_swept_total{plugin="device",verdict="commit",result="done"} 0+6x30`,
 		}},
+		"PrebindPolicyRejectsAll": {fires: `prebind_policy_results_total{policy="a",mode="enforce",result="rejected"} 0+30x30
+			prebind_policy_results_total{policy="a",mode="enforce",result="allowed"} 0+1x30`, not: map[string]string{
+			"half":       "prebind_policy_results_total{policy=\"a\",mode=\"enforce\",result=\"rejected\"} 0+30x30\nprebind_policy_results_total{policy=\"a\",mode=\"enforce\",result=\"allowed\"} 0+30x30",
+			"audit":      `prebind_policy_results_total{policy="a",mode="audit",result="rejected"} 0+30x30`,
+			"one a hour": `prebind_policy_results_total{policy="a",mode="enforce",result="rejected"} 0x29 1`,
+		}},
+		"PrebindPolicyNotReady": {fires: `prebind_policies{state="not_ready"} 1x30`, not: map[string]string{
+			"ready": "prebind_policies{state=\"not_ready\"} 0x30\nprebind_policies{state=\"in_force\"} 3x30",
+		}},
+		"PrebindHandlerSilent": {fires: `prebind_policy_tasks{handler="example.com/prefetch",state="waiting"} 3x30`, not: map[string]string{
+			"it works":      "prebind_policy_tasks{handler=\"example.com/prefetch\",state=\"waiting\"} 3x30\nprebind_policy_task_duration_seconds_count{handler=\"example.com/prefetch\",result=\"ready\"} 0+1x30",
+			"nothing to do": `prebind_policy_tasks{handler="example.com/prefetch",state="ready"} 3x30`,
+		}},
 		"PrebindCertificateExpiring": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 172000x30`, not: map[string]string{
 			"a self-managed one is to be renewed about now": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 201600x30`,
 			"it is to be renewed about now":                 `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2588400x30`,

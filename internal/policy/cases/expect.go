@@ -34,6 +34,11 @@ func (e *Expectation) differences(got *policy.Result) []string {
 	compare("rule", e.Rule != nil, ptr.Deref(e.Rule, ""), got.Rule)
 	compare("annotations", e.Annotations != nil, e.Annotations, got.Annotations)
 	compare("labels", e.Labels != nil, e.Labels, got.Labels)
+	tasks := map[string]map[string]string{}
+	for _, t := range got.Tasks {
+		tasks[t.Name] = t.Parameters
+	}
+	compare("tasks", e.Tasks != nil, e.Tasks, tasks)
 	compare("waived", e.Waived != nil, e.Waived, got.Waived)
 	return all
 }

@@ -243,6 +243,17 @@ func TestRun_KeyPrefixes(t *testing.T) {
 	assert.False(t, r.Failed())
 }
 
+func TestRun_Tasks(t *testing.T) {
+	spec := `tasks: [{name: prefetch, handler: example.com/prefetch, parameters: [{key: node, valueExpression: node.metadata.name}]}]`
+	of := func(node string) string {
+		return objects + "cases: [{name: c, expect: [{verdict: allowed, tasks: {prefetch: {node: " + node + "}}}]}]\n"
+	}
+	r := runOne(t, spec, of("n1"))
+	require.NoError(t, r.Err)
+	assert.False(t, r.Failed())
+	assert.True(t, runOne(t, spec, of("other")).Failed())
+}
+
 func TestRun_Unreadable(t *testing.T) {
 	_, err := cases.Run(t.Context(), filepath.Join(t.TempDir(), "missing"))
 	assert.ErrorIs(t, err, os.ErrNotExist)

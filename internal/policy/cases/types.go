@@ -72,6 +72,8 @@ type Expectation struct {
 	// Annotations and Labels are all that the pod gets, by complete key.
 	Annotations map[string]string `json:"annotations,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
+	// Tasks are the parameters of all tasks of the policy by their names.
+	Tasks map[string]map[string]string `json:"tasks,omitempty"`
 	// Waived are the names of the waits that timed out with Allow.
 	Waived []string `json:"waived,omitempty"`
 }
