@@ -40,17 +40,17 @@ func (s *Store) PreBind(ctx context.Context, bc *framework.BindContext, asked []
 		if !a.state(bc).writes {
 			continue
 		}
-		doing, err := "creating it", error(nil)
+		var err error
 		if a.Found == nil {
 			err = s.h.Writer.Create(ctx, a.bindTask(bc.Mark()))
 		} else {
-			doing, err = "continuing it", s.setAttempt(ctx, a.Found, bc.Attempt)
+			err = s.setAttempt(ctx, a.Found, bc.Attempt)
 		}
 		switch {
 		case apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
 			return framework.NotYet(a.object(), "the cache to show it")
 		case err != nil:
-			return framework.FromAPI(a.object(), doing, err)
+			return framework.FromAPI(a.object(), "writing it", err)
 		}
 	}
 	return nil

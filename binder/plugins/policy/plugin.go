@@ -88,18 +88,16 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		return nil
 	}
 	var l looked
-	e, err := p.recent(ctx, policies, cache, bc)
-	if err == nil {
-		l.asked, err = tasks.Read(ctx, cache, bc, e.results)
+	var e evaluated
+	if e, l.err = p.recent(ctx, policies, cache, bc); l.err == nil {
+		l.asked, l.err = tasks.Read(ctx, cache, bc, e.results)
 	}
-	if err != nil {
-		framework.Extend(bc, looked{err: err})
-		return nil
+	if l.err == nil {
+		var writes []string
+		l.results, writes = tasks.Decide(bc, e.results, l.asked)
+		l.verdict, l.err = judge(l.results)
+		l.verdict.Writes = writes
 	}
-	var writes []string
-	l.results, writes = tasks.Decide(bc, e.results, l.asked)
-	l.verdict, l.err = judge(l.results)
-	l.verdict.Writes = writes
 	if until := &l.verdict.Wait.Until; e.again && l.err == nil && (until.IsZero() || e.at.Add(evaluatePause).Before(*until)) {
 		*until = e.at.Add(evaluatePause)
 	}

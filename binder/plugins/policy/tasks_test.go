@@ -189,7 +189,7 @@ func TestTasks_ServerErrors(t *testing.T) {
 		_, err := w.preFlight(bc)
 		require.NoError(t, err)
 		w.api.Before = func(fakeapi.Call) error { return errors.New("no answer") }
-		assert.ErrorContains(t, w.PreBind(t.Context(), bc), "creating it: no answer")
+		assert.ErrorContains(t, w.PreBind(t.Context(), bc), "writing it: no answer")
 		assert.ErrorContains(t, w.PreBindRollBack(t.Context(), bc.Mark()), "no answer", "it is repeated")
 	})
 }
