@@ -33,16 +33,15 @@ type connection struct {
 	net.Conn
 
 	limits *limits
-	source string
+	source netip.Prefix
 	// arrives is the time at which the first request must have arrived. It is zero afterwards.
 	arrives time.Time
 
 	// The following fields are guarded by limits.mu. since is the beginning of the phase.
 	phase phase
 	since time.Time
-	// bytes is the number of counted bytes of the body. evicted is set when the body is refused.
-	bytes   int64
-	evicted bool
+	// bytes is the number of counted bytes of the body.
+	bytes int64
 }
 
 // SetReadDeadline implements net.Conn. The handshake, the headers and the body of the first request share a deadline.
@@ -65,10 +64,8 @@ func (c *connection) Write(p []byte) (int, error) {
 func (c *connection) Close() error {
 	l := c.limits
 	l.mu.Lock()
-	l.bytes -= c.bytes
-	c.bytes = 0
 	delete(l.open, c)
-	l.changed.Broadcast()
+	l.admit()
 	l.mu.Unlock()
 	return c.Conn.Close()
 }
@@ -78,7 +75,7 @@ func (c *connection) enter(p phase) {
 	c.limits.mu.Lock()
 	defer c.limits.mu.Unlock()
 	c.phase, c.since = p, c.limits.clock.Now()
-	c.limits.changed.Broadcast()
+	c.limits.admit()
 }
 
 type connectionKey struct{}
@@ -103,26 +100,13 @@ func connectionOf(c net.Conn) *connection {
 	return accepted
 }
 
-// Accept implements net.Listener. Only one call may be in progress.
+// Accept implements net.Listener.
 func (l *limits) Accept() (net.Conn, error) {
-	l.begin.Do(func() { go l.receive() })
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for {
-		closed := errors.Is(l.failure, net.ErrClosed)
-		for closed && l.queued > 0 {
-			l.drop()
-		}
-		// Without file descriptors, only progress of the waiting connections releases some.
-		if c := l.next(); c != nil {
-			return c, nil
-		}
-		if err := l.failure; err != nil {
-			l.failure = nil
-			l.changed.Broadcast()
-			return nil, err
-		}
-		l.changed.Wait()
+	select {
+	case c := <-l.accepted:
+		return c, nil
+	case err := <-l.failed:
+		return nil, err
 	}
 }
 
@@ -130,38 +114,37 @@ func (l *limits) Accept() (net.Conn, error) {
 func (l *limits) receive() {
 	for {
 		conn, err := l.Listener.Accept()
-		l.mu.Lock()
-		if err == nil {
-			source := sourceOf(conn.RemoteAddr().String())
-			l.waiting[source] = append(l.waiting[source], &connection{Conn: conn, limits: l, source: source})
-			l.queued++
+		if err != nil {
+			// Without file descriptors, only progress of the waiting connections releases some.
+			l.failed <- err
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			continue
 		}
+		source := sourceOf(conn.RemoteAddr().String())
+		l.mu.Lock()
+		l.waiting[source] = append(l.waiting[source], &connection{Conn: conn, limits: l, source: source})
+		l.queued++
 		if l.queued > maxWaiting {
 			l.refused(RefusedConnection)
 			l.drop()
 		}
-		l.failure = err
-		l.changed.Broadcast()
-		for l.failure != nil {
-			l.changed.Wait() // Until Accept returns it.
-		}
+		l.admit()
 		l.mu.Unlock()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
 	}
 }
 
 // drop closes the last connection of the source with most waiting ones. It must be called with mu held.
 func (l *limits) drop() {
-	most := slices.MaxFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b string) int {
+	most := slices.MaxFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b netip.Prefix) int {
 		return cmp.Compare(len(l.waiting[a]), len(l.waiting[b]))
 	})
 	_ = l.take(most, len(l.waiting[most])-1).Conn.Close() // An error has no remedy.
 }
 
 // take removes a connection of the source from those that wait. It must be called with mu held.
-func (l *limits) take(source string, i int) *connection {
+func (l *limits) take(source netip.Prefix, i int) *connection {
 	c := l.waiting[source][i]
 	l.queued--
 	if l.waiting[source] = slices.Delete(l.waiting[source], i, i+1); len(l.waiting[source]) == 0 {
@@ -170,55 +153,44 @@ func (l *limits) take(source string, i int) *connection {
 	return c
 }
 
-// next returns the next connection to accept, or nil if all have to wait: the first one of the source with the fewest arriving
+// admit accepts waiting connections while there is room: always the first one of the source with the fewest arriving
 // connections. To make room, it closes the oldest idle connection. It must be called with mu held.
-func (l *limits) next() *connection {
-	if l.queued == 0 {
-		return nil
-	}
-	ofSource, all, oldest := map[string]int{}, 0, (*connection)(nil)
-	for c := range l.open {
-		switch {
-		case c.phase == arriving:
-			ofSource[c.source]++
-			all++
-		case c.phase == idle && (oldest == nil || c.since.Before(oldest.since)):
-			oldest = c
+func (l *limits) admit() {
+	for l.queued > 0 {
+		ofSource, oldest := map[netip.Prefix]int{}, (*connection)(nil)
+		for c := range l.open {
+			switch {
+			case c.phase == arriving:
+				ofSource[c.source]++
+			case c.phase == idle && (oldest == nil || c.since.Before(oldest.since)):
+				oldest = c
+			}
 		}
-	}
-	source := slices.MinFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b string) int { return cmp.Compare(ofSource[a], ofSource[b]) })
-	if all >= l.maxArriving || ofSource[source] >= l.maxOfSource {
-		return nil
-	}
-	if len(l.open) >= l.maxConnections {
-		if oldest == nil {
-			return nil
+		source := slices.MinFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b netip.Prefix) int { return cmp.Compare(ofSource[a], ofSource[b]) })
+		if ofSource[source] >= l.maxArriving {
+			return
 		}
-		l.refused(RefusedConnection)
-		delete(l.open, oldest)
-		_ = oldest.Conn.Close() // An error has no remedy.
+		if len(l.open) >= l.maxConnections {
+			if oldest == nil {
+				return
+			}
+			l.refused(RefusedConnection)
+			delete(l.open, oldest)
+			_ = oldest.Conn.Close() // An error has no remedy.
+		}
+		c := l.take(source, 0)
+		c.since = l.clock.Now()
+		c.arrives = c.since.Add(readHeaderTimeout)
+		l.open[c] = struct{}{}
+		l.accepted <- c
 	}
-	c := l.take(source, 0)
-	c.since = l.clock.Now()
-	c.arrives = c.since.Add(readHeaderTimeout)
-	l.open[c] = struct{}{}
-	return c
 }
 
 // sourceOf returns the part of an address that a peer cannot choose freely: the IPv4 address, or the first 64 bits of the
-// IPv6 address. If it cannot parse an address, it returns the address unchanged.
-func sourceOf(remote string) string {
-	peer, err := netip.ParseAddrPort(remote)
-	if err != nil {
-		return remote
-	}
+// IPv6 address. Addresses that it cannot parse are one source.
+func sourceOf(remote string) netip.Prefix {
+	peer, _ := netip.ParseAddrPort(remote)
 	address := peer.Addr().Unmap()
-	if address.Is4() {
-		return address.String()
-	}
-	network, err := address.WithZone("").Prefix(64)
-	if err != nil {
-		return remote
-	}
-	return network.String()
+	source, _ := address.Prefix(min(address.BitLen(), 64))
+	return source
 }

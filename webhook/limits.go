@@ -4,15 +4,13 @@
 package webhook
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -24,16 +22,17 @@ const (
 	// up to six bytes, which makes 1.5 MiB. The rest is for labels, and for the user's groups and extra values, which come
 	// from headers of at most 1 MiB and usually have less than 1 KiB.
 	maxBody = 2 << 20
-	// maxBodies is the maximum size of all bodies that are being read or decoded. Decoding can briefly need three times
-	// as much memory. Most reviews have 2 KiB.
+	// smallBody is the size up to which no other body matters. Most reviews have 2 KiB.
+	smallBody = 16 << 10
+	// maxBodies is the maximum size of all larger bodies that are being read or decoded. Decoding can briefly need three times
+	// as much memory.
 	maxBodies = 16 * maxBody
 	// maxConnections is the maximum number of accepted connections. With HTTP/1.1 this also limits concurrent calls. A
 	// connection needs about 60 KiB.
 	maxConnections = 1024
-	// maxArriving is the number of arriving connections from which on new ones wait. The work of a TLS handshake makes more of
-	// them slower together. A source has at most maxOfSource of them, so that another one does not wait.
-	maxArriving = 256
-	maxOfSource = 192
+	// maxArriving is the number of arriving connections of a source from which on its new ones wait. The work of a TLS handshake
+	// makes more of them slower together.
+	maxArriving = 128
 	// maxWaiting is the maximum number of connections that wait to be accepted. One needs less than 1 KiB.
 	maxWaiting = 16384
 	// bodyTakes is the timeout for reading a body. It does not include the hold.
@@ -59,10 +58,10 @@ func RefusalReasons() []string { return []string{RefusedConnection, RefusedBody,
 var errOverloaded = errors.New("this replica cannot read the request")
 
 // limits limit the memory that unauthenticated peers can make a server use. They limit the size of a body, the size of all
-// bodies that are read at the same time, the time for reading a body, and the number of connections. When the bodies are
-// too large, the source address that uses most of the bytes loses its oldest body. When there are many connections, answers end
-// them. When there are too many, new ones wait, and the oldest idle ones are closed: the API server is a source too, and no limit
-// closes a connection that carries an ordinary review.
+// bodies that are read at the same time, the time for reading a body, and the number of connections. When the bodies become too
+// large, those of the sources that use most bytes are refused. When there are many connections, answers end them. When there
+// are too many, new ones wait, and the oldest idle ones are closed: the API server is a source too, and no limit closes a
+// connection that carries an ordinary review.
 //
 // limits are an http.Handler middleware and a net.Listener below TLS, so that connections without a handshake count. They are
 // safe for concurrent use.
@@ -71,33 +70,30 @@ type limits struct {
 
 	clock clock.PassiveClock
 	// refused is called with one of RefusalReasons for each refusal.
-	refused                                  func(reason string)
-	maxBodies                                int64
-	maxConnections, maxArriving, maxOfSource int
-	// begin starts the goroutine that receives connections.
-	begin sync.Once
+	refused                     func(reason string)
+	maxBodies                   int64
+	maxConnections, maxArriving int
+	// accepted and failed are the results of Accept.
+	accepted chan *connection
+	failed   chan error
 
 	mu sync.Mutex
-	// changed wakes Accept: there may be a connection to accept.
-	changed *sync.Cond
-	// failure is an error of the inner listener that Accept has not returned yet.
-	failure error
 	// waiting are the connections that wait to be accepted, by source and in order. queued is their number.
-	waiting map[string][]*connection
+	waiting map[netip.Prefix][]*connection
 	queued  int
 	// open contains the accepted connections.
 	open map[*connection]struct{}
-	// bytes is the sum of the bytes of open.
-	bytes int64
 }
 
+// newLimits returns limits that accept connections of the listener until it is closed.
 func newLimits(inner net.Listener, c clock.PassiveClock, refused func(reason string)) *limits {
 	l := &limits{
 		Listener: inner, clock: c, refused: refused,
-		maxBodies: maxBodies, maxConnections: maxConnections, maxArriving: maxArriving, maxOfSource: maxOfSource,
-		waiting: map[string][]*connection{}, open: map[*connection]struct{}{},
+		maxBodies: maxBodies, maxConnections: maxConnections, maxArriving: maxArriving,
+		accepted: make(chan *connection, maxConnections), failed: make(chan error),
+		waiting: map[netip.Prefix][]*connection{}, open: map[*connection]struct{}{},
 	}
-	l.changed = sync.NewCond(&l.mu)
+	go l.receive()
 	return l
 }
 
@@ -145,11 +141,11 @@ func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	l := b.from.limits
 	switch {
-	case !l.grow(b.from, n):
-		return n, fmt.Errorf("%w: too many bytes of requests in flight", errOverloaded)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		l.refused(RefusedSlow)
 		return n, fmt.Errorf("%w: reading the body timed out after %s", errOverloaded, bodyTakes)
+	case !l.grow(b.from, n):
+		return n, fmt.Errorf("%w: too many bytes of requests in flight", errOverloaded)
 	case errors.Is(err, io.EOF):
 		b.from.enter(working)
 		b.from.arrives = time.Time{}
@@ -164,47 +160,35 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// grow counts n more bytes of the body. It returns false if the body is refused.
-func (l *limits) grow(c *connection, n int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, open := l.open[c]; !open || c.evicted {
-		return false
-	}
-	c.bytes += int64(n)
-	l.bytes += int64(n)
-	for l.bytes > l.maxBodies && !c.evicted {
-		chosen := victim(slices.Collect(maps.Keys(l.open)))
-		if chosen.phase == working {
-			// Prebind is decoding the chosen body. Decoding cannot be stopped and ends soon.
-			chosen = c
-		}
-		l.bytes -= chosen.bytes
-		chosen.bytes, chosen.evicted = 0, true
-		l.refused(RefusedBody)
-		_ = chosen.SetReadDeadline(time.Unix(1, 0)) // Unblocks a read in progress.
-	}
-	return !c.evicted
-}
-
 // forget stops counting the bytes of the body.
 func (l *limits) forget(c *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.bytes -= c.bytes
-	c.bytes, c.evicted = 0, false
+	c.bytes = 0
 }
 
-// victim returns the connection whose body is refused when all bodies together are too large. It selects the source that uses
-// most bytes. Of its bodies it prefers those that wait for the peer to those that Prebind processes, and of these the oldest. A
-// source that uses little therefore never loses to a source that uses more.
-func victim(open []*connection) *connection {
-	reading := slices.DeleteFunc(open, func(c *connection) bool { return c.bytes == 0 })
-	total := map[string]int64{}
-	for _, c := range reading {
-		total[c.source] += c.bytes
+// grow counts n more bytes of the body. It returns false if the body is refused: it is not small, and its source uses more bytes
+// than are left. So one source can use half of the bytes.
+func (l *limits) grow(c *connection, n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.bytes += int64(n)
+	if c.bytes <= smallBody {
+		return true
 	}
-	return slices.MinFunc(reading, func(a, b *connection) int {
-		return cmp.Or(cmp.Compare(total[b.source], total[a.source]), cmp.Compare(a.phase, b.phase), a.since.Compare(b.since))
-	})
+	left, ofSource := l.maxBodies, int64(0)
+	for other := range l.open {
+		if other.bytes > smallBody {
+			left -= other.bytes
+			if other.source == c.source {
+				ofSource += other.bytes
+			}
+		}
+	}
+	if ofSource <= left {
+		return true
+	}
+	c.bytes = 0
+	l.refused(RefusedBody)
+	return false
 }
