@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -39,11 +40,10 @@ func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	g.address = listener.Addr().String()
-	server, err := NewServer(ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored, TLSOpts: []func(*tls.Config){func(c *tls.Config) {
+	server := NewServer(ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored, ShutdownTimeout: time.Minute, Certificates: func(c *tls.Config) {
 		c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }
 		certificates.RequireClients(c, g.clients.Load)
-	}}})
-	require.NoError(t, err)
+	}})
 	server.Register(Path, OnlyFrom(names, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { g.calls.Add(1) })))
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)

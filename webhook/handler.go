@@ -6,7 +6,6 @@ package webhook
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"runtime/debug"
@@ -30,8 +29,10 @@ type Engine interface {
 	Bind(ctx context.Context, r binder.Request) binder.Decision
 }
 
-// Options are the options of a Handler. All fields are required.
-type Options struct {
+// Handler answers AdmissionReviews of Bindings. It is an http.Handler for Path, safe for concurrent use. All fields are required. It
+// decodes the review itself, and passes the decision through an admission.Webhook. The library's own decoder answers other bodies with
+// code 200, and keeps the bytes of a review while the call is held.
+type Handler struct {
 	Engine Engine
 	// Ready returns an error while the replica cannot decide on Bindings: its caches are not synced, or it is shutting
 	// down. The handler then answers 503 with Retry-After, and the API server repeats the call without involving the
@@ -42,29 +43,16 @@ type Options struct {
 	Clock clock.PassiveClock
 }
 
-// Handler answers AdmissionReviews of Bindings. It is an http.Handler for Path, safe for concurrent use. It decodes the review
-// itself, and passes the decision through an admission.Webhook. The library's own decoder answers other bodies with code 200,
-// and keeps the bytes of a review while the call is held.
-type Handler struct{ o Options }
-
-// NewHandler returns an error if an option is missing.
-func NewHandler(o Options) (*Handler, error) {
-	if o.Engine == nil || o.Ready == nil || o.Clock == nil {
-		return nil, errors.New("webhook: Engine, Ready and Clock are required")
-	}
-	return &Handler{o: o}, nil
-}
-
 // ServeHTTP answers an AdmissionReview with an AdmissionReview, and every other request with an HTTP error that has a
 // Status as its body. The API server passes the message of the Status on to its client.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := h.o.Ready(); err != nil {
+	if err := h.Ready(); err != nil {
 		h.write(w, unavailable(err))
 		return
 	}
 	request, problem := readReview(r)
 	if problem != nil {
-		h.logProblem(r, problem)
+		h.Log.V(2).Info("Rejected a request", "from", r.RemoteAddr, "reason", problem.Message)
 		h.write(w, problem)
 		return
 	}
@@ -82,19 +70,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.write(w, review)
 }
 
-// logProblem logs why a request was not a review.
-func (h *Handler) logProblem(r *http.Request, problem *metav1.Status) {
-	if problem.Code == http.StatusServiceUnavailable {
-		h.o.Log.V(2).Info("Did not read a whole request", "from", r.RemoteAddr, "reason", problem.Message)
-		return
-	}
-	h.o.Log.Info("Rejected a request that is not an AdmissionReview", "from", r.RemoteAddr, "reason", problem.Message)
-}
-
 // review answers a request. If the engine panics, it denies the request: the answer of the library has no reason.
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response admission.Response) {
 	clip := func(s string) string { return text.Clip(s, maxCause) }
-	log := h.o.Log.WithValues("user", clip(request.UserInfo.Username))
+	log := h.Log.WithValues("user", clip(request.UserInfo.Username))
 	defer func() {
 		if r := recover(); r != nil {
 			log.Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
@@ -111,9 +90,9 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		return deny(err, 0)
 	}
 	log = log.WithValues("pod", klog.KRef(clip(bind.Pod.Namespace), clip(bind.Pod.Name)), "node", clip(bind.Binding.Target.Name))
-	begin := h.o.Clock.Now()
-	d := h.o.Engine.Bind(klog.NewContext(ctx, log), bind)
-	report(log, d, h.o.Clock.Since(begin))
+	begin := h.Clock.Now()
+	d := h.Engine.Bind(klog.NewContext(ctx, log), bind)
+	report(log, d, h.Clock.Since(begin))
 	return answer(bind.Binding, d)
 }
 
@@ -160,7 +139,7 @@ func failure(code int32, reason metav1.StatusReason, err error) *metav1.Status {
 
 func (h *Handler) write(w http.ResponseWriter, body any) {
 	if err := writeJSON(w, body); err != nil {
-		h.o.Log.V(2).Info("Could not send an answer", "reason", err.Error())
+		h.Log.V(2).Info("Could not send an answer", "reason", err.Error())
 	}
 }
 

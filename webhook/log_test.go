@@ -32,7 +32,7 @@ func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 		assert.NoError(t, json.Unmarshal([]byte(line), &fields))
 		lines = append(lines, fields)
 	}, funcr.Options{Verbosity: verbosity}).GetSink())
-	h, err := NewHandler(Options{Ready: ready, Log: log, Clock: clock.RealClock{}, Engine: engineFunc(func(ctx context.Context, _ binder.Request) binder.Decision {
+	h := &Handler{Ready: ready, Log: log, Clock: clock.RealClock{}, Engine: engineFunc(func(ctx context.Context, _ binder.Request) binder.Decision {
 		timer := clock.RealClock{}.NewTimer(3 * time.Second)
 		defer timer.Stop()
 		select {
@@ -40,8 +40,7 @@ func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
 		case <-ctx.Done():
 		}
 		return d
-	})})
-	require.NoError(t, err)
+	})}
 	serve(t, h, read(t, "allowed.request.json"))
 	return lines
 }

@@ -6,7 +6,6 @@ package webhook
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log"
 	"net"
@@ -33,20 +32,19 @@ const (
 	idleTimeout = 3 * time.Minute
 )
 
-// ServerOptions are the options of a Server. Fields are required unless they say otherwise.
+// ServerOptions are the options of a Server. All fields are required.
 type ServerOptions struct {
 	// Listener accepts TCP connections. The server closes it.
 	Listener net.Listener
-	// TLSOpts configure certificates. They are called once, in NewServer. The server
-	// speaks TLS 1.2 or newer and HTTP/1.1.
-	TLSOpts []func(*tls.Config)
-	Clock   clock.PassiveClock
+	// Certificates sets the certificates. The server speaks TLS 1.2 or newer and HTTP/1.1.
+	Certificates func(*tls.Config)
+	Clock        clock.PassiveClock
 	// Refused is called with one of RefusalReasons for each connection or body that a limit refuses. It must be safe for
 	// concurrent use and must not block.
 	Refused func(reason string)
-	// ShutdownTimeout is the grace period for in-flight requests after the context of Start ends. Zero means no limit.
+	// ShutdownTimeout is the grace period for in-flight requests after the context of Start ends.
 	ShutdownTimeout time.Duration
-	// ErrorLog receives errors of connections, such as failed TLS handshakes. Optional.
+	// ErrorLog receives errors of connections, such as failed TLS handshakes.
 	ErrorLog *log.Logger
 }
 
@@ -65,19 +63,11 @@ type Server struct {
 var _ webhook.Server = (*Server)(nil)
 
 // NewServer returns a server without handlers. Add them with Register.
-func NewServer(o ServerOptions) (*Server, error) {
-	if o.Listener == nil || o.Clock == nil || o.Refused == nil {
-		return nil, errors.New("webhook: Listener, Clock and Refused are required")
-	}
+func NewServer(o ServerOptions) *Server {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
-	for _, apply := range o.TLSOpts {
-		apply(config)
-	}
-	if config.GetCertificate == nil {
-		return nil, errors.New("webhook: TLSOpts must set GetCertificate")
-	}
+	o.Certificates(config)
 	mux, limits := http.NewServeMux(), newLimits(o.Listener, o.Clock, o.Refused)
-	s := &Server{
+	return &Server{
 		Server: webhook.NewServer(webhook.Options{WebhookMux: mux}),
 		limits: limits,
 		serving: &manager.Server{
@@ -92,12 +82,9 @@ func NewServer(o ServerOptions) (*Server, error) {
 				MaxHeaderBytes:    maxHeader,
 				ErrorLog:          o.ErrorLog,
 			},
+			ShutdownTimeout: &o.ShutdownTimeout,
 		},
 	}
-	if o.ShutdownTimeout > 0 {
-		s.serving.ShutdownTimeout = &o.ShutdownTimeout
-	}
-	return s, nil
 }
 
 // Start serves until the context ends and then waits for requests in flight. It implements webhook.Server.

@@ -48,16 +48,12 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 	return client, nil
 }
 
-func noCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, nil }
-
 // plainServer returns a Server for a listener without TLS. Serve its limits.
 func plainServer(t testing.TB, handler http.Handler, listener net.Listener, refused func(string)) *Server {
 	t.Helper()
-	server, err := NewServer(ServerOptions{
-		Listener: listener, Clock: clock.RealClock{}, Refused: refused, ErrorLog: log.New(io.Discard, "", 0),
-		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = noCertificate }},
+	server := NewServer(ServerOptions{
+		Listener: listener, Clock: clock.RealClock{}, Refused: refused, ErrorLog: log.New(io.Discard, "", 0), Certificates: func(*tls.Config) {},
 	})
-	require.NoError(t, err)
 	server.Register(Path, handler)
 	return server
 }
@@ -107,32 +103,12 @@ func TestServer(t *testing.T) {
 }
 
 func TestNewServer(t *testing.T) {
-	listener := &pipe{}
 	var config *tls.Config
-	certificate := func(c *tls.Config) { c.GetCertificate, config = noCertificate, c }
-	cases := map[string]struct {
-		reason string
-		o      ServerOptions
-		says   string
-	}{
-		"Complete":      {reason: "all required options are set", o: ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored, TLSOpts: []func(*tls.Config){certificate}}},
-		"Incomplete":    {reason: "Listener, Clock and Refused are required", o: ServerOptions{TLSOpts: []func(*tls.Config){certificate}}, says: "required"},
-		"NoCertificate": {reason: "a certificate is required", o: ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored}, says: "GetCertificate"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			server, err := NewServer(tc.o)
-			if tc.says != "" {
-				require.ErrorContains(t, err, tc.says, tc.reason)
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			assert.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
-			assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "with HTTP/1.1, the limit of connections also limits calls")
-			require.NoError(t, server.StartedChecker()(nil))
-			assert.False(t, server.NeedLeaderElection(), "every replica serves")
-		})
-	}
+	server := NewServer(ServerOptions{Listener: &pipe{}, Clock: clock.RealClock{}, Refused: ignored, Certificates: func(c *tls.Config) { config = c }})
+	assert.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
+	assert.Equal(t, []string{"http/1.1"}, config.NextProtos, "with HTTP/1.1, the limit of connections also limits calls")
+	require.NoError(t, server.StartedChecker()(nil))
+	assert.False(t, server.NeedLeaderElection(), "every replica serves")
 }
 
 // TestServer_Limits checks the limits of size and time for a request.

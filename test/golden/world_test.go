@@ -79,8 +79,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
-	handler, err := webhook.NewHandler(webhook.Options{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}})
-	require.NoError(t, err)
+	handler := &webhook.Handler{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}}
 	return &prebind{server: server, client: c, engine: engine, handler: handler}
 }
 

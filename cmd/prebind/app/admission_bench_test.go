@@ -124,11 +124,7 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
 	engine := benchEngine(tb, untimed, unrecorded.Recorder{})
 	handlerOf := func(e prebindwebhook.Engine) http.Handler {
-		h, err := prebindwebhook.NewHandler(prebindwebhook.Options{
-			Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{},
-		})
-		require.NoError(tb, err)
-		return h
+		return &prebindwebhook.Handler{Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}}
 	}
 	return handlerOf(engine), handlerOf(benchEngine(tb, recorder.Mutator, recorder))
 }

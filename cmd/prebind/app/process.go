@@ -5,7 +5,6 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log"
 	"log/slog"
@@ -216,21 +215,13 @@ func always(run func(context.Context)) manager.RunnableFunc {
 
 // buildServers adds the certificates and all servers.
 func (p *process) buildServers() error {
-	handler, err := webhook.NewHandler(webhook.Options{
-		Engine: p.engine, Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{},
-	})
-	if err != nil {
-		return err
-	}
+	handler := &webhook.Handler{Engine: p.engine, Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{}}
 	p.certs.Manage(p.assembly.GetClient(), p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
-	server, err := webhook.NewServer(webhook.ServerOptions{
-		Listener: p.listeners["webhook-bind-address"], TLSOpts: []func(*tls.Config){p.certs.Configure}, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
+	server := webhook.NewServer(webhook.ServerOptions{
+		Listener: p.listeners["webhook-bind-address"], Certificates: p.certs.Configure, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
 		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
 	})
-	if err != nil {
-		return err
-	}
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
 	policies, err := webhook.NewPolicyHandler(p.policyCompiler())
 	if err != nil {
