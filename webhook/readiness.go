@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync/atomic"
-
-	"k8s.io/klog/v2"
 )
 
 // Readiness reports whether this replica can decide on Bindings, and whether it should receive
@@ -17,8 +15,6 @@ import (
 type Readiness struct {
 	synced   atomic.Bool
 	draining atomic.Bool
-	// unready is set while a function in always returns an error.
-	unready atomic.Bool
 
 	once []func() error
 	// always contains the functions that each probe calls.
@@ -73,14 +69,8 @@ func (r *Readiness) Probe() error {
 	}
 	for _, ready := range r.always {
 		if err := ready(); err != nil {
-			if !r.unready.Swap(true) {
-				klog.InfoS("Not ready: calls should go to another replica", "reason", err)
-			}
 			return err
 		}
-	}
-	if r.unready.Swap(false) {
-		klog.InfoS("Ready")
 	}
 	return nil
 }
