@@ -36,8 +36,7 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 	for step, reduce := range []func(*binder.Explanation){
 		func(*binder.Explanation) {},
 		func(x *binder.Explanation) { x.Annotations, x.Labels, x.Warnings = nil, nil, nil },
-		func(x *binder.Explanation) { limitFindings(x, 100) },
-		func(x *binder.Explanation) { limitFindings(x, 0) },
+		withoutFindings,
 		func(x *binder.Explanation) { x.Plugins = nil },
 	} {
 		reduce(&x)
@@ -53,10 +52,10 @@ func encodeExplanation(x binder.Explanation) (string, error) {
 	return "", errors.New("the explanation is too long for a warning")
 }
 
-func limitFindings(x *binder.Explanation, most int) {
+func withoutFindings(x *binder.Explanation) {
 	x.Plugins = slices.Clone(x.Plugins)
-	for i, p := range x.Plugins {
-		x.Plugins[i].Findings = p.Findings[:min(len(p.Findings), most)]
+	for i := range x.Plugins {
+		x.Plugins[i].Findings = nil
 	}
 }
 

@@ -4,9 +4,9 @@
 package webhook
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// ordinaryBody is the maximum length of a body for which readReview allocates a buffer in advance. Most reviews have 2 KiB.
-	ordinaryBody = 8 << 10
 	// maxUID is larger than every UID of the API server. The answer repeats the UID.
 	maxUID = 128
 	// defaultTimeout is the API server's own default.
@@ -39,9 +37,7 @@ func invalid(format string, args ...any) *metav1.Status {
 // readReview returns the request of the AdmissionReview in the body.
 func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
-	// The length is set by the caller.
-	body := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), ordinaryBody)+bytes.MinRead))
-	_, err := body.ReadFrom(r.Body)
+	body, err := io.ReadAll(r.Body)
 	limit := (*http.MaxBytesError)(nil)
 	switch {
 	case errors.As(err, &limit):
@@ -51,7 +47,7 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 	case err != nil:
 		return nil, invalid("reading the body: %w", err)
 	}
-	return decode(body.Bytes())
+	return decode(body)
 }
 
 // decode returns the request of an AdmissionReview of v1, without the parts that Prebind does not read: a held call would
