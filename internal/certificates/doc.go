@@ -7,7 +7,7 @@
 // All replicas share a self-managed CA in a Secret. Each replica has its own serving certificate, which never leaves its memory.
 //
 // All replicas run the same steps, and the first one to write takes effect. The next step is a pure function of the Secret,
-// of the CAs in the webhook configuration, and of the time; see lives.next. No replica ever serves a certificate that an API server does not
+// of the CAs in the webhook configuration, and of the time; see Options.next. No replica ever serves a certificate that an API server does not
 // trust: after a new CA is created, the old one stays trusted, and a replica keeps it in memory and signs with it for a while.
 //
 //	create a CA ─▶ inject both ─▶ wait ─▶ serve ─▶ wait ─▶ drop the old CA ─▶ inject

@@ -43,9 +43,7 @@ type manager struct {
 	client client.Client
 	// namespace of the Secret and the Service.
 	namespace string
-	// configuration is the name of the MutatingWebhookConfiguration.
-	configuration string
-	lives         lives
+	o         Options
 	// period is the time between two rounds.
 	period time.Duration
 	// names are the DNS names of the certificate.
@@ -66,10 +64,10 @@ func newManager(o Options, shared Shared, live client.Client, namespace string) 
 	// The API server uses the first name.
 	name := o.Service + "." + namespace + ".svc"
 	m := &manager{
-		Shared: shared, client: live, namespace: namespace, configuration: o.WebhookConfiguration,
-		lives: o.lives(), period: min(defaultPeriod, o.Overlap/4), names: []string{name, name + ".cluster.local"},
+		Shared: shared, client: live, namespace: namespace, o: o,
+		period: min(defaultPeriod, o.Overlap/4), names: []string{name, name + ".cluster.local"},
 	}
-	m.waits.Store(new(fmt.Sprintf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, m.configuration)))
+	m.waits.Store(new(fmt.Sprintf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, m.o.WebhookConfiguration)))
 	return m
 }
 
@@ -106,8 +104,8 @@ func (m *manager) work(ctx context.Context) {
 // bundle is not older than that of the configuration.
 func (m *manager) update(ctx context.Context, v *view) error {
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := m.client.Get(ctx, client.ObjectKey{Name: m.configuration}, config); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.configuration, err)
+	if err := m.client.Get(ctx, client.ObjectKey{Name: m.o.WebhookConfiguration}, config); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err)
 	}
 	v.now = m.Clock.Now() // The configuration is not newer.
 	m.trusted = m.trusted.seen(v.now, injected(config))
@@ -117,7 +115,7 @@ func (m *manager) update(ctx context.Context, v *view) error {
 	var invalid error
 	result, err := controllerutil.CreateOrUpdate(ctx, m.client, secret, func() (err error) {
 		v.held, invalid = m.parse(secret)
-		if next, err = m.lives.next(*v); err != nil || next == nil {
+		if next, err = m.o.next(*v); err != nil || next == nil {
 			return err
 		}
 		return next.write(secret)
@@ -160,11 +158,11 @@ func (m *manager) parse(secret *corev1.Secret) (*record, error) {
 // certify renews this replica's own certificate.
 func (m *manager) certify(v view) error {
 	served := m.served.Load()
-	ca := m.lives.renews(v, served)
+	ca := m.o.renews(v, served)
 	if ca == nil {
 		return nil
 	}
-	made, err := ca.issue(v.now, m.lives.cert, m.names)
+	made, err := ca.issue(v.now, m.o.CertValidity, m.names)
 	if err != nil {
 		m.Metrics.Changed(Serving, err)
 		return err
@@ -183,7 +181,7 @@ func (m *manager) certify(v view) error {
 func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration, r *record) error {
 	switch {
 	case config.ResourceVersion == "":
-		return fmt.Errorf("%w %s: apply it; Prebind then writes the CA bundle to it", errNoConfiguration, m.configuration)
+		return fmt.Errorf("%w %s: apply it; Prebind then writes the CA bundle to it", errNoConfiguration, m.o.WebhookConfiguration)
 	case r == nil:
 		return nil // The Secret could not be read or written.
 	}
@@ -205,9 +203,9 @@ func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.Mut
 		config.Webhooks[i].ClientConfig.CABundle = bundle
 	}
 	if err := m.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return m.unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.configuration, err))
+		return m.unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err))
 	}
-	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.configuration, "cas", len(r.bundle))
+	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.WebhookConfiguration, "cas", len(r.bundle))
 	return nil
 }
 

@@ -54,7 +54,7 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		pass(2 * defaultPeriod)
 		assert.Equal(t, append([]*x509.Certificate{w.record().current.cert}, second.bundle...), w.record().bundle, "a replica creates another CA")
 		assert.Same(t, served, a.served.Load(), "the API servers may not have the new CA yet")
-		pass(2 * times.overlap)
+		pass(2 * times.Overlap)
 		assert.Equal(t, w.record().current.cert, a.served.Load().by.cert)
 		a.stop()
 		b.stop()

@@ -25,7 +25,7 @@ import (
 type model struct {
 	*world
 	random   *rand.Rand
-	lives    lives
+	options  Options
 	replicas []*replica
 	// stalled contains the certificates of replicas that still serve without a connection.
 	stalled []*leaf
@@ -49,11 +49,11 @@ func TestModel_ServesOnlyTrustedCertificates(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &model{
 					world: newWorld(t, webhooks(nil, nil)), random: rand.New(rand.NewPCG(seed, 1)),
-					lives: lives{ca: 4 * time.Hour, cert: time.Hour, overlap: time.Minute}, cas: map[string]bool{}, verified: map[string]bool{},
+					options: Options{CAValidity: 4 * time.Hour, CertValidity: time.Hour, Overlap: time.Minute}, cas: map[string]bool{}, verified: map[string]bool{},
 				}
 				m.period = 10 * time.Second
 				for range 3 {
-					m.replicas = append(m.replicas, m.start(m.lives))
+					m.replicas = append(m.replicas, m.start(m.options))
 				}
 				pass(time.Second)
 				for range 1200 {
@@ -74,9 +74,9 @@ func TestModel_ServesOnlyTrustedCertificates(t *testing.T) {
 func (m *model) disturb() {
 	i, fault := m.random.IntN(len(m.replicas)), m.random.IntN(200)
 	// A replica that starts while API servers differ does not know it, and removes CAs early that replicas without a connection need.
-	differ := time.Since(m.released) < m.lives.overlap
+	differ := time.Since(m.released) < m.options.Overlap
 	locked := m.config().Annotations != nil
-	if locked && time.Since(m.locked) > m.lives.ca/8 { // Otherwise the CA expires.
+	if locked && time.Since(m.locked) > m.options.CAValidity/8 { // Otherwise the CA expires.
 		m.release()
 		locked = false
 	}
@@ -87,11 +87,11 @@ func (m *model) disturb() {
 	switch fault {
 	case 0: // Replace a replica like a rollout.
 		m.replicas[i].stop()
-		m.replicas[i] = m.start(m.lives)
+		m.replicas[i] = m.start(m.options)
 	case 1: // Disconnect a replica, which still serves.
 		m.replicas[i].stop()
 		m.stall(m.replicas[i])
-		m.replicas[i] = m.start(m.lives)
+		m.replicas[i] = m.start(m.options)
 	case 2:
 		require.NoError(m.t, m.client.Delete(m.t.Context(), m.secret()))
 	case 3:
@@ -105,7 +105,7 @@ func (m *model) disturb() {
 		}
 		require.NoError(m.t, m.client.Delete(m.t.Context(), m.secret()))
 		for i := range m.replicas {
-			m.replicas[i] = m.start(m.lives)
+			m.replicas[i] = m.start(m.options)
 		}
 	case 6: // Prevent Prebind from writing the configuration, or allow it again.
 		if locked {
@@ -140,7 +140,7 @@ func (m *model) check() {
 	require.Equal(m.t, bundle, c.Webhooks[1].ClientConfig.CABundle)
 	m.bundles = append(m.bundles, bundleAt{now, bundle})
 	// An API server may use a bundle that is older by most of the overlap.
-	for now.Sub(m.bundles[0].when) > m.lives.overlap*3/4 {
+	for now.Sub(m.bundles[0].when) > m.options.Overlap*3/4 {
 		m.bundles = m.bundles[1:]
 	}
 	all := slices.Clone(m.stalled)
@@ -151,7 +151,7 @@ func (m *model) check() {
 		} else {
 			// A replica that has no certificate waits until every API server has a new CA.
 			since := min(now.Sub(r.began), now.Sub(m.record().current.cert.NotBefore.Add(early)), now.Sub(m.released))
-			require.True(m.t, c.Annotations != nil || since < 2*m.lives.overlap, "a replica should be ready: %v", r.ready())
+			require.True(m.t, c.Annotations != nil || since < 2*m.options.Overlap, "a replica should be ready: %v", r.ready())
 		}
 	}
 	var left []*leaf

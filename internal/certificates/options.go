@@ -32,32 +32,25 @@ type Options struct {
 	// ClientNames are the allowed common names of callers. If it is empty, every name is allowed. It requires
 	// ClientCAFile.
 	ClientNames []string
-
-	// dirGiven reports whether the user gave the flag of Dir.
-	dirGiven func() bool
 }
+
+const defaultDir = "/etc/prebind/tls"
 
 // DefaultOptions returns the defaults of the flags.
 func DefaultOptions() Options {
 	return Options{
-		Dir:                  "/etc/prebind/tls",
+		Dir:                  defaultDir,
 		Service:              "prebind-webhook",
 		WebhookConfiguration: "prebind",
 		CAValidity:           365 * 24 * time.Hour,
 		CertValidity:         7 * 24 * time.Hour,
 		Overlap:              time.Minute,
-		dirGiven:             func() bool { return false },
 	}
-}
-
-func (o *Options) lives() lives {
-	return lives{ca: o.CAValidity, cert: o.CertValidity, overlap: o.Overlap}
 }
 
 // AddFlags adds the flags to fs, bound to the options.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Dir, "cert-dir", o.Dir, "Directory with the webhook's certificate, tls.crt, and its key, tls.key, such as a mounted Secret. Changed files are reloaded.")
-	o.dirGiven = func() bool { return fs.Changed("cert-dir") }
 	fs.BoolVar(&o.SelfManaged, "self-managed-certs", o.SelfManaged, "Create the webhook's certificates without files: a CA in the Secret "+SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both before they expire.")
 	fs.StringVar(&o.Service, "webhook-service", o.Service, "Service in --namespace through which the API server calls the webhook, for --self-managed-certs.")
 	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "MutatingWebhookConfiguration that Prebind writes the CA into, for --self-managed-certs.")
@@ -77,7 +70,7 @@ func (o *Options) Validate() []error {
 		}
 	}
 	check(o.Dir != "" || o.SelfManaged, "--cert-dir: must be a directory with tls.crt and tls.key")
-	check(!o.SelfManaged || !o.dirGiven(), "--self-managed-certs and --cert-dir are mutually exclusive")
+	check(!o.SelfManaged || o.Dir == defaultDir, "--self-managed-certs and --cert-dir are mutually exclusive")
 	if o.SelfManaged {
 		wrong := validation.IsDNS1035Label(o.Service)
 		check(len(wrong) == 0, "--webhook-service: %q is not a valid Service name: %s", o.Service, strings.Join(wrong, "; "))

@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -39,9 +38,6 @@ type Source struct {
 // New reads the files that the options name. An error names the flag. For self-managed certificates, call
 // Manage before Start.
 func New(o Options, shared Shared) (*Source, error) {
-	if shared.Clock == nil || shared.Metrics == nil {
-		return nil, errors.New("certificates: Clock and Metrics are required")
-	}
 	s := &Source{o: o, shared: shared, ready: func() error { return nil }}
 	if !o.SelfManaged {
 		files, err := newFiles(o.Dir, shared)

@@ -9,14 +9,6 @@ import (
 	"time"
 )
 
-// lives contains the durations that determine the steps.
-type lives struct {
-	// ca and cert are the validity of a CA and of a serving certificate.
-	ca, cert time.Duration
-	// overlap is the time for which a CA is trusted before it signs. In this time every API server receives it.
-	overlap time.Duration
-}
-
 // renewal returns the time at which two thirds of the validity have passed.
 func renewal(c *x509.Certificate, validity time.Duration) time.Time {
 	return c.NotAfter.Add(-validity / 3)
@@ -62,21 +54,21 @@ func (t trust) seen(now time.Time, cas []*x509.Certificate) trust {
 }
 
 // next returns the record to write to the Secret now, or nil if it does not change.
-func (l lives) next(v view) (*record, error) {
+func (o *Options) next(v view) (*record, error) {
 	r := v.held
 	switch {
-	case r == nil, r.rotate, !v.now.Before(renewal(r.current.cert, l.ca)):
-		return l.create(v)
+	case r == nil, r.rotate, !v.now.Before(renewal(r.current.cert, o.CAValidity)):
+		return o.create(v)
 	// A replica without a connection serves a certificate of an earlier CA until that expires.
-	case len(r.bundle) > 1 && v.trusted.has(r.current.cert, v.now, l.cert+2*l.overlap):
+	case len(r.bundle) > 1 && v.trusted.has(r.current.cert, v.now, o.CertValidity+2*o.Overlap):
 		return &record{current: r.current, bundle: []*x509.Certificate{r.current.cert}}, nil
 	}
 	return nil, nil
 }
 
 // create returns a record with a new CA. Earlier CAs stay trusted for a while, because replicas serve their certificates.
-func (l lives) create(v view) (*record, error) {
-	ca, err := newAuthority(v.now, l.ca)
+func (o *Options) create(v view) (*record, error) {
+	ca, err := newAuthority(v.now, o.CAValidity)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +92,7 @@ func (l lives) create(v view) (*record, error) {
 // renews returns the CA that signs a new certificate of a replica now, or nil if the replica keeps the certificate that it serves, if any.
 // A replica never serves a certificate of a CA that is not in the webhook configuration. Until every API server trusts a new CA, it uses
 // its previous one.
-func (l lives) renews(v view, served *leaf) *authority {
+func (o *Options) renews(v view, served *leaf) *authority {
 	usable := func(a *authority) bool { return v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0) }
 	var own, current *authority
 	if served != nil && usable(served.by) {
@@ -110,13 +102,13 @@ func (l lives) renews(v view, served *leaf) *authority {
 		current = v.held.current
 	}
 	switch {
-	case own != nil && (current == nil || own.cert.Equal(current.cert) || !v.trusted.has(current.cert, v.now, l.overlap)):
-		due := !v.now.Before(renewal(served.tls.Leaf, l.cert))
-		if due && own.ends(v.now, l.cert).After(served.tls.Leaf.NotAfter) {
+	case own != nil && (current == nil || own.cert.Equal(current.cert) || !v.trusted.has(current.cert, v.now, o.Overlap)):
+		due := !v.now.Before(renewal(served.tls.Leaf, o.CertValidity))
+		if due && own.ends(v.now, o.CertValidity).After(served.tls.Leaf.NotAfter) {
 			return own
 		}
 		return nil
-	case current != nil && served == nil && len(v.held.bundle) > 1 && !v.trusted.has(current.cert, v.now, l.overlap):
+	case current != nil && served == nil && len(v.held.bundle) > 1 && !v.trusted.has(current.cert, v.now, o.Overlap):
 		return nil // Other replicas serve certificates of other CAs.
 	default:
 		return current

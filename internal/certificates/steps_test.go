@@ -15,7 +15,7 @@ import (
 )
 
 // times has a CA validity of 24 hours. The last third begins after 16 hours.
-var times = lives{ca: 24 * time.Hour, cert: time.Hour, overlap: time.Minute}
+var times = Options{CAValidity: 24 * time.Hour, CertValidity: time.Hour, Overlap: time.Minute}
 
 // begin is the time at which the first CA is created.
 var begin = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -24,7 +24,7 @@ func at(after time.Duration) time.Time { return begin.Add(after) }
 
 func ca(t *testing.T, made time.Duration) *authority {
 	t.Helper()
-	a, err := newAuthority(at(made), times.ca)
+	a, err := newAuthority(at(made), times.CAValidity)
 	require.NoError(t, err)
 	return a
 }
@@ -32,7 +32,7 @@ func ca(t *testing.T, made time.Duration) *authority {
 // TestCertificates_ClockAhead checks that other machines accept certificates of a replica whose clock is ahead.
 func TestCertificates_ClockAhead(t *testing.T) {
 	made := ca(t, 12*time.Hour)
-	l, err := made.issue(at(12*time.Hour), times.cert, []string{"prebind.svc"})
+	l, err := made.issue(at(12*time.Hour), times.CertValidity, []string{"prebind.svc"})
 	require.NoError(t, err)
 	for _, c := range []*x509.Certificate{made.cert, l.tls.Leaf} {
 		assert.False(t, at(0).Before(c.NotBefore), "%s is not valid before %s", c.Subject, c.NotBefore)
@@ -111,7 +111,7 @@ func TestNext(t *testing.T) {
 func TestRenews(t *testing.T) {
 	a, b := ca(t, 0), ca(t, 16*time.Hour)
 	issue := func(by *authority, when time.Duration) *leaf {
-		l, err := by.issue(at(when), times.cert, []string{"prebind.svc"})
+		l, err := by.issue(at(when), times.CertValidity, []string{"prebind.svc"})
 		require.NoError(t, err)
 		return l
 	}
@@ -174,7 +174,7 @@ func TestParseRecord(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, r.rotate)
 
-	leaf, err := a.issue(at(0), times.cert, []string{"prebind.svc"})
+	leaf, err := a.issue(at(0), times.CertValidity, []string{"prebind.svc"})
 	require.NoError(t, err)
 	broken := map[string]func(s *corev1.Secret){
 		"no data":       func(s *corev1.Secret) { s.Data = nil },
@@ -194,23 +194,22 @@ func TestParseRecord(t *testing.T) {
 }
 
 func TestOptions_Validate(t *testing.T) {
-	defaults := DefaultOptions()
 	cases := map[string]struct {
 		reason string
-		lives  lives
+		o      Options
 		says   string
 	}{
-		"Default":      {reason: "the defaults are valid", lives: defaults.lives()},
-		"NoOverlap":    {reason: "API servers need time to receive a CA", lives: lives{ca: 365 * day, cert: 7 * day}, says: "--self-managed-ca-overlap"},
-		"ShortCert":    {reason: "certificates would expire before a new CA signs", lives: lives{ca: time.Hour, cert: time.Minute, overlap: 20 * time.Second}, says: "--self-managed-cert-validity"},
-		"ShortCA":      {reason: "the CA would rotate too often", lives: lives{ca: time.Hour, cert: 30 * time.Minute, overlap: time.Second}, says: "--self-managed-ca-validity"},
-		"JustEnough":   {reason: "the minimum is allowed", lives: lives{ca: 16 * time.Second, cert: 4 * time.Second, overlap: time.Second}},
-		"NegativeCert": {reason: "a negative validity is not valid", lives: lives{ca: time.Hour, cert: -time.Hour, overlap: time.Second}, says: "--self-managed-cert-validity"},
+		"Default":      {reason: "the defaults are valid", o: DefaultOptions()},
+		"NoOverlap":    {reason: "API servers need time to receive a CA", o: Options{CAValidity: 365 * day, CertValidity: 7 * day}, says: "--self-managed-ca-overlap"},
+		"ShortCert":    {reason: "certificates would expire before a new CA signs", o: Options{CAValidity: time.Hour, CertValidity: time.Minute, Overlap: 20 * time.Second}, says: "--self-managed-cert-validity"},
+		"ShortCA":      {reason: "the CA would rotate too often", o: Options{CAValidity: time.Hour, CertValidity: 30 * time.Minute, Overlap: time.Second}, says: "--self-managed-ca-validity"},
+		"JustEnough":   {reason: "the minimum is allowed", o: Options{CAValidity: 16 * time.Second, CertValidity: 4 * time.Second, Overlap: time.Second}},
+		"NegativeCert": {reason: "a negative validity is not valid", o: Options{CAValidity: time.Hour, CertValidity: -time.Hour, Overlap: time.Second}, says: "--self-managed-cert-validity"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			o := DefaultOptions()
-			o.SelfManaged, o.CAValidity, o.CertValidity, o.Overlap = true, tc.lives.ca, tc.lives.cert, tc.lives.overlap
+			o.SelfManaged, o.CAValidity, o.CertValidity, o.Overlap = true, tc.o.CAValidity, tc.o.CertValidity, tc.o.Overlap
 			problems := o.Validate()
 			if tc.says == "" {
 				require.Empty(t, problems, tc.reason)
@@ -224,9 +223,9 @@ func TestOptions_Validate(t *testing.T) {
 
 // FuzzParseRecord checks that parsing a Secret returns an error or a record that can be written and parsed again.
 func FuzzParseRecord(f *testing.F) {
-	a, err := newAuthority(begin, times.ca)
+	a, err := newAuthority(begin, times.CAValidity)
 	require.NoError(f, err)
-	b, err := newAuthority(begin, times.ca)
+	b, err := newAuthority(begin, times.CAValidity)
 	require.NoError(f, err)
 	f.Add(a.certPEM, a.keyPEM, a.certPEM)
 	f.Add(a.certPEM, a.keyPEM, append(append([]byte{}, a.certPEM...), b.certPEM...))

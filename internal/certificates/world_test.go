@@ -92,10 +92,10 @@ type replica struct {
 	stop  func()
 }
 
-func (w *world) start(l lives) *replica {
+func (w *world) start(o Options) *replica {
 	w.t.Helper()
 	log := &bytes.Buffer{}
-	o := Options{Service: service, WebhookConfiguration: config, CAValidity: l.ca, CertValidity: l.cert, Overlap: l.overlap}
+	o.Service, o.WebhookConfiguration = service, config
 	m := newManager(o, shared(log), w.client, namespace)
 	if w.period > 0 {
 		m.period = w.period

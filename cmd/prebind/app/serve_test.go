@@ -45,7 +45,7 @@ func TestComplete(t *testing.T) {
 		"WebhookAddress":   {reason: "the address must have a port", args: []string{"--webhook-bind-address=9443"}, says: []string{"--webhook-bind-address", `"9443"`}},
 		"CertDir":          {reason: "the webhook needs a certificate", args: []string{"--cert-dir="}, says: []string{"--cert-dir"}},
 		"SelfManaged":      {reason: "the defaults are valid", args: []string{"--self-managed-certs"}},
-		"CertsTwice":       {reason: "the flags are mutually exclusive", args: []string{"--self-managed-certs", "--cert-dir=/etc/prebind/tls"}, says: []string{"--self-managed-certs", "--cert-dir"}},
+		"CertsTwice":       {reason: "the flags are mutually exclusive", args: []string{"--self-managed-certs", "--cert-dir=/tls"}, says: []string{"--self-managed-certs", "--cert-dir"}},
 		"CertService":      {reason: "the value must be the name of a Service", args: []string{"--self-managed-certs", "--webhook-service=a.b"}, says: []string{"--webhook-service", "a.b"}},
 		"CertConfig":       {reason: "the value must be the name of an object", args: []string{"--self-managed-certs", "--webhook-configuration=A"}, says: []string{"--webhook-configuration"}},
 		"CertValidity":     {reason: "there must be time to renew the certificate", args: []string{"--self-managed-certs", "--self-managed-cert-validity=1m"}, says: []string{"--self-managed-cert-validity"}},
