@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"cmp"
 	"fmt"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -43,10 +44,7 @@ func parse(r *admissionv1.AdmissionRequest) (binder.Request, *framework.Error) {
 	// Release the object, because Prebind may hold the call.
 	r.Object.Raw = nil
 	// On the legacy path, POST .../bindings, only the object contains the name.
-	name := r.Name
-	if name == "" {
-		name = binding.Name
-	}
+	name := cmp.Or(r.Name, binding.Name)
 	return binder.Request{
 		Pod: types.NamespacedName{Namespace: r.Namespace, Name: name}, Binding: binding, User: r.UserInfo, DryRun: ptr.Deref(r.DryRun, false),
 	}, nil

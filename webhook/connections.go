@@ -135,19 +135,19 @@ func (l *limits) receive() {
 	}
 }
 
-// drop closes the last connection of the source with most waiting ones. It must be called with mu held.
+// drop closes the first connection of the source with most waiting ones. It must be called with mu held.
 func (l *limits) drop() {
 	most := slices.MaxFunc(slices.Collect(maps.Keys(l.waiting)), func(a, b netip.Prefix) int {
 		return cmp.Compare(len(l.waiting[a]), len(l.waiting[b]))
 	})
-	_ = l.take(most, len(l.waiting[most])-1).Conn.Close() // An error has no remedy.
+	_ = l.take(most).Conn.Close() // An error has no remedy.
 }
 
-// take removes a connection of the source from those that wait. It must be called with mu held.
-func (l *limits) take(source netip.Prefix, i int) *connection {
-	c := l.waiting[source][i]
+// take removes the first connection of the source from those that wait. It must be called with mu held.
+func (l *limits) take(source netip.Prefix) *connection {
+	c := l.waiting[source][0]
 	l.queued--
-	if l.waiting[source] = slices.Delete(l.waiting[source], i, i+1); len(l.waiting[source]) == 0 {
+	if l.waiting[source] = l.waiting[source][1:]; len(l.waiting[source]) == 0 {
 		delete(l.waiting, source)
 	}
 	return c
@@ -178,7 +178,7 @@ func (l *limits) admit() {
 			delete(l.open, oldest)
 			_ = oldest.Conn.Close() // An error has no remedy.
 		}
-		c := l.take(source, 0)
+		c := l.take(source)
 		c.since = l.clock.Now()
 		c.arrives = c.since.Add(readHeaderTimeout)
 		l.open[c] = struct{}{}

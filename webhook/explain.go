@@ -80,16 +80,9 @@ func DecodeExplanation(warning string) (*binder.Explanation, error) {
 	if !ok {
 		return nil, nil
 	}
-	raw, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil {
-		return nil, fmt.Errorf("decoding the explanation: %w", err)
-	}
 	var x binder.Explanation
-	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(raw)), maxExplanation))
-	if err == nil {
-		err = json.Unmarshal(plain, &x)
-	}
-	if err != nil {
+	plain := flate.NewReader(base64.NewDecoder(base64.RawURLEncoding, strings.NewReader(text)))
+	if err := json.NewDecoder(io.LimitReader(plain, maxExplanation)).Decode(&x); err != nil {
 		return nil, fmt.Errorf("decoding the explanation: %w", err)
 	}
 	return &x, nil
