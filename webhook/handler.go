@@ -47,13 +47,13 @@ type Handler struct {
 // Status as its body. The API server passes the message of the Status on to its client.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := h.Ready(); err != nil {
-		h.write(w, unavailable(err))
+		writeJSON(w, unavailable(err))
 		return
 	}
 	request, problem := readReview(r)
 	if problem != nil {
 		h.Log.V(2).Info("Rejected a request", "from", r.RemoteAddr, "reason", problem.Message)
-		h.write(w, problem)
+		writeJSON(w, problem)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
@@ -67,7 +67,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	response := webhook.Handle(ctx, admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{UID: request.UID}})
 	review := &admissionv1.AdmissionReview{Response: &response.AdmissionResponse}
 	review.SetGroupVersionKind(reviewKind)
-	h.write(w, review)
+	writeJSON(w, review)
 }
 
 // review answers a request. If the engine panics, it denies the request: the answer of the library has no reason.
@@ -137,14 +137,8 @@ func failure(code int32, reason metav1.StatusReason, err error) *metav1.Status {
 	}
 }
 
-func (h *Handler) write(w http.ResponseWriter, body any) {
-	if err := writeJSON(w, body); err != nil {
-		h.Log.V(2).Info("Could not send an answer", "reason", err.Error())
-	}
-}
-
 // writeJSON sends a review or a Status.
-func writeJSON(w http.ResponseWriter, body any) error {
+func writeJSON(w http.ResponseWriter, body any) {
 	code := http.StatusOK
 	w.Header().Set("Content-Type", mediaType)
 	if status, failed := body.(*metav1.Status); failed {
@@ -156,5 +150,5 @@ func writeJSON(w http.ResponseWriter, body any) error {
 		w.Header().Set("Retry-After", "1")
 	}
 	w.WriteHeader(code)
-	return json.NewEncoder(w).Encode(body)
+	_ = json.NewEncoder(w).Encode(body) // An error means that the caller has disconnected.
 }

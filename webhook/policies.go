@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -28,12 +29,10 @@ type PolicyCompiler interface {
 }
 
 // NewPolicyHandler returns the webhook that rejects BindPolicies that do not compile. It needs no cache and no running plugin.
-func NewPolicyHandler(c PolicyCompiler) (http.Handler, error) {
+func NewPolicyHandler(c PolicyCompiler) http.Handler {
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	return admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c}), nil
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	return admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c})
 }
 
 type policyValidator struct{ PolicyCompiler }

@@ -63,9 +63,7 @@ func admit(t *testing.T, b, old *v1alpha1.BindPolicy) *admissionv1.AdmissionResp
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, PolicyPath, bytes.NewReader(body))
 	request.Header.Set("Content-Type", "application/json")
 	recorded := httptest.NewRecorder()
-	handler, err := NewPolicyHandler(compiler{})
-	require.NoError(t, err)
-	handler.ServeHTTP(recorded, request)
+	NewPolicyHandler(compiler{}).ServeHTTP(recorded, request)
 	answer := &admissionv1.AdmissionReview{}
 	require.NoError(t, json.Unmarshal(recorded.Body.Bytes(), answer))
 	require.NotNil(t, answer.Response)

@@ -106,8 +106,7 @@ func OnlyFrom(names []string, next http.Handler) http.Handler {
 		}
 		if caller == "" || !slices.Contains(names, caller) {
 			err := fmt.Errorf("client certificate %q is not allowed to call this webhook: add its common name to --client-allowed-names", caller)
-			// An error means that the caller has disconnected.
-			_ = writeJSON(w, failure(http.StatusForbidden, metav1.StatusReasonForbidden, err))
+			writeJSON(w, failure(http.StatusForbidden, metav1.StatusReasonForbidden, err))
 			return
 		}
 		next.ServeHTTP(w, r)

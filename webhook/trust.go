@@ -19,9 +19,8 @@ const (
 	// bindingWebhooks and policyWebhooks are the names of the webhook configurations for Bindings and for BindPolicies.
 	bindingWebhooks = "prebind"
 	policyWebhooks  = "prebind-policy"
-	// trustInterval is the time after which the leader compares their CA bundles, and trustTimeout limits a comparison.
+	// trustInterval is the time after which the leader compares their CA bundles.
 	trustInterval = 5 * time.Second
-	trustTimeout  = 10 * time.Second
 )
 
 // Trust copies the CA bundle of the webhook configuration for Bindings to that for BindPolicies, if the replica leads. So every source of certificates
@@ -35,17 +34,11 @@ type Trust struct {
 
 // Run copies the bundle until the context ends.
 func (t *Trust) Run(ctx context.Context) {
-	failed := ""
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if !t.Leads() {
 			return
 		}
-		err := t.copyBundle(ctx)
-		switch {
-		case err == nil:
-			failed = ""
-		case ctx.Err() == nil && err.Error() != failed:
-			failed = err.Error()
+		if err := t.copyBundle(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Could not copy the CA bundle, so the API server can reject changes of BindPolicies", "validatingWebhookConfiguration", policyWebhooks)
 		}
 	}, trustInterval)
@@ -54,8 +47,6 @@ func (t *Trust) Run(ctx context.Context) {
 // copyBundle copies the CA bundle once, if it differs. If the configuration or the role does not exist, the component of the plugin policy is not
 // installed.
 func (t *Trust) copyBundle(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, trustTimeout)
-	defer cancel()
 	to := &admissionregistrationv1.ValidatingWebhookConfiguration{}
 	if err := t.Reader.Get(ctx, client.ObjectKey{Name: policyWebhooks}, to); err != nil {
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {

@@ -223,10 +223,7 @@ func (p *process) buildServers() error {
 		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
 	})
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
-	policies, err := webhook.NewPolicyHandler(p.policyCompiler())
-	if err != nil {
-		return err
-	}
+	policies := webhook.NewPolicyHandler(p.policyCompiler())
 	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
 	trust := &webhook.Trust{Reader: p.assembly.GetAPIReader(), Writer: p.assembly.GetClient(), Leads: p.replicas.Leads}
 	scrapes := http.NewServeMux()
