@@ -14,9 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 )
 
 const (
@@ -28,9 +25,8 @@ const (
 
 // authority is a CA with its key.
 type authority struct {
-	cert            *x509.Certificate
-	key             crypto.Signer
-	certPEM, keyPEM []byte
+	cert *x509.Certificate
+	key  crypto.Signer
 }
 
 // newAuthority creates a CA.
@@ -44,17 +40,10 @@ func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
 		BasicConstraintsValid: true,
 		MaxPathLenZero:        true, // It signs serving certificates only.
 	}, nil)
-	a := &authority{cert: made, key: key}
-	if err == nil {
-		a.certPEM, err = cert.EncodeCertificates(made)
-	}
-	if err == nil {
-		a.keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("creating a CA: %w", err)
 	}
-	return a, nil
+	return &authority{cert: made, key: key}, nil
 }
 
 // parseAuthority parses a CA and its key.
@@ -67,7 +56,7 @@ func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
 	if !ok || !pair.Leaf.IsCA {
 		return nil, errors.New("not a CA")
 	}
-	return &authority{cert: pair.Leaf, key: key, certPEM: certPEM, keyPEM: keyPEM}, nil
+	return &authority{cert: pair.Leaf, key: key}, nil
 }
 
 // leaf is a serving certificate and the CA that signed it.

@@ -64,19 +64,18 @@ func (f *follower[T]) start(ctx context.Context) { wait.UntilWithContext(ctx, f.
 // look loads the files if they are changed and valid. It reports invalid files once.
 func (f *follower[T]) look(context.Context) {
 	loaded, err := f.load()
-	switch {
-	case err != nil:
+	if err != nil {
 		if f.failures++; f.failures == readsUntilReported {
 			f.o.Log.Error(err, "Kept the current certificate: the new files are not valid", "certificate", f.name)
 			f.o.Metrics.Changed(f.name, err)
 		}
-	case loaded != f.current.Load():
+		return
+	}
+	f.failures = 0
+	if loaded != f.current.Load() {
 		f.use(loaded)
 		f.o.Log.Info("Loaded changed files", "certificate", f.name, "files", f.paths, "expires", loaded.expires)
 		f.o.Metrics.Changed(f.name, nil)
-		f.failures = 0
-	default:
-		f.failures = 0
 	}
 }
 

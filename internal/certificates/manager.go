@@ -31,6 +31,8 @@ const (
 	oneCall = 10 * time.Second
 	// defaultPeriod is the maximum time between two rounds. A removed CA bundle fails binds until the next round of one of the replicas.
 	defaultPeriod = 2 * time.Second
+	// injectedByOthers is the prefix of the annotations that make cert-manager write the CA bundle.
+	injectedByOthers = "cert-manager.io/inject-"
 )
 
 var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
@@ -53,9 +55,7 @@ type manager struct {
 	// waits is the reason why there is no certificate yet, and the last problem in the log.
 	waits atomic.Pointer[string]
 
-	// The following fields belong to start.
-	// known is the CA of the last valid Secret, or nil.
-	known   *x509.Certificate
+	// trusted belongs to start.
 	trusted trust
 }
 
@@ -122,17 +122,17 @@ func (m *manager) update(ctx context.Context, v *view) error {
 	})
 	switch {
 	case err != nil:
-		next, err = nil, m.unlessLate(fmt.Errorf("updating Secret %s/%s: %w", m.namespace, SecretName, err))
+		next, err = nil, unlessLate(fmt.Errorf("updating Secret %s/%s: %w", m.namespace, SecretName, err))
 	case result != controllerutil.OperationResultNone:
+		m.Metrics.Changed(CA, nil)
 		m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", next.current.cert.NotAfter, "trusted", len(next.bundle))
 	}
 	return errors.Join(invalid, err, m.trust(ctx, config, cmp.Or(next, v.held)))
 }
 
 // unlessLate returns nil for the error of a write if another client was first. The next round reads its object.
-func (m *manager) unlessLate(err error) error {
+func unlessLate(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		m.Log.V(2).Info("Another client changed an object first", "reason", err.Error())
 		return nil
 	}
 	return err
@@ -148,10 +148,6 @@ func (m *manager) parse(secret *corev1.Secret) (*record, error) {
 		return nil, fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
 	}
 	m.Metrics.Expires(CA, held.current.cert.NotAfter)
-	if m.known != nil && !m.known.Equal(held.current.cert) {
-		m.Metrics.Changed(CA, nil)
-	}
-	m.known = held.current.cert
 	return held, nil
 }
 
@@ -188,10 +184,7 @@ func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.Mut
 	if err := contested(config); err != nil {
 		return err
 	}
-	bundle, err := cert.EncodeCertificates(r.bundle...)
-	if err != nil {
-		return fmt.Errorf("encoding CAs: %w", err)
-	}
+	bundle := encode(r.bundle...)
 	differs := func(w admissionregistrationv1.MutatingWebhook) bool {
 		return !bytes.Equal(w.ClientConfig.CABundle, bundle)
 	}
@@ -203,9 +196,29 @@ func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.Mut
 		config.Webhooks[i].ClientConfig.CABundle = bundle
 	}
 	if err := m.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return m.unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err))
+		return unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err))
 	}
 	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.WebhookConfiguration, "cas", len(r.bundle))
+	return nil
+}
+
+// injected returns the CAs in the bundle of the configuration. Each write sets the same bundle in all of its webhooks.
+func injected(config *admissionregistrationv1.MutatingWebhookConfiguration) []*x509.Certificate {
+	if len(config.Webhooks) == 0 {
+		return nil
+	}
+	// The API server trusts no CA of an invalid bundle.
+	all, _ := cert.ParseCertsPEM(config.Webhooks[0].ClientConfig.CABundle)
+	return all
+}
+
+// contested returns an error if cert-manager also writes the bundle.
+func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) error {
+	for name := range config.Annotations {
+		if strings.HasPrefix(name, injectedByOthers) {
+			return fmt.Errorf("MutatingWebhookConfiguration %s: cert-manager writes the CA bundle because of the annotation %s: remove the annotation or --self-managed-certs", config.Name, name)
+		}
+	}
 	return nil
 }
 

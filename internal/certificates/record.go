@@ -5,11 +5,13 @@ package certificates
 
 import (
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 )
 
 const (
@@ -51,13 +53,23 @@ func parseRecord(secret *corev1.Secret) (*record, error) {
 
 // write replaces the content of a Secret. A request for a new CA is then fulfilled.
 func (r *record) write(secret *corev1.Secret) error {
-	bundle, err := cert.EncodeCertificates(r.bundle...)
+	key, err := x509.MarshalPKCS8PrivateKey(r.current.key)
 	if err != nil {
-		return fmt.Errorf("encoding CAs: %w", err)
+		return fmt.Errorf("encoding the key of the CA: %w", err)
 	}
-	secret.Data = map[string][]byte{corev1.TLSCertKey: r.current.certPEM, corev1.TLSPrivateKeyKey: r.current.keyPEM, bundleKey: bundle}
+	secret.Data = map[string][]byte{
+		corev1.TLSCertKey:       encode(r.current.cert),
+		corev1.TLSPrivateKeyKey: pem.EncodeToMemory(&pem.Block{Type: keyutil.PrivateKeyBlockType, Bytes: key}),
+		bundleKey:               encode(r.bundle...),
+	}
 	delete(secret.Annotations, RotateAnnotation)
 	return nil
+}
+
+// encode returns the certificates in PEM.
+func encode(all ...*x509.Certificate) []byte {
+	text, _ := cert.EncodeCertificates(all...) // Memory accepts everything.
+	return text
 }
 
 func holds(bundle []*x509.Certificate, ca *x509.Certificate) bool {

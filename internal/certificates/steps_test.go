@@ -162,11 +162,18 @@ func TestTrust(t *testing.T) {
 	assert.NotNil(t, trust(nil).seen(at(0), nil))
 }
 
+// written returns the content of a Secret with these CAs. The first one is the current one.
+func written(t testing.TB, all ...*authority) map[string][]byte {
+	t.Helper()
+	var s corev1.Secret
+	require.NoError(t, (&record{current: all[0], bundle: bundle(all...)}).write(&s))
+	return s.Data
+}
+
 func TestParseRecord(t *testing.T) {
-	a, other := ca(t, 0), ca(t, 1)
+	a, other := ca(t, 0), written(t, ca(t, 1))
 	good := func() *corev1.Secret {
-		var s corev1.Secret
-		require.NoError(t, (&record{current: a, bundle: bundle(a)}).write(&s))
+		s := corev1.Secret{Data: written(t, a)}
 		metav1.SetMetaDataAnnotation(&s.ObjectMeta, RotateAnnotation, "")
 		return &s
 	}
@@ -179,11 +186,11 @@ func TestParseRecord(t *testing.T) {
 	broken := map[string]func(s *corev1.Secret){
 		"no data":       func(s *corev1.Secret) { s.Data = nil },
 		"no key":        func(s *corev1.Secret) { delete(s.Data, "tls.key") },
-		"another's key": func(s *corev1.Secret) { s.Data["tls.key"] = other.keyPEM },
+		"another's key": func(s *corev1.Secret) { s.Data["tls.key"] = other["tls.key"] },
 		"no PEM":        func(s *corev1.Secret) { s.Data["tls.crt"] = []byte("x") },
 		"no CA":         func(s *corev1.Secret) { s.Data["tls.crt"] = leaf.tls.Certificate[0] },
 		"no bundle":     func(s *corev1.Secret) { delete(s.Data, "ca.crt") },
-		"other bundle":  func(s *corev1.Secret) { s.Data["ca.crt"] = other.certPEM },
+		"other bundle":  func(s *corev1.Secret) { s.Data["ca.crt"] = other["ca.crt"] },
 	}
 	for name, spoil := range broken {
 		s := good()
@@ -227,9 +234,10 @@ func FuzzParseRecord(f *testing.F) {
 	require.NoError(f, err)
 	b, err := newAuthority(begin, times.CAValidity)
 	require.NoError(f, err)
-	f.Add(a.certPEM, a.keyPEM, a.certPEM)
-	f.Add(a.certPEM, a.keyPEM, append(append([]byte{}, a.certPEM...), b.certPEM...))
-	f.Add(a.certPEM, b.keyPEM, a.certPEM)
+	one, other, both := written(f, a), written(f, b), written(f, a, b)
+	f.Add(one["tls.crt"], one["tls.key"], one["ca.crt"])
+	f.Add(both["tls.crt"], both["tls.key"], both["ca.crt"])
+	f.Add(one["tls.crt"], other["tls.key"], one["ca.crt"])
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"), []byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, cert, key, bundle []byte) {
 		secret := &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key, bundleKey: bundle}}
