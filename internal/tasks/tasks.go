@@ -12,6 +12,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -195,9 +196,7 @@ func apply(bc *framework.BindContext, r *policy.Result, asked []Asked) (writes [
 	if r.Verdict == policy.Waiting && waiting > 1 {
 		r.Message = text.Clip(r.Message, policy.MaxMessage-20) + fmt.Sprintf(" (and %d more)", waiting-1)
 	}
-	for key, value := range r.Annotations { // The policy has the last word.
-		annotations[key] = value
-	}
+	maps.Copy(annotations, r.Annotations) // The policy has the last word.
 	if len(annotations) > 0 {
 		r.Annotations = annotations
 	}

@@ -70,7 +70,7 @@ func TestTasks_Ready(t *testing.T) {
 				require.NoError(t, err)
 				require.Len(t, marks, 1, "a crash now is recovered")
 				w.answer(v1alpha1.TaskReady, "")
-				time.Sleep(50 * time.Millisecond)
+				<-time.After(50 * time.Millisecond)
 				ended, err := call.Ended()
 				require.True(t, ended, "the change of the status wakes the bind")
 				require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestTasks_Failed(t *testing.T) {
 		mark := bc.Mark()
 		mark.Attempt = w.task().Spec.Attempt
 		w.answer(v1alpha1.TaskFailed, "no space")
-		time.Sleep(2 * binder.Settle)
+		<-time.After(2 * binder.Settle)
 		ended, _ := call.Ended()
 		require.True(t, ended)
 		require.EqualError(t, last.Err, "policy: BindPolicy a: task prefetch of example.com/prefetch failed: no space; choose another node, or see spec.tasks[prefetch] of the policy")
