@@ -71,7 +71,7 @@ func TestRenderedChart(t *testing.T) {
 			like: byDefault,
 		},
 		"less": {
-			values: []string{"clusterNodes=15000,resources.requests.cpu=2,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,resourceQuota.enabled=false,image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64)},
+			values: []string{"flowSchema.limited=true,clusterNodes=15000,resources.requests.cpu=2,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,resourceQuota.enabled=false,image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64)},
 			like:   byDefault,
 		},
 	}
