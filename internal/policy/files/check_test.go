@@ -40,7 +40,7 @@ func TestCheck(t *testing.T) {
 		"Valid":         {reason: "a valid policy is ready", content: withSpec(oneRule)},
 		"UnknownField":  {reason: "the API server would drop an unknown field without an error", content: withSpec(oneRule + "\nvalidation: x"), field: "spec.validation", message: "unknown field", reasonOf: ReasonInvalid},
 		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
-		"Empty":         {reason: "the schema has rules", content: withSpec("mode: Audit"), field: "spec", message: "at least one of validations, waitFor and mutations is required", reasonOf: ReasonInvalid},
+		"Empty":         {reason: "the schema has rules", content: withSpec("mode: Audit"), field: "spec", message: "at least one of validations, waitFor, tasks and mutations is required", reasonOf: ReasonInvalid},
 		"NoName":        {reason: "the API server requires a name", content: strings.Replace(withSpec(oneRule), "name: p", "labels: {}", 1), field: "metadata.name", message: "required", reasonOf: ReasonInvalid},
 		"BooleanName":   {reason: "YAML reads some texts as other types", content: strings.Replace(withSpec(oneRule), "name: p", "name: on", 1), field: "metadata.name", message: "a string is required; quote it", reasonOf: ReasonInvalid},
 		"PluralKind":    {reason: "a kind of a built-in group must exist", content: withResource("v1", "Pods", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind Pods; correct apiVersion and kind", reasonOf: v1alpha1.ReasonUnknownKind},

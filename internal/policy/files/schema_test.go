@@ -48,7 +48,7 @@ spec:
 func TestValidator_Rules(t *testing.T) {
 	const (
 		dnsLabel  = "the name must be a DNS label, because it is part of annotation keys"
-		needsPart = "at least one of validations, waitFor and mutations is required"
+		needsPart = "at least one of validations, waitFor, tasks and mutations is required"
 		needsKeys = "annotations or labels are required"
 		keyword   = "must not be a keyword of CEL"
 		selectBy  = "nameExpression, labelSelector or onNode is required"
