@@ -25,7 +25,8 @@ KUBE_VERSION = 1.37.0
 # Files of config/webhook that the chart contains as copies, because Helm reads only files of the chart: <file>=<copy>.
 CHART = charts/prebind
 COPIES = base/role.yaml=roles/prebind.yaml $(foreach p,$(PLUGIN_ROLES),plugins/$(p)/role.yaml=roles/$(p).yaml) mutators/device-info/role.yaml=roles/device-info.yaml \
-	plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/tasks-crd.yaml=policy/tasks-crd.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
+	plugins/policy/resources-role.yaml=roles/policy-resources.yaml plugins/policy/crd.yaml=policy/crd.yaml plugins/policy/tasks-crd.yaml=policy/tasks-crd.yaml \
+	plugins/policy/tasks-handlers.yaml=policy/tasks-handlers.yaml plugins/policy/webhook.yaml=policy/webhook.yaml \
 	certificates/self-managed/role.yaml=roles/self-managed-certs.yaml base/flowschema.yaml=flowschema.yaml limited-priority/prioritylevel.yaml=prioritylevel.yaml \
 	base/annotations.yaml=annotations.yaml annotation-policy/pods.yaml=annotation-policy/pods.yaml annotation-policy/bindings.yaml=annotation-policy/bindings.yaml explain/explain.yaml=explain.yaml \
 	monitoring/podmonitor.yaml=monitoring/podmonitor.yaml monitoring/prometheusrule.yaml=monitoring/prometheusrule.yaml \

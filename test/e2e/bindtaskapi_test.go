@@ -1,0 +1,256 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+// flush is another handler than prefetch.
+const flush = "example.com/flush"
+
+func newTask(name string) *v1alpha1.BindTask {
+	return &v1alpha1.BindTask{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.BindTaskSpec{
+		Policy: "images", Task: "prefetch", Handler: prefetch, NodeName: "node-1", Retain: v1alpha1.RetainUntilBound, Attempt: "first",
+		Pod:        v1alpha1.PodReference{Namespace: "shop", Name: "cart", UID: types.UID("uid-of-" + name)},
+		Parameters: map[string]v1alpha1.ParameterValue{"image": "cart:v1"},
+	}}
+}
+
+// patchTask changes a BindTask with a merge patch of the BindTask, or of its subresource status.
+func patchTask(t *testing.T, c client.Client, name, subresource, patch string) error {
+	t.Helper()
+	task, raw := newTask(name), client.RawPatch(types.MergePatchType, []byte(patch))
+	if subresource != "" {
+		return c.SubResource(subresource).Patch(t.Context(), task, raw)
+	}
+	return c.Patch(t.Context(), task, raw)
+}
+
+// texts returns a map with n values of the length.
+func texts[T ~string](n, length int) map[string]T {
+	out := map[string]T{}
+	for i := range n {
+		out[fmt.Sprint(i)] = T(strings.Repeat("a", length))
+	}
+	return out
+}
+
+// The API server accepts the CustomResourceDefinition with the cost of its rule, and enforces sizes, patterns and immutability.
+func testTaskValidation(t *testing.T, a *policyAPI) {
+	for name, tc := range map[string]struct {
+		change func(s *v1alpha1.BindTaskSpec)
+		says   string
+	}{
+		"policy":               {change: func(s *v1alpha1.BindTaskSpec) { s.Policy = strings.Repeat("a", 64) }, says: "spec.policy: Too long"},
+		"task":                 {change: func(s *v1alpha1.BindTaskSpec) { s.Task = strings.Repeat("a", 41) }, says: "spec.task: Too long"},
+		"long handler":         {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = strings.Repeat("a", 125) + "/a.b" }, says: "spec.handler: Too long"},
+		"handler, no domain":   {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "prefetch" }, says: "spec.handler in body should match"},
+		"handler, upper case":  {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "example.com/Prefetch" }, says: "spec.handler in body should match"},
+		"handler, two slashes": {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "example.com/a/b" }, says: "spec.handler in body should match"},
+		"no node":              {change: func(s *v1alpha1.BindTaskSpec) { s.NodeName = "" }, says: "spec.nodeName in body should be at least 1 chars"},
+		"retain":               {change: func(s *v1alpha1.BindTaskSpec) { s.Retain = "Forever" }, says: `spec.retain: Unsupported value: "Forever"`},
+		"attempt":              {change: func(s *v1alpha1.BindTaskSpec) { s.Attempt = strings.Repeat("a", 129) }, says: "spec.attempt: Too long"},
+		"long parameter":       {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](1, 4097) }, says: "spec.parameters.0: Too long"},
+		"many parameters":      {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](33, 1) }, says: "spec.parameters: Too many"},
+		"largest":              {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](32, 4096) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			task := newTask("invalid")
+			tc.change(&task.Spec)
+			assertInvalid(t, a.client.Create(t.Context(), task, client.DryRunAll, client.FieldValidation(metav1.FieldValidationStrict)), tc.says)
+		})
+	}
+
+	task := newTask("validation")
+	task.Status.Conditions = []v1alpha1.TaskCondition{{Type: v1alpha1.TaskReady, Status: metav1.ConditionTrue}}
+	require.NoError(t, a.client.Create(t.Context(), task))
+	assert.Empty(t, task.Status, "the status of a new BindTask cannot be set")
+	for _, change := range []string{
+		`"policy":"b"`, `"task":"b"`, `"handler":"b.c/d"`, `"pod":{"name":"b"}`, `"pod":{"namespace":"b"}`, `"pod":{"uid":"b"}`, `"nodeName":"b"`,
+		`"retain":"WhilePodRuns"`, `"parameters":null`, `"parameters":{"image":"b"}`, `"parameters":{"b":"b"}`,
+	} {
+		assertInvalid(t, patchTask(t, a.client, task.Name, "", `{"spec":{`+change+`}}`), "only attempt can change")
+	}
+	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempt":"second"}}`))
+	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempt":null}}`))
+	testTaskStatus(t, a, task)
+}
+
+// assertInvalid checks that the API server rejects an object with the words, or accepts it if there are none.
+func assertInvalid(t *testing.T, err error, says string) {
+	t.Helper()
+	if says == "" {
+		assert.NoError(t, err)
+		return
+	}
+	assert.True(t, apierrors.IsInvalid(err), "%v", err)
+	assert.ErrorContains(t, err, says)
+}
+
+// A handler can be a script: a condition needs only type and status. kubectl shows it, and field selectors find a handler's BindTasks.
+func testTaskStatus(t *testing.T, a *policyAPI, task *v1alpha1.BindTask) {
+	for name, tc := range map[string]struct {
+		status v1alpha1.BindTaskStatus
+		says   string
+	}{
+		"no type":             {status: condition(v1alpha1.TaskCondition{Status: metav1.ConditionTrue}), says: "conditions[0].type in body should be at least 1 chars"},
+		"no status":           {status: condition(v1alpha1.TaskCondition{Type: v1alpha1.TaskReady}), says: `conditions[0].status: Unsupported value: ""`},
+		"long reason":         {status: condition(v1alpha1.TaskCondition{Type: "a", Status: "True", Reason: strings.Repeat("a", 129)}), says: "conditions[0].reason: Too long"},
+		"long message":        {status: condition(v1alpha1.TaskCondition{Type: "a", Status: "True", Message: strings.Repeat("a", 1025)}), says: "conditions[0].message: Too long"},
+		"two of a type":       {status: condition(v1alpha1.TaskCondition{Type: "a", Status: "True"}, v1alpha1.TaskCondition{Type: "a", Status: "True"}), says: "conditions[1]: Duplicate value"},
+		"long annotation":     {status: v1alpha1.BindTaskStatus{Annotations: texts[v1alpha1.AnnotationValue](1, 1025)}, says: "status.annotations.0: Too long"},
+		"many annotations":    {status: v1alpha1.BindTaskStatus{Annotations: texts[v1alpha1.AnnotationValue](17, 1)}, says: "status.annotations: Too many"},
+		"largest annotations": {status: v1alpha1.BindTaskStatus{Annotations: texts[v1alpha1.AnnotationValue](16, 1024)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			current := &v1alpha1.BindTask{}
+			require.NoError(t, a.client.Get(t.Context(), client.ObjectKeyFromObject(task), current))
+			current.Status = tc.status
+			assertInvalid(t, client.NewDryRunClient(a.client).Status().Update(t.Context(), current), tc.says)
+		})
+	}
+	script := `{"status":{"conditions":[{"type":"Ready","status":"True"},{"type":"Failed","status":"False","reason":"NoSpace"}]}}`
+	require.NoError(t, patchTask(t, a.client, task.Name, "status", script))
+	require.NoError(t, a.client.Get(t.Context(), client.ObjectKeyFromObject(task), task))
+	assert.True(t, task.IsTrue(v1alpha1.TaskReady))
+
+	selector := fmt.Sprintf("--field-selector=spec.handler=%s,spec.nodeName=node-1,spec.pod.uid=%s", prefetch, task.Spec.Pod.UID)
+	out, err := a.cluster.Kubectl(t.Context(), "get", "bt", selector).Output()
+	require.NoError(t, err)
+	lines := strings.Split(string(out), "\n")
+	require.Len(t, lines, 3)
+	assert.Equal(t, []string{"NAME", "HANDLER", "NAMESPACE", "POD", "NODE", "READY", "FAILED", "AGE"}, strings.Fields(lines[0]))
+	assert.Equal(t, []string{task.Name, prefetch, "shop", "cart", "node-1", "True", "NoSpace"}, strings.Fields(lines[1])[:7])
+	list := &v1alpha1.BindTaskList{}
+	require.NoError(t, a.client.List(t.Context(), list, client.MatchingFields{"spec.handler": flush}))
+	assert.Empty(t, list.Items)
+}
+
+func condition(all ...v1alpha1.TaskCondition) v1alpha1.BindTaskStatus {
+	return v1alpha1.BindTaskStatus{Conditions: all}
+}
+
+// as returns a client with the permissions of the user.
+func (a *policyAPI) as(t *testing.T, user string) client.Client {
+	t.Helper()
+	config := rest.CopyConfig(a.cluster.Config())
+	config.Impersonate.UserName = user
+	c, err := policyClient(config)
+	require.NoError(t, err)
+	return c
+}
+
+// userWith returns a client of a user with these ClusterRoles.
+func (a *policyAPI) userWith(t *testing.T, user string, roles ...string) client.Client {
+	t.Helper()
+	for _, role := range roles {
+		_, err := a.world.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: user + "-" + role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	return a.as(t, user)
+}
+
+// handle creates a ClusterRole with the permission of a handler, and returns its name.
+func (a *policyAPI) handle(t *testing.T, handler string) string {
+	t.Helper()
+	role, err := a.world.client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "handle-"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"handlers"}, ResourceNames: []string{handler}, Verbs: []string{"handle"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return role.Name
+}
+
+// A handler changes only the status and its own finalizer, and only of its own BindTasks.
+func testTaskHandlers(t *testing.T, a *policyAPI) {
+	const role = "prebind-bindtask-handler"
+	users := map[string]client.Client{
+		"prefetch": a.userWith(t, "prefetch", role, a.handle(t, prefetch)),
+		"flush":    a.userWith(t, "flush", role, a.handle(t, flush)),
+		"nobody":   a.userWith(t, "nobody", role),
+		"tenant":   a.userWith(t, "tenant", "admin"),
+		"prebind":  a.as(t, "system:serviceaccount:prebind-system:prebind"),
+	}
+	task := newTask("handlers")
+	task.Labels, task.Annotations, task.Finalizers = map[string]string{"a": "b"}, map[string]string{"a": "b"}, []string{"example.com/other"}
+	require.NoError(t, users["prebind"].Create(t.Context(), task))
+	t.Cleanup(func() {
+		none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+		assert.NoError(t, client.IgnoreNotFound(a.client.Patch(context.WithoutCancel(t.Context()), newTask(task.Name), none)))
+	})
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.ErrorContains(c, patchTask(t, client.NewDryRunClient(users["nobody"]), task.Name, "", "{}"), "is not a handler")
+		assert.NoError(c, patchTask(t, client.NewDryRunClient(users["prefetch"]), task.Name, "", "{}"))
+		assert.ErrorContains(c, patchTask(t, client.NewDryRunClient(users["flush"]), task.Name, "", "{}"), "is not a handler")
+	}, patience, again, "permissions and policy should be in force")
+
+	const ready = `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`
+	for name, tc := range map[string]struct{ user, subresource, patch, says string }{
+		"status of another's BindTask":    {user: "flush", subresource: "status", patch: ready, says: "flush is not a handler example.com/prefetch: grant it the verb handle on handlers.policy.prebind.dev with this resource name"},
+		"finalizer on another's BindTask": {user: "flush", patch: `{"metadata":{"finalizers":["example.com/other","example.com/flush"]}}`, says: "flush is not a handler example.com/prefetch"},
+		"no permission handle":            {user: "nobody", subresource: "status", patch: ready, says: "nobody is not a handler example.com/prefetch"},
+		"attempt":                         {user: "prefetch", patch: `{"spec":{"attempt":"mine"}}`, says: "a handler changes only the status of a BindTask and the finalizer example.com/prefetch: leave spec unchanged"},
+		"no attempt":                      {user: "prefetch", patch: `{"spec":{"attempt":null}}`, says: "leave spec unchanged"},
+		"handler":                         {user: "flush", patch: `{"spec":{"handler":"example.com/flush"}}`, says: "only attempt can change"},
+		"label":                           {user: "prefetch", patch: `{"metadata":{"labels":{"a":"c"}}}`, says: "leave labels unchanged"},
+		"annotation":                      {user: "prefetch", patch: `{"metadata":{"annotations":{"a":null}}}`, says: "leave annotations unchanged"},
+		"owner":                           {user: "prefetch", patch: `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"node-1","uid":"a"}]}}`, says: "leave ownerReferences unchanged"},
+		"another's finalizer":             {user: "prefetch", patch: `{"metadata":{"finalizers":["example.com/prefetch"]}}`, says: "leave other finalizers unchanged"},
+		"two finalizers":                  {user: "prefetch", patch: `{"metadata":{"finalizers":["example.com/other","example.com/prefetch","example.com/mine"]}}`, says: "leave other finalizers unchanged"},
+		"several":                         {user: "prefetch", patch: `{"metadata":{"labels":null,"finalizers":null},"spec":{"attempt":"mine"}}`, says: "leave spec, labels, other finalizers unchanged"},
+		"tenant":                          {user: "tenant", patch: `{}`, says: `User "tenant" cannot patch resource "bindtasks"`},
+		"tenant, status":                  {user: "tenant", subresource: "status", patch: ready, says: `User "tenant" cannot patch resource "bindtasks/status"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.ErrorContains(t, patchTask(t, users[tc.user], task.Name, tc.subresource, tc.patch), tc.says)
+		})
+	}
+	assert.True(t, apierrors.IsForbidden(users["tenant"].List(t.Context(), &v1alpha1.BindTaskList{})), "tenants can read none")
+	assert.True(t, apierrors.IsForbidden(users["prefetch"].Create(t.Context(), newTask("created"))), "a handler creates none")
+	assert.True(t, apierrors.IsForbidden(users["prefetch"].Delete(t.Context(), task)), "a handler deletes none")
+
+	for user, patch := range map[string]string{"prefetch": `{"metadata":{"finalizers":["example.com/other","example.com/prefetch"]}}`, "prebind": `{"spec":{"attempt":"second"}}`} {
+		require.NoError(t, patchTask(t, users[user], task.Name, "", patch), user)
+	}
+	require.NoError(t, patchTask(t, users["prefetch"], task.Name, "status", ready))
+	require.NoError(t, users["prefetch"].Get(t.Context(), client.ObjectKeyFromObject(task), task))
+	assert.True(t, task.IsTrue(v1alpha1.TaskReady))
+	assert.Equal(t, "second", task.Spec.Attempt)
+
+	// The garbage collector removes its finalizer, and the handler its own.
+	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"metadata":{"finalizers":["example.com/prefetch"]}}`))
+	require.NoError(t, users["prebind"].Delete(t.Context(), task, client.PropagationPolicy(metav1.DeletePropagationForeground)))
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		require.NoError(c, a.client.Get(t.Context(), client.ObjectKeyFromObject(task), task))
+		assert.Equal(c, []string{prefetch}, task.Finalizers)
+	}, patience, again, "the garbage collector should remove its finalizer")
+	require.NoError(t, patchTask(t, users["prefetch"], task.Name, "", `{"metadata":{"finalizers":null}}`))
+	assert.True(t, apierrors.IsNotFound(a.client.Get(t.Context(), client.ObjectKeyFromObject(task), task)))
+
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		policy, err := a.world.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), "bindtasks.prebind.dev", metav1.GetOptions{})
+		require.NoError(c, err)
+		require.NotNil(c, policy.Status.TypeChecking)
+		assert.Empty(c, policy.Status.TypeChecking.ExpressionWarnings)
+	}, patience, again, "the expressions should have the types of a BindTask")
+}
