@@ -18,11 +18,11 @@ func NewCommand() *cobra.Command {
 		Short: "Explain and inspect the binds of pods with Prebind",
 		Long: `Explain and inspect the binds of pods with Prebind.
 
-explain, status, conformance and unregister connect to the cluster like kubectl.
+explain, status, top, conformance and unregister connect to the cluster like kubectl.
 policy needs no cluster.`,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl prebind"},
 	}
-	root.AddCommand(newExplainCommand(), newStatusCommand(), newPolicyCommand(), newConformanceCommand(), cli.NewUnregisterCommand(),
+	root.AddCommand(newExplainCommand(), newStatusCommand(), newTopCommand(), newPolicyCommand(), newConformanceCommand(), cli.NewUnregisterCommand(),
 		cli.NewOptionsCommand(), cli.NewVersionCommand())
 	cli.Configure(root)
 	return root

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -46,8 +47,17 @@ type statusOptions struct {
 	clock          clock.PassiveClock
 }
 
+func newStatusOptions() *statusOptions { return &statusOptions{clock: clock.RealClock{}} }
+
+// addFlags adds the flags that status and top share.
+func (o *statusOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVarP(&o.namespace, "namespace", "n", "", "Show only binds of pods in this namespace.")
+	fs.StringVar(&o.own, "prebind-namespace", "prebind-system", "Namespace where Prebind runs.")
+	o.client.AddFlags(fs)
+}
+
 func newStatusCommand() *cobra.Command {
-	o := &statusOptions{clock: clock.RealClock{}}
+	o := newStatusOptions()
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the replicas and the binds in progress",
@@ -68,12 +78,10 @@ change after the pods are created.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVarP(&o.namespace, "namespace", "n", "", "Show only binds of pods in this namespace.")
+	o.addFlags(fs)
 	fs.StringVar(&o.pod, "pod", "", "Show only binds of the pod with this name.")
-	fs.StringVar(&o.own, "prebind-namespace", "prebind-system", "Namespace where Prebind runs.")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "Print again after each change, until interrupted.")
 	o.output.addFlag(fs)
-	o.client.AddFlags(fs)
 	return cmd
 }
 

@@ -1,0 +1,148 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/policy/v1alpha1"
+)
+
+func newTopCommand() *cobra.Command {
+	o := newStatusOptions()
+	var once bool
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show what binds wait for, the longest waits first",
+		Long: `Show what binds wait for: the number of binds that wait for the same reason, and the
+one that has waited longest. The table is refreshed until Ctrl-C.
+
+'kubectl prebind status' lists every bind.`,
+		Example: `  kubectl prebind top
+  kubectl prebind top -n shop --once`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.top(cmd.Context(), cmd.OutOrStdout(), once)
+		},
+	}
+	o.addFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&once, "once", false, "Print once.")
+	return cmd
+}
+
+// top prints the waits until the context ends. On a terminal, each table replaces the last one.
+func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error {
+	client, err := o.client.Connect()
+	if err != nil {
+		return err
+	}
+	before, next := "", "---\n"
+	if isTerminal(out) && !once {
+		before = "\033[H\033[2J" // The first sequence moves the cursor home, the second clears the screen.
+		next = before
+	}
+	err = wait.PollUntilContextCancel(ctx, watchInterval, true, func(ctx context.Context) (bool, error) {
+		all, err := replica.Statuses(ctx, client, o.own)
+		if err != nil {
+			return false, err
+		}
+		o.filter(all)
+		fmt.Fprint(out, before)
+		before = next
+		return once, textWaits(out, all, o.clock.Now())
+	})
+	if !once && ctx.Err() != nil {
+		err = nil // The user has interrupted the command.
+	}
+	return err
+}
+
+// isTerminal returns whether the writer is a terminal.
+func isTerminal(out io.Writer) bool {
+	file, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// reason is a cause that binds wait for, and the binds that wait for it, the oldest first.
+type reason struct {
+	plugin, text string
+	binds        []work.InFlight
+}
+
+// reasonsOf returns the reasons of the binds that wait, that with the oldest bind first. The names of objects do not
+// distinguish reasons, apart from those of BindPolicies.
+func reasonsOf(all []replica.Status) []*reason {
+	byText := map[string]*reason{}
+	var reasons []*reason
+	var binds []work.InFlight
+	for _, s := range all {
+		binds = append(binds, s.InFlight...)
+	}
+	slices.SortStableFunc(binds, func(a, b work.InFlight) int { return a.Since.Compare(b.Since.Time) })
+	for _, f := range binds {
+		if f.WaitsFor == "" {
+			continue
+		}
+		text := f.WaitsFor
+		if object, rest, ok := strings.Cut(text, ": "); ok {
+			if kind, _, _ := strings.Cut(object, " "); kind != v1alpha1.Kind.Kind {
+				text = kind + ": " + rest
+			}
+		}
+		r := byText[f.Plugin+"\n"+text]
+		if r == nil {
+			r = &reason{plugin: f.Plugin, text: text}
+			byText[f.Plugin+"\n"+text] = r
+			reasons = append(reasons, r)
+		}
+		r.binds = append(r.binds, f)
+	}
+	return reasons
+}
+
+// textWaits writes the table.
+func textWaits(out io.Writer, all []replica.Status, now time.Time) error {
+	reasons := reasonsOf(all)
+	binds, leftOut, holds := 0, 0, 0
+	for _, s := range all {
+		leftOut += s.LeftOut
+		holds += s.Holds
+	}
+	for _, r := range reasons {
+		binds += len(r.binds)
+	}
+	fmt.Fprintf(out, "%s  %d binds wait, %d calls are held, %d replicas\n\n", now.Format(time.TimeOnly), binds, holds, len(all))
+	if binds > 0 {
+		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+		fmt.Fprintln(w, "BINDS\tOLDEST\tTIMEOUT\tPOD\tNODE\tPLUGIN\tWAITING FOR")
+		for _, r := range reasons {
+			oldest := r.binds[0]
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s/%s\t%s\t%s\t%s\n", len(r.binds), age(now, oldest.Since.Time), budget(oldest.Budget.Duration), oldest.Namespace, oldest.Pod,
+				oldest.Node, orDash(r.plugin), r.text)
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	if leftOut > 0 {
+		fmt.Fprintf(out, "\n%d more binds are not reported: a replica reports at most %d KiB.\n", leftOut, replica.MaxStatus>>10)
+	}
+	return nil
+}
