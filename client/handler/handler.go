@@ -71,8 +71,8 @@ func Failed(reason, message string) Result {
 	return Result{condition: metav1.Condition{Type: typeFailed, Status: metav1.ConditionTrue, Reason: reason, Message: limit(message)}}
 }
 
-// Waiting means that Do must be called again, after the time. The message completes the sentence "waiting for …". A new message is a write,
-// so it should not contain a time or a percentage.
+// Waiting means that Do must be called again, after the time. The user of the pod reads that the bind waits for the handler, with the
+// message. A new message is a write, so it should not contain a time or a percentage.
 func Waiting(message string, again time.Duration) Result {
 	return Result{
 		condition: metav1.Condition{Type: typeReady, Status: metav1.ConditionFalse, Message: limit(message)},
