@@ -40,6 +40,8 @@ var parts = []struct {
 	{"other commands and set-up", []string{"cmd/", "internal/assembly/", "internal/telemetry/", "internal/apiclient/"}, 2500},
 	{"webhook with certificates", []string{"webhook/", "internal/certificates/"}, 1700},
 	{"mutators", []string{"mutators/", "internal/mutation/"}, 750},
+	{"tasks", []string{"internal/tasks/"}, 500},
+	{"kit and examples of handlers", []string{"client/handler/", "docs/example/prefetch/", "docs/example/tokens/"}, 700},
 	{"the rest", []string{""}, 950},
 }
 
