@@ -113,7 +113,7 @@ func (a *Asked) state(bc *framework.BindContext) state {
 	case !bc.Now.Before(a.deadline(bc)):
 		return state{verdict: policy.TimedOut, message: text.Clip("still waiting for "+s.message, policy.MaxMessage-40) + fmt.Sprintf(" (timed out after %s)", a.Timeout)}
 	case deleting:
-		s.message = fmt.Sprintf("%s to undo an earlier attempt for %s", a.Handler, a.object())
+		s.message = fmt.Sprintf("handler %s to undo an earlier attempt for %s", a.Handler, a.object())
 	default:
 		s.writes = !mine
 	}
@@ -128,10 +128,10 @@ func (a *Asked) awaited() string {
 			return fmt.Sprintf("task %s of %s: %s", a.Name, a.Handler, ready.Message)
 		}
 		if len(a.Found.Finalizers) > 0 || len(a.Found.Status.Conditions) > 0 {
-			return fmt.Sprintf("%s to finish %s", a.Handler, a.object())
+			return fmt.Sprintf("handler %s to finish %s", a.Handler, a.object())
 		}
 	}
-	return fmt.Sprintf("%s to begin %s", a.Handler, a.object())
+	return fmt.Sprintf("handler %s to begin %s", a.Handler, a.object())
 }
 
 func (a *Asked) deadline(bc *framework.BindContext) time.Time { return bc.Since.Add(a.Timeout) }

@@ -74,15 +74,15 @@ func TestDecide(t *testing.T) {
 	}{
 		"New": {
 			reason: "PreBind creates it", asked: []Asked{asked("a")},
-			verdict: policy.Waiting, message: "waiting for example.com/a to begin BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
+			verdict: policy.Waiting, message: "waiting for handler example.com/a to begin BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
 		},
 		"Created": {
 			reason: "no handler has seen it", asked: []Asked{asked("a", func(*v1alpha1.BindTask) {})},
-			verdict: policy.Waiting, message: "waiting for example.com/a to begin BindTask a-1",
+			verdict: policy.Waiting, message: "waiting for handler example.com/a to begin BindTask a-1",
 		},
 		"Begun": {
 			reason: "the handler has set its finalizer", asked: []Asked{asked("a", begun)},
-			verdict: policy.Waiting, message: "waiting for example.com/a to finish BindTask a-1",
+			verdict: policy.Waiting, message: "waiting for handler example.com/a to finish BindTask a-1",
 		},
 		"Progress": {
 			reason: "the handler says what it does", asked: []Asked{asked("a", has(v1alpha1.TaskReady, metav1.ConditionFalse, "3 of 5 layers"))},
@@ -102,11 +102,11 @@ func TestDecide(t *testing.T) {
 		},
 		"TwoWaiting": {
 			reason: "the message counts the others", asked: []Asked{asked("a", begun), asked("b", begun)},
-			verdict: policy.Waiting, message: "waiting for example.com/a to finish BindTask a-1 (and 1 more)",
+			verdict: policy.Waiting, message: "waiting for handler example.com/a to finish BindTask a-1 (and 1 more)",
 		},
 		"TimedOut": {
 			reason: "the handler did not answer", asked: []Asked{asked("a", begun)}, waited: time.Minute,
-			verdict: policy.TimedOut, message: "still waiting for example.com/a to finish BindTask a-1 (timed out after 1m0s)",
+			verdict: policy.TimedOut, message: "still waiting for handler example.com/a to finish BindTask a-1 (timed out after 1m0s)",
 		},
 		"TimedOutAllow": {
 			reason: "the policy goes on", asked: []Asked{allowing(asked("a", begun))}, waited: time.Minute,
@@ -118,11 +118,11 @@ func TestDecide(t *testing.T) {
 		},
 		"Undoing": {
 			reason: "the handler must finish before it begins again", asked: []Asked{asked("a", deleted, ready)},
-			verdict: policy.Waiting, message: "waiting for example.com/a to undo an earlier attempt for BindTask a-1",
+			verdict: policy.Waiting, message: "waiting for handler example.com/a to undo an earlier attempt for BindTask a-1",
 		},
 		"Earlier": {
 			reason: "an earlier attempt's BindTask is continued, even if it failed", asked: []Asked{asked("a", earlier, failed)},
-			verdict: policy.Waiting, message: "waiting for example.com/a to finish BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
+			verdict: policy.Waiting, message: "waiting for handler example.com/a to finish BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
 		},
 		"DryRun": {
 			reason: "a dry run has no attempt of its own", asked: []Asked{asked("a", earlier, ready)}, dryRun: true,

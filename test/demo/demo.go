@@ -70,6 +70,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	d.say("Prebind is registered again. In another terminal:\n")
 	d.say("  export KUBECONFIG=%s", d.cluster.Kubeconfig())
 	d.say("  kubectl -n %s get pods -o wide        (or: %s)", namespace, d.cluster.Kubectl(ctx).Path)
+	d.say("  kubectl apply -f policy.yaml          (BindPolicies and tasks: docs/policies.md, docs/tasks.md)")
 	d.say("\nPrebind's logs: %s", d.prebind.LogDir())
 	d.say("Press Ctrl-C to stop everything.")
 	<-ctx.Done()
@@ -96,6 +97,9 @@ func (d *demo) setUp(ctx context.Context) error {
 		return err
 	}
 	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {
+		return err
+	}
+	if err := d.prebind.AddComponents(ctx, "plugins/policy"); err != nil {
 		return err
 	}
 	const labels = "--topology-labels=topology.kubernetes.io/zone,kubernetes.io/hostname," + cluster.RackLabel

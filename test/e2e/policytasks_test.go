@@ -74,7 +74,7 @@ func testPolicyTask(p *policies) {
 	bound := p.begin(cluster.DefaultScheduler, node, toleration)
 	task := p.untilTask("the bind creates it", anyTask)
 	assert.Equal(p.t, map[string]v1alpha1.ParameterValue{"node": v1alpha1.ParameterValue(node)}, task.Spec.Parameters)
-	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for "+prefetch+" to begin BindTask "+task.Name)
+	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for handler "+prefetch+" to begin BindTask "+task.Name)
 	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
 	p.answers(task, v1alpha1.TaskReady, "")
 	pod := p.endSoon(bound)

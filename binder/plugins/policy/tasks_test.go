@@ -134,7 +134,7 @@ func TestTasks_Undoing(t *testing.T) {
 		v, err = w.preFlight(bc)
 		require.NoError(t, err)
 		assert.Empty(t, v.Writes)
-		assert.Equal(t, "example.com/prefetch to undo an earlier attempt for BindTask "+task.Name, v.Wait.For)
+		assert.Equal(t, "handler example.com/prefetch to undo an earlier attempt for BindTask "+task.Name, v.Wait.For)
 		task = w.task()
 		task.Finalizers = nil
 		require.NoError(t, w.api.Update(t.Context(), task))
