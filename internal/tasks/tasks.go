@@ -60,9 +60,11 @@ type Asked struct {
 	name string
 }
 
-// nameOf returns the name of the BindTask. Each task has one for each pod and node, so that every replica finds it.
-func nameOf(t policy.Task, m framework.Mark) string {
-	sum := sha256.Sum256([]byte(strings.Join([]string{t.Policy, t.Name, string(m.PodUID), m.Node}, "/")))
+// nameOf returns the name of the BindTask. Each task has one for each pod and node, so that every replica finds it. A policy can be edited while
+// the bind waits, and a node can be replaced by another one with its name: then the bind needs another BindTask.
+func nameOf(t policy.Task, bc *framework.BindContext) string {
+	identity := []string{t.Policy, t.Name, t.Handler, string(t.Retain), string(bc.Pod.UID), bc.Node.Name, string(bc.Node.UID)}
+	sum := sha256.Sum256([]byte(strings.Join(identity, "/")))
 	return t.Name + "-" + hex.EncodeToString(sum[:8])
 }
 
@@ -74,7 +76,7 @@ func Read(ctx context.Context, cache framework.Reader, bc *framework.BindContext
 			continue
 		}
 		for _, t := range r.Tasks {
-			a := Asked{Task: t, name: nameOf(t, bc.Mark())}
+			a := Asked{Task: t, name: nameOf(t, bc)}
 			var err error
 			if a.Found, err = framework.Get(ctx, cache, &v1alpha1.BindTask{}, "", a.name, Selection); err != nil {
 				return nil, err

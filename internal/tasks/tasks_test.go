@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -166,12 +165,23 @@ func TestDecide(t *testing.T) {
 }
 
 func TestNameOf(t *testing.T) {
-	of := func(policyName, task, uid, node string) string {
-		return nameOf(policy.Task{Policy: policyName, Name: task}, framework.Mark{PodUID: types.UID(uid), Node: node})
+	of := func(change func(*policy.Task, *framework.BindContext)) string {
+		bc := bindAfter(0)
+		task := asked("a").Task
+		change(&task, bc)
+		return nameOf(task, bc)
 	}
-	base := of("p", "a", "1", "n")
-	assert.Equal(t, base, of("p", "a", "1", "n"), "every replica finds it")
-	for _, other := range []string{of("q", "a", "1", "n"), of("p", "b", "1", "n"), of("p", "a", "2", "n"), of("p", "a", "1", "m")} {
-		assert.NotEqual(t, base, other, "each policy, task, pod and node has its own")
+	base := of(func(_ *policy.Task, bc *framework.BindContext) { bc.Attempt = "other" })
+	assert.Equal(t, base, of(func(*policy.Task, *framework.BindContext) {}), "every replica finds it")
+	for what, change := range map[string]func(*policy.Task, *framework.BindContext){
+		"policy":                 func(task *policy.Task, _ *framework.BindContext) { task.Policy = "q" },
+		"task":                   func(task *policy.Task, _ *framework.BindContext) { task.Name = "b" },
+		"handler after an edit":  func(task *policy.Task, _ *framework.BindContext) { task.Handler = "example.com/b" },
+		"lifetime after an edit": func(task *policy.Task, _ *framework.BindContext) { task.Retain = v1alpha1.RetainUntilBound },
+		"pod":                    func(_ *policy.Task, bc *framework.BindContext) { bc.Pod.UID = "2" },
+		"node":                   func(_ *policy.Task, bc *framework.BindContext) { bc.Node.Name = "node-b" },
+		"node that was replaced": func(_ *policy.Task, bc *framework.BindContext) { bc.Node.UID = "2" },
+	} {
+		assert.NotEqual(t, base, of(change), "each %s has its own", what)
 	}
 }
