@@ -33,7 +33,8 @@ type Store struct {
 // NewStore returns a store. It sends no requests.
 func NewStore(h framework.Handle) *Store { return &Store{h: h} }
 
-// PreBind creates the BindTasks that the bind needs and lacks, and continues those of earlier attempts.
+// PreBind creates the BindTasks that the bind needs and lacks, and joins those of other attempts. They stay until no attempt relies on them: another
+// replica can have allowed the bind, and the API server can still bind the pod.
 func (s *Store) PreBind(ctx context.Context, bc *framework.BindContext, asked []Asked) error {
 	for i := range asked {
 		a := &asked[i]
@@ -44,7 +45,7 @@ func (s *Store) PreBind(ctx context.Context, bc *framework.BindContext, asked []
 		if a.Found == nil {
 			err = s.h.Writer.Create(ctx, a.bindTask(bc.Mark()))
 		} else {
-			err = s.setAttempt(ctx, a.Found, bc.Attempt)
+			err = s.setAttempts(ctx, a.Found, append(slices.Clone(a.Found.Spec.Attempts), bc.Attempt))
 		}
 		switch {
 		case apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
@@ -61,7 +62,7 @@ func (a *Asked) bindTask(m framework.Mark) *v1alpha1.BindTask {
 	t := &v1alpha1.BindTask{
 		ObjectMeta: metav1.ObjectMeta{Name: a.name},
 		Spec: v1alpha1.BindTaskSpec{
-			Policy: a.Policy, Task: a.Name, Handler: a.Handler, NodeName: m.Node, Retain: a.Retain, Attempt: m.Attempt,
+			Policy: a.Policy, Task: a.Name, Handler: a.Handler, NodeName: m.Node, Retain: a.Retain, Attempts: []string{m.Attempt},
 			Pod: v1alpha1.PodReference{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID},
 		},
 	}
@@ -74,10 +75,10 @@ func (a *Asked) bindTask(m framework.Mark) *v1alpha1.BindTask {
 	return t
 }
 
-// setAttempt writes the attempt, if the BindTask has not changed. An empty attempt confirms it.
-func (s *Store) setAttempt(ctx context.Context, t *v1alpha1.BindTask, attempt string) error {
+// setAttempts writes the attempts, if the BindTask has not changed. Without attempts, it is confirmed.
+func (s *Store) setAttempts(ctx context.Context, t *v1alpha1.BindTask, attempts []string) error {
 	changed := t.DeepCopy()
-	changed.Spec.Attempt = attempt
+	changed.Spec.Attempts = attempts
 	return s.h.Writer.Patch(ctx, changed, client.MergeFromWithOptions(t, client.MergeFromWithOptimisticLock{}))
 }
 
@@ -89,20 +90,29 @@ func (s *Store) remove(ctx context.Context, t *v1alpha1.BindTask) error {
 	return client.IgnoreNotFound(s.h.Writer.Delete(ctx, t, client.Preconditions{UID: &t.UID, ResourceVersion: &t.ResourceVersion}))
 }
 
-// markOf returns the mark of an unconfirmed BindTask.
-func markOf(t *v1alpha1.BindTask) framework.Mark {
-	return framework.Mark{
-		Pod: client.ObjectKey{Namespace: t.Spec.Pod.Namespace, Name: t.Spec.Pod.Name}, PodUID: t.Spec.Pod.UID, Node: t.Spec.NodeName, Attempt: t.Spec.Attempt,
+// marksOf returns the marks of a BindTask: one for each attempt.
+func marksOf(t *v1alpha1.BindTask) []framework.Mark {
+	marks := make([]framework.Mark, len(t.Spec.Attempts))
+	for i, attempt := range t.Spec.Attempts {
+		pod := client.ObjectKey{Namespace: t.Spec.Pod.Namespace, Name: t.Spec.Pod.Name}
+		marks[i] = framework.Mark{Pod: pod, PodUID: t.Spec.Pod.UID, Node: t.Spec.NodeName, Attempt: attempt}
 	}
+	return marks
 }
 
-// PreBindRollBack deletes the BindTasks with the mark. It lists them from the API server, because the cache can lack the last ones.
+// PreBindRollBack removes the attempt from the BindTasks with the mark, and deletes those that have no other. It lists them from the API server,
+// because the cache can lack the last ones.
 func (s *Store) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 	var all v1alpha1.BindTaskList
 	if err := s.h.Live.List(ctx, &all, client.MatchingFields{"spec.pod.uid": string(m.PodUID)}); err != nil {
 		return fmt.Errorf("listing the BindTasks of the pod: %w", err)
 	}
-	return s.each(all.Items, m, func(t *v1alpha1.BindTask) error { return s.remove(ctx, t) })
+	return s.each(all.Items, m, func(t *v1alpha1.BindTask) error {
+		if others := slices.DeleteFunc(slices.Clone(t.Spec.Attempts), func(a string) bool { return a == m.Attempt }); len(others) > 0 {
+			return client.IgnoreNotFound(s.setAttempts(ctx, t, others))
+		}
+		return s.remove(ctx, t)
+	})
 }
 
 // PostBind confirms or deletes the BindTasks with the mark, as the policy says. The bind was allowed, so the cache has had them.
@@ -115,7 +125,7 @@ func (s *Store) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) e
 		if t.Spec.Retain == v1alpha1.RetainUntilBound {
 			return s.remove(ctx, t)
 		}
-		return client.IgnoreNotFound(s.setAttempt(ctx, t, ""))
+		return client.IgnoreNotFound(s.setAttempts(ctx, t, nil))
 	})
 }
 
@@ -123,7 +133,7 @@ func (s *Store) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) e
 func (s *Store) each(all []v1alpha1.BindTask, m framework.Mark, do func(*v1alpha1.BindTask) error) error {
 	var errs []error
 	for i := range all {
-		if t := &all[i]; markOf(t) == m {
+		if t := &all[i]; slices.Contains(marksOf(t), m) {
 			if err := do(t); err != nil {
 				errs = append(errs, fmt.Errorf("BindTask %s: %w", t.Name, err))
 			}
@@ -138,7 +148,7 @@ func (s *Store) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var marks []framework.Mark
 	for i := range all {
 		if t := &all[i]; t.DeletionTimestamp == nil {
-			marks = append(marks, markOf(t))
+			marks = append(marks, marksOf(t)...)
 		}
 	}
 	return marks, err

@@ -38,7 +38,7 @@ const (
 var Selection = framework.Selection{
 	Name: "policy/tasks", Example: &v1alpha1.BindTask{},
 	Value: func(o client.Object) string {
-		if t, ok := o.(*v1alpha1.BindTask); ok && t.Spec.Attempt == "" {
+		if t, ok := o.(*v1alpha1.BindTask); ok && len(t.Spec.Attempts) == 0 {
 			return confirmed
 		}
 		return unconfirmed
@@ -91,7 +91,7 @@ func Read(ctx context.Context, cache framework.Reader, bc *framework.BindContext
 type state struct {
 	verdict policy.Verdict
 	message string
-	// writes says that PreBind has to create or to continue the BindTask.
+	// writes says that PreBind has to create or to join the BindTask.
 	writes bool
 }
 
@@ -99,7 +99,7 @@ type state struct {
 func (a *Asked) state(bc *framework.BindContext) state {
 	deleting := a.Found != nil && a.Found.DeletionTimestamp != nil
 	// A dry run has no attempt of its own.
-	mine := a.Found != nil && !deleting && (a.Found.Spec.Attempt == bc.Attempt || bc.DryRun)
+	mine := a.Found != nil && !deleting && (slices.Contains(a.Found.Spec.Attempts, bc.Attempt) || bc.DryRun)
 	s := state{verdict: policy.Waiting, message: a.awaited()}
 	switch {
 	case mine && a.Found.IsTrue(v1alpha1.TaskFailed):

@@ -30,7 +30,7 @@ func bindAfter(waited time.Duration) *framework.BindContext {
 func asked(name string, change ...func(*v1alpha1.BindTask)) Asked {
 	a := Asked{Task: policy.Task{Policy: "p", Name: name, Handler: "example.com/" + name, Timeout: time.Minute}, name: name + "-1"}
 	if len(change) > 0 {
-		a.Found = &v1alpha1.BindTask{Spec: v1alpha1.BindTaskSpec{Attempt: "attempt"}}
+		a.Found = &v1alpha1.BindTask{Spec: v1alpha1.BindTaskSpec{Attempts: []string{"attempt"}}}
 		for _, c := range change {
 			c(a.Found)
 		}
@@ -46,7 +46,7 @@ func has(condition string, status metav1.ConditionStatus, message string) func(*
 
 func begun(t *v1alpha1.BindTask)   { t.Finalizers = []string{"example.com/a"} }
 func deleted(t *v1alpha1.BindTask) { t.DeletionTimestamp = &metav1.Time{Time: began} }
-func earlier(t *v1alpha1.BindTask) { t.Spec.Attempt = "earlier" }
+func earlier(t *v1alpha1.BindTask) { t.Spec.Attempts = []string{"earlier"} }
 func answered(t *v1alpha1.BindTask) {
 	t.Status.Annotations = map[string]v1alpha1.AnnotationValue{"cache": "hit", "zone": "handler"}
 }
@@ -120,7 +120,7 @@ func TestDecide(t *testing.T) {
 			verdict: policy.Waiting, message: "waiting for handler example.com/a to undo an earlier attempt for BindTask a-1",
 		},
 		"Earlier": {
-			reason: "an earlier attempt's BindTask is continued, even if it failed", asked: []Asked{asked("a", earlier, failed)},
+			reason: "the bind joins the BindTask of another attempt first", asked: []Asked{asked("a", earlier, failed)},
 			verdict: policy.Waiting, message: "waiting for handler example.com/a to finish BindTask a-1", writes: []string{"create BindTask a-1 for example.com/a"},
 		},
 		"DryRun": {

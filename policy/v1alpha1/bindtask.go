@@ -42,9 +42,9 @@ type BindTaskList struct {
 	Items           []BindTask `json:"items"`
 }
 
-// BindTaskSpec describes the step. Only attempt changes.
+// BindTaskSpec describes the step. Only attempts change.
 //
-// +kubebuilder:validation:XValidation:rule="self.policy == oldSelf.policy && self.task == oldSelf.task && self.handler == oldSelf.handler && self.pod == oldSelf.pod && self.nodeName == oldSelf.nodeName && self.retain == oldSelf.retain && has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)",message="only attempt can change"
+// +kubebuilder:validation:XValidation:rule="self.policy == oldSelf.policy && self.task == oldSelf.task && self.handler == oldSelf.handler && self.pod == oldSelf.pod && self.nodeName == oldSelf.nodeName && self.retain == oldSelf.retain && has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)",message="only attempts can change"
 type BindTaskSpec struct {
 	// Policy is the name of the BindPolicy, and Task the name of the task in it.
 	//
@@ -72,11 +72,13 @@ type BindTaskSpec struct {
 	Parameters map[string]ParameterValue `json:"parameters,omitempty"`
 	// Retain is how long the BindTask stays after the pod is bound.
 	Retain Retain `json:"retain"`
-	// Attempt names the bind's attempt while the pod is not bound. Prebind changes it when another replica continues, and removes it
-	// when the pod is bound. Handlers ignore it.
+	// Attempts names the attempts to bind the pod that rely on the BindTask: usually one, or one of each replica that gets calls for the bind. It
+	// is empty when the pod is bound. Handlers ignore it.
 	//
-	// +kubebuilder:validation:MaxLength=128
-	Attempt string `json:"attempt,omitempty"`
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=128
+	Attempts []string `json:"attempts,omitempty"`
 }
 
 // ParameterValue is the value of a parameter.

@@ -26,7 +26,7 @@ const flush = "example.com/flush"
 
 func newTask(name string) *v1alpha1.BindTask {
 	return &v1alpha1.BindTask{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.BindTaskSpec{
-		Policy: "images", Task: "prefetch", Handler: prefetch, NodeName: "node-1", Retain: v1alpha1.RetainUntilBound, Attempt: "first",
+		Policy: "images", Task: "prefetch", Handler: prefetch, NodeName: "node-1", Retain: v1alpha1.RetainUntilBound, Attempts: []string{"first"},
 		Pod:        v1alpha1.PodReference{Namespace: "shop", Name: "cart", UID: types.UID("uid-of-" + name)},
 		Parameters: map[string]v1alpha1.ParameterValue{"image": "cart:v1"},
 	}}
@@ -65,7 +65,7 @@ func testTaskValidation(t *testing.T, a *policyAPI) {
 		"handler, two slashes": {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "example.com/a/b" }, says: "spec.handler in body should match"},
 		"no node":              {change: func(s *v1alpha1.BindTaskSpec) { s.NodeName = "" }, says: "spec.nodeName in body should be at least 1 chars"},
 		"retain":               {change: func(s *v1alpha1.BindTaskSpec) { s.Retain = "Forever" }, says: `spec.retain: Unsupported value: "Forever"`},
-		"attempt":              {change: func(s *v1alpha1.BindTaskSpec) { s.Attempt = strings.Repeat("a", 129) }, says: "spec.attempt: Too long"},
+		"attempt":              {change: func(s *v1alpha1.BindTaskSpec) { s.Attempts = []string{strings.Repeat("a", 129)} }, says: "spec.attempts[0]: Too long"},
 		"long parameter":       {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](1, 4097) }, says: "spec.parameters.0: Too long"},
 		"many parameters":      {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](33, 1) }, says: "spec.parameters: Too many"},
 		"largest":              {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](32, 4096) }},
@@ -85,10 +85,10 @@ func testTaskValidation(t *testing.T, a *policyAPI) {
 		`"policy":"b"`, `"task":"b"`, `"handler":"b.c/d"`, `"pod":{"name":"b"}`, `"pod":{"namespace":"b"}`, `"pod":{"uid":"b"}`, `"nodeName":"b"`,
 		`"retain":"WhilePodRuns"`, `"parameters":null`, `"parameters":{"image":"b"}`, `"parameters":{"b":"b"}`,
 	} {
-		assertInvalid(t, patchTask(t, a.client, task.Name, "", `{"spec":{`+change+`}}`), "only attempt can change")
+		assertInvalid(t, patchTask(t, a.client, task.Name, "", `{"spec":{`+change+`}}`), "only attempts can change")
 	}
-	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempt":"second"}}`))
-	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempt":null}}`))
+	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempts":["first","second"]}}`))
+	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempts":null}}`))
 	testTaskStatus(t, a, task)
 }
 
@@ -209,15 +209,15 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 		"status of another's BindTask":    {user: "flush", subresource: "status", patch: ready, says: "flush is not a handler example.com/prefetch: grant it the verb handle on handlers.policy.prebind.dev with this resource name"},
 		"finalizer on another's BindTask": {user: "flush", patch: `{"metadata":{"finalizers":["example.com/other","example.com/flush"]}}`, says: "flush is not a handler example.com/prefetch"},
 		"no permission handle":            {user: "nobody", subresource: "status", patch: ready, says: "nobody is not a handler example.com/prefetch"},
-		"attempt":                         {user: "prefetch", patch: `{"spec":{"attempt":"mine"}}`, says: "a handler changes only the status of a BindTask and the finalizer example.com/prefetch: leave spec unchanged"},
-		"no attempt":                      {user: "prefetch", patch: `{"spec":{"attempt":null}}`, says: "leave spec unchanged"},
-		"handler":                         {user: "flush", patch: `{"spec":{"handler":"example.com/flush"}}`, says: "only attempt can change"},
+		"attempt":                         {user: "prefetch", patch: `{"spec":{"attempts":["mine"]}}`, says: "a handler changes only the status of a BindTask and the finalizer example.com/prefetch: leave spec unchanged"},
+		"no attempt":                      {user: "prefetch", patch: `{"spec":{"attempts":null}}`, says: "leave spec unchanged"},
+		"handler":                         {user: "flush", patch: `{"spec":{"handler":"example.com/flush"}}`, says: "only attempts can change"},
 		"label":                           {user: "prefetch", patch: `{"metadata":{"labels":{"a":"c"}}}`, says: "leave labels unchanged"},
 		"annotation":                      {user: "prefetch", patch: `{"metadata":{"annotations":{"a":null}}}`, says: "leave annotations unchanged"},
 		"owner":                           {user: "prefetch", patch: `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"node-1","uid":"a"}]}}`, says: "leave ownerReferences unchanged"},
 		"another's finalizer":             {user: "prefetch", patch: `{"metadata":{"finalizers":["example.com/prefetch"]}}`, says: "leave other finalizers unchanged"},
 		"two finalizers":                  {user: "prefetch", patch: `{"metadata":{"finalizers":["example.com/other","example.com/prefetch","example.com/mine"]}}`, says: "leave other finalizers unchanged"},
-		"several":                         {user: "prefetch", patch: `{"metadata":{"labels":null,"finalizers":null},"spec":{"attempt":"mine"}}`, says: "leave spec, labels, other finalizers unchanged"},
+		"several":                         {user: "prefetch", patch: `{"metadata":{"labels":null,"finalizers":null},"spec":{"attempts":["mine"]}}`, says: "leave spec, labels, other finalizers unchanged"},
 		"tenant":                          {user: "tenant", patch: `{}`, says: `User "tenant" cannot patch resource "bindtasks"`},
 		"tenant, status":                  {user: "tenant", subresource: "status", patch: ready, says: `User "tenant" cannot patch resource "bindtasks/status"`},
 	} {
@@ -229,13 +229,13 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 	assert.True(t, apierrors.IsForbidden(users["prefetch"].Create(t.Context(), newTask("created"))), "a handler creates none")
 	assert.True(t, apierrors.IsForbidden(users["prefetch"].Delete(t.Context(), task)), "a handler deletes none")
 
-	for user, patch := range map[string]string{"prefetch": `{"metadata":{"finalizers":["example.com/other","example.com/prefetch"]}}`, "prebind": `{"spec":{"attempt":"second"}}`} {
+	for user, patch := range map[string]string{"prefetch": `{"metadata":{"finalizers":["example.com/other","example.com/prefetch"]}}`, "prebind": `{"spec":{"attempts":["first","second"]}}`} {
 		require.NoError(t, patchTask(t, users[user], task.Name, "", patch), user)
 	}
 	require.NoError(t, patchTask(t, users["prefetch"], task.Name, "status", ready))
 	require.NoError(t, users["prefetch"].Get(t.Context(), client.ObjectKeyFromObject(task), task))
 	assert.True(t, task.IsTrue(v1alpha1.TaskReady))
-	assert.Equal(t, "second", task.Spec.Attempt)
+	assert.Equal(t, []string{"first", "second"}, task.Spec.Attempts)
 
 	// The garbage collector removes its finalizer, and the handler its own.
 	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"metadata":{"finalizers":["example.com/prefetch"]}}`))

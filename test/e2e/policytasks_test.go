@@ -79,7 +79,7 @@ func testPolicyTask(p *policies) {
 	p.answers(task, v1alpha1.TaskReady, "")
 	pod := p.endSoon(bound)
 	assert.Equal(p.t, "hit", pod.Annotations[key(policy, "cache")])
-	p.untilTask("it is confirmed", func(t *v1alpha1.BindTask) bool { return t.Spec.Attempt == "" })
+	p.untilTask("it is confirmed", func(t *v1alpha1.BindTask) bool { return len(t.Spec.Attempts) == 0 })
 	p.untilCounted(policy.Name, "enforce", "waiting")
 }
 

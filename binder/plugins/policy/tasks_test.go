@@ -106,7 +106,7 @@ func TestTasks_Failed(t *testing.T) {
 		bc := w.bind()
 		call, last := w.start(bc)
 		mark := bc.Mark()
-		mark.Attempt = w.task().Spec.Attempt
+		mark.Attempt = w.task().Spec.Attempts[0]
 		w.answer(v1alpha1.TaskFailed, "no space")
 		<-time.After(2 * binder.Settle)
 		ended, _ := call.Ended()
@@ -153,8 +153,8 @@ func (w *world) name(bc *framework.BindContext) string {
 	return strings.TrimSuffix(strings.TrimPrefix(l.verdict.Writes[0], "create BindTask "), " for example.com/prefetch")
 }
 
-// Another replica continues the BindTask of one that is gone. A conflict means that its cache is behind.
-func TestTasks_TakeOver(t *testing.T) {
+// Attempts of several replicas rely on one BindTask: the pod can be bound by any of them. A conflict means that the cache is behind.
+func TestTasks_Join(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.put(policyOf(t, "a", withTask))
@@ -171,13 +171,21 @@ func TestTasks_TakeOver(t *testing.T) {
 		_, err = w.preFlight(&second)
 		require.NoError(t, err)
 		require.NoError(t, w.PreBind(t.Context(), &second))
-		assert.Equal(t, "second", w.task().Spec.Attempt)
+		assert.Equal(t, []string{first.Attempt, "second"}, w.task().Spec.Attempts)
 		third := second
 		third.Attempt = "third"
 		err = w.PreBind(t.Context(), &third)
 		assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%v: the BindTask has changed since the pass", err)
+		marks, err := w.Marks(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, []framework.Mark{first.Mark(), second.Mark()}, marks)
+		require.NoError(t, w.PreBindRollBack(t.Context(), second.Mark()))
+		require.NotNil(t, w.task(), "the first attempt can have been allowed")
+		assert.Equal(t, []string{first.Attempt}, w.task().Spec.Attempts)
+		require.NoError(t, w.PreBindRollBack(t.Context(), second.Mark()), "it is idempotent")
+		require.NotNil(t, w.task())
 		require.NoError(t, w.PreBindRollBack(t.Context(), first.Mark()))
-		assert.NotNil(t, w.task(), "the first attempt does not own it any more")
+		assert.Nil(t, w.task(), "no attempt relies on it")
 	})
 }
 
