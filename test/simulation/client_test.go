@@ -70,6 +70,9 @@ func (w *world) createPod(name string, n int, d *dice, forsaken bool) {
 			w.api.Put(claim)
 		}
 	}
+	if w.stepping && w.random("steps of "+string(uid)).one(2) {
+		options = append(options, gen.Label(stepped, "true"))
+	}
 	pod := gen.Pod(name, options...)
 	if d.one(8) {
 		pod.Status.NominatedNodeName = nominated
@@ -266,6 +269,9 @@ func (w *world) call(d *dice, p *process, pod *corev1.Pod, binding *corev1.Bindi
 	}
 	ctx, cancel := context.WithTimeout(p.killed, limit)
 	began := time.Now()
+	w.mu.Lock()
+	w.steps.posted[string(pod.UID)+" "+binding.Target.Name] = true
+	w.mu.Unlock()
 	decision := p.engine.Bind(ctx, binder.Request{
 		Pod: client.ObjectKeyFromObject(pod), Binding: binding.DeepCopy(), User: authenticationv1.UserInfo{Username: user},
 	})

@@ -50,6 +50,7 @@ func (w *world) checkPod(pod *corev1.Pod) {
 	}
 	w.checkGranted(pod)
 	w.checkReserved(pod)
+	w.checkSteps(pod)
 	if at := w.nodeOf(pod); at != "" && at != pod.Spec.NodeName {
 		w.problem("pod %s runs on %s, and its volume is on %s", pod.UID, pod.Spec.NodeName, at)
 	}
@@ -117,6 +118,9 @@ func (w *world) checkDecision(p *process, pod *corev1.Pod, binding *corev1.Bindi
 		if n := decision.Annotations["sim.policy.prebind.dev/generation"]; !w.recent("policy " + n) {
 			w.problem("the answer about pod %s is by generation %s of the policy, which is old", pod.UID, n)
 		}
+		if n := decision.Annotations[ofSteps+"generation"]; pod.Labels[stepped] != "" && !w.recent("steps "+n) {
+			w.problem("the answer about pod %s is by generation %q of the policy with tasks, which is old", pod.UID, n)
+		}
 		return
 	}
 	if decision.Err.Kind != framework.KindWait && !p.suspendedLately() {
@@ -167,6 +171,7 @@ var rejections = []struct {
 	{regexp.MustCompile(`it is cordoned`), []string{"cordoned NODE"}},
 	{regexp.MustCompile(`the node is closed`), []string{"closed NODE"}},
 	{regexp.MustCompile(`Node (\S+): not found`), []string{"not there is Node/NODE"}},
+	{regexp.MustCompile(`task (\S+) of (\S+) failed`), []string{"$1 of $2 failed for UID on NODE"}},
 	// A bind remembers its node since its first call, which can be minutes ago.
 	{regexp.MustCompile(`the node was deleted and recreated`), []string{"replaced Node/NODE"}},
 	{regexp.MustCompile(`Pod \S+: not found`), []string{"not there is Pod/UID"}},
@@ -233,6 +238,7 @@ func (w *world) checkRunning() {
 		}
 		w.checkGranted(pod)
 		w.checkReserved(pod)
+		w.checkSteps(pod)
 	}
 }
 
@@ -283,6 +289,7 @@ func (w *world) checkCalm() (wrong []string) {
 			}
 		}
 	}
+	wrong = append(wrong, w.leftTasks(pods, waiting)...)
 	for _, p := range w.living() {
 		for _, bind := range p.engine.InFlight() {
 			if pod, ok := fakeapi.Get(w.api, gen.Pod(bind.Pod)); !ok || !waiting[pod.UID] {

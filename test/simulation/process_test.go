@@ -179,7 +179,7 @@ func (w *world) start() {
 }
 
 // selectedOnly are the kinds that a replica has in selections only: a read without a selection fails in Prebind.
-var selectedOnly = sets.New("PersistentVolumeClaim", "PersistentVolume", "CSINode", "ConfigMap", "BindPolicy")
+var selectedOnly = sets.New("PersistentVolumeClaim", "PersistentVolume", "CSINode", "ConfigMap", "BindPolicy", "BindTask")
 
 // cached returns the reader of the replica's cache.
 func (p *process) cached() framework.Reader { return uncached{Reader: p.cache.Cache(), w: p.w} }
@@ -223,7 +223,7 @@ func (p *process) end() {
 }
 
 // watched are the kinds of the cache.
-var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass", "ResourceClaim", "CSINode", "CSIDriver", "BindPolicy", "Namespace"}
+var watched = []string{"Pod", "Node", "ConfigMap", "PersistentVolumeClaim", "PersistentVolume", "StorageClass", "ResourceClaim", "CSINode", "CSIDriver", "BindPolicy", "BindTask", "Namespace"}
 
 // watch begins the streams with all objects.
 func (p *process) watch() {
@@ -388,7 +388,7 @@ func (p *process) step(ctx context.Context, call fakeapi.Call, do func() error) 
 		err := do()
 		p.w.note("%s: %s has no answer: %v", p.id, call, err)
 		return io.ErrUnexpectedEOF
-	case n < 9 && call.Kind == "ConfigMap" && undirected && p.dice.one(2):
+	case n < 9 && (call.Kind == "ConfigMap" || call.Kind == "BindTask") && undirected && p.dice.one(2):
 		// The machine is suspended between the write of a bind and its answer.
 		err := do()
 		p.w.actors.Go(func() { p.suspend(p.dice.between(30*time.Second, 4*time.Minute)) })
@@ -496,7 +496,7 @@ func everything(s *fakeapi.Server) []client.Object {
 		objects(fakeapi.All(s, &corev1.Pod{})), objects(fakeapi.All(s, &corev1.Node{})), objects(fakeapi.All(s, &corev1.ConfigMap{})),
 		objects(fakeapi.All(s, &corev1.PersistentVolumeClaim{})), objects(fakeapi.All(s, &corev1.PersistentVolume{})),
 		objects(fakeapi.All(s, &storagev1.StorageClass{})), objects(fakeapi.All(s, &storagev1.CSINode{})), objects(fakeapi.All(s, &storagev1.CSIDriver{})),
-		objects(fakeapi.All(s, &resourcev1.ResourceClaim{})), objects(fakeapi.All(s, &v1alpha1.BindPolicy{})), objects(fakeapi.All(s, &corev1.Namespace{})),
+		objects(fakeapi.All(s, &resourcev1.ResourceClaim{})), objects(fakeapi.All(s, &v1alpha1.BindPolicy{})), objects(fakeapi.All(s, &v1alpha1.BindTask{})), objects(fakeapi.All(s, &corev1.Namespace{})),
 	} {
 		all = append(all, list...)
 	}

@@ -46,6 +46,10 @@ func run(t *testing.T, seed uint64) {
 	w.actors.Go(w.operate)
 	w.actors.Go(w.lead)
 	w.actors.Go(w.changePolicy)
+	if w.stepping {
+		w.actors.Go(w.changeSteps)
+		w.actors.Go(w.meddle)
+	}
 	for _, name := range nodes {
 		w.actors.Go(func() { w.maintain(name) })
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -69,8 +70,11 @@ type world struct {
 	created map[types.UID]time.Time
 	// deadly is set if replicas are killed often. Otherwise, they live long enough for others to sweep what they have written.
 	deadly bool
+	// stepping is set if the run has a policy with tasks.
+	stepping bool
 	// starting are the slots of pods in the oracle about start-limit.
 	starting map[types.UID]slot
+	steps    steps
 	// spells are the times of states, by name.
 	spells map[string]spell
 	// follower is the replica in which a directed bind waits, or nil. It does not lead.
@@ -82,6 +86,7 @@ type world struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{t: t, seed: seed, api: fakeapi.New(), leases: fakeapi.NewClientset(), began: time.Now(), forsaken: map[types.UID]bool{}, spells: map[string]spell{}, bound: map[types.UID]bool{},
+		steps:    steps{generations: map[string][]taskSpec{}, histories: map[types.UID]*history{}, posted: map[string]bool{}},
 		starting: map[types.UID]slot{}, foreign: map[types.UID]bool{}, held: map[string]map[string]bool{}, created: map[types.UID]time.Time{}}
 	w.deadly = w.random("world").one(2)
 	for _, name := range nodes {
@@ -91,6 +96,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.api.Put(gen.CSIDriver(driver, false))
 	w.api.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
 	w.putPolicy(0)
+	if w.stepping = w.random("stepping").one(2); w.stepping {
+		w.putSteps(0, w.random("first steps"), false)
+	}
 	w.api.OnChange(w.changed)
 	return w
 }
@@ -180,6 +188,8 @@ func (w *world) changed(o client.Object, deleted bool) {
 		}
 	case *resourcev1.ResourceClaim:
 		w.collect(o)
+	case *v1alpha1.BindTask:
+		w.taskChanged(o, deleted)
 	case *corev1.Pod:
 		w.set("there is Pod/"+string(o.UID), !deleted)
 		w.set("shared used by "+o.Name, !deleted && runs(o) && claimOf(o) == "shared")
