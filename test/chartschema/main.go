@@ -25,6 +25,8 @@ import (
 const (
 	descriptionMark = "# -- "
 	schemaMark      = "# @schema "
+	// defaultMark begins the text for a long default in README.md.
+	defaultMark = "# @default -- "
 )
 
 func main() {
@@ -170,6 +172,7 @@ func comment(text string) (description string, extra map[string]any, err error) 
 			if err := sigsyaml.UnmarshalStrict([]byte(strings.TrimPrefix(line, schemaMark)), &extra); err != nil {
 				return "", nil, fmt.Errorf("parsing the text after %q: %w", schemaMark, err)
 			}
+		case strings.HasPrefix(line, defaultMark):
 		case strings.HasPrefix(line, descriptionMark):
 			if description = strings.TrimPrefix(line, descriptionMark); strings.Contains(description, " --") {
 				return "", nil, errors.New("the description has two dashes, where helm-docs would cut it")

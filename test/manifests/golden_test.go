@@ -81,6 +81,8 @@ func TestRenderedChart(t *testing.T) {
 			compare(t, "chart-"+name, slices.DeleteFunc(objects, isHook))
 		})
 	}
+	options := difference(rendered(t, "--values=test/manifests/testdata/options.values.yaml"), rendered(t, "--set=monitoring.enabled=true"))
+	compare(t, "chart-options", slices.DeleteFunc(options, isHook))
 	for _, mode := range []string{"certManager", "selfManaged"} {
 		elsewhere := strings.Join(rendered(t, "--namespace=elsewhere", "--set=annotationPolicy.enabled=true,monitoring.enabled=true,"+
 			"prebindPlugins.policy.enabled=true,mutators.device-info.enabled=true,certificates.mode="+mode), "")

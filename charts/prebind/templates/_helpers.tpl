@@ -15,17 +15,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* The chart of a release contains its image with the digest in an annotation. Another repository, tag or digest takes precedence. */}}
+{{/*
+The chart of a release contains its image with the digest in an annotation. Another repository, tag or digest takes precedence. A mirror has
+the same digest.
+*/}}
 {{- define "prebind.image" -}}
 {{- $image := printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
 {{- $released := index .Chart.Annotations "prebind.dev/image" | default "" -}}
 {{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- $image = printf "%s@%s" .Values.image.repository .Values.image.digest -}}
 {{- else if hasPrefix (printf "%s@" $image) $released -}}
-{{ $released }}
-{{- else -}}
-{{ $image }}
+{{- $image = $released -}}
 {{- end -}}
+{{- with .Values.image.registry -}}
+{{- $image = printf "%s/%s" . (regexReplaceAll "^[^/]+[.:][^/]*/" $image "") -}}
+{{- end -}}
+{{ $image }}
 {{- end }}
 
 {{/* Namespace selector of the webhook and of the policies. */}}
