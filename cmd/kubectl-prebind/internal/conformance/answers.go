@@ -39,9 +39,6 @@ func checkWait(ctx context.Context, t *trial) string {
 	released := time.Now()
 	t.on(t.bound(ctx, pod, adviceRepeat), nodes[0], "it waited there", adviceStay)
 	detail := fmt.Sprintf("waited %s, then bound to %s %s later", seconds(waited), nodes[0], seconds(time.Since(released)))
-	if t.Wait < longestCall {
-		detail += fmt.Sprintf("; --wait is shorter than the longest call, %s, so the scheduler may have got no 429", longestCall)
-	}
 	if warnings != "" {
 		detail += "; the scheduler reported " + warnings
 	}

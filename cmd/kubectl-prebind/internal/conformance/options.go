@@ -8,11 +8,8 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"strings"
+	"slices"
 	"time"
-
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Options of a run. All durations must be positive.
@@ -54,28 +51,17 @@ func Default() Options {
 
 // Validate returns an error that names the first wrong flag.
 func (o Options) Validate() error {
-	if o.Scheduler == "" {
+	switch {
+	case o.Scheduler == "":
 		return errors.New("--scheduler-name: required; it is the spec.schedulerName of the pods that your scheduler binds")
-	}
-	for name, d := range map[string]time.Duration{"--wait": o.Wait, "--timeout": o.Timeout} {
-		if d <= 0 {
-			return fmt.Errorf("%s: must be positive, got %s", name, d)
-		}
-	}
-	if o.Wait > maxWait {
-		return fmt.Errorf("--wait: must be at most %s, got %s", maxWait, o.Wait)
-	}
-	if o.Burst < 1 || o.Burst > maxBurst {
+	case o.Wait <= 0 || o.Wait > maxWait:
+		return fmt.Errorf("--wait: must be positive and at most %s, got %s", maxWait, o.Wait)
+	case o.Timeout <= 0:
+		return fmt.Errorf("--timeout: must be positive, got %s", o.Timeout)
+	case o.Burst < 1 || o.Burst > maxBurst:
 		return fmt.Errorf("--burst: must be from 1 to %d, got %d", maxBurst, o.Burst)
-	}
-	if _, err := choose(o.Run); err != nil {
-		return err
-	}
-	if distinct := sets.New(o.Nodes...); len(o.Nodes) > 0 && len(distinct) < 2 {
-		return fmt.Errorf("--nodes: must name at least two nodes, got %s", strings.Join(o.Nodes, ","))
-	}
-	if problems := validation.IsQualifiedName(o.BindingAnnotation); o.BindingAnnotation != "" && len(problems) > 0 {
-		return fmt.Errorf("--binding-annotation: %s", problems[0])
+	case o.Run != nil && !slices.ContainsFunc(checks(), func(c check) bool { return o.Run.MatchString(c.name) }):
+		return fmt.Errorf("--run: no check matches %q; --help lists the checks", o.Run)
 	}
 	return nil
 }

@@ -98,10 +98,8 @@ func (r *Report) WriteJUnit(out io.Writer) error {
 			c.Failure = &junit.Result{Message: x.Detail, Data: x.Advice + "\nSee " + guide + "#" + x.Section}
 		case Errored:
 			c.Error = &junit.Result{Message: x.Detail}
-		case Skipped:
+		case Skipped, NoResult:
 			c.Skipped = &junit.Result{Message: x.Detail}
-		case NoResult:
-			c.Skipped = &junit.Result{Message: "no result: " + x.Detail}
 		}
 		suite.AddTestcase(c)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -39,9 +38,7 @@ type session struct {
 	// probe is a pod that is never bound. The command asks Prebind about it with dry runs.
 	probe *corev1.Pod
 	// plugins are the enabled PreBind plugins.
-	plugins []string
-	// load measures the cluster during the checks.
-	load meter
+	plugins []binder.PluginExplanation
 }
 
 // errInterrupted is the error of a run whose context has ended.
@@ -60,10 +57,6 @@ func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 	if s.dynamic, err = dynamic.NewForConfig(s.config); err != nil {
 		return nil, fmt.Errorf("setting up a client: %w", err)
 	}
-	selected, err := choose(o.Run)
-	if err != nil {
-		return nil, err
-	}
 	if err := s.chooseNodes(ctx); err != nil {
 		return nil, err
 	}
@@ -74,7 +67,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) (*Report, error) {
 		return nil, forbidden(fmt.Errorf("creating a namespace: %w", err))
 	}
 	s.log.Printf("namespace %s, scheduler %s", s.ns.Name, s.Scheduler)
-	report, err := s.checkAll(ctx, selected)
+	report, err := s.checkAll(ctx, choose(o.Run))
 	if ctx.Err() != nil {
 		err = errInterrupted
 	}
@@ -87,11 +80,6 @@ func (s *session) checkAll(ctx context.Context, selected []check) (*Report, erro
 	if asking.do(func() { asking.asks(ctx) }); asking.Status != "" {
 		return nil, errors.New(asking.Detail)
 	}
-	metering, stop := context.WithCancel(ctx)
-	defer stop()
-	go s.load.run(metering, func(ctx context.Context) error {
-		return dryrun.Post(ctx, s.client, dryrun.Binding(s.probe, s.nodes[0].Name, nil), dryrun.DryRun)
-	})
 	report := &Report{Scheduler: s.Scheduler, Results: make([]Result, len(selected))}
 	for i, c := range selected {
 		report.Results[i] = Result{Check: c.name, Status: Skipped, Detail: fmt.Sprintf("the check %s did not pass", selected[0].name)}
@@ -102,16 +90,12 @@ func (s *session) checkAll(ctx context.Context, selected []check) (*Report, erro
 	}
 	var all sync.WaitGroup
 	for i, c := range selected[1:] {
-		if !c.alone {
-			all.Go(func() { report.Results[i+1] = s.make(ctx, c) })
+		if c.alone {
+			all.Wait()
 		}
+		all.Go(func() { report.Results[i+1] = s.make(ctx, c) })
 	}
 	all.Wait()
-	for i, c := range selected[1:] {
-		if c.alone {
-			report.Results[i+1] = s.make(ctx, c)
-		}
-	}
 	return report, nil
 }
 
@@ -121,49 +105,38 @@ func (s *session) make(ctx context.Context, c check) Result {
 	if ctx.Err() != nil {
 		return Result{}
 	}
-	began, overload := time.Now(), s.load.watch()
 	s.log.Printf("%s: started", c.name)
-	t := &trial{session: s}
+	t := &trial{session: s, began: time.Now()}
 	t.do(func() {
 		for _, p := range c.plugins {
-			if !slices.Contains(s.plugins, p) {
+			if !slices.ContainsFunc(s.plugins, func(enabled binder.PluginExplanation) bool { return enabled.Name == p }) {
 				t.skips("the PreBind plugin %s is not enabled; add it to prebindPlugins, or to --prebind-plugins", p)
 			}
 		}
 		t.ends(Pass, "", "%s", c.run(ctx, t))
 	})
 	r := t.Result
-	r.Check, r.Section, r.Duration = c.name, c.section, time.Since(began)
-	if slow := overload(); slow != "" && (r.Status == Fail || r.Status == Errored) {
+	r.Check, r.Section, r.Duration = c.name, c.section, time.Since(t.began)
+	if slow := t.overload(); slow != "" && (r.Status == Fail || r.Status == Errored) {
 		r.Status, r.Detail, r.Advice = NoResult, slow+"; "+string(r.Status)+": "+r.Detail, ""
 	}
 	if ctx.Err() != nil {
 		return r
 	}
 	s.log.Printf("%s: %s (%s)", c.name, r.Status, seconds(r.Duration))
-	last := &trial{session: s}
-	if last.do(func() { last.deletes(ctx, t.created...) }); last.Status != "" && ctx.Err() == nil {
-		s.log.Printf("%s: the next checks can be affected: %s", c.name, last.Detail)
-	}
+	t.do(func() { t.deletes(ctx, t.created...) })
 	return r
 }
 
 // asks finds out what Prebind does in the namespace.
 func (t *trial) asks(ctx context.Context) {
 	t.probe = t.creates(ctx, "probe", unscheduled)
-	node := t.nodes[0].Name
-	x, err := t.explain(ctx, node, nil)
+	x, err := t.explain(ctx, t.nodes[0].Name, nil)
 	t.must(err)
-	switch {
-	case x.Mode != binder.ModeEnforce:
+	if x.Mode != binder.ModeEnforce {
 		t.must(fmt.Errorf("the mode of Prebind in new namespaces is %s; the checks need Enforce, for example with a rule for the namespaces %s*", x.Mode, t.NamespacePrefix))
-	case x.Refusal != nil:
-		t.must(fmt.Errorf("a plain pod is refused on node %s: %s: %s; choose other nodes with --nodes", node, x.Refusal.Plugin, x.Refusal.Message))
 	}
-	for _, p := range x.Plugins {
-		t.plugins = append(t.plugins, p.Name)
-	}
-	t.log.Printf("Prebind is active; plugins: %s", strings.Join(t.plugins, ", "))
+	t.plugins = x.Plugins
 }
 
 // explain returns what Prebind would do with a bind of the probe to the node.
@@ -192,11 +165,8 @@ func (s *session) chooseNodes(ctx context.Context) error {
 			s.nodes = append(s.nodes, n)
 		}
 	}
-	switch {
-	case len(s.nodes) < len(s.Nodes):
-		return fmt.Errorf("--nodes: the cluster has only %d of the nodes", len(s.nodes))
-	case len(s.nodes) < 2:
-		return errors.New("the checks need two nodes that are Ready, schedulable and without taints; name nodes that your scheduler uses with --nodes")
+	if len(s.nodes) < max(len(s.Nodes), 2) {
+		return errors.New("the checks need two nodes that are Ready, schedulable and without taints; name existing nodes that your scheduler uses with --nodes")
 	}
 	return nil
 }

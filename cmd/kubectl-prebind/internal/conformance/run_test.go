@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -24,6 +25,11 @@ import (
 func sessionOn(client *fakeapi.Clientset, progress *bytes.Buffer) *session {
 	o := Default()
 	return &session{Options: o, client: client, log: log.New(progress, "", 0), ns: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-a"}}}
+}
+
+// bubble runs a test in a bubble of synctest.
+func bubble(test func(t *testing.T)) func(t *testing.T) {
+	return func(t *testing.T) { synctest.Test(t, test) }
 }
 
 // podsIn returns the names of the pods of the run.
@@ -52,11 +58,11 @@ func TestMake(t *testing.T) {
 		"Error": {reason: "it says nothing about the scheduler", end: func(c *trial) { c.must(errors.New("x")) }, want: Result{Status: Errored, Detail: "x"}},
 		"Skip":  {reason: "the cluster lacks something", end: func(c *trial) { c.skips("lacks %s", "x") }, slow: true, want: Result{Status: Skipped, Detail: "lacks x"}},
 		"NoResult": {reason: "the cluster can be the cause", end: func(c *trial) { c.violates("Do it.", "not done") }, slow: true,
-			want: Result{Status: NoResult, Detail: "the cluster is overloaded: 1 of 0 dry-run Bindings of this command failed or took more than 1s; FAIL: not done"}},
+			want: Result{Status: NoResult, Detail: "the cluster is overloaded: 2s of 2s passed in requests of this command that took more than 1s; FAIL: not done"}},
 		"Slow": {reason: "the scheduler conforms also on a slow cluster", end: func(*trial) {}, slow: true, want: Result{Status: Pass, Detail: "passed"}},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, bubble(func(t *testing.T) {
 			s := sessionOn(fakeapi.NewClientset(), &bytes.Buffer{})
 			(&trial{session: s}).creates(t.Context(), "probe")
 			r := s.make(t.Context(), check{name: "x", run: func(ctx context.Context, check *trial) string {
@@ -67,17 +73,32 @@ func TestMake(t *testing.T) {
 				assert.NoError(t, pods.Delete(ctx, "b", metav1.DeleteOptions{}))
 				_, err := pods.Create(ctx, s.pod("b"), metav1.CreateOptions{})
 				assert.NoError(t, err)
-				if tc.slow {
-					s.load.slow.Add(1)
-				}
+				check.until(ctx, time.Minute, func(context.Context) (bool, error) {
+					if tc.slow {
+						<-time.After(2 * time.Second)
+					}
+					return true, nil
+				})
 				tc.end(check)
 				return "passed"
 			}})
 			r.Duration, tc.want.Check = 0, "x"
 			assert.Equal(t, tc.want, r, tc.reason)
 			assert.Equal(t, []string{"probe"}, podsIn(t, s))
-		})
+		}))
 	}
+}
+
+// TestOverload checks when a check has no result because of the cluster.
+func TestOverload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		check := &trial{began: time.Now()}
+		<-time.After(20 * time.Second)
+		check.slow = 2 * time.Second
+		assert.Empty(t, check.overload(), "one slow request does not explain a failure after 20 s")
+		check.slow += time.Second
+		assert.Equal(t, "the cluster is overloaded: 3s of 20s passed in requests of this command that took more than 1s", check.overload())
+	})
 }
 
 // TestMake_Interrupted checks that an interrupted run starts no check, and does not report those in progress.

@@ -212,6 +212,9 @@ func TestViolations(t *testing.T) {
 					assert.NoError(t, err)
 					s.nodes = append(s.nodes, *n)
 				}
+				s.probe = s.pod("probe", unscheduled)
+				_, err := client.CoreV1().Pods(s.ns.Name).Create(t.Context(), s.probe, metav1.CreateOptions{})
+				assert.NoError(t, err)
 				ctx, cancel := context.WithCancel(t.Context())
 				var running sync.WaitGroup
 				client.PrependReactor("create", "pods", tc.scheduler.react(ctx, &running))
