@@ -26,8 +26,8 @@
 // the leader any more. A replica that does not notice this in time can call Do while another calls Undo. Set Task.OwnerReference on the
 // objects that Do creates, so that such an object is deleted.
 //
-// The ServiceAccount of a handler needs these permissions in the group policy.prebind.dev: list, watch and patch of bindtasks, patch of
-// bindtasks/status, and handle of handlers with the name of the handler as resourceName.
+// The ServiceAccount of a handler needs the ClusterRole prebind-bindtask-handler, which comes with Prebind, and the verb handle on
+// handlers.policy.prebind.dev with the name of the handler as resourceName.
 //
 // A handler works without this package, and in any language: the BindTask is its whole interface.
 package handler
