@@ -42,6 +42,9 @@ func testManifests(t *testing.T, w *world) {
 				"env POD_NAME":          pod.Name,
 			}
 		}},
+		"rack-fallback.yaml": {pods: 1, reads: func(_ *corev1.Pod, node *corev1.Node) map[string]string {
+			return map[string]string{"file rack": node.Labels[cluster.RackLabel]}
+		}},
 		"topology-job.yaml": {pods: 4, reads: func(pod *corev1.Pod, node *corev1.Node) map[string]string {
 			return map[string]string{
 				"file path":                pathOf(node),

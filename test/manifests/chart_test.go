@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -62,7 +63,13 @@ func TestChartToggles(t *testing.T) {
 	}
 	toggled := rendered(t, args...)
 	compare(t, "chart-toggled", difference(toggled, rendered(t)))
-	for _, document := range toggled {
+	requireAccepted(t, toggled)
+}
+
+// requireAccepted requires that the program accepts the configuration of the rendered chart.
+func requireAccepted(t *testing.T, documents []string) {
+	t.Helper()
+	for _, document := range documents {
 		if nameOf(document) == "ConfigMap prebind-config" {
 			var config corev1.ConfigMap
 			require.NoError(t, yaml.Unmarshal([]byte(document), &config))
@@ -75,6 +82,33 @@ func TestChartToggles(t *testing.T) {
 		}
 	}
 	assert.Fail(t, "the chart has no configuration")
+}
+
+// valuesInComments are the Helm values of Prebind in the first comment of an example.
+var valuesInComments = regexp.MustCompile(`Helm values(?: of Prebind)?:\n#\n((?:#   .*\n)+)`)
+
+// TestChartExamples checks that each example workload names Helm values of Prebind, and that the chart and the program accept them.
+func TestChartExamples(t *testing.T) {
+	examples, err := filepath.Glob(filepath.Join(root, "docs/manifests/*.yaml"))
+	require.NoError(t, err)
+	require.NotEmpty(t, examples)
+	for _, name := range []string{
+		"rack-awareness/strimzi-kafka.yaml", "eck-node-labels/elasticsearch.yaml", "ray-topology/raycluster.yaml", "slinky-topology/nodeset.yaml",
+	} {
+		examples = append(examples, filepath.Join(root, "config/policies", name))
+	}
+	for _, example := range examples {
+		t.Run(filepath.Base(example), func(t *testing.T) {
+			content, err := os.ReadFile(example)
+			require.NoError(t, err)
+			found := valuesInComments.FindSubmatch(content)
+			require.NotNil(t, found, "the example should name the Helm values of Prebind")
+			values := bytes.ReplaceAll(found[1], []byte("#   "), nil)
+			file := filepath.Join(t.TempDir(), "values.yaml")
+			require.NoError(t, os.WriteFile(file, values, 0o600))
+			requireAccepted(t, rendered(t, "--values="+file))
+		})
+	}
 }
 
 // compiledIn is what `prebind plugins` lists, and whether it is on by default.

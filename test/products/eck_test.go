@@ -22,16 +22,18 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
-// The policy writes the annotation that Elasticsearch reads its zone from, and for which ECK's init container waits.
+// The policy writes the annotation that Elasticsearch reads its zone from, and for which ECK's init container waits. The cluster
+// is the shipped example.
 func TestECK(t *testing.T) {
 	const rack = "example.com/rack"
-	nodeSet := esv1.NodeSet{Name: "default", ZoneAwareness: &esv1.ZoneAwareness{TopologyKey: rack}}
-	es := esv1.Elasticsearch{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "search", Name: "logs"},
-		Spec:       esv1.ElasticsearchSpec{Version: "9.1.0", NodeSets: []esv1.NodeSet{nodeSet}},
-	}
+	content, err := os.ReadFile(filepath.Join(root, "config", "policies", "eck-node-labels", "elasticsearch.yaml"))
+	require.NoError(t, err)
+	es := esv1.Elasticsearch{ObjectMeta: metav1.ObjectMeta{Namespace: "search"}}
+	require.NoError(t, yaml.UnmarshalStrict(content, &es))
+	nodeSet := es.Spec.NodeSets[0]
 	scripts := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: es.Namespace, Name: esv1.ScriptsConfigMap(es.Name)}}
 	pod, err := nodespec.BuildPodTemplateSpec(t.Context(), k8s.NewFakeClient(scripts), es, nodeSet, settings.NewCanonicalConfig(),
 		nil, true, stackconfig.PolicyConfig{}, metadata.Metadata{}, "", false)

@@ -6,7 +6,9 @@ package cases_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -57,6 +59,34 @@ func TestLibrary(t *testing.T) {
 			assert.Equal(t, slices.Compact(watched), granted(t, name, listed), "the role grants the kinds that the policy watches, and no other kinds")
 		})
 	}
+}
+
+// annotationRead is an annotation that a container reads with the downward API.
+var annotationRead = regexp.MustCompile(`metadata\.annotations\['(.+?)'\]`)
+
+// TestLibrary_ExamplesReadWhatThePolicyWrites checks the examples of products beside the policies: they are valid YAML without
+// duplicate keys, and the annotations that their containers read are those of the policy.
+func TestLibrary_ExamplesReadWhatThePolicyWrites(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob(filepath.Join(library, "*", "*.yaml"))
+	require.NoError(t, err)
+	read := 0
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for document := range strings.SplitSeq(string(content), "\n---\n") {
+			require.NoError(t, yaml.UnmarshalStrict([]byte(document), &map[string]any{}), path)
+		}
+		dir := filepath.Dir(path)
+		written, err := os.ReadFile(filepath.Join(dir, "policy.yaml"))
+		require.NoError(t, err)
+		for _, m := range annotationRead.FindAllStringSubmatch(string(content), -1) {
+			key := strings.TrimPrefix(m[1], filepath.Base(dir)+".policy.prebind.dev/")
+			assert.Contains(t, string(written), "- key: "+key+"\n", "%s reads %s", path, m[1])
+			read++
+		}
+	}
+	assert.NotZero(t, read)
 }
 
 // kustomization returns the resources of the directory's kustomization.
