@@ -27,8 +27,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// scene is an engine with an API server in memory, whose cache is always up to date.
-type scene struct {
+// fixture is an engine with an API server in memory, whose cache is always up to date.
+type fixture struct {
 	*Engine
 	server *fakeapi.Server
 	pod    *corev1.Pod
@@ -40,31 +40,31 @@ type scene struct {
 }
 
 // Eventf implements events.EventRecorder.
-func (s *scene) Eventf(_, _ runtime.Object, _, reason, _, note string, args ...any) {
+func (s *fixture) Eventf(_, _ runtime.Object, _, reason, _, note string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.events = append(s.events, reason+": "+fmt.Sprintf(note, args...))
 }
 
-func (s *scene) said() []string {
+func (s *fixture) said() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string{}, s.events...)
 }
 
 // Name and Mutate implement mutators.Mutator.
-func (*scene) Name() string { return "count" }
+func (*fixture) Name() string { return "count" }
 
-func (s *scene) Mutate(in mutators.Input) (mutators.Output, error) {
+func (s *fixture) Mutate(in mutators.Input) (mutators.Output, error) {
 	s.runs++
 	return mutators.Output{Annotations: map[string]string{"devices": fmt.Sprint(len(in.Devices))}}, nil
 }
 
 // in runs the test in a bubble with the plugins.
-func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene), plugins ...framework.Plugin) {
+func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *fixture), plugins ...framework.Plugin) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &scene{pod: gen.Pod("web", gen.UID("pod-1"))}
+		s := &fixture{pod: gen.Pod("web", gen.UID("pod-1"))}
 		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
 		hub := notify.NewHub()
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
@@ -87,7 +87,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *scene)
 	})
 }
 
-func (s *scene) post(ctx context.Context, change ...func(*Request)) Decision {
+func (s *fixture) post(ctx context.Context, change ...func(*Request)) Decision {
 	b := gen.Binding(s.pod, "node-a")
 	r := Request{Pod: types.NamespacedName{Namespace: s.pod.Namespace, Name: s.pod.Name}, Binding: b}
 	for _, f := range change {
@@ -127,12 +127,12 @@ func rejecting() framework.Plugin {
 	})
 }
 
-func (s *scene) label() {
+func (s *fixture) label() {
 	s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label("a", "yes")))
 }
 
 func TestBind_NothingToDo(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		d := s.post(t.Context())
 		require.Nil(t, d.Err)
 		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "0"}, d.Annotations)
@@ -143,7 +143,7 @@ func TestBind_NothingToDo(t *testing.T) {
 }
 
 func TestBind_Waits(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		began := time.Now()
 		time.AfterFunc(10*time.Second, func() { s.label() })
 		d := s.post(t.Context())
@@ -158,7 +158,7 @@ func TestBind_Waits(t *testing.T) {
 }
 
 func TestBind_HoldEnds(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		began := time.Now()
 		d := s.post(t.Context())
 		require.Equal(t, framework.KindWait, d.Err.Kind)
@@ -178,7 +178,7 @@ func TestBind_HoldEnds(t *testing.T) {
 func pass(d time.Duration) { <-time.After(d) }
 
 func TestBind_NoSeat(t *testing.T) {
-	in(t, func(o *Options) { o.Settings.MaxHolds = 0 }, func(t *testing.T, s *scene) {
+	in(t, func(o *Options) { o.Settings.MaxHolds = 0 }, func(t *testing.T, s *fixture) {
 		began := time.Now()
 		d := s.post(t.Context())
 		require.Equal(t, framework.KindWait, d.Err.Kind)
@@ -188,7 +188,7 @@ func TestBind_NoSeat(t *testing.T) {
 }
 
 func TestBind_Rejects(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		began := time.Now()
 		d := s.post(t.Context())
 		require.Equal(t, framework.KindRefuse, d.Err.Kind)
@@ -201,7 +201,7 @@ func TestBind_Rejects(t *testing.T) {
 
 // A call whose context has ended is never allowed.
 func TestBind_ContextEnds(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		d := s.post(ctx)
@@ -226,7 +226,7 @@ func TestBind_Parameters(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			in(t, nil, func(t *testing.T, s *scene) {
+			in(t, nil, func(t *testing.T, s *fixture) {
 				d := s.post(t.Context(), tc.change)
 				require.NotNil(t, d.Err, tc.reason)
 				assert.Equal(t, tc.kind, d.Err.Kind, tc.reason)
@@ -250,7 +250,7 @@ func TestBind_PodChanges(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			in(t, nil, func(t *testing.T, s *scene) {
+			in(t, nil, func(t *testing.T, s *fixture) {
 				time.AfterFunc(5*time.Second, func() { s.server.Put(tc.pod) })
 				d := s.post(t.Context())
 				d.Calls, d.Waited = 0, 0
@@ -278,7 +278,7 @@ func TestBind_NotInTheCache(t *testing.T) {
 		live.Reader = o.Live
 		o.Cached, o.Live = fakeapi.New().Cache(), live
 	}
-	in(t, without, func(t *testing.T, s *scene) {
+	in(t, without, func(t *testing.T, s *fixture) {
 		for at := 40 * time.Millisecond; at < 4500*time.Millisecond; at += 40 * time.Millisecond {
 			time.AfterFunc(at, func() { s.server.Put(gen.Pod("web", gen.UID("pod-1"))) })
 		}
@@ -293,7 +293,7 @@ func TestBind_NotInTheCache(t *testing.T) {
 }
 
 func TestBind_NodeIsRecreated(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		time.AfterFunc(5*time.Second, func() { s.server.Put(gen.Node("node-a", gen.UID("node-2"), gen.Label("a", "yes"))) })
 		d := s.post(t.Context())
 		require.Equal(t, framework.KindRefuse, d.Err.Kind)
@@ -305,7 +305,7 @@ func TestBind_DryRun(t *testing.T) {
 	writer := framework.NewPlugin("write", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
 		return framework.Verdict{Writes: []string{"grant a device"}}, nil
 	})
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		d := s.post(t.Context(), dryRun)
 		require.Nil(t, d.Err)
 		assert.Equal(t, VerdictWait, d.Explanation.Verdict)
@@ -315,7 +315,7 @@ func TestBind_DryRun(t *testing.T) {
 		}, d.Explanation.Plugins)
 		assert.Contains(t, d.Warnings, "dry run: write would grant a device")
 	}, writer, labelled())
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		d := s.post(t.Context(), dryRun)
 		require.NotNil(t, d.Err)
 		assert.Equal(t, VerdictRefuse, d.Explanation.Verdict)
@@ -325,7 +325,7 @@ func TestBind_DryRun(t *testing.T) {
 }
 
 func TestBind_Audit(t *testing.T) {
-	in(t, func(o *Options) { o.Settings.Mode = ModeAudit }, func(t *testing.T, s *scene) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeAudit }, func(t *testing.T, s *fixture) {
 		d := s.post(t.Context())
 		require.Nil(t, d.Err)
 		assert.Empty(t, d.Annotations)
@@ -335,13 +335,13 @@ func TestBind_Audit(t *testing.T) {
 }
 
 func TestBind_ModeOff(t *testing.T) {
-	in(t, func(o *Options) { o.Settings.Mode = ModeOff }, func(t *testing.T, s *scene) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeOff }, func(t *testing.T, s *fixture) {
 		assert.Equal(t, Decision{PassThrough: true}, s.post(t.Context()))
 	}, rejecting())
 }
 
 func TestBind_Drain(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *scene) {
+	in(t, nil, func(t *testing.T, s *fixture) {
 		time.AfterFunc(3*time.Second, s.Drain)
 		began := time.Now()
 		d := s.post(t.Context())

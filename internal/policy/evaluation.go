@@ -23,7 +23,7 @@ import (
 // evaluation is the state of one call of Evaluate. It is the activation of CEL: variables get their value at
 // their first use.
 type evaluation struct {
-	ctx     context.Context //nolint:containedctx // An activation of CEL gets no context. It lives as long as one call.
+	ctx     context.Context //nolint:containedctx // An activation of CEL gets no context. It exists during one call only.
 	policy  *Compiled
 	subject *Subject
 	objects Objects

@@ -81,17 +81,17 @@ func TestLiving_FollowsTheLeases(t *testing.T) {
 		synctest.Wait()
 		go func() { _ = observer.Start(quiet(t)) }()
 		pass(observeEvery + time.Second)
-		lives := func(want ...string) {
+		assertLiving := func(want ...string) {
 			t.Helper()
 			living, err := observer.Living(t.Context())
 			require.NoError(t, err)
 			assert.ElementsMatch(t, want, slices.Collect(maps.Keys(living)))
 			assert.Equal(t, len(want), observer.Count())
 		}
-		lives("observer", "polite", "crashed") // A new lease may still be renewed.
+		assertLiving("observer", "polite", "crashed") // A new lease may still be renewed.
 
 		pass(time.Minute)
-		lives("observer", "polite")
+		assertLiving("observer", "polite")
 		_, err := client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"crashed", metav1.GetOptions{})
 		require.Error(t, err, "its lease is removed")
 
@@ -100,7 +100,7 @@ func TestLiving_FollowsTheLeases(t *testing.T) {
 		_, held := polite.Term()
 		assert.False(t, held, "a replica without a lease holds no term")
 		pass(observeEvery + time.Second)
-		lives("observer")
+		assertLiving("observer")
 	})
 }
 

@@ -38,14 +38,14 @@ func markOf(attempt string) framework.Mark {
 	}
 }
 
-// scene is a replica named "here" with one plugin.
-type scene struct {
+// fixture is a replica named "here" with one plugin.
+type fixture struct {
 	o      Options
 	plugin framework.Plugin
 }
 
-// newScene returns a replica whose API server has at most one pod.
-func newScene(plugin framework.Plugin, pod *corev1.Pod) *scene {
+// newFixture returns a replica whose API server has at most one pod.
+func newFixture(plugin framework.Plugin, pod *corev1.Pod) *fixture {
 	cached, live := fakeapi.New(), fakeapi.New()
 	if pod != nil {
 		live.Put(pod)
@@ -53,13 +53,13 @@ func newScene(plugin framework.Plugin, pod *corev1.Pod) *scene {
 	if pod != nil && pod.Spec.NodeName == "" {
 		cached.Put(pod)
 	}
-	return &scene{plugin: plugin, o: Options{
+	return &fixture{plugin: plugin, o: Options{
 		Cached: cached.Cache(), Live: live.Cache(), Recorder: &watcher{}, Events: events.NewFakeRecorder(100), Replica: "here", Clock: clock.RealClock{},
 	}}
 }
 
 // sweeper returns a sweeper with these other replicas.
-func (s *scene) sweeper(peers Peers) *sweeper {
+func (s *fixture) sweeper(peers Peers) *sweeper {
 	return &sweeper{Set: NewSet(s.o), plugins: []framework.Plugin{s.plugin}, peers: peers, orphans: map[orphanKey]*orphan{}}
 }
 

@@ -51,7 +51,7 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
 				p := &tidier{marker: &marker{recordingWriter: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
-				s := newScene(p, thePod)
+				s := newFixture(p, thePod)
 				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
 				defer cancel()
 				s.sweeper(tc.living).run(ctx)
@@ -63,7 +63,7 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 
 // sweeping runs a sweeper for the time and records the calls of the plugin.
 func sweeping(t *testing.T, m *marker, living Peers, pod *corev1.Pod, d time.Duration) {
-	s := newScene(m, pod)
+	s := newFixture(m, pod)
 	ctx, cancel := context.WithTimeout(quiet(t), d)
 	defer cancel()
 	s.sweeper(living).run(ctx)
@@ -120,7 +120,7 @@ func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 		calls := &journal{}
 		m := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}
 		living := &ending{livingReplicas: livingReplicas{"b": true}}
-		s := newScene(m, thePod)
+		s := newFixture(m, thePod)
 		ctx, cancel := context.WithCancel(quiet(t))
 		done := make(chan struct{})
 		go func() { defer close(done); s.sweeper(living).run(ctx) }()
@@ -140,7 +140,7 @@ func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug
 
 func TestMarks_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(panicking{newWriter(&journal{})}, thePod)
+		s := newFixture(panicking{newWriter(&journal{})}, thePod)
 		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
 		defer cancel()
 		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).run(ctx) })
@@ -160,7 +160,7 @@ func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
 
 func TestOrphans_ArePruned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(&stream{recordingWriter: newWriter(&journal{})}, nil)
+		s := newFixture(&stream{recordingWriter: newWriter(&journal{})}, nil)
 		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
 		defer cancel()
 		sw := s.sweeper(livingReplicas{})
@@ -179,7 +179,7 @@ func TestObserver_Swept(t *testing.T) {
 			}
 			return nil
 		}
-		s := newScene(m, nil)
+		s := newFixture(m, nil)
 		w := &watcher{}
 		s.o.Recorder = w
 		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)

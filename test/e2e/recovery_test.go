@@ -117,16 +117,16 @@ func (b *bench) refusedAfterUs(node string) {
 	const message = "not in this namespace"
 	policy := fmt.Sprintf(refusal, b.ns, message)
 	b.manifest("apply", policy)
-	rehearse := func() error {
+	dryRun := func() error {
 		return b.client.CoreV1().Pods(b.ns).Bind(b.t.Context(), b.binding(node), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	}
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) { assert.ErrorContains(c, rehearse(), message) }, patience, again, "the policy should be in force")
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) { assert.ErrorContains(c, dryRun(), message) }, patience, again, "the policy should be in force")
 	require.ErrorContains(b.t, b.bindByHand(b.binding(node)), message)
 	said := b.decisions()
 	require.Equal(b.t, "allowed", said[len(said)-1])
 	b.manifest("delete", policy)
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		err := rehearse()
+		err := dryRun()
 		assert.False(c, err != nil && strings.Contains(err.Error(), message), "the policy should be deleted")
 	}, patience, again)
 }

@@ -94,7 +94,7 @@ func (w *world) waitLong(d *dice, p *process, n int) {
 		w.actors.Go(func() { p.suspend(d.between(95*time.Second, 120*time.Second)) })
 		p.sleep(over, time.Millisecond)
 		insist(time.Second, gone)
-	case 1: // Its marks are old, and it lives.
+	case 1: // Its marks are old, and it still runs.
 		w.actors.Go(func() { ready(20*time.Second, 70*time.Second) })
 		insist(40*time.Second, gone)
 	case 2: // Its calls go on.

@@ -33,8 +33,8 @@ import (
 
 const moment = 2 * time.Second
 
-// scene is the plugin with an API server that applies on behalf of field managers, like the real one.
-type scene struct {
+// fixture is the plugin with an API server that applies on behalf of field managers, like the real one.
+type fixture struct {
 	t      *testing.T
 	server client.WithWatch
 	client client.WithWatch
@@ -44,9 +44,9 @@ type scene struct {
 	before  func() error
 }
 
-func newScene(t *testing.T) *scene {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	s := &scene{t: t, before: func() error { return nil }}
+	s := &fixture{t: t, before: func() error { return nil }}
 	s.server = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.Pod{}).WithReturnManagedFields().
 		WithObjects(gen.Pod("web", gen.UID("pod-1"))).Build()
 	s.client = interceptor.NewClient(s.server, interceptor.Funcs{
@@ -77,7 +77,7 @@ func newScene(t *testing.T) *scene {
 }
 
 // restart replaces the plugin with that of another process.
-func (s *scene) restart() {
+func (s *fixture) restart() {
 	s.plugin = newPlugin(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}}, &Arguments{After: metav1.Duration{Duration: moment}})
 }
 
@@ -109,33 +109,33 @@ func bind(attempt, node string) *framework.BindContext {
 func mark() framework.Mark { return bind("r1-a", "node-a").Mark() }
 
 // wait reports a wait, and waits until its announcement is due.
-func (s *scene) wait(bc *framework.BindContext) {
+func (s *fixture) wait(bc *framework.BindContext) {
 	s.t.Helper()
 	s.plugin.BindWaits(s.t.Context(), bc, nil)
 	s.pass(moment)
 }
 
 // pass lets the time pass.
-func (s *scene) pass(d time.Duration) {
+func (s *fixture) pass(d time.Duration) {
 	s.t.Helper()
 	<-time.After(d)
 	synctest.Wait()
 }
 
-func (s *scene) pod() *corev1.Pod {
+func (s *fixture) pod() *corev1.Pod {
 	s.t.Helper()
 	pod := &corev1.Pod{}
 	require.NoError(s.t, s.server.Get(s.t.Context(), types.NamespacedName{Namespace: "default", Name: "web"}, pod))
 	return pod
 }
 
-func (s *scene) assertNominated(node, reason string) {
+func (s *fixture) assertNominated(node, reason string) {
 	s.t.Helper()
 	assert.Equal(s.t, node, s.pod().Status.NominatedNodeName, reason)
 }
 
 // nominate sets the field as another client.
-func (s *scene) nominate(node string) {
+func (s *fixture) nominate(node string) {
 	s.t.Helper()
 	pod := s.pod()
 	pod.Status.NominatedNodeName = node
@@ -143,23 +143,23 @@ func (s *scene) nominate(node string) {
 }
 
 // end reports the end of a bind, and waits until the plugin is done.
-func (s *scene) end(bc *framework.BindContext) {
+func (s *fixture) end(bc *framework.BindContext) {
 	s.t.Helper()
 	s.plugin.BindDecided(s.t.Context(), bc)
 	synctest.Wait()
 }
 
 // rollBack withdraws the announcement of a mark.
-func (s *scene) rollBack(m framework.Mark) {
+func (s *fixture) rollBack(m framework.Mark) {
 	s.t.Helper()
 	require.NoError(s.t, s.plugin.PreBindRollBack(s.t.Context(), m))
 }
 
 // in runs the test with the fake clock of testing/synctest.
-func in(t *testing.T, f func(t *testing.T, s *scene)) {
+func in(t *testing.T, f func(t *testing.T, s *fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
+		s := newFixture(t)
 		f(t, s)
 		s.pass(forget)
 		assert.Empty(t, s.plugin.running, "the plugin must forget the binds that have ended")
@@ -167,7 +167,7 @@ func in(t *testing.T, f func(t *testing.T, s *scene)) {
 }
 
 func TestBindWaits_AnnouncesAfterAMoment(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		bc := bind("r1-a", "node-a")
 		s.plugin.BindWaits(t.Context(), bc, nil)
 		s.pass(moment - time.Nanosecond)
@@ -184,7 +184,7 @@ func TestBindWaits_AnnouncesAfterAMoment(t *testing.T) {
 }
 
 func TestBindWaits_Pinned(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		bc := bind("r1-a", "node-a")
 		bc.Binding.ResourceVersion = "7"
 		s.wait(bc)
@@ -194,7 +194,7 @@ func TestBindWaits_Pinned(t *testing.T) {
 
 // The end of a fast bind costs no request.
 func TestEnd_OfAFastBind(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		s.plugin.h.Live = nil // A read panics.
 		bc := bind("r1-a", "node-a")
 		s.plugin.BindWaits(t.Context(), bc, nil)
@@ -219,7 +219,7 @@ func TestPlugin_KeepsOtherValues(t *testing.T) {
 		"Clears": {reason: "the scheduler has cleared the field", clears: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, func(_ *testing.T, s *scene) {
+			in(t, func(_ *testing.T, s *fixture) {
 				bc := bind("r1-a", "node-a")
 				if tc.before != "" {
 					s.nominate(tc.before)
@@ -238,7 +238,7 @@ func TestPlugin_KeepsOtherValues(t *testing.T) {
 
 // A replica is killed, and another one continues the bind. The field goes with the last attempt.
 func TestPlugin_ContinuesAfterACrash(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		s.wait(bind("r1-a", "node-a"))
 		s.restart() // Another process.
 		second := bind("r2-b", "node-a")
@@ -252,7 +252,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.end(second)
 		s.assertNominated("", "the second attempt has ended")
 	})
-	in(t, func(_ *testing.T, s *scene) {
+	in(t, func(_ *testing.T, s *fixture) {
 		s.wait(bind("r1-a", "node-a"))
 		s.restart()
 		other := bind("r2-b", "node-b")
@@ -263,7 +263,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.end(other)
 		s.assertNominated("", "the second attempt has ended")
 	})
-	in(t, func(_ *testing.T, s *scene) {
+	in(t, func(_ *testing.T, s *fixture) {
 		s.wait(bind("r1-a", "node-a"))
 		s.restart()
 		s.rollBack(mark())
@@ -276,21 +276,21 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 // writes as the manager.
 func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
 	as := client.FieldOwner(managerOf("r1-a"))
-	apply := func(s *scene, status *corev1ac.PodStatusApplyConfiguration) {
+	apply := func(s *fixture, status *corev1ac.PodStatusApplyConfiguration) {
 		pod := corev1ac.Pod("web", "default").WithStatus(status.WithPhase(corev1.PodPending))
 		require.NoError(s.t, s.server.Status().Apply(s.t.Context(), pod, as, client.ForceOwnership))
 	}
-	more := func(s *scene) { apply(s, corev1ac.PodStatus().WithNominatedNodeName("node-a")) }
+	more := func(s *fixture) { apply(s, corev1ac.PodStatus().WithNominatedNodeName("node-a")) }
 	for name, tc := range map[string]struct {
 		reason                string
-		before, after, racing func(s *scene)
+		before, after, racing func(s *fixture)
 	}{
-		"Before": {reason: "the announcement would remove the phase", before: func(s *scene) { apply(s, corev1ac.PodStatus()) }},
+		"Before": {reason: "the announcement would remove the phase", before: func(s *fixture) { apply(s, corev1ac.PodStatus()) }},
 		"After":  {reason: "the rollback would remove the phase", after: more},
 		"Racing": {reason: "the entry changes between the read and the write of the rollback", racing: more},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, s *scene) {
+			in(t, func(t *testing.T, s *fixture) {
 				if tc.before != nil {
 					tc.before(s)
 				}
@@ -312,7 +312,7 @@ func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
 
 // An error of the API server neither fails nor delays the bind.
 func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		s.before = func() error {
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods/status"}, "web", errors.New("no permission"))
 		}
@@ -324,7 +324,7 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 		assert.Equal(t, 1, logged, "each cause is logged once")
 		s.end(second)
 	})
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		bc := bind("r1-a", "node-a")
 		s.wait(bc)
 		s.before = func() error { return apierrors.NewTooManyRequests("later", 1) }
@@ -338,7 +338,7 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 
 // Marks omits a running announcement: the sweeper of this replica would withdraw it.
 func TestMarks(t *testing.T) {
-	in(t, func(t *testing.T, s *scene) {
+	in(t, func(t *testing.T, s *fixture) {
 		s.wait(bind("r1-a", "node-a"))
 		s.plugin.h.Cached = everything{t: t, Reader: s.client}
 		marks, err := s.plugin.Marks(t.Context())

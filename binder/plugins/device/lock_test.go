@@ -143,9 +143,9 @@ func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 	}
 }
 
-func TestSights_ForgetOldLocks(t *testing.T) {
-	s := sights{since: map[sight]time.Time{}}
-	a, b, c := sight{node: "a"}, sight{node: "b"}, sight{node: "c"}
+func TestSeenLocks_ForgetOldLocks(t *testing.T) {
+	s := seenLocks{since: map[seenLock]time.Time{}}
+	a, b, c := seenLock{node: "a"}, seenLock{node: "b"}, seenLock{node: "c"}
 	assert.Equal(t, noon, s.first(a, noon, time.Hour))
 	assert.Equal(t, noon, s.first(a, noon.Add(time.Minute), time.Hour), "the lock is unchanged")
 	s.first(b, noon.Add(time.Hour), time.Hour)

@@ -30,10 +30,10 @@ import (
 // Plugin grants devices. It is safe for concurrent use.
 type Plugin struct {
 	*framework.Decider
-	h       framework.Handle
-	args    *Arguments
-	records *ledger.Store[string, *record]
-	sights  sights
+	h         framework.Handle
+	args      *Arguments
+	records   *ledger.Store[string, *record]
+	seenLocks seenLocks
 	// untidied contains the nodes that Tidy has not visited in this round.
 	untidied []string
 }
@@ -47,7 +47,7 @@ var (
 // New returns the plugin. It starts nothing.
 func New(h framework.Handle, args *Arguments) *Plugin {
 	p := &Plugin{
-		h: h, args: args, sights: sights{since: map[sight]time.Time{}},
+		h: h, args: args, seenLocks: seenLocks{since: map[seenLock]time.Time{}},
 		records: ledger.Open(h, ledger.Kind[string, *record]{
 			Component: component, Value: unconfirmed, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
@@ -147,33 +147,33 @@ func (p *Plugin) locked(rec *record, uid types.UID, now time.Time) time.Duration
 	if rec.Lock == nil || rec.Lock.UID == uid {
 		return 0
 	}
-	seen := sight{node: rec.Node, uid: rec.Lock.UID, expires: rec.Lock.Expires.Unix()}
-	since := p.sights.first(seen, now, 2*p.args.NodeLockTimeout.Duration)
+	seen := seenLock{node: rec.Node, uid: rec.Lock.UID, expires: rec.Lock.Expires.Unix()}
+	since := p.seenLocks.first(seen, now, 2*p.args.NodeLockTimeout.Duration)
 	return max(0, p.args.NodeLockTimeout.Duration-now.Sub(since))
 }
 
-// sights contains since when this process has seen the lock of a node unchanged, for locks that a bind waits
+// seenLocks contains since when this process has seen the lock of a node unchanged, for locks that a bind waits
 // for. Locks expire by this duration and not by the time in the lock, because that is from the clock
 // of another machine. A fast clock would take every lock from its holder.
-type sights struct {
+type seenLocks struct {
 	mu    sync.Mutex
-	since map[sight]time.Time
+	since map[seenLock]time.Time
 }
 
-// sight is a lock. A renewal changes its expiry, in Unix seconds.
-type sight struct {
+// seenLock is a lock. A renewal changes its expiry, in Unix seconds.
+type seenLock struct {
 	node    string
 	uid     types.UID
 	expires int64
 }
 
-// first returns when the lock was seen first. It discards sights that are older than forget, because their locks may
+// first returns when the lock was seen first. It discards locks first seen longer than forget ago, because their locks may
 // be gone.
-func (s *sights) first(seen sight, now time.Time, forget time.Duration) time.Time {
+func (s *seenLocks) first(seen seenLock, now time.Time, forget time.Duration) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.since[seen]; !ok {
-		maps.DeleteFunc(s.since, func(_ sight, since time.Time) bool { return now.Sub(since) > forget })
+		maps.DeleteFunc(s.since, func(_ seenLock, since time.Time) bool { return now.Sub(since) > forget })
 		s.since[seen] = now
 	}
 	return s.since[seen]

@@ -217,7 +217,7 @@ func TestPrepared(t *testing.T) {
 	assert.True(t, r.prepared("q", "x", ask{}, noon), "a bind without requests is always prepared")
 }
 
-func TestWhereaboutsOf(t *testing.T) {
+func TestPodState(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		pod    *corev1.Pod

@@ -78,7 +78,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 		return framework.Verdict{}, nil
 	}
 	r := p.rules()
-	s := p.slots.sight(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID)
+	s := p.slots.usage(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID)
 	state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
 	switch {
 	case state == open, state == trying && s.busy:

@@ -38,12 +38,12 @@ func (r rules) share(observed int) int {
 }
 
 // fits returns whether the node has a slot for another bind of this replica.
-func (r rules) fits(s sight) bool {
+func (r rules) fits(s usage) bool {
 	return s.observed+s.reserved < r.limit && s.reserved < r.share(s.observed)
 }
 
-// sight is the state of a node for one bind.
-type sight struct {
+// usage is the use of the slots of a node, as one bind counts it.
+type usage struct {
 	// observed and reserved are the numbers of pods that start, and of reservations, without the slot that own means.
 	observed, reserved int
 	// own means that the bind may use the slot that its pod has. busy means that another pod of its namespace has one.
@@ -72,16 +72,16 @@ type slots struct {
 	changed func(node string)
 }
 
-// sight returns the state of the node for the pod.
-func (s *slots) sight(node, namespace string, uid types.UID) sight {
+// usage returns the use of the slots of the node for a bind of the pod.
+func (s *slots) usage(node, namespace string, uid types.UID) usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.look(node, namespace, uid)
+	return s.usageLocked(node, namespace, uid)
 }
 
-// look must be called with mu held.
-func (s *slots) look(node, namespace string, uid types.UID) sight {
-	var all sight
+// usageLocked must be called with mu held.
+func (s *slots) usageLocked(node, namespace string, uid types.UID) usage {
+	var all usage
 	for id, other := range s.nodes[node] {
 		switch {
 		case id == uid && (other.reserved.IsZero() || s.clock.Since(other.reserved) < observeTime):
@@ -104,7 +104,7 @@ func (s *slots) look(node, namespace string, uid types.UID) sight {
 func (s *slots) reserve(node, namespace string, uid types.UID, r rules, alone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seen, since := s.look(node, namespace, uid), s.clock.Now()
+	seen, since := s.usageLocked(node, namespace, uid), s.clock.Now()
 	switch {
 	case seen.own:
 		if since = s.nodes[node][uid].reserved; since.IsZero() {
