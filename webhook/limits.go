@@ -41,7 +41,7 @@ const (
 	writeTakes = 5 * time.Second
 )
 
-// Reasons for which a Server refuses a connection or body. They are values of the metric label "reason".
+// Reasons for which a Server rejects a connection or body. They are values of the metric label "reason".
 const (
 	// RefusedConnection means that an idle or waiting connection was closed because there were too many.
 	RefusedConnection = "connections"
@@ -59,7 +59,7 @@ var errOverloaded = errors.New("this replica cannot read the request")
 
 // limits limit the memory that unauthenticated peers can make a server use. They limit the size of a body, the size of all
 // bodies that are read at the same time, the time for reading a body, and the number of connections. When the bodies become too
-// large, those of the sources that use most bytes are refused. When there are many connections, answers end them. When there
+// large, those of the sources that use most bytes are rejected. When there are many connections, answers end them. When there
 // are too many, new ones wait, and the oldest idle ones are closed: the API server is a source too, and no limit closes a
 // connection that carries an ordinary review.
 //
@@ -69,7 +69,7 @@ type limits struct {
 	net.Listener
 
 	clock clock.PassiveClock
-	// refused is called with one of RefusalReasons for each refusal.
+	// refused is called with one of RefusalReasons for each rejection.
 	refused                     func(reason string)
 	maxBodies                   int64
 	maxConnections, maxArriving int

@@ -86,7 +86,7 @@ func (s *limited) used() (bytes int64, connections int) {
 	return bytes, len(s.limits.open)
 }
 
-// refusals returns the reasons of all refusals.
+// refusals returns the reasons of all rejections.
 func (s *limited) refusals() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,7 +39,7 @@ type ServerOptions struct {
 	// Certificates sets the certificates. The server speaks TLS 1.2 or newer and HTTP/1.1.
 	Certificates func(*tls.Config)
 	Clock        clock.PassiveClock
-	// Refused is called with one of RefusalReasons for each connection or body that a limit refuses. It must be safe for
+	// Refused is called with one of RefusalReasons for each connection or body that a limit rejects. It must be safe for
 	// concurrent use and must not block.
 	Refused func(reason string)
 	// ShutdownTimeout is the grace period for in-flight requests after the context of Start ends.

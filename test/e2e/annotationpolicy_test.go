@@ -48,7 +48,7 @@ func (b *bench) assertImmutable(bound *corev1.Pod) {
 					assert.NoError(b.t, err, "%s %s %s", field, key, subresource)
 					continue
 				}
-				assert.True(b.t, apierrors.IsInvalid(err), "%s %s %s should be refused: %v", field, key, subresource, err)
+				assert.True(b.t, apierrors.IsInvalid(err), "%s %s %s should be rejected: %v", field, key, subresource, err)
 				assert.ErrorContains(b.t, err, "cannot change after the pod is created: "+key+": create the pod again, or let the scheduler set them on the Binding")
 			}
 		}
@@ -159,7 +159,7 @@ func assertForged(t *testing.T, err error, forged bool, key string) {
 		assert.NoError(t, err)
 		return
 	}
-	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the request should be rejected: %v", err)
 	assert.ErrorContains(t, err, "only Prebind writes "+key+": leave it as it is")
 }
 
@@ -168,7 +168,7 @@ func testPolicyBind(t *testing.T, w *world) {
 	client := userClient(t, w, "mallory")
 	for name, tc := range map[string]struct {
 		post func(b *bench, pod *corev1.Pod) error
-		// fails is set if the API server refuses the request.
+		// fails is set if the API server rejects the request.
 		fails bool
 	}{
 		"listed": {post: func(b *bench, pod *corev1.Pod) error {
@@ -185,7 +185,7 @@ func testPolicyBind(t *testing.T, w *world) {
 			b := newBench(t, w, nil)
 			err := tc.post(b, b.podWith(byHand))
 			if tc.fails {
-				assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
+				assert.True(t, apierrors.IsForbidden(err), "the request should be rejected: %v", err)
 				assert.ErrorContains(t, err, "mallory is not among the schedulers that may bind pods with")
 				return
 			}

@@ -171,7 +171,7 @@ func (b *csiBench) untilAnyEvent(words ...string) {
 // assertForbidden checks that Prebind's volumebinding has rejected the bind because of the claim.
 func (b *csiBench) assertForbidden(err error, claim string, words ...string) {
 	b.t.Helper()
-	require.True(b.t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
+	require.True(b.t, apierrors.IsForbidden(err), "the request should be rejected: %v", err)
 	for _, w := range append(words, "volumebinding: PersistentVolumeClaim "+b.ns+"/"+claim+": ") {
 		assert.ErrorContains(b.t, err, w)
 	}

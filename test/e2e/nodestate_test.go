@@ -139,7 +139,7 @@ func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.A
 // assertRefused checks that the bind was rejected with all of the words, and that an event of the pod contains them.
 func (b *bench) assertRefused(err error, words ...string) {
 	b.t.Helper()
-	assert.True(b.t, apierrors.IsForbidden(err), "the request should be refused: %v (%s)", err, apierrors.ReasonForError(err))
+	assert.True(b.t, apierrors.IsForbidden(err), "the request should be rejected: %v (%s)", err, apierrors.ReasonForError(err))
 	for _, w := range words {
 		assert.ErrorContains(b.t, err, w)
 	}

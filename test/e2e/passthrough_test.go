@@ -14,7 +14,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The API server stores invalid metadata of a Binding, and then refuses every update of that pod, including updates of the kubelet.
+// The API server stores invalid metadata of a Binding, and then rejects every update of that pod, including updates of the kubelet.
 // Prebind denies such a Binding. Here, pod and Binding together have too many annotations.
 func TestMetadataThatNoPodSurvives(t *testing.T) {
 	t.Parallel()
@@ -22,7 +22,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 	kib := func(n int) string { return strings.Repeat("x", n<<10) }
 	created := b.podWith(byHand, gen.Annotation("example.com/pods", kib(200)))
 	err := b.bindByHand(b.binding("node-1", gen.Annotation("example.com/blob", kib(100))))
-	require.True(t, apierrors.IsInvalid(err), "the Binding should be refused as invalid: %v", err)
+	require.True(t, apierrors.IsInvalid(err), "the Binding should be rejected as invalid: %v", err)
 	for _, words := range []string{"invalid metadata after the merge", "metadata.annotations", "Too long", "262144"} {
 		assert.ErrorContains(t, err, words)
 	}

@@ -36,7 +36,7 @@ func TestSchedulerGivesUpAndMovesOn(t *testing.T) {
 	require.Error(t, b.end(first), "the pod should not be bound before its volume exists")
 
 	err := b.bindByHand(b.binding("node-2"))
-	assert.True(t, apierrors.IsForbidden(err), "the request should be refused: %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the request should be rejected: %v", err)
 	for _, words := range []string{b.ns + "/data", "being provisioned on node node-1", "bind the pod to node-1"} {
 		assert.ErrorContains(t, err, words)
 	}

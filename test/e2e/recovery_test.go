@@ -92,7 +92,7 @@ func testAfter(t *testing.T, w *world) {
 	b.untilBound()
 }
 
-// refusal is a policy that refuses all Bindings in the namespace %[1]s with the message %[2]s.
+// refusal is a policy that rejects all Bindings in the namespace %[1]s with the message %[2]s.
 const refusal = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -110,7 +110,7 @@ spec:
   matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}}
 `
 
-// refusedAfterUs posts a Binding that a policy of the namespace refuses after the webhook has allowed it. It deletes the policy before
+// refusedAfterUs posts a Binding that a policy of the namespace rejects after the webhook has allowed it. It deletes the policy before
 // it returns.
 func (b *bench) refusedAfterUs(node string) {
 	b.t.Helper()

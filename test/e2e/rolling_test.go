@@ -69,7 +69,7 @@ func (s *stream) begin() {
 	}()
 }
 
-// end stops the stream when it has posted enough Bindings. It checks that every pod was bound and that no Binding was refused.
+// end stops the stream when it has posted enough Bindings. It checks that every pod was bound and that no Binding was rejected.
 func (s *stream) end() {
 	s.t.Helper()
 	close(s.stop)

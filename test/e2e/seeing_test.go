@@ -45,7 +45,7 @@ func startObserved(t *testing.T, w *world) *observed {
 	return o
 }
 
-// test binds a pod that waits and posts a Binding that is refused. It then checks metrics, /debug, and the trace of the bind.
+// test binds a pod that waits and posts a Binding that is rejected. It then checks metrics, /debug, and the trace of the bind.
 func (o *observed) test(t *testing.T) {
 	b := newBench(t, o.world, nil)
 	b.claim("data", b.dynamic("3s"))

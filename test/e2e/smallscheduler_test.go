@@ -36,7 +36,7 @@ const ownAnnotation = "example.com/bound-by"
 type smallScheduler struct {
 	client kubernetes.Interface
 	name   string
-	// wrong makes it violate the contract: it omits the UID of the pod and its own annotation, and drops a pod after a refusal.
+	// wrong makes it violate the contract: it omits the UID of the pod and its own annotation, and drops a pod after a rejection.
 	wrong   bool
 	nodes   cache.SharedIndexInformer
 	working sync.WaitGroup
@@ -106,7 +106,7 @@ func (s *smallScheduler) begin(pod *corev1.Pod) bool {
 	return isNew
 }
 
-// schedule binds the pod. After a refusal it chooses a node again, with backoff.
+// schedule binds the pod. After a rejection it chooses a node again, with backoff.
 func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 	uid, last := pod.UID, ""
 	for backoff := time.Second; ctx.Err() == nil; backoff = min(2*backoff, 8*time.Second) {

@@ -148,7 +148,7 @@ func testStartsInTurn(t *testing.T, w *world) {
 	assert.False(t, says(b.allEvents(), "FailedScheduling"), "no bind should fail: %q", b.allEvents())
 }
 
-// refuse creates pods on the node and refuses them, like a kubelet.
+// refuse creates pods on the node and rejects them, like a kubelet.
 func (b *bench) refuse(node string, toleration gen.PodOption, names ...string) {
 	b.t.Helper()
 	for _, name := range names {

@@ -178,7 +178,7 @@ func (a *attack) note(what string, err error) {
 	a.did[what]++
 }
 
-// try repeats a request until it succeeds or is refused, because the API server may be down.
+// try repeats a request until it succeeds or is rejected, because the API server may be down.
 func (a *attack) try(ctx context.Context, what string, do func() error) {
 	for ctx.Err() == nil {
 		err := do()

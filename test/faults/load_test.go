@@ -203,7 +203,7 @@ func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 	}
 	b := gen.Binding(pod, node, options...)
 	if p.rng.IntN(4) == 0 {
-		// The API server refuses this Binding after Prebind has allowed it.
+		// The API server rejects this Binding after Prebind has allowed it.
 		b.ResourceVersion = "1"
 	}
 	return b

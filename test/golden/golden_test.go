@@ -144,7 +144,7 @@ func TestGolden(t *testing.T) {
 		"start-limit":                 {reason: "the last slot of the node is free", setup: setup{plugins: []on{starts}}},
 		"start-limit-full":            {reason: "the pod waits for the pods on the node to start", setup: setup{plugins: []on{starts}}},
 		"start-limit-dry-run":         {reason: "a dry run reports the wait", setup: setup{plugins: []on{starts}, dryRun: true}},
-		"start-limit-refused":         {reason: "the kubelet refuses the pods of the namespace", setup: setup{plugins: []on{starts}}},
+		"start-limit-refused":         {reason: "the kubelet rejects the pods of the namespace", setup: setup{plugins: []on{starts}}},
 		"device":                      {reason: "the device is granted and recorded", setup: setup{plugins: []on{devices}}},
 		"device-shares":               {reason: "two pods share a device", setup: setup{plugins: []on{devices}}},
 		"device-taken":                {reason: "the denial names the holder of the device", setup: setup{plugins: []on{devices}}},

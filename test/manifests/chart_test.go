@@ -141,7 +141,7 @@ func TestChartRefuses(t *testing.T) {
 		"UnknownValue":     {reason: "an unused value", values: "replica=3", says: []string{"replica", "not allowed"}},
 		"UnknownMutator":   {reason: "it would not run", values: "mutators.topologie.enabled=true", says: []string{"/mutators", "topologie", "not allowed"}},
 		"UnknownPlugin":    {reason: "it would not run", values: "prebindPlugins.volumes.enabled=true", says: []string{"/prebindPlugins", "volumes", "not allowed"}},
-		"UnknownPolicy":    {reason: "the API server would refuse it", values: "failurePolicy=Maybe", says: []string{"/failurePolicy", "'Fail', 'Ignore'"}},
+		"UnknownPolicy":    {reason: "the API server would reject it", values: "failurePolicy=Maybe", says: []string{"/failurePolicy", "'Fail', 'Ignore'"}},
 		"UnknownMode":      {reason: "there would be no certificate", values: "certificates.mode=vault", says: []string{"/certificates/mode", "'certManager', 'selfManaged', 'files'"}},
 		"NoReplicas":       {reason: "no pod would be bound", values: "replicas=0", says: []string{"/replicas", "1"}},
 		"ReplicasWord":     {reason: "a number is needed", values: "replicas=two", says: []string{"/replicas", "integer"}},

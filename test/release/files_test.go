@@ -244,7 +244,7 @@ func TestRelease_Chart(t *testing.T) {
 	}
 }
 
-// Every refusal happens before the first compilation.
+// Every rejection happens before the first compilation.
 func TestRelease_Refuses(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {

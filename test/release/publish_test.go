@@ -129,7 +129,7 @@ func (p *publisher) run(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// assertNothingWritten checks that a refusal happened before the first write.
+// assertNothingWritten checks that a rejection happened before the first write.
 func (p *publisher) assertNothingWritten(t *testing.T) {
 	t.Helper()
 	assert.Zero(t, p.writes.Load(), "nothing should be pushed")

@@ -177,7 +177,7 @@ func (w *world) removePod(name string) {
 	}
 }
 
-// schedule is a scheduler that posts Bindings of the pod until it is bound or gone. It chooses another node after a refusal.
+// schedule is a scheduler that posts Bindings of the pod until it is bound or gone. It chooses another node after a rejection.
 func (w *world) schedule(actor, name string, uid types.UID, once bool) {
 	d := w.random(actor + " " + string(uid))
 	node := nodes[d.below(len(nodes))]

@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// maxTimes limits the refusals that a circuit breaker keeps.
+// maxTimes limits the rejections that a circuit breaker keeps.
 const maxTimes = 2 * maxRefusals
 
 // reasonRefuses is the reason of the event on the node. It is stable.
@@ -41,15 +41,15 @@ type limits struct {
 }
 
 // history is the state of a circuit breaker. It does not depend on the current time, and not on the order in which
-// the refusals were added.
+// the rejections were added.
 type history struct {
-	// opened is the last refusal after which the breaker was open, or zero.
+	// opened is the last rejection after which the breaker was open, or zero.
 	opened time.Time
-	// times are the last refusals, in order.
+	// times are the last rejections, in order.
 	times []time.Time
 }
 
-// add returns the history with another refusal. It opens the breaker if enough refusals are within the window, or if the
+// add returns the history with another rejection. It opens the breaker if enough rejections are within the window, or if the
 // breaker was not closed.
 func (l limits) add(h history, at time.Time) history {
 	i, _ := slices.BinarySearchFunc(h.times, at, time.Time.Compare)
@@ -78,13 +78,13 @@ func (l limits) phase(h history, now time.Time) phase {
 }
 
 // breakers are the circuit breakers of all nodes. Each namespace has its own, because a tenant can
-// make a node refuse pods of its namespace at any time. It is safe for concurrent use.
+// make a node reject pods of its namespace at any time. It is safe for concurrent use.
 type breakers struct {
 	openings prometheus.Counter
 	limits   limits
 	clock    clock.PassiveClock
 	events   events.EventRecorder
-	// histories contains the history of each breakerKey. It expires when no refusal matters any more. Only the handler changes it.
+	// histories contains the history of each breakerKey. It expires when no rejection matters any more. Only the handler changes it.
 	histories *utilcache.Expiring
 }
 
@@ -107,7 +107,7 @@ func (b *breakers) handler() toolscache.ResourceEventHandler {
 	}}
 }
 
-// refused records a refusal at its own time, because an informer can report it late, but not in the future, because the clock of
+// refused records a rejection at its own time, because an informer can report it late, but not in the future, because the clock of
 // the node can be wrong. An initial list causes no events.
 func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	key, now := breakerKey{namespace: pod.Namespace, node: pod.Spec.NodeName}, b.clock.Now()

@@ -18,7 +18,7 @@ import (
 
 var three = limits{refusals: 3, window: time.Minute, open: 5 * time.Minute}
 
-// The times are seconds since the first refusal.
+// The times are seconds since the first rejection.
 func TestBreaker(t *testing.T) {
 	cases := map[string]struct {
 		reason   string
@@ -27,19 +27,19 @@ func TestBreaker(t *testing.T) {
 		at       int
 		want     phase
 	}{
-		"None":         {reason: "the node refused no pods", limits: three, want: closed},
-		"Few":          {reason: "two refusals can be chance", limits: three, refusals: []int{0, 1}, at: 2, want: closed},
-		"Opens":        {reason: "the third refusal opens it", limits: three, refusals: []int{0, 30, 60}, at: 60, want: open},
-		"Slow":         {reason: "the refusals are not within the window", limits: three, refusals: []int{0, 30, 61}, at: 61, want: closed},
+		"None":         {reason: "the node rejected no pods", limits: three, want: closed},
+		"Few":          {reason: "two rejections can be chance", limits: three, refusals: []int{0, 1}, at: 2, want: closed},
+		"Opens":        {reason: "the third rejection opens it", limits: three, refusals: []int{0, 30, 60}, at: 60, want: open},
+		"Slow":         {reason: "the rejections are not within the window", limits: three, refusals: []int{0, 30, 61}, at: 61, want: closed},
 		"SlowThenFast": {reason: "the last three are within the window", limits: three, refusals: []int{0, 50, 70, 100}, at: 100, want: open},
 		"StillOpen":    {reason: "the time is not over", limits: three, refusals: []int{0, 0, 0}, at: 299, want: open},
 		"Tries":        {reason: "one pod tries the node", limits: three, refusals: []int{0, 0, 0}, at: 300, want: trying},
-		"Closes":       {reason: "no pod was refused during the window", limits: three, refusals: []int{0, 0, 0}, at: 360, want: closed},
-		"OpensAgain":   {reason: "the pod that tried the node was refused", limits: three, refusals: []int{0, 0, 0, 310}, at: 311, want: open},
+		"Closes":       {reason: "no pod was rejected during the window", limits: three, refusals: []int{0, 0, 0}, at: 360, want: closed},
+		"OpensAgain":   {reason: "the pod that tried the node was rejected", limits: three, refusals: []int{0, 0, 0, 310}, at: 311, want: open},
 		"TriesAgain":   {reason: "the second try is after the second time", limits: three, refusals: []int{0, 0, 0, 310}, at: 610, want: trying},
-		"Extends":      {reason: "pods that were bound before are refused later", limits: three, refusals: []int{0, 0, 0, 100}, at: 350, want: open},
-		"StartsAgain":  {reason: "earlier refusals do not count after the window", limits: three, refusals: []int{0, 0, 0, 370, 371}, at: 372, want: closed},
-		"One":          {reason: "the first refusal opens it", limits: limits{refusals: 1, window: time.Minute, open: time.Minute}, refusals: []int{0}, at: 1, want: open},
+		"Extends":      {reason: "pods that were bound before are rejected later", limits: three, refusals: []int{0, 0, 0, 100}, at: 350, want: open},
+		"StartsAgain":  {reason: "earlier rejections do not count after the window", limits: three, refusals: []int{0, 0, 0, 370, 371}, at: 372, want: closed},
+		"One":          {reason: "the first rejection opens it", limits: limits{refusals: 1, window: time.Minute, open: time.Minute}, refusals: []int{0}, at: 1, want: open},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestBreakers_AreSeparate(t *testing.T) {
 	})
 }
 
-// After a restart, the refused pods that exist are reported in any order.
+// After a restart, the rejected pods that exist are reported in any order.
 func TestBreakers_AreRebuilt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, recorder := newTestBreakers(three)
@@ -147,9 +147,9 @@ func TestBreakers_OldRefusalsAreNotNew(t *testing.T) {
 		ago    []time.Duration
 		want   phase
 	}{
-		"Apart":    {reason: "the refusals are not within the window", ago: []time.Duration{5 * time.Minute, 10 * time.Minute, 20 * time.Minute}, want: closed},
+		"Apart":    {reason: "the rejections are not within the window", ago: []time.Duration{5 * time.Minute, 10 * time.Minute, 20 * time.Minute}, want: closed},
 		"Over":     {reason: "the breaker would be closed again", ago: []time.Duration{7 * time.Minute, 7 * time.Minute, 7 * time.Minute}, want: closed},
-		"Together": {reason: "the breaker opens at the time of the refusals", ago: []time.Duration{2 * time.Minute, 2 * time.Minute, 2 * time.Minute}, want: open},
+		"Together": {reason: "the breaker opens at the time of the rejections", ago: []time.Duration{2 * time.Minute, 2 * time.Minute, 2 * time.Minute}, want: open},
 		"Recent":   {reason: "the clock of the node can be behind a little", ago: []time.Duration{0, 30 * time.Second, time.Minute}, want: open},
 	}
 	for name, tc := range cases {

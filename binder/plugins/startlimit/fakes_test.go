@@ -134,7 +134,7 @@ func inNamespace(namespace string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Namespace = namespace }
 }
 
-// refusedFor is a pod that the kubelet refused at the time.
+// refusedFor is a pod that the kubelet rejected at the time.
 func refusedFor(reason string, at time.Time) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Status.Phase, pod.Status.Reason, pod.Status.StartTime = corev1.PodFailed, reason, new(metav1.NewTime(at))

@@ -3,7 +3,7 @@
 
 // Package startlimit is the PreBind plugin that limits how many pods start on a node at the same
 // time. A bind that exceeds the limit waits for a slot. A circuit breaker rejects nodes whose
-// kubelet refuses the pods of a namespace.
+// kubelet rejects the pods of a namespace.
 //
 // A pod starts from its bind until it leaves the phase Pending. The cache holds only these pods, in
 // a compact form. A bind reserves its slot in the memory of the replica (slots.go) when all other

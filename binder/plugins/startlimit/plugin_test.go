@@ -75,7 +75,7 @@ func TestPreFlight(t *testing.T) {
 		"Full":     {reason: "the bind will wait", objects: func() []client.Object { return pods(2) }, waits: "pods on the node to start (limit 2)"},
 		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods(2), refusals(3, 0)...) }, change: critical},
 		"Refusing": {
-			reason: "the node refuses pods", objects: func() []client.Object { return refusals(3, 0) },
+			reason: "the node rejects pods", objects: func() []client.Object { return refusals(3, 0) },
 			want: "Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:00Z; " +
 				"choose another node, and check the events of the node",
 		},
@@ -179,7 +179,7 @@ func TestPost_Ends(t *testing.T) {
 			want: "start-limit: Node node-a: still waiting for pods on the node to start (limit 1) after 30s; choose another node",
 		},
 		"Opens": {
-			reason: "the node refuses pods", act: func(w *world) {
+			reason: "the node rejects pods", act: func(w *world) {
 				for i := range 3 {
 					w.Put(bound(fmt.Sprint(i), refusedFor("OutOfcpu", time.Now())))
 				}

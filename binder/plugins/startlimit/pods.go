@@ -34,14 +34,14 @@ func isStarting(pod *corev1.Pod) bool {
 	return !slices.ContainsFunc(pod.Status.InitContainerStatuses, isStuck) && !slices.ContainsFunc(pod.Status.ContainerStatuses, isStuck)
 }
 
-// refusals are values of status.reason of a pod that the kubelet refused, if the cause can be the node. They are
+// refusals are values of status.reason of a pod that the kubelet rejected, if the cause can be the node. They are
 // those of admissionRejectionReasons in k8s.io/kubernetes/pkg/kubelet, and the names of predicates in
 // pkg/kubelet/lifecycle. Reasons that only the pod causes, such as SysctlForbidden, are not included,
-// because every node would refuse the pod. Evicted is not included, because it is also the reason of pods that ran.
+// because every node would reject the pod. Evicted is not included, because it is also the reason of pods that ran.
 var refusals = sets.New("UnexpectedAdmissionError", "UnknownReason", "UnexpectedPredicateFailureType", "InvalidNodeInfo", "NodeAffinity",
 	"NodePorts", "TaintToleration", "TopologyAffinityError", "NodeShutdown", "VolumeAttachmentLimitExceeded")
 
-// isRefused returns whether the kubelet refused the pod, and the cause can be the node.
+// isRefused returns whether the kubelet rejected the pod, and the cause can be the node.
 func isRefused(pod *corev1.Pod) bool {
 	return (refusals.Has(pod.Status.Reason) || strings.HasPrefix(pod.Status.Reason, "OutOf")) && !podstate.IsSystem(pod)
 }
@@ -51,7 +51,7 @@ func (p *Plugin) startingPods() framework.Selection {
 	return onNodes("starting", corev1.PodPending, isStarting, p.slots.handler())
 }
 
-// refusedPods selects the pods that kubelets have refused.
+// refusedPods selects the pods that kubelets have rejected.
 func (p *Plugin) refusedPods() framework.Selection {
 	return onNodes("refused", corev1.PodFailed, isRefused, p.refused.handler())
 }
@@ -75,8 +75,8 @@ func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, 
 	}
 }
 
-// trim keeps the node of a pod that counts, and the reason and the time of a refusal. A kubelet sets status.startTime with its first
-// status of a pod, which is the refusal; see updateStatusInternal in k8s.io/kubernetes/pkg/kubelet/status.
+// trim keeps the node of a pod that counts, and the reason and the time of a rejection. A kubelet sets status.startTime with its first
+// status of a pod, which is the rejection; see updateStatusInternal in k8s.io/kubernetes/pkg/kubelet/status.
 func trim(pod *corev1.Pod, counts bool) *corev1.Pod {
 	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}}
 	if counts {

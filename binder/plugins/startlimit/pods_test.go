@@ -69,7 +69,7 @@ func TestTrim(t *testing.T) {
 		"Starting": {reason: "the pod counts", selection: p.startingPods(), pod: boundSince("a", now), want: true},
 		"Unbound":  {reason: "a pod that was created with a node has no condition yet", selection: p.startingPods(), pod: created, want: true},
 		"Stuck":    {reason: "the pod does not count", selection: p.startingPods(), pod: boundSince("a", now, waitsFor("ImagePullBackOff"))},
-		"Refused":  {reason: "the kubelet refused the pod", selection: p.refusedPods(), pod: boundSince("a", now, refusedFor("OutOfcpu", now)), want: true},
+		"Refused":  {reason: "the kubelet rejected the pod", selection: p.refusedPods(), pod: boundSince("a", now, refusedFor("OutOfcpu", now)), want: true},
 		"Crashed":  {reason: "the pod ran", selection: p.refusedPods(), pod: boundSince("a", now, refusedFor("Error", now))},
 		"Exempt":   {reason: "the circuit breaker does not apply to the pod", selection: p.refusedPods(), pod: critical},
 	}

@@ -45,7 +45,7 @@ func checkWait(ctx context.Context, t *trial) string {
 	return detail
 }
 
-// checkRefused checks that the scheduler tries again after a refusal, with backoff, and binds the pods to another node. The pods require
+// checkRefused checks that the scheduler tries again after a rejection, with backoff, and binds the pods to another node. The pods require
 // a label, which moves from a node without free devices to the other node.
 func checkRefused(ctx context.Context, t *trial) string {
 	full, free := t.nodes[0].Name, t.nodes[1].Name

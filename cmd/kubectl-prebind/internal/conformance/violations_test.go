@@ -30,15 +30,15 @@ import (
 // scheduler is a scheduler, with the answers of Prebind to its Bindings. The zero value conforms, except that it has no backoff.
 type scheduler struct {
 	client *fakeapi.Clientset
-	// backoff is the time between the nth refusal and the next Binding.
+	// backoff is the time between the nth rejection and the next Binding.
 	backoff func(n int) time.Duration
 	// givesUp drops a pod after a 429.
 	givesUp bool
 	// moves posts the Binding to another node after a 429.
 	moves bool
-	// drops forgets all refused pods but the first one.
+	// drops forgets all rejected pods but the first one.
 	drops bool
-	// stays posts the Binding of a refused pod to the same node again.
+	// stays posts the Binding of a rejected pod to the same node again.
 	stays bool
 	// replaces creates a pod again with spec.nodeName.
 	replaces bool
@@ -191,8 +191,8 @@ func TestViolations(t *testing.T) {
 		"Refused":         {reason: "backoff grows", check: "refused", scheduler: scheduler{backoff: doubles}},
 		"HotLoop":         {reason: "there is no backoff", check: "refused", scheduler: scheduler{backoff: every(50 * time.Millisecond)}, says: "Bindings of the rejected pod in"},
 		"ConstantBackoff": {reason: "backoff must grow", check: "refused", scheduler: scheduler{backoff: every(2 * time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
-		"Dropped":         {reason: "all refused pods are tried again", check: "refused", scheduler: scheduler{backoff: doubles, drops: true}, says: "pod refused-1 was not bound within"},
-		"SameNode":        {reason: "a refused pod is scheduled again", check: "refused", scheduler: scheduler{backoff: doubles, stays: true}, says: "pod refused-0 was not bound within"},
+		"Dropped":         {reason: "all rejected pods are tried again", check: "refused", scheduler: scheduler{backoff: doubles, drops: true}, says: "pod refused-1 was not bound within"},
+		"SameNode":        {reason: "a rejected pod is scheduled again", check: "refused", scheduler: scheduler{backoff: doubles, stays: true}, says: "pod refused-0 was not bound within"},
 		"Invalid":         {reason: "an invalid Binding is not repeated in a loop", check: "invalid", scheduler: scheduler{backoff: doubles}},
 		"InvalidLoop":     {reason: "an invalid Binding does not become valid", check: "invalid", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
 		"Workers":         {reason: "pods that wait do not delay others", check: "workers"},
