@@ -141,7 +141,7 @@ func TestRun_LateReservesLast(t *testing.T) {
 		late := plugin{name: "late", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
 			return framework.Verdict{Writes: []string{"takes a slot"}, Late: true}, nil
 		}}
-		time.AfterFunc(time.Second, func() { w.say("ready"); w.set("a") })
+		time.AfterFunc(time.Second, func() { w.record("ready"); w.set("a") })
 		require.Nil(t, w.run(t.Context(), w.bind(nodeName, late, w.writer("b"), w.waiter("a"))).Err)
 		assert.Equal(t, []string{"write-b PreBind", "ready", "late Reserve", "answer with attempt"}, w.said())
 	})

@@ -66,7 +66,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) say(what string, more ...any) {
+func (w *world) record(what string, more ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range more {
@@ -135,7 +135,7 @@ func (*world) List(context.Context, client.ObjectList, ...client.ListOption) err
 func (*world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
 
 // AttemptEnded implements Recorder.
-func (w *world) AttemptEnded(outcome string) { w.say("ended", outcome == work.Bound) }
+func (w *world) AttemptEnded(outcome string) { w.record("ended", outcome == work.Bound) }
 
 // Name implements mutators.Mutator.
 func (*world) Name() string { return "world" }
@@ -143,7 +143,7 @@ func (*world) Name() string { return "world" }
 // Mutate implements mutators.Mutator.
 func (w *world) Mutate(in mutators.Input) (mutators.Output, error) {
 	w.answering()
-	w.say("answer", map[bool]string{true: "with attempt"}[in.Bind.Attempt != ""])
+	w.record("answer", map[bool]string{true: "with attempt"}[in.Bind.Attempt != ""])
 	return mutators.Output{}, nil
 }
 
@@ -191,7 +191,7 @@ func (p plugin) Name() string { return p.name }
 func (p plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) { return p.decide(bc) }
 
 func (p plugin) PreBind(_ context.Context, bc *framework.BindContext) error {
-	p.world.say(p.name, "PreBind")
+	p.world.record(p.name, "PreBind")
 	return p.preBind(bc)
 }
 
@@ -203,19 +203,19 @@ func (p plugin) PreBindRollBack(context.Context, framework.Mark) error {
 	if fails {
 		return errors.New("not now")
 	}
-	p.world.say(p.name, "PreBindRollBack")
+	p.world.record(p.name, "PreBindRollBack")
 	return nil
 }
 
 func (p plugin) PostBind(context.Context, framework.Mark, *corev1.Pod) error {
-	p.world.say(p.name, "PostBind")
+	p.world.record(p.name, "PostBind")
 	return nil
 }
 
 func (p plugin) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 
 func (p plugin) Reserve(*framework.BindContext) bool {
-	p.world.say(p.name, "Reserve")
+	p.world.record(p.name, "Reserve")
 	return true
 }
 

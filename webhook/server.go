@@ -87,10 +87,10 @@ func NewServer(o ServerOptions) *Server {
 	}
 }
 
-// Start serves until the context ends and then waits for requests in flight. It implements webhook.Server.
+// Start serves until the context ends and then waits for requests in flight. It implements webhook.Server of controller-runtime.
 func (s *Server) Start(ctx context.Context) error { return s.serving.Start(ctx) }
 
-// StartedChecker implements webhook.Server. The port is already open when NewServer is called.
+// StartedChecker implements webhook.Server of controller-runtime. The port is already open when NewServer is called.
 func (*Server) StartedChecker() healthz.Checker { return healthz.Ping }
 
 // OnlyFrom returns a handler that rejects callers without one of these common names in their verified

@@ -63,7 +63,7 @@ func (p program) binary(ctx context.Context, progress io.Writer) (string, error)
 	if path := paths.of[p]; path != "" {
 		return path, nil
 	}
-	say(progress, "test/%s: the first build of %s takes up to some minutes", p.module, p.pkg)
+	logf(progress, "test/%s: the first build of %s takes up to some minutes", p.module, p.pkg)
 	// Instead of running the binary, the go command prints its path. Other flags, such as -trimpath, would compile all libraries
 	// again that other programs of the repository share.
 	args := []string{"run", "-exec=echo", "-modfile=" + p.modFile}
@@ -175,6 +175,6 @@ func CacheDir() (string, error) {
 	return filepath.Join(dir, "prebind"), err
 }
 
-func say(w io.Writer, format string, args ...any) {
+func logf(w io.Writer, format string, args ...any) {
 	_, _ = fmt.Fprintf(w, format+"\n", args...)
 }

@@ -68,7 +68,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		c.temporary = false // kept to debug the failure
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w\n(logs are kept in %s)", err, c.dir), c.Stop())
 	}
-	say(o.Out, "the control plane is ready after %s: KUBECONFIG=%s", time.Since(began).Round(100*time.Millisecond), c.adminPath)
+	logf(o.Out, "the control plane is ready after %s: KUBECONFIG=%s", time.Since(began).Round(100*time.Millisecond), c.adminPath)
 	return c, nil
 }
 
@@ -129,7 +129,7 @@ func (c *Cluster) launch(ctx context.Context, component string) error {
 	if err := process.WaitReady(ctx); err != nil {
 		return err
 	}
-	say(c.o.Out, "%s is ready after %s", component, time.Since(began).Round(100*time.Millisecond))
+	logf(c.o.Out, "%s is ready after %s", component, time.Since(began).Round(100*time.Millisecond))
 	return nil
 }
 
@@ -224,7 +224,7 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 // DumpLogs writes the end of each component's log.
 func (c *Cluster) DumpLogs(w io.Writer) {
 	for _, process := range c.running() {
-		say(w, "--- %s, the end of %s\n%s", process.Name(), process.LogFile(), process.Tail(tailLines))
+		logf(w, "--- %s, the end of %s\n%s", process.Name(), process.LogFile(), process.Tail(tailLines))
 	}
 }
 

@@ -40,16 +40,16 @@ func (d *demo) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, d.tearDown()) }()
 
 	d.title("With Prebind")
-	d.say("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
-	d.say("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
-	d.say("and leaves the volumes to Prebind. Neither of them is configured for the other.")
-	d.say("kwok acts as the kubelet: it starts pods that are bound.\n")
+	d.printf("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
+	d.printf("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
+	d.printf("and leaves the volumes to Prebind. Neither of them is configured for the other.")
+	d.printf("kwok acts as the kubelet: it starts pods that are bound.\n")
 	if err := d.show(ctx, statefulSet("with", pods), runs); err != nil {
 		return err
 	}
 
 	d.title("Without Prebind")
-	d.say("The same StatefulSet again, with Prebind unregistered (kubectl delete mutatingwebhookconfiguration prebind).\n")
+	d.printf("The same StatefulSet again, with Prebind unregistered (kubectl delete mutatingwebhookconfiguration prebind).\n")
 	if err := d.prebind.Unregister(ctx); err != nil {
 		return err
 	}
@@ -57,8 +57,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err := d.show(ctx, statefulSet("without", pods, gen.Annotation(cluster.StartDelay, "24h")), isBound); err != nil {
 		return err
 	}
-	d.say("The pods have no topology annotations and were bound without their volumes. Without")
-	d.say("selected-node no provisioner creates the volumes, and the pods never start.\n")
+	d.printf("The pods have no topology annotations and were bound without their volumes. Without")
+	d.printf("selected-node no provisioner creates the volumes, and the pods never start.\n")
 
 	if !d.keep {
 		return nil
@@ -67,12 +67,12 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	d.title("Left running")
-	d.say("Prebind is registered again. In another terminal:\n")
-	d.say("  export KUBECONFIG=%s", d.cluster.Kubeconfig())
-	d.say("  kubectl -n %s get pods -o wide        (or: %s)", namespace, d.cluster.Kubectl(ctx).Path)
-	d.say("  kubectl apply -f policy.yaml          (BindPolicies and tasks: docs/policies.md, docs/tasks.md)")
-	d.say("\nPrebind's logs: %s", d.prebind.LogDir())
-	d.say("Press Ctrl-C to stop everything.")
+	d.printf("Prebind is registered again. In another terminal:\n")
+	d.printf("  export KUBECONFIG=%s", d.cluster.Kubeconfig())
+	d.printf("  kubectl -n %s get pods -o wide        (or: %s)", namespace, d.cluster.Kubectl(ctx).Path)
+	d.printf("  kubectl apply -f policy.yaml          (BindPolicies and tasks: docs/policies.md, docs/tasks.md)")
+	d.printf("\nPrebind's logs: %s", d.prebind.LogDir())
+	d.printf("Press Ctrl-C to stop everything.")
 	<-ctx.Done()
 	return nil
 }
@@ -89,7 +89,7 @@ func (d *demo) setUp(ctx context.Context) error {
 	if err := cluster.CreateNodes(ctx, d.client, cluster.Nodes("node", nodes)...); err != nil {
 		return err
 	}
-	d.say("%d nodes in 3 zones with 2 racks each", nodes)
+	d.printf("%d nodes in 3 zones with 2 racks each", nodes)
 
 	d.title("Prebind as installed from config/webhook")
 	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir()})
@@ -108,7 +108,7 @@ func (d *demo) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	d.say("2 replicas are ready: prebind serve %s", labels)
+	d.printf("2 replicas are ready: prebind serve %s", labels)
 	return d.makeObjects(ctx)
 }
 
@@ -125,4 +125,4 @@ func (d *demo) tearDown() error {
 
 func (d *demo) title(text string) { fmt.Fprintf(d.out, "\n== %s\n", text) }
 
-func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
+func (d *demo) printf(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }

@@ -76,7 +76,7 @@ func (d *demo) show(ctx context.Context, set *appsv1.StatefulSet, over func(core
 	if err != nil {
 		return fmt.Errorf("following the pods of %s: %w", set.Name, err)
 	}
-	d.say("")
+	d.printf("")
 	for _, args := range [][]string{
 		{"pods", `--output=custom-columns=POD:.metadata.name,STATUS:.status.phase,NODE:.spec.nodeName,` +
 			`ZONE:.metadata.annotations.topology\.prebind\.dev/zone,RACK:.metadata.annotations.topology\.prebind\.dev/rack`},
@@ -87,7 +87,7 @@ func (d *demo) show(ctx context.Context, set *appsv1.StatefulSet, over func(core
 		if err := table.Run(); err != nil {
 			return err
 		}
-		d.say("")
+		d.printf("")
 	}
 	return nil
 }

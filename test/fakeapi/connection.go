@@ -89,9 +89,9 @@ func (c *Connection) write(ctx context.Context, call Call, change func(was clien
 		}
 		s.mu.Unlock()
 		if changed && now != nil {
-			s.tell(now, false)
+			s.notify(now, false)
 		} else if changed {
-			s.tell(was, true)
+			s.notify(was, true)
 		}
 		return err
 	})

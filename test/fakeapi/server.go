@@ -120,7 +120,7 @@ func (s *Server) Put(o client.Object) {
 	}
 	s.store(stored)
 	s.mu.Unlock()
-	s.tell(stored, false)
+	s.notify(stored, false)
 }
 
 // Change changes an object as another client does, by a field manager of that name. It
@@ -138,7 +138,7 @@ func Change[T client.Object](s *Server, o T, manager string, change func(T)) {
 	s.stamp(changed)
 	s.store(changed)
 	s.mu.Unlock()
-	s.tell(changed, false)
+	s.notify(changed, false)
 }
 
 // Remove deletes the object as another client does.
@@ -147,7 +147,7 @@ func (s *Server) Remove(o client.Object) {
 	was := s.objects[Kind(o)][client.ObjectKeyFromObject(o)]
 	delete(s.objects[Kind(o)], client.ObjectKeyFromObject(o))
 	s.mu.Unlock()
-	s.tell(cmp.Or(was, o), true)
+	s.notify(cmp.Or(was, o), true)
 }
 
 // Get reads an object without being counted; false if there is none.
@@ -256,7 +256,7 @@ func (s *Server) store(o client.Object) {
 	s.objects[kind][client.ObjectKeyFromObject(o)] = o
 }
 
-func (s *Server) tell(o client.Object, deleted bool) {
+func (s *Server) notify(o client.Object, deleted bool) {
 	for _, f := range s.changed {
 		f(copyOf(o), deleted)
 	}

@@ -62,7 +62,7 @@ func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *frame
 		if err != nil {
 			return err
 		}
-		if at := whereaboutsOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
+		if at := stateOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
 			rec.drop(uid)
 		}
 	}

@@ -265,9 +265,9 @@ func (r *record) boundPods() sets.Set[types.UID] {
 	return bound
 }
 
-// whereaboutsOf is podstate.Of, except that a finished pod is gone: it uses no
+// stateOf is podstate.Of, except that a finished pod is gone: it uses no
 // devices any more.
-func whereaboutsOf(pod *corev1.Pod, uid types.UID, node string) podstate.State {
+func stateOf(pod *corev1.Pod, uid types.UID, node string) podstate.State {
 	if pod != nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed) {
 		return podstate.Gone
 	}

@@ -217,7 +217,7 @@ func TestPrepared(t *testing.T) {
 	assert.True(t, r.prepared("q", "x", ask{}, noon), "a bind without requests is always prepared")
 }
 
-func TestPodState(t *testing.T) {
+func TestStateOf(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		pod    *corev1.Pod
@@ -235,7 +235,7 @@ func TestPodState(t *testing.T) {
 		"NeverStarted": {reason: "the pod failed before it was bound", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}, Status: corev1.PodStatus{Phase: corev1.PodFailed}}, want: podstate.Gone},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, whereaboutsOf(tc.pod, "p", "node-a"), tc.reason) })
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, stateOf(tc.pod, "p", "node-a"), tc.reason) })
 	}
 }
 

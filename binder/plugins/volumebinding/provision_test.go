@@ -17,7 +17,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// TestUpstreamCapacity has more cases.
+// The cases of upstream_find_test.go check no capacity.
 func TestCheckCapacity(t *testing.T) {
 	driver := gen.CSIDriver("csi.example.com", true)
 	here := gen.ReachableWith(corev1.LabelTopologyZone, "z1")
