@@ -187,7 +187,7 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 	users := map[string]client.Client{
 		"prefetch": a.userWith(t, "prefetch", role, a.handle(t, prefetch)),
 		"flush":    a.userWith(t, "flush", role, a.handle(t, flush)),
-		"nobody":   a.userWith(t, "nobody", role),
+		"stranger": a.userWith(t, "stranger", role),
 		"tenant":   a.userWith(t, "tenant", "admin"),
 		"prebind":  a.as(t, "system:serviceaccount:prebind-system:prebind"),
 	}
@@ -199,7 +199,7 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 		assert.NoError(t, client.IgnoreNotFound(a.client.Patch(context.WithoutCancel(t.Context()), newTask(task.Name), none)))
 	})
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		assert.ErrorContains(c, patchTask(t, client.NewDryRunClient(users["nobody"]), task.Name, "", "{}"), "is not a handler")
+		assert.ErrorContains(c, patchTask(t, client.NewDryRunClient(users["stranger"]), task.Name, "", "{}"), "is not a handler")
 		assert.NoError(c, patchTask(t, client.NewDryRunClient(users["prefetch"]), task.Name, "", "{}"))
 		assert.ErrorContains(c, patchTask(t, client.NewDryRunClient(users["flush"]), task.Name, "", "{}"), "is not a handler")
 	}, patience, again, "permissions and policy should be in force")
@@ -208,7 +208,7 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 	for name, tc := range map[string]struct{ user, subresource, patch, says string }{
 		"status of another's BindTask":    {user: "flush", subresource: "status", patch: ready, says: "flush is not a handler example.com/prefetch: grant it the verb handle on handlers.policy.prebind.dev with this resource name"},
 		"finalizer on another's BindTask": {user: "flush", patch: `{"metadata":{"finalizers":["example.com/other","example.com/flush"]}}`, says: "flush is not a handler example.com/prefetch"},
-		"no permission handle":            {user: "nobody", subresource: "status", patch: ready, says: "nobody is not a handler example.com/prefetch"},
+		"no permission handle":            {user: "stranger", subresource: "status", patch: ready, says: "stranger is not a handler example.com/prefetch"},
 		"attempt":                         {user: "prefetch", patch: `{"spec":{"attempts":["mine"]}}`, says: "a handler changes only the status of a BindTask and the finalizer example.com/prefetch: leave spec unchanged"},
 		"no attempt":                      {user: "prefetch", patch: `{"spec":{"attempts":null}}`, says: "leave spec unchanged"},
 		"handler":                         {user: "flush", patch: `{"spec":{"handler":"example.com/flush"}}`, says: "only attempts can change"},

@@ -42,7 +42,7 @@ type steps struct {
 	posted map[string]bool
 }
 
-// history is what the oracle knows of a BindTask.
+// history is what the oracle has seen of a BindTask.
 type history struct {
 	spec v1alpha1.BindTaskSpec
 	// ready says that it was Ready before it was deleted, and byHand that neither Prebind nor its handler has deleted it.
@@ -125,7 +125,7 @@ func (w *world) taskChanged(t *v1alpha1.BindTask, deleted bool) {
 	w.mu.Unlock()
 	w.set(fmt.Sprintf("%s of %s failed for %s on %s", t.Spec.Task, t.Spec.Handler, t.Spec.Pod.UID, t.Spec.NodeName), !deleted && hasStatus(t, "Failed"))
 	if !posted {
-		w.problem("BindTask %s is for pod %s on %s, which nobody binds", t.Name, t.Spec.Pod.UID, t.Spec.NodeName)
+		w.problem("BindTask %s is for pod %s on %s, which no client binds", t.Name, t.Spec.Pod.UID, t.Spec.NodeName)
 	}
 	pod, ok := fakeapi.Get(w.api, gen.Pod(t.Spec.Pod.Name))
 	if ends && !byHand && ok && runs(pod) && holds(pod, t) {
