@@ -3,8 +3,8 @@
 
 // Command controlplane is a whole Kubernetes control plane in one binary: etcd,
 // kube-apiserver, kube-scheduler, kube-controller-manager, kubectl, kwok and the
-// test provisioner. Which one runs is decided by the name that it is called by (a
-// symlink) or else by its first argument. One binary instead of seven shares the
+// test provisioner. The name of the program (a symlink), or else its first
+// argument, selects one. One binary instead of seven shares the
 // libraries that all of them link, which saves minutes of build time and most
 // of the disk space.
 package main
