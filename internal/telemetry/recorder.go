@@ -7,14 +7,13 @@ package telemetry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"go.opentelemetry.io/otel/codes"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
@@ -74,10 +73,11 @@ type Recorder struct {
 
 var _ binder.Recorder = (*Recorder)(nil)
 
-// New returns a Recorder whose metrics are registered.
+// New returns a Recorder whose metrics are registered. The registry has no metrics of Prebind yet.
 func New(o Options) (*Recorder, error) {
+	register := promauto.With(o.Registry)
 	r := &Recorder{
-		metrics: newMetrics(o.Version, o.Config), clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{},
+		metrics: newMetrics(register, o.Version, o.Config), clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{},
 		stats: func() binder.Stats { return binder.Stats{} },
 		ready: func() error { return nil },
 	}
@@ -93,13 +93,13 @@ func New(o Options) (*Recorder, error) {
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	var problems []error
-	for _, c := range slices.Concat(r.all, r.gauges(), o.Metrics) {
+	r.addGauges(register)
+	for _, c := range o.Metrics {
 		if err := o.Registry.Register(c); err != nil {
-			problems = append(problems, fmt.Errorf("registering metrics: %w", err))
+			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
-	return r, errors.Join(problems...)
+	return r, nil
 }
 
 // Show sets the sources of the engine's statistics and of the replica's readiness. Call it
