@@ -99,23 +99,31 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 		}
 	}
 	shown := ""
-	err = wait.PollUntilContextCancel(ctx, watchInterval, true, func(ctx context.Context) (bool, error) {
+	return o.read(ctx, client, !o.watch, func(all []replica.Status) error {
+		now := fmt.Sprint(all)
+		if now == shown {
+			return nil
+		}
+		if shown != "" {
+			fmt.Fprintln(out, "---")
+		}
+		shown = now
+		return o.output.write(out, all, func(out io.Writer) error { return o.text(out, all) })
+	})
+}
+
+// read shows the selected binds of all replicas, once or until the user interrupts the command.
+func (o *statusOptions) read(ctx context.Context, client kubernetes.Interface, once bool, show func(all []replica.Status) error) error {
+	err := wait.PollUntilContextCancel(ctx, watchInterval, true, func(ctx context.Context) (bool, error) {
 		all, err := replica.Statuses(ctx, client, o.own)
 		if err != nil {
 			return false, err
 		}
 		o.filter(all)
-		if now := fmt.Sprint(all); now != shown {
-			if shown != "" {
-				fmt.Fprintln(out, "---")
-			}
-			shown = now
-			err = o.output.write(out, all, func(out io.Writer) error { return o.text(out, all) })
-		}
-		return !o.watch, err
+		return once, show(all)
 	})
-	if o.watch && ctx.Err() != nil {
-		err = nil // The user has interrupted the command.
+	if !once && ctx.Err() != nil {
+		return nil
 	}
 	return err
 }
@@ -198,12 +206,10 @@ func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
 		replica string
 	}
 	var binds []bind
-	leftOut := 0
 	for _, s := range all {
 		for _, f := range s.InFlight {
 			binds = append(binds, bind{InFlight: f, replica: s.Replica})
 		}
-		leftOut += s.LeftOut
 	}
 	fmt.Fprintln(out)
 	if len(binds) == 0 {
@@ -220,10 +226,19 @@ func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
 			return err
 		}
 	}
+	textLeftOut(out, all)
+	return nil
+}
+
+// textLeftOut writes how many binds the replicas do not report, if any.
+func textLeftOut(out io.Writer, all []replica.Status) {
+	leftOut := 0
+	for _, s := range all {
+		leftOut += s.LeftOut
+	}
 	if leftOut > 0 {
 		fmt.Fprintf(out, "\n%d more binds are not reported: a replica reports at most %d KiB.\n", leftOut, replica.MaxStatus>>10)
 	}
-	return nil
 }
 
 // health returns the value of the column READY.

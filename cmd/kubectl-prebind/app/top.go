@@ -7,14 +7,13 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/component-base/term"
 
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
@@ -50,34 +49,15 @@ func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error
 		return err
 	}
 	before, next := "", "---\n"
-	if isTerminal(out) && !once {
+	if _, _, notTerminal := term.TerminalSize(out); notTerminal == nil && !once {
 		before = "\033[H\033[2J" // The first sequence moves the cursor home, the second clears the screen.
 		next = before
 	}
-	err = wait.PollUntilContextCancel(ctx, watchInterval, true, func(ctx context.Context) (bool, error) {
-		all, err := replica.Statuses(ctx, client, o.own)
-		if err != nil {
-			return false, err
-		}
-		o.filter(all)
+	return o.read(ctx, client, once, func(all []replica.Status) error {
 		fmt.Fprint(out, before)
 		before = next
-		return once, textWaits(out, all, o.clock.Now())
+		return textWaits(out, all, o.clock.Now())
 	})
-	if !once && ctx.Err() != nil {
-		err = nil // The user has interrupted the command.
-	}
-	return err
-}
-
-// isTerminal returns whether the writer is a terminal.
-func isTerminal(out io.Writer) bool {
-	file, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // reason is a cause that binds wait for, and the binds that wait for it, the oldest first.
@@ -120,9 +100,8 @@ func reasonsOf(all []replica.Status) []*reason {
 // textWaits writes the table.
 func textWaits(out io.Writer, all []replica.Status, now time.Time) error {
 	reasons := reasonsOf(all)
-	binds, leftOut, holds := 0, 0, 0
+	binds, holds := 0, 0
 	for _, s := range all {
-		leftOut += s.LeftOut
 		holds += s.Holds
 	}
 	for _, r := range reasons {
@@ -141,8 +120,6 @@ func textWaits(out io.Writer, all []replica.Status, now time.Time) error {
 			return err
 		}
 	}
-	if leftOut > 0 {
-		fmt.Fprintf(out, "\n%d more binds are not reported: a replica reports at most %d KiB.\n", leftOut, replica.MaxStatus>>10)
-	}
+	textLeftOut(out, all)
 	return nil
 }
