@@ -1,0 +1,177 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command prefetch is an example of a handler: it pulls the image in the parameter image to the node before the pod is bound. For each task,
+// it creates a pod on the node, and waits until the kubelet has pulled the image. The pod of the task gets the annotation cache: hit if the
+// node listed the image before, and miss if it was pulled.
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/client/handler"
+)
+
+const (
+	name     = "example.com/prefetch"
+	appLabel = "app.kubernetes.io/name"
+	app      = "prefetch"
+)
+
+func main() {
+	if err := run(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	kubeconfig := flag.String("kubeconfig", "", "Path to a kubeconfig file. Empty means the ServiceAccount of the pod.")
+	namespace := flag.String("namespace", "bind-handlers", "Namespace of the pods that pull images.")
+	perNode := flag.Int("per-node", 2, "Maximum number of pulls at the same time on a node.")
+	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS = -1 // The default is 5 requests per second. The API server has limits of its own.
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	p := &prefetch{nodes: client.CoreV1().Nodes(), pods: client.CoreV1().Pods(*namespace), perNode: *perNode}
+	return handler.Run(ctx, config, handler.Handler{Name: name, Do: p.do, Undo: p.undo})
+}
+
+type prefetch struct {
+	nodes   typedcorev1.NodeInterface
+	pods    typedcorev1.PodInterface
+	perNode int
+	// mu serializes the calls that count the pods of a node and create one.
+	mu sync.Mutex
+}
+
+// podName contains the UID, because a task that is created again can have the same name while its earlier pod is being deleted.
+func podName(task *handler.Task) string { return app + "-" + string(task.UID) }
+
+func (p *prefetch) do(ctx context.Context, task *handler.Task) (handler.Result, error) {
+	pod, err := p.pods.Get(ctx, podName(task), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return p.begin(ctx, task)
+	}
+	if err != nil {
+		return handler.Result{}, err
+	}
+	return result(pod), nil
+}
+
+// begin creates the pod, unless the image is on the node, or the node pulls enough images.
+func (p *prefetch) begin(ctx context.Context, task *handler.Task) (handler.Result, error) {
+	image := task.Parameters["image"]
+	if image == "" {
+		return handler.Failed("InvalidImageName", "the parameter image is empty"), nil
+	}
+	node, err := p.nodes.Get(ctx, task.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return handler.Result{}, err
+	}
+	// The list is not complete: by default it contains 50 images. The kubelet finds the others on its disk.
+	if slices.ContainsFunc(node.Status.Images, func(i corev1.ContainerImage) bool { return slices.Contains(i.Names, image) }) {
+		return handler.Ready(map[string]string{"cache": "hit"}), nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pulls, err := p.pods.List(ctx, metav1.ListOptions{
+		LabelSelector: appLabel + "=" + app,
+		FieldSelector: "spec.nodeName=" + task.NodeName + ",status.phase!=Succeeded,status.phase!=Failed",
+	})
+	if err != nil {
+		return handler.Result{}, err
+	}
+	if len(pulls.Items) >= p.perNode {
+		return handler.Waiting(fmt.Sprintf("earlier pulls on node %s", task.NodeName), time.Second), nil
+	}
+	pod, err := p.pods.Create(ctx, newPod(task, image), metav1.CreateOptions{})
+	if apierrors.IsInvalid(err) {
+		return handler.Failed("InvalidImageName", err.Error()), nil
+	}
+	if err != nil {
+		return handler.Result{}, err
+	}
+	return result(pod), nil
+}
+
+// newPod returns a pod that runs on the node without a scheduler, whatever the taints of the node are. If the image lacks the command, the
+// pod fails after the pull.
+func newPod(task *handler.Task, image string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: podName(task), Labels: map[string]string{appLabel: app},
+			OwnerReferences: []metav1.OwnerReference{task.OwnerReference()},
+		},
+		Spec: corev1.PodSpec{
+			NodeName:                      task.NodeName,
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			TerminationGracePeriodSeconds: new(int64(1)),
+			AutomountServiceAccountToken:  new(false),
+			SecurityContext: &corev1.PodSecurityContext{
+				RunAsNonRoot: new(true), RunAsUser: new(int64(65534)),
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
+			Containers: []corev1.Container{{
+				Name: "image", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"true"},
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+		},
+	}
+}
+
+// result returns the result of the task from the status of its pod. The kubelet repeats a pull that failed.
+func result(pod *corev1.Pod) handler.Result {
+	image, status := pod.Spec.Containers[0].Image, corev1.ContainerStatus{}
+	if len(pod.Status.ContainerStatuses) > 0 {
+		status = pod.Status.ContainerStatuses[0]
+	}
+	waiting := ptr.Deref(status.State.Waiting, corev1.ContainerStateWaiting{})
+	switch {
+	case status.ImageID != "" || pod.Status.Phase == corev1.PodSucceeded:
+		return handler.Ready(map[string]string{"cache": "miss"})
+	case pod.Status.Phase == corev1.PodFailed:
+		return handler.Failed("PodFailed", fmt.Sprintf("the pull of image %s failed: %s: %s", image, pod.Status.Reason, pod.Status.Message))
+	case waiting.Reason == "InvalidImageName":
+		return handler.Failed("InvalidImageName", fmt.Sprintf("image %s: %s", image, waiting.Message))
+	default:
+		return handler.Waiting(fmt.Sprintf("the pull of image %s: %s", image, cmp.Or(waiting.Reason, "Pending")), time.Second)
+	}
+}
+
+// undo deletes the pod. The image stays on the node until the kubelet removes unused images.
+func (p *prefetch) undo(ctx context.Context, task *handler.Task) error {
+	err := p.pods.Delete(ctx, podName(task), metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,169 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command tokens is an example of a handler: it limits the pods in the cluster that use a pool, such as a license. The parameter pool is its
+// name. A pod gets a token before it is bound. The BindTask holds it: with retain WhilePodRuns, the token is free again when the pod has
+// ended.
+//
+// A pool is a ConfigMap with the UIDs of the BindTasks that hold its tokens. Every write is a compare-and-swap, so several replicas, and a
+// crash at any time, never lead to more tokens than --limit.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"maps"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/prebind/prebind/client/handler"
+)
+
+const (
+	name     = "example.com/tokens"
+	appLabel = "app.kubernetes.io/name"
+	app      = "tokens"
+)
+
+func main() {
+	if err := run(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	kubeconfig := flag.String("kubeconfig", "", "Path to a kubeconfig file. Empty means the ServiceAccount of the pod.")
+	namespace := flag.String("namespace", "bind-handlers", "Namespace of the ConfigMaps.")
+	limit := flag.Int("limit", 1, "Number of tokens of each pool.")
+	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS = -1 // The default is 5 requests per second. The API server has limits of its own.
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	all, err := metadata.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	bindTasks := all.Resource(schema.GroupVersionResource{Group: "policy.prebind.dev", Version: "v1alpha1", Resource: "bindtasks"})
+	t := &tokens{pools: client.CoreV1().ConfigMaps(*namespace), bindTasks: bindTasks, limit: *limit}
+	go wait.UntilWithContext(ctx, t.sweep, time.Minute)
+	// One worker, because calls at the same time would only conflict.
+	return handler.Run(ctx, config, handler.Handler{Name: name, Do: t.take, Undo: t.release, Workers: 1})
+}
+
+type tokens struct {
+	pools     typedcorev1.ConfigMapInterface
+	bindTasks metadata.ResourceInterface
+	limit     int
+}
+
+// valid returns whether the parameter pool can be a part of the name of a ConfigMap.
+func valid(task *handler.Task) bool {
+	return len(validation.IsDNS1123Label(task.Parameters["pool"])) == 0
+}
+
+// take gives the task a token, unless it holds one.
+func (t *tokens) take(ctx context.Context, task *handler.Task) (handler.Result, error) {
+	if !valid(task) {
+		return handler.Failed("InvalidPool", "the parameter pool must consist of lower-case letters, digits and '-'"), nil
+	}
+	holds := false
+	err := t.change(ctx, task, func(holders map[string]string) {
+		_, holds = holders[string(task.UID)]
+		if !holds && len(holders) < t.limit {
+			// The value is for people.
+			holders[string(task.UID)], holds = task.Pod.Namespace+"_"+task.Pod.Name, true
+		}
+	})
+	if err == nil && !holds {
+		return handler.Waiting(fmt.Sprintf("one of the %d tokens of pool %s", t.limit, task.Parameters["pool"]), time.Second), nil
+	}
+	return handler.Ready(nil), err
+}
+
+// release takes the token back, if the task holds one.
+func (t *tokens) release(ctx context.Context, task *handler.Task) error {
+	if !valid(task) {
+		return nil
+	}
+	return t.change(ctx, task, func(holders map[string]string) { delete(holders, string(task.UID)) })
+}
+
+// change changes the holders of the pool. It repeats the change if another client was faster.
+func (t *tokens) change(ctx context.Context, task *handler.Task, change func(holders map[string]string)) error {
+	poolName := app + "-" + task.Parameters["pool"]
+	faster := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	return retry.OnError(retry.DefaultRetry, faster, func() error {
+		pool, err := t.pools.Get(ctx, poolName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			empty := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: poolName, Labels: map[string]string{appLabel: app}}}
+			pool, err = t.pools.Create(ctx, empty, metav1.CreateOptions{})
+		}
+		if err != nil {
+			return err
+		}
+		before := pool.Data
+		pool.Data = map[string]string{}
+		maps.Copy(pool.Data, before)
+		if change(pool.Data); maps.Equal(before, pool.Data) {
+			return nil
+		}
+		// It fails if the ConfigMap has another resource version now.
+		_, err = t.pools.Update(ctx, pool, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// sweep frees the tokens of BindTasks that do not exist any more. The finalizer keeps a BindTask until its token is free, so this matters
+// only if a finalizer was removed by force. It reads the holders first: the BindTask of a holder that is not in the later list is gone for
+// good.
+func (t *tokens) sweep(ctx context.Context) {
+	pools, err := t.pools.List(ctx, metav1.ListOptions{LabelSelector: appLabel + "=" + app})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	existing, err := t.bindTasks.List(ctx, metav1.ListOptions{FieldSelector: "spec.handler=" + name})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	uids := map[string]bool{}
+	for _, task := range existing.Items {
+		uids[string(task.UID)] = true
+	}
+	for _, pool := range pools.Items {
+		holders := len(pool.Data)
+		maps.DeleteFunc(pool.Data, func(uid, _ string) bool { return !uids[uid] })
+		if len(pool.Data) == holders {
+			continue
+		}
+		// A conflict means that the pool has changed since it was read: the next sweep repeats this.
+		if _, err := t.pools.Update(ctx, &pool, metav1.UpdateOptions{}); err != nil {
+			log.Print(err)
+		}
+	}
+}
