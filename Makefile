@@ -46,7 +46,7 @@ test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests with the race detector
-	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((e2e|faults|release)(/|$$)|bench$$)')
+	go test -race -timeout 10m $$(go list ./... | grep -vE '/test/((e2e|faults|handlers|release)(/|$$)|bench$$)')
 	go test -timeout 10m ./test/simulation -seeds=500
 	cd client && go test -timeout 10m ./...
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
@@ -70,7 +70,7 @@ E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).j
 # itself is built with the race detector.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
-	$(call E2E,e2e,e2e faults release)
+	$(call E2E,e2e,e2e faults handlers release)
 	$(call E2E,bench,bench)
 
 # Versions of Kubernetes in addition to that of make test.
