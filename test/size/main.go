@@ -41,7 +41,7 @@ var parts = []struct {
 	{"webhook with certificates", []string{"webhook/", "internal/certificates/"}, 1700},
 	{"mutators", []string{"mutators/", "internal/mutation/"}, 750},
 	{"tasks", []string{"internal/tasks/"}, 500},
-	{"kit and examples of handlers", []string{"client/handler/", "docs/example/prefetch/", "docs/example/tokens/"}, 700},
+	{"kit and examples of handlers", []string{"client/handler/", "docs/example/handlers/"}, 700},
 	{"the rest", []string{""}, 950},
 }
 
