@@ -57,5 +57,5 @@ func (c *call) event(err *framework.Error, kind, reason, note string) {
 	if err != nil && err.Object.Name != "" {
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
-	c.work.Report(c.pod, about, kind, reason, note)
+	c.work.Report(c.pod, c.key.Node, about, kind, reason, note)
 }

@@ -4,6 +4,8 @@
 package work
 
 import (
+	"regexp"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -32,7 +34,22 @@ const (
 	maxNote = 1024
 )
 
-// Report records an event on the pod; related may be nil.
-func (s *Set) Report(pod *corev1.Pod, related runtime.Object, eventType, reason, note string) {
+// nodeInNote matches the node of a bind in a note.
+var nodeInNote = regexp.MustCompile(`(?:^|: )Node ([^ ]+): `)
+
+// NodeOf returns the node that a note of Report names, or "".
+func NodeOf(note string) string {
+	if found := nodeInNote.FindStringSubmatch(note); found != nil {
+		return found[1]
+	}
+	return ""
+}
+
+// Report records an event about a bind to the node on the pod; related may be nil. The note begins with the node, unless it names
+// the node as the object.
+func (s *Set) Report(pod *corev1.Pod, node string, related runtime.Object, eventType, reason, note string) {
+	if NodeOf(note) != node {
+		note = "Node " + node + ": " + note
+	}
 	s.o.Events.Eventf(pod, related, eventType, reason, eventAction, "%s", text.Clip(note, maxNote))
 }
