@@ -9,23 +9,20 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
-	"github.com/prebind/prebind/webhook"
 )
 
 const (
@@ -52,29 +49,32 @@ func newStatusOptions() *statusOptions { return &statusOptions{clock: clock.Real
 // addFlags adds the flags that status and top share.
 func (o *statusOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.namespace, "namespace", "n", "", "Show only binds of pods in this namespace.")
-	fs.StringVar(&o.own, "prebind-namespace", "prebind-system", "Namespace where Prebind runs.")
+	addOwnFlag(fs, &o.own)
 	o.client.AddFlags(fs)
+}
+
+// addOwnFlag adds the flag for Prebind's own namespace.
+func addOwnFlag(fs *pflag.FlagSet, own *string) {
+	fs.StringVar(own, "prebind-namespace", "prebind-system", "Namespace where Prebind runs.")
 }
 
 func newStatusCommand() *cobra.Command {
 	o := newStatusOptions()
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the replicas and the binds in progress",
-		Long: `Show the replicas and the binds in progress: which pod waits for what, and for
-how long.
+		Short: "Show the replicas, the binds in progress and the next steps",
+		Long: `Show the replicas, and the binds in progress: which pod waits for what, and for
+how long. NEXT lists what you should do.
 
 Each replica reports its state on a Lease every ten seconds. You need permission
-to list leases in Prebind's namespace. With permission to list
-mutatingwebhookconfigurations, the command also warns if the API server does not
-call Prebind, or binds pods without it when a call fails. With permission to list
-validatingadmissionpolicybindings, it warns if Prebind's annotations of pods can
-change after the pods are created.`,
+to list leases in Prebind's namespace. For all lines of NEXT, you also need
+permission to list mutatingwebhookconfigurations, validatingadmissionpolicybindings,
+bindpolicies and bindtasks.`,
 		Example: `  kubectl prebind status
   kubectl prebind status -n shop --pod web-0 --watch`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return o.run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
 	fs := cmd.Flags()
@@ -85,18 +85,13 @@ change after the pods are created.`,
 	return cmd
 }
 
-func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error {
+func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 	if err := o.output.validate(); err != nil {
 		return err
 	}
 	client, err := o.client.Connect()
 	if err != nil {
 		return err
-	}
-	for _, warning := range []string{registrationWarning(ctx, client), annotationsWarning(ctx, client)} {
-		if warning != "" {
-			fmt.Fprintln(warnings, "Warning:", warning)
-		}
 	}
 	shown := ""
 	return o.read(ctx, client, !o.watch, func(all []replica.Status) error {
@@ -108,7 +103,13 @@ func (o *statusOptions) run(ctx context.Context, out, warnings io.Writer) error 
 			fmt.Fprintln(out, "---")
 		}
 		shown = now
-		return o.output.write(out, all, func(out io.Writer) error { return o.text(out, all) })
+		return o.output.write(out, all, func(out io.Writer) error {
+			err := o.text(out, all)
+			if found := findings(ctx, client, all, o.clock.Now()); len(found) > 0 {
+				fmt.Fprintf(out, "\nNEXT\n- %s\n", strings.Join(found, "\n- "))
+			}
+			return err
+		})
 	})
 }
 
@@ -126,45 +127,6 @@ func (o *statusOptions) read(ctx context.Context, client kubernetes.Interface, o
 		return nil
 	}
 	return err
-}
-
-// registrationWarning returns why pods can be bound without Prebind, or "" if all binds pass it or the user may not know. Exempt
-// namespaces are not a reason.
-func registrationWarning(ctx context.Context, client kubernetes.Interface) string {
-	list, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return ""
-	}
-	for _, c := range list.Items {
-		for _, w := range c.Webhooks {
-			switch {
-			case w.Name != webhook.Name:
-			case ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Ignore:
-				return "failurePolicy of MutatingWebhookConfiguration " + c.Name + " is Ignore: when the API server cannot call Prebind, it binds pods without it"
-			default:
-				return ""
-			}
-		}
-	}
-	return "no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind"
-}
-
-// annotationsPolicy is the name of the shipped ValidatingAdmissionPolicy.
-const annotationsPolicy = "annotations.prebind.dev"
-
-// annotationsWarning returns that annotations of pods can change after the pods are created, or "" if a policy prevents it or the
-// user may not know.
-func annotationsWarning(ctx context.Context, client kubernetes.Interface) string {
-	list, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return ""
-	}
-	for i := range list.Items {
-		if spec := &list.Items[i].Spec; spec.PolicyName == annotationsPolicy && slices.Contains(spec.ValidationActions, admissionregistrationv1.Deny) {
-			return ""
-		}
-	}
-	return "no binding of ValidatingAdmissionPolicy " + annotationsPolicy + " denies requests: an annotation that is set on a pod after its creation, such as device.prebind.dev/..., can come too late for the bind"
 }
 
 // filter removes binds that the flags do not select.
@@ -241,12 +203,15 @@ func textLeftOut(out io.Writer, all []replica.Status) {
 	}
 }
 
+// healthy begins the value of the column READY if the replica is ready.
+const healthy = "yes"
+
 // health returns the value of the column READY.
 func health(s replica.Status, now time.Time) string {
 	if silent := now.Sub(s.Reported.Time); silent > silentAfter {
 		return "unknown: no report for " + duration.HumanDuration(silent)
 	}
-	text := "yes"
+	text := healthy
 	if s.Problem != "" {
 		text = "no: " + s.Problem
 	}

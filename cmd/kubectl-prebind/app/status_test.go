@@ -10,10 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/internal/replica"
@@ -68,51 +65,6 @@ shop        web   a      aaa       preparing   60s   10m       q        rain
 		out.Reset()
 		require.NoError(t, o.text(&out, shown))
 		assert.Equal(t, replicas+tc.binds+leftOut, out.String(), tc.reason)
-	}
-}
-
-func TestRegistrationWarning(t *testing.T) {
-	registered := func(policy admissionregistrationv1.FailurePolicyType) *admissionregistrationv1.MutatingWebhookConfiguration {
-		return &admissionregistrationv1.MutatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "mine"},
-			Webhooks:   []admissionregistrationv1.MutatingWebhook{{Name: "other"}, {Name: "pods-binding.prebind.dev", FailurePolicy: &policy}},
-		}
-	}
-	for name, tc := range map[string]struct {
-		reason  string
-		objects []runtime.Object
-		warns   string
-	}{
-		"Fail":   {reason: "every bind passes Prebind", objects: []runtime.Object{registered(admissionregistrationv1.Fail)}},
-		"Ignore": {reason: "the second step of the installation is missing", objects: []runtime.Object{registered(admissionregistrationv1.Ignore)}, warns: "mine is Ignore"},
-		"None":   {reason: "the API server does not call Prebind", warns: "no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			warning := registrationWarning(t.Context(), fake.NewClientset(tc.objects...))
-			if tc.warns == "" {
-				assert.Empty(t, warning, tc.reason)
-				return
-			}
-			assert.Contains(t, warning, tc.warns, tc.reason)
-		})
-	}
-}
-
-func TestAnnotationsWarning(t *testing.T) {
-	bound := func(policy string, action admissionregistrationv1.ValidationAction) *admissionregistrationv1.ValidatingAdmissionPolicyBinding {
-		return &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: policy},
-			Spec:       admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy, ValidationActions: []admissionregistrationv1.ValidationAction{action}},
-		}
-	}
-	const own = "annotations.prebind.dev"
-	assert.Empty(t, annotationsWarning(t.Context(), fake.NewClientset(bound("other", admissionregistrationv1.Deny), bound(own, admissionregistrationv1.Deny))))
-	for reason, objects := range map[string][]runtime.Object{
-		"no policy":              nil,
-		"only another policy":    {bound("other", admissionregistrationv1.Deny)},
-		"warnings deny no patch": {bound(own, admissionregistrationv1.Warn)},
-	} {
-		assert.Contains(t, annotationsWarning(t.Context(), fake.NewClientset(objects...)), "can come too late", reason)
 	}
 }
 

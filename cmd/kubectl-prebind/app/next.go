@@ -1,0 +1,133 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/policy/v1alpha1"
+	"github.com/prebind/prebind/webhook"
+)
+
+// longTask is the time after which a BindTask that is not done is a finding.
+const longTask = time.Minute
+
+// findings returns what needs an action, the most urgent first. They omit what the user may not read.
+func findings(ctx context.Context, client kubernetes.Interface, all []replica.Status, now time.Time) []string {
+	var found []string
+	for _, s := range all {
+		if state := health(s, now); !strings.HasPrefix(state, healthy) {
+			found = append(found, "replica "+s.Replica+" is not ready: "+state+": see "+cli.Documentation("runbooks/PrebindReplicaNotReady.md"))
+		}
+	}
+	differs := func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config }
+	settled := len(found) == 0 && len(all) >= 2 && !slices.ContainsFunc(all, differs)
+	found = append(found, unregistered(ctx, client, settled && all[0].Mode == string(binder.ModeEnforce))...)
+	if settled && all[0].Mode == string(binder.ModeAudit) {
+		found = append(found, "mode is Audit: Prebind changes no bind. Review 'kubectl get events -A --field-selector reason=BindAudited', then set mode Enforce: "+
+			"with Helm --set config.mode=Enforce, otherwise in the configuration file: see "+cli.Documentation("install.md#roll-out"))
+	}
+	return slices.Concat(found, brokenPolicies(ctx, client), lateAnnotations(ctx, client), silentHandler(ctx, client, now))
+}
+
+// unregistered returns why pods can be bound without Prebind. Exempt namespaces are not a reason. The replicas enforce if it is safe to set Fail.
+func unregistered(ctx context.Context, client kubernetes.Interface, enforce bool) []string {
+	list, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	for _, c := range list.Items {
+		for i, w := range c.Webhooks {
+			if w.Name != webhook.Name {
+				continue
+			}
+			if ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Fail {
+				return nil
+			}
+			remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
+			if enforce {
+				remedy = fmt.Sprintf("To set Fail, now and in your values or kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json "+
+					`-p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`, c.Name, i)
+			}
+			return []string{"failurePolicy of MutatingWebhookConfiguration " + c.Name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
+		}
+	}
+	return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
+}
+
+// brokenPolicies returns the BindPolicies that are not ready.
+func brokenPolicies(ctx context.Context, client kubernetes.Interface) []string {
+	var names []string
+	for _, p := range policyObjects[v1alpha1.BindPolicy](ctx, client, "bindpolicies") {
+		ready := ptr.Deref(meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady), metav1.Condition{Reason: "no replica has reported it"})
+		if ready.Status != metav1.ConditionTrue {
+			names = append(names, p.Name+" ("+ready.Reason+")")
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{"BindPolicies are not ready: " + strings.Join(names, ", ") + ": see 'kubectl describe bindpolicy NAME'"}
+}
+
+// annotationsPolicy is the name of the shipped ValidatingAdmissionPolicy.
+const annotationsPolicy = "annotations.prebind.dev"
+
+// lateAnnotations returns that annotations of pods can change after the pods are created, unless a policy prevents it.
+func lateAnnotations(ctx context.Context, client kubernetes.Interface) []string {
+	list, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
+	denies := func(b admissionregistrationv1.ValidatingAdmissionPolicyBinding) bool {
+		return b.Spec.PolicyName == annotationsPolicy && slices.Contains(b.Spec.ValidationActions, admissionregistrationv1.Deny)
+	}
+	if err != nil || slices.ContainsFunc(list.Items, denies) {
+		return nil
+	}
+	return []string{"no binding of ValidatingAdmissionPolicy " + annotationsPolicy + " denies requests: an annotation that is set on a pod after its creation, such as device.prebind.dev/..., can come too late for the bind"}
+}
+
+// silentHandler returns the handler that has had a BindTask to do or to undo for the longest time.
+func silentHandler(ctx context.Context, client kubernetes.Interface, now time.Time) []string {
+	count := map[string]int{}
+	silent, since := "", now.Add(-longTask)
+	for _, t := range policyObjects[v1alpha1.BindTask](ctx, client, "bindtasks") {
+		if t.DeletionTimestamp == nil && (t.IsTrue(v1alpha1.TaskReady) || t.IsTrue(v1alpha1.TaskFailed)) {
+			continue
+		}
+		count[t.Spec.Handler]++
+		if at := ptr.Deref(t.DeletionTimestamp, t.CreationTimestamp); at.Time.Before(since) {
+			silent, since = t.Spec.Handler, at.Time
+		}
+	}
+	if silent == "" {
+		return nil
+	}
+	return []string{fmt.Sprintf("handler %s has not finished %d BindTasks, the oldest for %s: see %s", silent, count[silent], age(now, since),
+		cli.Documentation("runbooks/PrebindHandlerSilent.md"))}
+}
+
+// policyObjects lists objects of the API of BindPolicies. It returns none if the API server does not serve the API.
+func policyObjects[T any](ctx context.Context, client kubernetes.Interface, resource string) []T {
+	raw, err := client.Discovery().RESTClient().Get().AbsPath("/apis", v1alpha1.GroupVersion.String(), resource).Param("resourceVersion", "0").Do(ctx).Raw()
+	var list struct {
+		Items []T `json:"items"`
+	}
+	if err != nil || json.Unmarshal(raw, &list) != nil {
+		return nil
+	}
+	return list.Items
+}

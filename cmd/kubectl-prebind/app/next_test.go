@@ -1,0 +1,109 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/prebind/prebind/internal/replica"
+)
+
+const (
+	webhooksPath = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+	bindingsPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+	policiesPath = "/apis/policy.prebind.dev/v1alpha1/bindpolicies"
+	tasksPath    = "/apis/policy.prebind.dev/v1alpha1/bindtasks"
+)
+
+// TestFindings checks each finding by a cluster that differs in one list from one without findings. The API server answers 404 to lists
+// that are missing, as if the user had no permission.
+func TestFindings(t *testing.T) {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	ready := replica.Status{Replica: "aaa", Version: "v1", Config: "1", Mode: "Enforce", Reported: metav1.NewTime(now)}
+	changed := func(change func(s *replica.Status)) replica.Status {
+		s := ready
+		change(&s)
+		return s
+	}
+	audits := changed(func(s *replica.Status) { s.Mode = "Audit" })
+	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
+	const later = "in mode Enforce"
+	task := func(handler, created, more string) string {
+		return fmt.Sprintf(`{"metadata": {"name": "t", "creationTimestamp": %q}, "spec": {"handler": %q}, %s}`, created, handler, more)
+	}
+	const waits, done, failed = `"status": {}`, `"status": {"conditions": [{"type": "Ready", "status": "True"}]}`, `"status": {"conditions": [{"type": "Failed", "status": "True"}]}`
+	for name, tc := range map[string]struct {
+		reason   string
+		path     string
+		items    string
+		replicas []replica.Status
+		want     []string
+	}{
+		"None":          {reason: "nothing is to be done"},
+		"NotReady":      {reason: "the reason and the runbook are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "PrebindReplicaNotReady.md"}},
+		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"unknown: no report for 60m"}},
+		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
+		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, want: []string{"mine is Ignore", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
+		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, want: []string{"mine is Ignore", later}},
+		"IgnoreAudit":   {reason: "the second step comes first", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, want: []string{later, "mode is Audit"}},
+		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
+		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, want: []string{"reason=BindAudited", "--set config.mode=Enforce"}},
+		"Policies":      {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it): "}},
+		"Annotations":   {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},
+		"OtherPolicy":   {reason: "another policy does not help", path: bindingsPath, items: `{"spec": {"policyName": "other", "validationActions": ["Deny"]}}`, want: []string{"can come too late"}},
+		"Warns":         {reason: "warnings deny no patch", path: bindingsPath, items: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Warn"]}}`, want: []string{"can come too late"}},
+		"Tasks": {reason: "only tasks that are to be done or undone count", path: tasksPath, items: task("a.com/slow", "2026-01-01T11:50:00Z", waits) + "," + task("a.com/slow", "2026-01-01T11:59:50Z", waits) + "," +
+			task("a.com/done", "2026-01-01T10:00:00Z", done) + "," + task("a.com/failed", "2026-01-01T10:00:00Z", failed) + "," + task("a.com/less", "2026-01-01T11:55:00Z", waits), want: []string{"handler a.com/slow has not finished 2 BindTasks, the oldest for 10m"}},
+		"Undoing":     {reason: "the time counts from the deletion", path: tasksPath, items: `{"metadata": {"deletionTimestamp": "2026-01-01T11:57:00Z"}, "spec": {"handler": "a.com/x"}, ` + done + `}`, want: []string{"a.com/x has not finished 1 BindTasks, the oldest for 3m"}},
+		"RecentTasks": {reason: "a task needs some time", path: tasksPath, items: task("a.com/x", "2026-01-01T11:59:30Z", waits)},
+		"Permission":  {reason: "what the user may not read is omitted", path: "all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lists := map[string]string{
+				webhooksPath: `{"webhooks": [{"name": "pods-binding.prebind.dev"}]}`,
+				bindingsPath: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Deny"]}}`,
+				policiesPath: "", tasksPath: "",
+			}
+			if _, exists := lists[tc.path]; exists {
+				lists[tc.path] = tc.items
+			}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				items, exists := lists[r.URL.Path]
+				if !exists || tc.path == "all" {
+					http.NotFound(w, r)
+					return
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = fmt.Fprintf(w, `{"items": [%s]}`, items)
+			}))
+			t.Cleanup(server.Close)
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			require.NoError(t, err)
+			if tc.replicas == nil {
+				tc.replicas = []replica.Status{ready, ready}
+			}
+			got := findings(t.Context(), client, tc.replicas, now)
+			if tc.want == nil {
+				assert.Empty(t, got, tc.reason)
+			}
+			for _, words := range tc.want {
+				assert.Contains(t, fmt.Sprint(got), words, tc.reason)
+			}
+			assert.NotContains(t, fmt.Sprint(got), "\n", "a finding is one line")
+		})
+	}
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "localhost:1"})
+	require.NoError(t, err)
+	assert.Empty(t, findings(t.Context(), client, nil, now), "without an answer, there are no findings")
+}
