@@ -91,9 +91,10 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, pod.Annotations, x.Prebind.Annotations, "the pod should have exactly the reported annotations")
 		b.assertTopology(pod)
 
-		_, errs, code := b.command("explain", "pod", "--node=node-1", "--namespace="+b.ns)
-		assert.Equal(t, 3, code, "Prebind does not decide about a bound pod")
-		assert.Contains(t, errs, "already bound to node node-1")
+		out, errs, code := b.command("explain", "pod", "--namespace="+b.ns)
+		assert.Equal(t, 0, code, "%s", errs)
+		assert.Contains(t, out, "Pod "+b.ns+"/pod: bound to node node-1 since 20")
+		assert.Contains(t, out, "topology.prebind.dev/zone")
 	})
 
 	t.Run("a pod that is refused", func(t *testing.T) {
@@ -110,6 +111,12 @@ func TestExplain(t *testing.T) {
 		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
 		assert.True(t, apierrors.IsForbidden(err))
 		assert.Equal(t, err.Error(), x.Reason, "the denial should have the reported message")
+
+		b.untilEvent("BindRefused")
+		out, errs, code := b.command("explain", "pod", "--namespace="+b.ns, "--annotation=node-state.prebind.dev/expect=e2e/none=there")
+		assert.Equal(t, 2, code, "%s", errs)
+		assert.Regexp(t, `^node-3, from the event BindRefused of \d+s ago; choose another one with --node\n$`, errs)
+		assert.Contains(t, out, "to node node-3: would be rejected")
 	})
 
 	t.Run("a pod that has to wait, as a plugin of kubectl", func(t *testing.T) {
@@ -177,10 +184,12 @@ func TestStatus(t *testing.T) {
 		assert.Contains(t, out, words)
 	}
 	t.Logf("text output:\n%s", out)
+	_, errs, _ := b.command("explain", "pod", "-n="+b.ns)
+	assert.Contains(t, errs, "node-5, from the ", "explain finds the node of the bind")
 	cancel()
 	require.Error(t, <-waiting, "the client should have canceled the call")
 
-	_, errs, code := b.command("status", "--as=user-without-permissions")
+	_, errs, code = b.command("status", "--as=user-without-permissions")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "cannot list resource \"leases\"")
 }

@@ -36,7 +36,6 @@ func TestUsage(t *testing.T) {
 		"UnknownCommand":   {reason: "a similar command is suggested", args: []string{"explan"}, says: `unknown command "explan" for "kubectl prebind"; did you mean "explain"?`},
 		"Frobnicate":       {reason: "no command is similar", args: []string{"policy", "frobnicate"}, says: `unknown command "frobnicate" for "kubectl prebind policy"`},
 		"UnknownFlag":      {reason: "an unknown flag is an error", args: []string{"status", "--frobnicate"}, says: "--frobnicate"},
-		"ExplainNode":      {reason: "a bind has a node", args: []string{"explain", "web"}, says: "--node: required"},
 		"ExplainPod":       {reason: "a bind has a pod", args: []string{"explain"}, says: "accepts 1 arg(s), received 0"},
 		"Output":           {reason: "formats are known", args: []string{"status", "-o=xml"}, says: "--output: must be text, json or yaml"},
 		"PolicyFile":       {reason: "check reads files", args: []string{"policy", "check"}, says: "requires at least 1 arg(s)"},
@@ -68,7 +67,7 @@ func TestNoKubeconfig(t *testing.T) {
 		args []string
 		code int
 	}{
-		"Explain":     {args: []string{"explain", "web", "--node=n"}, code: exitUnknown},
+		"Explain":     {args: []string{"explain", "web"}, code: exitUnknown},
 		"Status":      {args: []string{"status"}, code: 1},
 		"Conformance": {args: []string{"conformance", "--scheduler-name=x"}, code: exitIncomplete},
 		"Cleanup":     {args: []string{"conformance", "--cleanup"}, code: exitIncomplete},

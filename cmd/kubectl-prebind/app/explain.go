@@ -13,16 +13,25 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
+	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -33,39 +42,49 @@ const (
 	exitUnknown = 3
 )
 
+// verdictBound is the verdict for a pod that is bound.
+const verdictBound binder.Verdict = "bound"
+
 // explainOptions are the flags of explain.
 type explainOptions struct {
 	client      cli.Client
+	own         string
 	node        string
 	annotations map[string]string
 	output      format
+	clock       clock.PassiveClock
 }
 
 func newExplainCommand() *cobra.Command {
-	o := &explainOptions{}
+	o := &explainOptions{clock: clock.RealClock{}}
 	cmd := &cobra.Command{
-		Use:   "explain POD --node NODE",
+		Use:   "explain POD",
 		Short: "Show whether a pod could be bound to a node",
-		Long: `Show whether a pod could be bound to a node.
+		Long: `Show whether a pod could be bound to a node, or how it was bound.
 
-The command posts a dry-run Binding to the API server, as a scheduler would. It
-shows the annotations and labels that the pod would get, the verdict of each
-PreBind plugin, and what the bind would wait for. It changes nothing. You need
+Without --node, the node is that of the newest Binding, if the events or the
+nominated node of the pod, or leases in Prebind's namespace, show it.
+
+For a pod that is bound, the command shows the node, the time and Prebind's
+annotations. Otherwise, it posts a dry-run Binding to the API server, as a scheduler
+would. It shows the annotations and labels that the pod would get, the verdict of
+each PreBind plugin, and what the bind would wait for. It changes nothing. You need
 permission to get pods and to create pods/binding; the optional ClusterRole
 prebind-explain grants these for dry runs only.
 
-Exit codes: 0 if the pod would be bound, 1 if it would wait, 2 if the bind would
-be rejected, 3 if the result is unknown, for example because the API server
+Exit codes: 0 if the pod is or would be bound, 1 if it would wait, 2 if the bind
+would be rejected, 3 if the result is unknown, for example because the API server
 cannot reach Prebind.`,
-		Example: `  kubectl prebind explain web-0 --node node-7 -n shop
+		Example: `  kubectl prebind explain web-0 -n shop
   kubectl prebind explain train-1 --node node-7 --annotation device.prebind.dev/gpu=GPU-3 -o yaml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return cli.WithCode(exitUnknown, o.run(cmd.Context(), cmd.OutOrStdout(), args[0]))
+			return cli.WithCode(exitUnknown, o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0]))
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.node, "node", "", "Node of the bind. Required.")
+	fs.StringVar(&o.node, "node", "", "Node of the bind. By default, the node that the scheduler has chosen last.")
+	addOwnFlag(fs, &o.own)
 	fs.StringToStringVar(&o.annotations, "annotation", nil, "Annotations of the Binding, as key=value: those that a scheduler would set.")
 	o.output.addFlag(fs)
 	o.client.AddFlags(fs)
@@ -79,6 +98,9 @@ type report struct {
 	Node      string `json:"node"`
 	// Verdict is the result of the bind, from Prebind or the API server.
 	Verdict binder.Verdict `json:"verdict"`
+	// Since is when the pod was bound, and Annotations are those with a prefix of Prebind, if the verdict is bound. Prebind is then nil.
+	Since       metav1.Time       `json:"since,omitzero"`
+	Annotations map[string]string `json:"annotations,omitempty"`
 	// Reason is why the pod would not be bound.
 	Reason string `json:"reason,omitempty"`
 	// Prebind is the answer of Prebind. It is nil if Prebind does not take part in the bind.
@@ -87,11 +109,8 @@ type report struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// run posts the Binding and prints the report.
-func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) error {
-	if o.node == "" {
-		return cli.Usage(errors.New("--node: required"))
-	}
+// run prints the report. It posts a Binding if the pod is not bound.
+func (o *explainOptions) run(ctx context.Context, out, notes io.Writer, name string) error {
 	if err := o.output.validate(); err != nil {
 		return err
 	}
@@ -108,7 +127,15 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 		return fmt.Errorf("reading the pod: %w", err)
 	}
 	if pod.Spec.NodeName != "" {
-		return fmt.Errorf("pod %s/%s: already bound to node %s; explain a pod that is not bound, such as a copy with another name", pod.Namespace, pod.Name, pod.Spec.NodeName)
+		r := reportBound(pod)
+		return o.output.write(out, r, r.textBound)
+	}
+	if o.node == "" {
+		var source string
+		if o.node, source = o.chosen(ctx, client, pod); o.node == "" {
+			return cli.Usage(fmt.Errorf("--node: required, because no bind in progress, nominated node or event that you may read names the node of pod %s/%s; choose one of 'kubectl get nodes' that the pod's selector allows", pod.Namespace, pod.Name))
+		}
+		fmt.Fprintf(notes, "%s, from %s; choose another one with --node\n", o.node, source)
 	}
 	answer, err := dryrun.Explain(ctx, config, pod, o.node, o.annotations)
 	if err != nil {
@@ -125,6 +152,54 @@ func (o *explainOptions) run(ctx context.Context, out io.Writer, name string) er
 		return err
 	}
 	return map[binder.Verdict]error{binder.VerdictWait: cli.ExitError{Code: exitWait}, binder.VerdictRefuse: cli.ExitError{Code: exitRefuse}}[r.Verdict]
+}
+
+// chosen returns the node of the newest Binding of the pod that the user can see, and where, or "".
+func (o *explainOptions) chosen(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) (node, source string) {
+	var newest time.Time
+	offer := func(name string, at time.Time, from string) {
+		if name != "" && at.After(newest) {
+			node, newest, source = name, at, from+" of "+age(o.clock.Now(), at)+" ago"
+		}
+	}
+	all, _ := replica.Statuses(ctx, client, o.own) // Tenants may not list leases.
+	for _, s := range all {
+		for _, f := range s.InFlight {
+			if f.Namespace == pod.Namespace && f.Pod == pod.Name {
+				offer(f.Node, f.Since.Time, "the Binding")
+			}
+		}
+	}
+	events, err := client.EventsV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "regarding.uid=" + string(pod.UID)})
+	if err != nil { // Tenants may not list events either.
+		events = &eventsv1.EventList{}
+	}
+	for _, e := range events.Items {
+		last := ptr.Deref(e.Series, eventsv1.EventSeries{LastObservedTime: e.EventTime}).LastObservedTime
+		if e.Reason == work.ReasonRefused || e.Reason == work.ReasonWaiting {
+			offer(work.NodeOf(e.Note), last.Time, "the event "+e.Reason)
+		}
+	}
+	if node == "" {
+		return pod.Status.NominatedNodeName, "status.nominatedNodeName"
+	}
+	return node, source
+}
+
+// reportBound returns the report about a pod that is bound.
+func reportBound(pod *corev1.Pod) *report {
+	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, Verdict: verdictBound, Annotations: map[string]string{}}
+	for key, value := range pod.Annotations {
+		if prefix, _, _ := strings.Cut(key, "/"); strings.HasSuffix(prefix, "."+v1alpha1.Domain) {
+			r.Annotations[key] = value
+		}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			r.Since = c.LastTransitionTime
+		}
+	}
+	return r
 }
 
 // decide sets the verdict. If the API server allows the dry run, decide uses the verdict of Prebind,
@@ -166,6 +241,16 @@ func undecided(answer error) error {
 	default:
 		return fmt.Errorf("the API server cannot call the webhook %q, which is not Prebind: %w", name, answer)
 	}
+}
+
+// textBound writes the report about a pod that is bound.
+func (r *report) textBound(out io.Writer) error {
+	fmt.Fprintf(out, "Pod %s/%s: bound to node %s since %s", r.Namespace, r.Pod, r.Node, r.Since.UTC().Format(time.RFC3339))
+	if waited := r.Annotations[bindinfo.Name+"."+v1alpha1.Domain+"/waited"]; waited != "" {
+		fmt.Fprintf(out, ", after a wait of %s", waited)
+	}
+	fmt.Fprintln(out)
+	return textAdded(out, &binder.Explanation{Annotations: r.Annotations})
 }
 
 // text writes the report in the text format.

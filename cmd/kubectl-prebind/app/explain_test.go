@@ -4,19 +4,31 @@
 package app
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/test/gen"
 )
 
 func denial(code int32, reason metav1.StatusReason, message string) error {
@@ -76,6 +88,65 @@ func TestJudge(t *testing.T) {
 			assert.Contains(t, r.Reason, tc.says)
 		})
 	}
+}
+
+// TestChosen checks which node explain uses without --node.
+func TestChosen(t *testing.T) {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	pod := gen.Pod("web", gen.UID("pod-1"), gen.InNamespace("shop"))
+	pod.Status.NominatedNodeName = "nominated"
+	binds := func(pod, node string, ago time.Duration) *coordinationv1.Lease {
+		status, err := json.Marshal(replica.Status{InFlight: []work.InFlight{{Namespace: "shop", Pod: pod, Node: node, Since: metav1.NewTime(now.Add(-ago))}}})
+		require.NoError(t, err)
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "own", Name: "of-" + node, Labels: map[string]string{"prebind.dev/replica": node}, Annotations: map[string]string{"prebind.dev/status": string(status)},
+		}}
+	}
+	event := func(reason, note string, ago time.Duration) *eventsv1.Event {
+		return &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: note}, Reason: reason, Note: note, EventTime: metav1.NewMicroTime(now.Add(-ago))}
+	}
+	repeated := event("BindRefused", "p: Node c: no", time.Hour)
+	repeated.Series = &eventsv1.EventSeries{LastObservedTime: metav1.NewMicroTime(now.Add(-time.Second))}
+	for name, tc := range map[string]struct {
+		reason       string
+		objects      []runtime.Object
+		forbidden    bool
+		node, source string
+	}{
+		"Waiting":   {reason: "the newest bind counts", objects: []runtime.Object{binds("web", "a", time.Hour), binds("web", "b", time.Minute), binds("other", "c", 0)}, node: "b", source: "the Binding of 60s ago"},
+		"Rejected":  {reason: "the newest event counts", objects: []runtime.Object{event("WaitingForPreBind", "p: Node a: slow", time.Hour), event("BindRefused", "Node b: q: no", 2*time.Minute)}, node: "b", source: "the event BindRefused of 2m ago"},
+		"Series":    {reason: "an event can repeat", objects: []runtime.Object{repeated, binds("web", "a", time.Minute)}, node: "c", source: "the event BindRefused of 1s ago"},
+		"Others":    {reason: "other events and those of older versions name no node", objects: []runtime.Object{event("FailedScheduling", "p: Node a: no", 0), event("BindRefused", "q: no", 0)}, node: "nominated", source: "status.nominatedNodeName"},
+		"Forbidden": {reason: "the user may only read the pod", objects: []runtime.Object{binds("web", "a", time.Minute)}, forbidden: true, node: "nominated", source: "status.nominatedNodeName"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(tc.objects...)
+			if tc.forbidden {
+				client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, denial(http.StatusForbidden, metav1.StatusReasonForbidden, "no")
+				})
+			}
+			o := &explainOptions{own: "own", clock: clocktesting.NewFakeClock(now)}
+			node, source := o.chosen(t.Context(), client, pod)
+			assert.Equal(t, []string{tc.node, tc.source}, []string{node, source}, tc.reason)
+		})
+	}
+}
+
+func TestReportBound(t *testing.T) {
+	pod := gen.Pod("web", gen.InNamespace("shop"), gen.BoundTo("a"), gen.Annotation("example.com/own", "1"), gen.Annotation("bind-info.prebind.dev/waited", "12.000s"),
+		gen.Annotation("binder.prebind.dev/attempt", "aaa-1"))
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady}, {
+		Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC),
+	}}
+	var out strings.Builder
+	require.NoError(t, reportBound(pod).textBound(&out))
+	assert.Equal(t, `Pod shop/web: bound to node a since 2026-01-01T12:00:00Z, after a wait of 12.000s
+
+ADDED        KEY                            VALUE
+annotation   bind-info.prebind.dev/waited   12.000s
+annotation   binder.prebind.dev/attempt     aaa-1
+`, out.String())
 }
 
 func TestReportText(t *testing.T) {
