@@ -54,6 +54,13 @@ var mutants = []mutant{
 	{"a policy sees another user", "binder/plugins/policy/plugin.go", "User: bc.User, DryRun", "DryRun"},
 	{"a policy rejects nothing", "binder/plugins/policy/judge.go", "return v, refusalOf(rejecting)", "return v, nil"},
 	{"a policy delays nothing", "binder/plugins/policy/judge.go", "v.Wait = waitOf(waiting)", "_ = waitOf(waiting)"},
+	{"tasks are not awaited", "internal/tasks/tasks.go", "if waiting++; r.Verdict == policy.Allowed {", "if waiting++; false {"},
+	{"a failed task is ready", "internal/tasks/tasks.go", "return state{verdict: policy.Rejected, message: text.Clip(message, policy.MaxMessage)}", "return state{verdict: policy.Allowed, message: message}"},
+	{"an edited policy keeps its earlier tasks", "internal/tasks/tasks.go", "t.Handler, string(t.Retain), ", ""},
+	{"a rollback deletes no task", "internal/tasks/store.go", "others))\n\t\t}\n\t\treturn s.remove(ctx, t)", "others))\n\t\t}\n\t\treturn nil"},
+	{"the task of a running pod ends with the bind", "internal/tasks/store.go", "if t.Spec.Retain == v1alpha1.RetainUntilBound {", "if t.Spec.Retain != \"\" {"},
+	{"the task of a bound pod is not confirmed", "internal/tasks/store.go", "return client.IgnoreNotFound(s.setAttempts(ctx, t, nil))", "return nil"},
+	{"the task of a running pod is tidied", "internal/tasks/store.go", "t.Spec.NodeName) != podstate.BoundHere {", "t.Spec.NodeName) != \"\" {"},
 	{"the affinity of a volume does not matter", "binder/plugins/volumebinding/claims.go", "if err := volume.CheckNodeAffinity(here, s.node.Labels); err != nil {", "if err := volume.CheckNodeAffinity(here, s.node.Labels); false && err != nil {"},
 }
 
