@@ -81,6 +81,7 @@ func TestTasks_Ready(t *testing.T) {
 				bound.Spec.NodeName = bc.Node.Name
 				w.server.Put(bound)
 				require.NoError(t, w.PostBind(t.Context(), marks[0], bound))
+				assert.Len(t, w.server.Writes(), 3, "Prebind confirms it, or deletes it: its second write")
 				marks, err = w.Marks(t.Context())
 				require.NoError(t, err)
 				assert.Empty(t, marks, "it is confirmed")
