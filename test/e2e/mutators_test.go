@@ -66,6 +66,8 @@ func TestOptional(t *testing.T) {
 			"keys": testPolicyKeys, "key not allowed": testPolicyKeyNotAllowed, "reject": testPolicyRejectsNode, "audit": testPolicyAudit,
 			"wait": testPolicyWaits, "kind is installed later": testPolicyKindLater, "Strimzi": testPolicyStrimzi,
 			"task": testPolicyTask, "task fails": testPolicyTaskFailed, "pod of a task is deleted": testPolicyTaskPodDeleted,
+			"task times out, refuse": testPolicyTaskTimeoutRefuse, "task times out, allow": testPolicyTaskTimeoutAllow, "pod of a task is replaced": testPolicyTaskPodReplaced,
+			"task is deleted by hand": testPolicyTaskDeletedByHand, "tasks on two nodes": testPolicyTaskTwoNodes, "task storm": testPolicyTaskStorm,
 		} {
 			t.Run("policy, "+name, func(t *testing.T) {
 				t.Parallel()

@@ -34,7 +34,7 @@ func TestPluginFromOutside(t *testing.T) {
 	grants := &bench{world: w, t: t} // The documentation of the plugin requires the permission.
 	grants.kubectl("create", "clusterrole", "prebind-nodelock", "--verb=patch", "--resource=nodes")
 	grants.kubectl("create", "clusterrolebinding", "prebind-nodelock", "--clusterrole=prebind-nodelock", "--serviceaccount="+install.Namespace+":prebind")
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "../../docs/example/after/config"))
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "../../docs/example/after/config", "plugins/policy"))
 	for range 2 {
 		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=*,after")
 		require.NoError(t, err)
@@ -56,6 +56,8 @@ func TestPluginFromOutside(t *testing.T) {
 		b.untilUnlocked("node-4")
 	})
 
+	t.Run("a killed replica leaves a task", func(t *testing.T) { testTaskOfKilledReplica(newPolicies(t, w)) })
+	t.Run("a killed replica has not confirmed a task", func(t *testing.T) { testTaskOfBoundPodIsSwept(newPolicies(t, w)) })
 	t.Run("a pod waits for a Job, by the plugin that the documentation builds", func(t *testing.T) { testAfter(t, w) })
 }
 
