@@ -124,7 +124,7 @@ func (o *statusOptions) read(ctx context.Context, client kubernetes.Interface, o
 		return once, show(all)
 	})
 	if !once && ctx.Err() != nil {
-		return nil
+		err = nil // The user has interrupted the command.
 	}
 	return err
 }
