@@ -35,21 +35,11 @@ const (
 // Exemption follows the FlowSchema prebind. The FlowSchema selects the users whose Bindings the
 // API server exempts from its concurrency limits. Exemption is a manager.Runnable.
 type Exemption struct {
-	read  func(ctx context.Context) (*flowcontrolv1.FlowSchema, error)
-	apply func(exempt func(authenticationv1.UserInfo) bool)
+	Client kubernetes.Interface
+	// Apply is called with a function that reports whether a user is exempt, or with nil if no user is exempt.
+	Apply func(exempt func(authenticationv1.UserInfo) bool)
 	// logged is the last text in the log.
 	logged string
-}
-
-// NewExemption returns an Exemption. It calls apply with a function that reports whether
-// a user is exempt, or with nil if no user is exempt.
-func NewExemption(client kubernetes.Interface, apply func(exempt func(authenticationv1.UserInfo) bool)) *Exemption {
-	return &Exemption{
-		read: func(ctx context.Context) (*flowcontrolv1.FlowSchema, error) {
-			return client.FlowcontrolV1().FlowSchemas().Get(ctx, flowSchemaName, metav1.GetOptions{})
-		},
-		apply: apply,
-	}
 }
 
 // Start reads the FlowSchema every 30 seconds until the context ends.
@@ -62,7 +52,7 @@ func (x *Exemption) Start(ctx context.Context) error {
 func (x *Exemption) update(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, exemptTimeout)
 	defer cancel()
-	schema, err := x.read(ctx)
+	schema, err := x.Client.FlowcontrolV1().FlowSchemas().Get(ctx, flowSchemaName, metav1.GetOptions{})
 	var subjects []flowcontrolv1.Subject
 	if err == nil {
 		subjects, err = exemptSubjects(schema)
@@ -70,11 +60,11 @@ func (x *Exemption) update(ctx context.Context) {
 	var text string
 	if err != nil {
 		text = err.Error()
-		x.apply(nil)
+		x.Apply(nil)
 	} else {
 		encoded, _ := json.Marshal(subjects) // Encoding strings cannot fail.
 		text = string(encoded)
-		x.apply(func(u authenticationv1.UserInfo) bool {
+		x.Apply(func(u authenticationv1.UserInfo) bool {
 			return slices.ContainsFunc(subjects, func(s flowcontrolv1.Subject) bool { return covers(s, u) })
 		})
 	}

@@ -4,8 +4,6 @@
 package apiclient
 
 import (
-	"context"
-	"errors"
 	"os"
 	"testing"
 
@@ -13,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
 )
 
@@ -92,16 +92,13 @@ func TestCovers(t *testing.T) {
 func TestExemption_Update(t *testing.T) {
 	scheduler := authenticationv1.UserInfo{Username: "system:kube-scheduler"}
 	var who func(authenticationv1.UserInfo) bool
-	var failure error
-	x := &Exemption{
-		read:  func(context.Context) (*flowcontrolv1.FlowSchema, error) { return shippedFlowSchema(t), failure },
-		apply: func(f func(authenticationv1.UserInfo) bool) { who = f },
-	}
+	client := fake.NewClientset(shippedFlowSchema(t))
+	x := &Exemption{Client: client, Apply: func(f func(authenticationv1.UserInfo) bool) { who = f }}
 	x.update(t.Context())
 	require.NotNil(t, who)
 	assert.True(t, who(scheduler))
 	assert.False(t, who(authenticationv1.UserInfo{Username: "another"}))
-	failure = errors.New("not found")
+	require.NoError(t, client.FlowcontrolV1().FlowSchemas().Delete(t.Context(), flowSchemaName, metav1.DeleteOptions{}))
 	x.update(t.Context())
 	assert.Nil(t, who, "a deleted FlowSchema exempts no users")
 }

@@ -79,7 +79,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.Loaded) error 
 	if err := p.buildEngine(running, shared.Metrics); err != nil {
 		return err
 	}
-	if err := p.add(apiclient.NewExemption(p.client, p.engine.Exempt)); err != nil {
+	if err := p.add(&apiclient.Exemption{Client: p.client, Apply: p.engine.Exempt}); err != nil {
 		return err
 	}
 	if err := p.buildServers(); err != nil {
