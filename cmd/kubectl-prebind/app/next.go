@@ -32,7 +32,7 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 	var found []string
 	for _, s := range all {
 		if state := health(s, now); !strings.HasPrefix(state, healthy) {
-			found = append(found, "replica "+s.Replica+" is not ready: "+state+": see "+cli.Documentation("runbooks/PrebindReplicaNotReady.md"))
+			found = append(found, "replica "+s.Replica+" is not ready: "+state+": see "+cli.Documentation("operations.md#replicas-are-not-ready"))
 		}
 	}
 	differs := func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config }

@@ -51,7 +51,7 @@ func TestFindings(t *testing.T) {
 		want     []string
 	}{
 		"None":          {reason: "nothing is to be done"},
-		"NotReady":      {reason: "the reason and the runbook are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "PrebindReplicaNotReady.md"}},
+		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
 		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"unknown: no report for 60m"}},
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
 		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, want: []string{"mine is Ignore", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
