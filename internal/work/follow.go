@@ -120,8 +120,9 @@ func (s *Set) sleep(ctx context.Context, changed *notify.Subscription, until tim
 
 // settle confirms the writes of a closed entry, or rolls them back.
 func (s *Set) settle(ctx context.Context, e *Entry, at podstate.State, live *corev1.Pod) {
-	// A write in progress ends first.
+	// A write in progress ends first. Later ones find that the entry is closed: they must not wait for the end of the rollback.
 	e.writing <- struct{}{}
+	<-e.writing
 	klog.FromContext(ctx).V(2).Info("The work on a bind ends",
 		"pod", e.pod.String(), "node", e.key.Node, "attempt", e.id, "state", at, "cause", e.cause)
 	if at == podstate.BoundHere {
