@@ -189,7 +189,7 @@ func (w *world) schedule(actor, name string, uid types.UID, once bool) {
 		if d.one(2) {
 			node = nodes[d.below(len(nodes))]
 		}
-		if pod.Labels[stepped] != "" && !d.one(4) {
+		if w.stormy() && pod.Labels[stepped] != "" && !d.one(4) {
 			// Its rival often chooses this node, too. Then their attempts share the BindTasks.
 			node = nodes[w.random("node of "+string(uid)).below(len(nodes))]
 		}
