@@ -256,7 +256,7 @@ func (p *policies) answerAll() *sync.Map {
 	return &answered
 }
 
-// watchBinds returns when the pods of the namespace are seen to be bound, by their UIDs.
+// watchBinds returns when the pods of the namespace have a node, by their UIDs.
 func (p *policies) watchBinds() *sync.Map {
 	p.t.Helper()
 	var boundAt sync.Map

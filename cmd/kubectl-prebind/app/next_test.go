@@ -50,7 +50,7 @@ func TestFindings(t *testing.T) {
 		replicas []replica.Status
 		want     []string
 	}{
-		"None":          {reason: "nothing is to be done"},
+		"None":          {reason: "there is no work"},
 		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
 		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"unknown: no report for 60m"}},
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
@@ -63,7 +63,7 @@ func TestFindings(t *testing.T) {
 		"Annotations":   {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},
 		"OtherPolicy":   {reason: "another policy does not help", path: bindingsPath, items: `{"spec": {"policyName": "other", "validationActions": ["Deny"]}}`, want: []string{"can come too late"}},
 		"Warns":         {reason: "warnings deny no patch", path: bindingsPath, items: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Warn"]}}`, want: []string{"can come too late"}},
-		"Tasks": {reason: "only tasks that are to be done or undone count", path: tasksPath, items: task("a.com/slow", "2026-01-01T11:50:00Z", waits) + "," + task("a.com/slow", "2026-01-01T11:59:50Z", waits) + "," +
+		"Tasks": {reason: "only tasks whose handler has work count", path: tasksPath, items: task("a.com/slow", "2026-01-01T11:50:00Z", waits) + "," + task("a.com/slow", "2026-01-01T11:59:50Z", waits) + "," +
 			task("a.com/done", "2026-01-01T10:00:00Z", done) + "," + task("a.com/failed", "2026-01-01T10:00:00Z", failed) + "," + task("a.com/less", "2026-01-01T11:55:00Z", waits), want: []string{"handler a.com/slow has not finished 2 BindTasks, the oldest for 10m"}},
 		"Undoing":     {reason: "the time counts from the deletion", path: tasksPath, items: `{"metadata": {"deletionTimestamp": "2026-01-01T11:57:00Z"}, "spec": {"handler": "a.com/x"}, ` + done + `}`, want: []string{"a.com/x has not finished 1 BindTasks, the oldest for 3m"}},
 		"RecentTasks": {reason: "a task needs some time", path: tasksPath, items: task("a.com/x", "2026-01-01T11:59:30Z", waits)},
