@@ -5,9 +5,13 @@
 package podstate
 
 import (
+	"context"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // State is the state of the pod of a bind.
@@ -40,6 +44,18 @@ func Of(pod *corev1.Pod, uid types.UID, node string) State {
 	default:
 		return Pending
 	}
+}
+
+// RunningOn returns the pods on the node that are not finished. The reader must read from the API server.
+func RunningOn(ctx context.Context, live client.Reader, node string) ([]metav1.PartialObjectMetadata, error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	err := live.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", node),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
+		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
+	)})
+	return list.Items, err
 }
 
 // IsSystem returns whether the pod is a static pod, a pod of a DaemonSet, or a pod that the node or the cluster

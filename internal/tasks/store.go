@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -20,13 +22,13 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// tidied is the number of BindTasks of bound pods that one call of Tidy visits.
-const tidied = 500
+// tidyNodes is the number of nodes that one call of Tidy visits. Each costs one list of the pods on the node.
+const tidyNodes = 500
 
 // Store writes BindTasks. It is safe for concurrent use, apart from Tidy.
 type Store struct {
 	h framework.Handle
-	// last is the name of the last BindTask that Tidy has visited.
+	// last is the name of the last node that Tidy has visited.
 	last string
 }
 
@@ -160,32 +162,45 @@ func (s *Store) list(ctx context.Context, value string) ([]v1alpha1.BindTask, er
 	return all.Items, err
 }
 
-// Tidy deletes the BindTasks of pods that have ended. It visits up to tidied BindTasks after those that the last call visited. It must not be called
+// Tidy deletes the BindTasks of pods that have ended. It visits up to tidyNodes nodes after those that the last call visited. It must not be called
 // concurrently.
 func (s *Store) Tidy(ctx context.Context) error {
 	all, err := s.list(ctx, confirmed)
-	if err != nil {
-		return err
+	byNode := map[string][]*v1alpha1.BindTask{}
+	for i := range all {
+		t := &all[i]
+		byNode[t.Spec.NodeName] = append(byNode[t.Spec.NodeName], t)
 	}
-	slices.SortFunc(all, func(a, b v1alpha1.BindTask) int { return strings.Compare(a.Name, b.Name) })
-	begin, _ := slices.BinarySearchFunc(all, s.last+"\x00", func(t v1alpha1.BindTask, name string) int { return strings.Compare(t.Name, name) })
-	var errs []error
-	for i := range min(len(all), tidied) {
-		t := &all[(begin+i)%len(all)]
-		s.last = t.Name
-		pod, err := framework.Get(ctx, s.h.Live, &corev1.Pod{}, t.Spec.Pod.Namespace, t.Spec.Pod.Name)
-		if err == nil && ended(pod, t) {
-			err = s.remove(ctx, t)
+	nodes := slices.Sorted(maps.Keys(byNode))
+	begin, _ := slices.BinarySearch(nodes, s.last+"\x00")
+	errs := []error{err}
+	for i := range min(len(nodes), tidyNodes) {
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
 		}
-		errs = append(errs, err)
+		s.last = nodes[(begin+i)%len(nodes)]
+		errs = append(errs, s.tidy(ctx, s.last, byNode[s.last]))
 	}
 	return errors.Join(errs...)
 }
 
-// ended returns whether the pod of the BindTask does not run any more.
-func ended(pod *corev1.Pod, t *v1alpha1.BindTask) bool {
-	if podstate.Of(pod, t.Spec.Pod.UID, t.Spec.NodeName) != podstate.BoundHere {
-		return true
+// tidy deletes the BindTasks of pods that do not run on the node. A BindTask is confirmed after its pod was bound, so the list contains each pod
+// that runs.
+func (s *Store) tidy(ctx context.Context, node string, all []*v1alpha1.BindTask) error {
+	pods, err := podstate.RunningOn(ctx, s.h.Live, node)
+	if err != nil {
+		return fmt.Errorf("listing the pods of node %s: %w", node, err)
 	}
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	running := sets.New[types.UID]()
+	for i := range pods {
+		running.Insert(pods[i].UID)
+	}
+	var errs []error
+	for _, t := range all {
+		if !running.Has(t.Spec.Pod.UID) {
+			errs = append(errs, s.remove(ctx, t))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -8,10 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/podstate"
@@ -37,17 +35,11 @@ func restore(ctx context.Context, live framework.Reader, node string) (*record, 
 
 // runningOn returns the pods on the node that are not finished, from the API server.
 func runningOn(ctx context.Context, live framework.Reader, node string) ([]metav1.PartialObjectMetadata, error) {
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	err := live.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
-		fields.OneTermEqualSelector("spec.nodeName", node),
-		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
-		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
-	)})
+	pods, err := podstate.RunningOn(ctx, live, node)
 	if err != nil {
 		return nil, framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
 	}
-	return list.Items, nil
+	return pods, nil
 }
 
 // dropGone removes holders of requested devices whose pods are gone.
