@@ -171,7 +171,7 @@ var rejections = []struct {
 	{regexp.MustCompile(`it is cordoned`), []string{"cordoned NODE"}},
 	{regexp.MustCompile(`the node is closed`), []string{"closed NODE"}},
 	{regexp.MustCompile(`Node (\S+): not found`), []string{"not there is Node/NODE"}},
-	{regexp.MustCompile(`task (\S+) of (\S+) failed`), []string{"$1 of $2 failed for UID on NODE"}},
+	{regexp.MustCompile(`task \S+ of \S+ failed: said ([a-z0-9-]+)`), []string{"BindTask $1 failed"}},
 	// A bind remembers its node since its first call, which can be minutes ago.
 	{regexp.MustCompile(`the node was deleted and recreated`), []string{"replaced Node/NODE"}},
 	{regexp.MustCompile(`Pod \S+: not found`), []string{"not there is Pod/UID"}},

@@ -123,7 +123,7 @@ func (w *world) taskChanged(t *v1alpha1.BindTask, deleted bool) {
 	h.ready = h.ready || !ends && hasStatus(t, "Ready")
 	posted, byHand := w.steps.posted[string(t.Spec.Pod.UID)+" "+t.Spec.NodeName], h.byHand
 	w.mu.Unlock()
-	w.set(fmt.Sprintf("%s of %s failed for %s on %s", t.Spec.Task, t.Spec.Handler, t.Spec.Pod.UID, t.Spec.NodeName), !deleted && hasStatus(t, "Failed"))
+	w.set("BindTask "+t.Name+" failed", !deleted && hasStatus(t, "Failed"))
 	if !posted {
 		w.problem("BindTask %s is for pod %s on %s, which no client binds", t.Name, t.Spec.Pod.UID, t.Spec.NodeName)
 	}
