@@ -108,8 +108,10 @@ func (s *selections) storeOf(want framework.Selection) (toolscache.Indexer, erro
 
 // listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
 func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, limit int) error {
-	bucket := store.List()
-	if by.Selection.Value != nil {
+	var bucket []any
+	if by.Selection.Value == nil {
+		bucket = store.List()
+	} else {
 		var err error
 		if bucket, err = store.ByIndex(bucketIndex, bucketOf(by.Value)); err != nil {
 			return fmt.Errorf("selection %q: %w", by.Name, err)

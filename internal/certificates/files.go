@@ -50,28 +50,35 @@ func nameOf(c *x509.Certificate) string {
 }
 
 // newClients follows the CAs of callers in a file with one or more CAs. It keeps the previous ones if the changed file is not
-// valid.
+// valid. It returns an error if the file contains no CA that is valid now.
 func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
 	return newFollower(o, ClientCA, parsePool, file)
 }
 
-// parsePool accepts CAs that are not valid now, because a bundle may keep old ones: no certificate of theirs is valid. The pool
-// expires with the first of its CAs.
-func parsePool(files [][]byte, _ time.Time) (*x509.CertPool, time.Time, error) {
+// parsePool skips CAs that are not valid now, because a bundle may keep old ones. The pool expires with the first of its CAs.
+func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error) {
 	var expires time.Time
 	all, err := cert.ParseCertsPEM(files[0])
 	if err != nil {
 		return nil, expires, fmt.Errorf("no certificate in PEM: %w", err)
 	}
 	pool := x509.NewCertPool()
+	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
 			return nil, expires, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
+		}
+		if err := validAt(c, now); err != nil {
+			invalid = err
+			continue
 		}
 		pool.AddCert(c)
 		if expires.IsZero() || c.NotAfter.Before(expires) {
 			expires = c.NotAfter
 		}
+	}
+	if expires.IsZero() {
+		return nil, expires, invalid
 	}
 	return pool, expires, nil
 }

@@ -146,11 +146,12 @@ func TestClients(t *testing.T) {
 	}{
 		"One":         {reason: "the file has one CA", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
 		"Bundle":      {reason: "the file has the old and the new CA", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
-		"OldInBundle": {reason: "a bundle may have an expired CA", file: append(bytes.Clone(old.CertPEM), next.CertPEM...), trusts: []*gencert.Pair{old, next}},
+		"OldInBundle": {reason: "an expired CA in a bundle is ignored", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca}},
 		"NoFile":      {reason: "the file is missing", says: []string{"no such file"}},
 		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: []string{"ca.crt", "no certificate"}},
 		"Key":         {reason: "the file has a key", file: ca.KeyPEM, says: []string{"no certificate"}},
 		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not a CA certificate"}},
+		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: []string{`"old"`, "expired"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +164,7 @@ func TestClients(t *testing.T) {
 			if len(tc.says) == 0 {
 				require.NoError(t, err, tc.reason)
 				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.get()), tc.reason)
-				assert.InDelta(t, tc.trusts[0].Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the metric shows the first CA to expire")
+				assert.InDelta(t, ca.Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the metric shows the first CA to expire")
 				return
 			}
 			require.Error(t, err, tc.reason)

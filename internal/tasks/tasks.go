@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -109,6 +110,12 @@ func (a *Asked) state(bc *framework.BindContext) state {
 		}
 		return state{verdict: policy.Rejected, message: text.Clip(message, policy.MaxMessage)}
 	case mine && a.Found.IsTrue(v1alpha1.TaskReady):
+		for key := range a.Found.Status.Annotations {
+			if len(content.IsLabelKey(policy.OwnKey(a.Policy, key))) > 0 {
+				message := fmt.Sprintf("task %s of %s: the annotation key %q in its status is not valid", a.Name, a.Handler, key)
+				return state{verdict: policy.Rejected, message: text.Clip(message, policy.MaxMessage)}
+			}
+		}
 		return state{verdict: policy.Allowed}
 	case !bc.Now.Before(a.deadline(bc)) && a.Allow:
 		return state{verdict: policy.Ignored}

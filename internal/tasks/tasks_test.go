@@ -95,6 +95,10 @@ func TestDecide(t *testing.T) {
 			reason: "it takes precedence over Ready", asked: []Asked{asked("a", ready, failed)},
 			verdict: policy.Rejected, message: "task a of example.com/a failed: no space",
 		},
+		"InvalidKey": {
+			reason: "the handler made a mistake, not Prebind", asked: []Asked{asked("a", ready, func(t *v1alpha1.BindTask) { t.Status.Annotations = map[string]v1alpha1.AnnotationValue{"x y": ""} })},
+			verdict: policy.Rejected, message: `task a of example.com/a: the annotation key "x y" in its status is not valid`,
+		},
 		"FailedBesideWaiting": {
 			reason: "nothing more can help", asked: []Asked{asked("a", begun), asked("b", failed)},
 			verdict: policy.Rejected, message: "task b of example.com/b failed: no space",

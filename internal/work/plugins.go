@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// outcomeTimeout limits one call of PostBind, PreBindRollBack or Marks, and tidyTimeout one of Tidy.
+	// outcomeTimeout limits one call of PostBind, PreBindRollBack or Marks, and tidyTimeout one of Tidy, during which no sweep runs.
 	outcomeTimeout = 30 * time.Second
-	tidyTimeout    = time.Minute
+	tidyTimeout    = 20 * time.Second
 )
 
 // postBind calls PostBind of the plugin. The pod is the live one.

@@ -217,15 +217,17 @@ func (s *sweeper) tidy(ctx context.Context) error {
 		return nil
 	}
 	s.tidied = s.o.Clock.Now()
-	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
-	defer cancel()
 	var errs []error
 	for _, p := range s.plugins {
-		if tidier, ok := p.(framework.Tidier); ok {
-			if err := Contain(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
-				errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
-			}
+		tidier, ok := p.(framework.Tidier)
+		if !ok {
+			continue
 		}
+		ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
+		if err := Contain(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
+			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
+		}
+		cancel()
 	}
 	return errors.Join(errs...)
 }

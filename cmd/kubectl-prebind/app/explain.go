@@ -22,7 +22,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
@@ -170,14 +169,17 @@ func (o *explainOptions) chosen(ctx context.Context, client kubernetes.Interface
 			}
 		}
 	}
+	if node != "" {
+		return node, source // It is newer than all events.
+	}
 	events, err := client.EventsV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "regarding.uid=" + string(pod.UID)})
 	if err != nil { // Tenants may not list events either.
 		events = &eventsv1.EventList{}
 	}
 	for _, e := range events.Items {
-		last := ptr.Deref(e.Series, eventsv1.EventSeries{LastObservedTime: e.EventTime}).LastObservedTime
+		// The note of a series is that of its first event.
 		if e.Reason == work.ReasonRefused || e.Reason == work.ReasonWaiting {
-			offer(work.NodeOf(e.Note), last.Time, "the event "+e.Reason)
+			offer(work.NodeOf(e.Note), e.EventTime.Time, "the event "+e.Reason)
 		}
 	}
 	if node == "" {

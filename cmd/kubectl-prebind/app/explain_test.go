@@ -115,7 +115,8 @@ func TestChosen(t *testing.T) {
 	}{
 		"Waiting":   {reason: "the newest bind counts", objects: []runtime.Object{binds("web", "a", time.Hour), binds("web", "b", time.Minute), binds("other", "c", 0)}, node: "b", source: "the Binding of 60s ago"},
 		"Rejected":  {reason: "the newest event counts", objects: []runtime.Object{event("WaitingForPreBind", "p: Node a: slow", time.Hour), event("BindRefused", "Node b: q: no", 2*time.Minute)}, node: "b", source: "the event BindRefused of 2m ago"},
-		"Series":    {reason: "an event can repeat", objects: []runtime.Object{repeated, binds("web", "a", time.Minute)}, node: "c", source: "the event BindRefused of 1s ago"},
+		"Series":    {reason: "the note of a repeated event is that of the first", objects: []runtime.Object{repeated, event("BindRefused", "Node b: q: no", 2*time.Minute)}, node: "b", source: "the event BindRefused of 2m ago"},
+		"Both":      {reason: "a bind in progress is newer than its events", objects: []runtime.Object{event("BindRefused", "Node b: q: no", 0), binds("web", "a", time.Minute)}, node: "a", source: "the Binding of 60s ago"},
 		"Others":    {reason: "other events and those of older versions name no node", objects: []runtime.Object{event("FailedScheduling", "p: Node a: no", 0), event("BindRefused", "q: no", 0)}, node: "nominated", source: "status.nominatedNodeName"},
 		"Forbidden": {reason: "the user may only read the pod", objects: []runtime.Object{binds("web", "a", time.Minute)}, forbidden: true, node: "nominated", source: "status.nominatedNodeName"},
 	} {

@@ -27,7 +27,7 @@ while true; do
 		while read -r name version deleted finalizers result; do
 			case "$deleted $finalizers $result" in
 			"- - -") set_finalizers "$name" "$version" "\"$handler\"" ;; # The next line is the result.
-			"- "*" -") do_step "$name" && report_ready "$name" "$version" ;;
+			"- "*"$handler"*" -") do_step "$name" && report_ready "$name" "$version" ;;
 			"- "*) ;; # It is ready.
 			*"$handler"*) undo_step "$name" && set_finalizers "$name" "$version" "" ;;
 			esac
