@@ -4,10 +4,12 @@
 package certificates
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,10 +45,7 @@ func validAt(c *x509.Certificate, now time.Time) error {
 
 // nameOf returns the name of the certificate for messages.
 func nameOf(c *x509.Certificate) string {
-	if c.Subject.CommonName == "" && len(c.DNSNames) > 0 {
-		return c.DNSNames[0]
-	}
-	return c.Subject.CommonName
+	return cmp.Or(c.Subject.CommonName, strings.Join(c.DNSNames, ", "))
 }
 
 // newClients follows the CAs of callers in a file with one or more CAs. It keeps the previous ones if the changed file is not

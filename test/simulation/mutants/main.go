@@ -55,7 +55,7 @@ var mutants = []mutant{
 	{"a policy rejects nothing", "binder/plugins/policy/judge.go", "return v, refusalOf(rejecting)", "return v, nil"},
 	{"a policy delays nothing", "binder/plugins/policy/judge.go", "v.Wait = waitOf(waiting)", "_ = waitOf(waiting)"},
 	{"tasks are not awaited", "internal/tasks/tasks.go", "if waiting++; r.Verdict == policy.Allowed {", "if waiting++; false {"},
-	{"a failed task is ready", "internal/tasks/tasks.go", "return state{verdict: policy.Rejected, message: text.Clip(message, policy.MaxMessage)}", "return state{verdict: policy.Allowed, message: message}"},
+	{"a failed task is ready", "internal/tasks/tasks.go", "case mine && a.Found.IsTrue(v1alpha1.TaskFailed):", "case mine && a.Found.IsTrue(v1alpha1.TaskFailed):\n\t\treturn state{verdict: policy.Allowed}\n\tcase false:"},
 	{"an edited policy keeps its earlier tasks", "internal/tasks/tasks.go", "t.Handler, string(t.Retain), ", ""},
 	{"a rollback deletes no task", "internal/tasks/store.go", "others))\n\t\t}\n\t\treturn s.remove(ctx, t)", "others))\n\t\t}\n\t\treturn nil"},
 	{"the task of a running pod ends with the bind", "internal/tasks/store.go", "if t.Spec.Retain == v1alpha1.RetainUntilBound {", "if t.Spec.Retain != \"\" {"},
