@@ -102,8 +102,8 @@ func marksOf(t *v1alpha1.BindTask) []framework.Mark {
 	return marks
 }
 
-// PreBindRollBack removes the attempt from the BindTasks with the mark, and deletes those that have no other or have failed: no other attempt is
-// allowed because of a failed one, and the next attempt needs a new one. It lists them from the API server,
+// PreBindRollBack removes the attempt from the BindTasks with the mark, and deletes those that have no other: another attempt can have been allowed,
+// also if the BindTask has failed since then. It lists them from the API server,
 // because the cache can lack the last ones.
 func (s *Store) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 	var all v1alpha1.BindTaskList
@@ -111,7 +111,7 @@ func (s *Store) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 		return fmt.Errorf("listing the BindTasks of the pod: %w", err)
 	}
 	return s.each(all.Items, m, func(t *v1alpha1.BindTask) error {
-		if others := slices.DeleteFunc(slices.Clone(t.Spec.Attempts), func(a string) bool { return a == m.Attempt }); len(others) > 0 && !t.IsTrue(v1alpha1.TaskFailed) {
+		if others := slices.DeleteFunc(slices.Clone(t.Spec.Attempts), func(a string) bool { return a == m.Attempt }); len(others) > 0 {
 			return client.IgnoreNotFound(s.setAttempts(ctx, t, others))
 		}
 		return s.remove(ctx, t)
