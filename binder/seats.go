@@ -10,10 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// exemptFactor is how many times Settings.MaxHolds calls are held for clients whose calls
-// the API server exempts from its concurrency limits. Such a call costs memory only: a
-// replica that held 512 had 97 MB.
-const exemptFactor = 16
+// maxExempt is the maximum number of calls held for clients whose calls the API server exempts from its concurrency limits. Such
+// a call costs only memory and a connection, of which the server accepts 1,024: a replica that held 512 had 97 MB.
+const maxExempt = 512
 
 // maxHeld is the maximum size of the large pods and Bindings of one namespace that held calls keep in memory, in bytes. Pods of the
 // cache, which are smaller than maxCached, are shared.
@@ -45,7 +44,7 @@ func (s *seats) take(user authenticationv1.UserInfo, maxHolds int, namespace str
 	defer s.mu.Unlock()
 	held, most := &s.regular, maxHolds
 	if s.isExempt != nil && s.isExempt(user) {
-		held, most = &s.exempt, exemptFactor*maxHolds
+		held, most = &s.exempt, maxExempt
 	}
 	if *held >= most || size > 0 && s.size[namespace]+size > maxHeld {
 		return nil
@@ -70,7 +69,7 @@ func (s *seats) count(maxHolds int) (held, most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isExempt != nil {
-		maxHolds += exemptFactor * maxHolds
+		maxHolds += maxExempt
 	}
 	return s.regular + s.exempt, maxHolds
 }

@@ -42,7 +42,7 @@ type Settings struct {
 	// Hold is the maximum time that a call is held before it is answered with KindWait.
 	Hold time.Duration
 	// MaxHolds is the maximum number of held calls. Each one takes a seat of the API server.
-	// Calls of exempt users do not, and do not count; see Engine.Exempt.
+	// Calls of exempt users do not, and do not count: 512 of them are held. See Engine.Exempt.
 	MaxHolds int
 	// PreBindTimeout limits one attempt over all its calls. The annotation
 	// binder.prebind.dev/timeout of the Binding, or else of the pod, overrides it.

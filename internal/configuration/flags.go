@@ -36,7 +36,7 @@ func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&c.Budgets.Hold.Duration, "hold", c.Budgets.Hold.Duration,
 		"Maximum time a webhook call is held before Prebind answers 429. A hold always ends one second before timeoutSeconds of the webhook configuration.")
 	fs.IntVar(&c.Budgets.MaxHolds, "max-holds", c.Budgets.MaxHolds,
-		"Maximum number of calls that this replica holds at a time. Each occupies a concurrency seat of the API server. Further calls get 429. Of users that the FlowSchema prebind exempts, Prebind holds 16 times as many.")
+		"Maximum number of calls that this replica holds at a time. The maximum is 256. Each occupies a concurrency seat of the API server. Further calls get 429. Of users that the FlowSchema prebind exempts, Prebind holds 512 more.")
 	fs.DurationVar(&c.Budgets.PreBindTimeout.Duration, "prebind-timeout", c.Budgets.PreBindTimeout.Duration,
 		"Maximum time of a bind, over all webhook calls. The annotation binder.prebind.dev/timeout overrides it.")
 	fs.DurationVar(&c.Budgets.MaxPreBindTimeout.Duration, "max-prebind-timeout", c.Budgets.MaxPreBindTimeout.Duration,

@@ -64,7 +64,7 @@ type PrebindConfiguration struct {
 type Budgets struct {
 	// Hold is the maximum time a webhook call is held before Prebind answers 429.
 	Hold metav1.Duration `json:"hold"`
-	// MaxHolds is the maximum number of calls that one replica holds at a time. Each
+	// MaxHolds is the maximum number of calls that one replica holds at a time, at most 256. Each
 	// occupies a concurrency seat of the API server.
 	MaxHolds int `json:"maxHolds"`
 	// PreBindTimeout limits the preparation of one bind, over all its calls. An annotation

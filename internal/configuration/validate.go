@@ -22,7 +22,7 @@ func (c *PrebindConfiguration) Validate() field.ErrorList {
 	all := slices.Concat(
 		checkMode(field.NewPath("mode"), c.Mode),
 		v1alpha1.Positive(budgets.Child("hold"), b.Hold),
-		valid(b.MaxHolds > 0, budgets.Child("maxHolds"), b.MaxHolds, "must be positive"),
+		valid(b.MaxHolds > 0 && b.MaxHolds <= 256, budgets.Child("maxHolds"), b.MaxHolds, "must be from 1 to 256"),
 		v1alpha1.Positive(budgets.Child("prebindTimeout"), b.PreBindTimeout),
 		valid(b.MaxPreBindTimeout.Duration >= b.PreBindTimeout.Duration, budgets.Child("maxPrebindTimeout"), b.MaxPreBindTimeout,
 			"must be at least budgets.prebindTimeout (%s)", b.PreBindTimeout.Duration),

@@ -24,6 +24,7 @@ func TestValidate(t *testing.T) {
 			reason: "every budget must be positive", change: func(c *PrebindConfiguration) { c.Budgets = Budgets{MaxPreBindTimeout: metav1.Duration{Duration: -1}} },
 			want: []string{"budgets.hold", "budgets.maxHolds", "budgets.prebindTimeout", "budgets.maxPrebindTimeout", "arguments.node-state.maxWait"},
 		},
+		"Holds":    {reason: "held calls must leave connections free", change: func(c *PrebindConfiguration) { c.Budgets.MaxHolds = 257 }, want: []string{"budgets.maxHolds"}},
 		"Mode":     {reason: "the mode is required", change: func(c *PrebindConfiguration) { c.Mode = "" }, want: []string{"mode"}},
 		"Toggles":  {reason: "a name must be registered", change: func(c *PrebindConfiguration) { c.Mutators, c.PreBindPlugins = []string{"x"}, []string{"-y"} }, want: []string{"mutators", "prebindPlugins"}},
 		"Required": {reason: "a mutator that is off adds nothing", change: func(c *PrebindConfiguration) { c.RequiredMutators = []string{"topology", "node-info"} }, want: []string{"requiredMutators[1]"}},

@@ -120,7 +120,7 @@ func (r *Recorder) addGauges(f promauto.Factory) {
 	})
 	gauge("prebind_holds", "Calls that Prebind holds now. Each occupies a concurrency seat of the API server, unless the FlowSchema prebind exempts it.", nil,
 		func() float64 { return float64(r.stats().Holds) })
-	gauge("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, plus 16 times as many that the FlowSchema prebind exempts.", nil,
+	gauge("prebind_max_holds", "Maximum number of calls held at a time: --max-holds, plus 512 that the FlowSchema prebind exempts.", nil,
 		func() float64 { return float64(r.stats().MaxHolds) })
 	for _, phase := range work.Phases() {
 		gauge("prebind_attempts", "Attempts in progress, by phase.", prometheus.Labels{"phase": phase}, func() float64 { return float64(r.stats().Attempts[phase]) })

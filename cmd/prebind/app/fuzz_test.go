@@ -19,7 +19,7 @@ import (
 // problem.
 func FuzzConfiguration(f *testing.F) {
 	for _, seed := range []string{
-		"", "mode: Audit\n", "mutators: [\"*\", -topology]\nprebindPlugins: []\n", "budgets: {hold: 1ns, maxHolds: 9223372036854775807}\n",
+		"", "mode: Audit\n", "mutators: [\"*\", -topology]\nprebindPlugins: []\n", "budgets: {hold: 1ns, maxHolds: 256}\n",
 		"namespaces:\n- names: [\"[\", team-*]\n  mode: Off\n- {}\n", "namespaces: [{names: [a], prebindTimeout: 1h, maxPrebindTimeout: 1m}]\n",
 		"arguments:\n  topology: {labels: [\"*\", a=b, \"c/*=d-*\"], path: [a], podLabels: [\"*\"]}\n  node-info: {annotations: [a=b]}\n",
 		"arguments:\n  node-state: {checks: [ready], maxWait: 1s}\n  device: {nodeLocks: true, nodeLockTimeout: 0s}\n",
