@@ -141,20 +141,17 @@ func TestConformance(t *testing.T) {
 	tests := map[string]struct {
 		scheduler string
 		args      []string
-		// skipped are the checks that cannot be made.
-		skipped map[string]string
-		details map[string]string
+		details   map[string]string
 	}{
 		"kube-scheduler": {
 			scheduler: cluster.DefaultScheduler,
 			args:      []string{"--no-failure-events"},
-			skipped:   map[string]string{"binding-annotations": "--binding-annotation"},
 			details:   map[string]string{"volume": "the scheduler waited for the volume itself"},
 		},
 		"a scheduler without support for volumes": {
 			scheduler: own,
 			args:      []string{"--binding-annotation=" + ownAnnotation, "--as=" + user, "--nodes=" + withDrivers[0].Name + "," + withDrivers[1].Name, "--pod-labels=queue=test"},
-			details:   map[string]string{"volume": "Prebind made the bind wait", "binding-annotations": own},
+			details:   map[string]string{"volume": "Prebind made the bind wait"},
 		},
 	}
 	for name, tc := range tests {
@@ -163,11 +160,7 @@ func TestConformance(t *testing.T) {
 			junit := filepath.Join(t.TempDir(), "report.xml")
 			r := conformance(t, shared, append([]string{"--scheduler-name=" + tc.scheduler, "--wait=6s", "--junit=" + junit}, tc.args...)...)
 			assert.Equal(t, 0, r.code)
-			for _, check := range []string{"bind", "annotations", "binding-annotations", "uid", "wait", "refused", "invalid", "internal", "stale", "volume", "rollback", "workers", "burst"} {
-				if why, ok := tc.skipped[check]; ok {
-					assert.Regexp(t, `^SKIPPED .*`+why, r.result(check), check)
-					continue
-				}
+			for _, check := range []string{"bind", "annotations", "uid", "wait", "refused", "invalid", "internal", "stale", "volume", "workers", "burst"} {
 				assert.Regexp(t, "^PASS .*"+tc.details[check], r.result(check), check)
 			}
 			content, err := os.ReadFile(junit)
@@ -182,9 +175,9 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, xml.Unmarshal(content, &report))
 			require.Len(t, report.Suites, 1)
 			suite := report.Suites[0]
-			assert.Equal(t, 13, suite.Tests)
+			assert.Equal(t, 11, suite.Tests)
 			assert.Zero(t, suite.Failures)
-			assert.Len(t, tc.skipped, suite.Skipped)
+			assert.Zero(t, suite.Skipped)
 			assertNothingLeft(t, shared)
 		})
 	}
@@ -196,9 +189,9 @@ func TestConformance_Violations(t *testing.T) {
 	t.Parallel()
 	startScheduler(t, shared, "wrong", true)
 	checks := map[string]struct{ reason, says, advice string }{
-		"uid":                 {reason: "the Binding can apply to another pod", says: "pod uid was not bound within 1m0s", advice: "Set metadata.uid"},
-		"binding-annotations": {reason: "the annotations of the scheduler are lost", says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
-		"internal":            {reason: "an internal error is not final", says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
+		"uid":      {reason: "the Binding can apply to another pod", says: "pod uid was not bound within 1m0s", advice: "Set metadata.uid"},
+		"wait":     {reason: "the annotations of the scheduler are lost", says: "lacks the annotation " + ownAnnotation, advice: "Post the same annotations"},
+		"internal": {reason: "an internal error is not final", says: "pod internal was not bound within 1m0s", advice: "schedule the pod again, with backoff"},
 	}
 	r := conformance(t, shared, "--scheduler-name=wrong", "--wait=6s", "--timeout=1m", "--binding-annotation="+ownAnnotation,
 		"--run=^("+strings.Join(slices.Collect(maps.Keys(checks)), "|")+")$")

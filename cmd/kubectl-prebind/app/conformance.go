@@ -62,7 +62,7 @@ not be completed, for example because a permission is missing, 3 if a check has 
 	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "Time in which the scheduler must bind a pod that does not have to wait, or post a Binding again.")
 	fs.IntVar(&o.Burst, "burst", o.Burst, "Number of pods in the check burst.")
 	fs.StringSliceVar(&o.Nodes, "nodes", nil, "Nodes that the checks use, at least two. By default, two nodes that are Ready and have no taints.")
-	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check binding-annotations.")
+	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check wait.")
 	fs.BoolVar(&o.NoFailureEvents, "no-failure-events", false, "Fail the check wait if the scheduler reports a warning about a pod that waits.")
 	fs.StringVar(&o.NamespacePrefix, "namespace-prefix", o.NamespacePrefix, "Prefix of the names of the namespaces that the command creates.")
 	fs.StringToStringVar(&o.PodLabels, "pod-labels", nil, "Labels of the pods, as key=value, such as the queue of the scheduler.")

@@ -18,7 +18,7 @@ import (
 	"github.com/prebind/prebind/internal/work"
 )
 
-// checkWait checks that the scheduler repeats a Binding that has to wait, and stays on the node.
+// checkWait checks that the scheduler repeats a Binding that has to wait, with the same annotations, and stays on the node.
 func checkWait(ctx context.Context, t *trial) string {
 	pod := t.creates(ctx, "wait", waits)
 	began := time.Now()
@@ -37,7 +37,12 @@ func checkWait(ctx context.Context, t *trial) string {
 	}
 	t.release(ctx, pod, nodes[0])
 	released := time.Now()
-	t.on(t.bound(ctx, pod, adviceRepeat), nodes[0], "it waited there", adviceStay)
+	pod = t.bound(ctx, pod, adviceRepeat)
+	t.on(pod, nodes[0], "it waited there", adviceStay)
+	if key := t.BindingAnnotation; key != "" && pod.Annotations[key] == "" {
+		t.violates("Post the same annotations with every call for a bind. client-go does it. If your scheduler builds the Binding again, add its annotations again.",
+			"the bound pod lacks the annotation %s, which the scheduler should set on the Binding", key)
+	}
 	detail := fmt.Sprintf("waited %s, then bound to %s %s later", seconds(waited), nodes[0], seconds(time.Since(released)))
 	if warnings != "" {
 		detail += "; the scheduler reported " + warnings
@@ -68,8 +73,21 @@ func checkRefused(ctx context.Context, t *trial) string {
 	t.must(labelNode(ctx, t.client, free, required, set))
 	t.must(labelNode(ctx, t.client, full, required, unset))
 	moved := time.Now()
+	before := map[*corev1.Pod]int{}
 	for _, pod := range pods {
-		t.bound(ctx, pod, adviceAgain+" Choose a node again: node "+free+" was free.")
+		before[pod] = t.count(ctx, pod, work.ReasonRefused)
+		t.must(t.touch(ctx, pod, 0)) // Events show the next answer, too.
+	}
+	if late := t.late(ctx, pods); len(late) > 0 {
+		dropped := 0
+		for _, pod := range late {
+			if t.count(ctx, pod, work.ReasonRefused) == before[pod] {
+				dropped++
+			}
+		}
+		t.violates(adviceAgain+" Choose a node again: node "+free+" was free.",
+			"%d of %d rejected pods were not bound within %s after %s was free, and the scheduler posted no other Binding of %d of them; pod %s%s",
+			len(late), refused, t.Timeout, free, dropped, late[0].Name, t.why(ctx, late[0]))
 	}
 	return fmt.Sprintf("refused on %s (403) with backoff, then all %d pods were bound %s after %s was free", full, refused, seconds(time.Since(moved)), free)
 }

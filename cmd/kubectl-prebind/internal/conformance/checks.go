@@ -49,8 +49,6 @@ const (
 	// provisionTime is the time from the request for a volume to its creation. It is longer than the time after which Prebind
 	// reports a wait.
 	provisionTime = 8 * time.Second
-	// rollbackTime is the time in which Prebind rolls back the bind of a deleted pod.
-	rollbackTime = 30 * time.Second
 	// refused is the number of pods of the check refused. Some schedulers try only some of them again.
 	refused = 6
 	// waiters is the number of pods that wait in the check workers. It is above the usual number of bind workers.
@@ -64,7 +62,9 @@ var (
 	// adviceTimeout is for a scheduler that gets an error of its client instead of the answer.
 	adviceTimeout = "Leave rest.Config.Timeout at 0 (" + guide + "#time-limits)."
 	adviceAgain   = "After a refusal, release the node and schedule the pod again, with backoff, as a pod that does not fit. Do not drop the pod, and do not mark it as failed."
-	adviceUID     = "Set metadata.uid of the Binding to the UID of the pod that you scheduled."
+	adviceWorkers = "Bind other pods while some wait. If Bindings of only some pods waited, their number is the limit of binds in progress: use more bind workers, a goroutine for each bind, or a delayed queue. " +
+		"If one waited, look for a lock that the scheduler holds while it binds. If all waited, look for the rate limit of its client (QPS)."
+	adviceUID = "Set metadata.uid of the Binding to the UID of the pod that you scheduled."
 )
 
 // check tests one rule of the contract.
@@ -87,7 +87,6 @@ func checks() []check {
 	return []check{
 		{name: "bind", rule: "Bind a pod to the node that it requires.", section: "answers", run: checkBind},
 		{name: "annotations", rule: "Keep the annotations that Prebind adds.", section: "request-devices-plugins-and-a-budget", run: checkAnnotations},
-		{name: "binding-annotations", rule: "Repeat a Binding with the same annotations.", section: "repeat-a-binding", plugins: []string{nodeState}, run: checkBindingAnnotations},
 		{name: "uid", rule: "Set the UID of the pod in the Binding.", section: "set-the-uid", run: checkUID},
 		{name: "wait", rule: "Repeat a Binding that has to wait (429).", section: "answers", plugins: []string{nodeState}, run: checkWait},
 		{name: "refused", rule: "Try again after a refusal (403), with backoff.", section: "answers", plugins: []string{device}, run: checkRefused},
@@ -95,7 +94,6 @@ func checks() []check {
 		{name: "internal", rule: "Try again after an internal error (500).", section: "errors-that-are-not-from-prebind", plugins: []string{device}, run: checkInternal},
 		{name: "stale", rule: "Drop the bind of a deleted pod.", section: "set-the-uid", plugins: []string{nodeState}, run: checkStale},
 		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{volumeBinding}, run: checkVolume},
-		{name: "rollback", rule: "Release everything when a waiting pod is deleted.", section: "repeat-a-binding", plugins: []string{device, nodeState}, run: checkRollback},
 		{name: "workers", rule: "Bind other pods while some wait.", section: "few-bind-workers", plugins: []string{nodeState}, alone: true, run: checkWorkers},
 		{name: "burst", rule: "Bind many pods, each once.", section: "time-limits", alone: true, run: checkBurst},
 	}
@@ -154,23 +152,6 @@ func (t *trial) announced(ctx context.Context, node string) map[string]string {
 		return !strings.HasPrefix(key, "topology.prebind.dev/") && !strings.HasPrefix(key, "node-info.prebind.dev/")
 	})
 	return x.Annotations
-}
-
-// checkBindingAnnotations checks that an annotation of the Binding reaches the pod, also if the Binding has to be repeated.
-func checkBindingAnnotations(ctx context.Context, t *trial) string {
-	key := t.BindingAnnotation
-	if key == "" {
-		t.skips("name an annotation that your scheduler sets on every Binding with --binding-annotation")
-	}
-	pod := t.creates(ctx, "binding-annotations", waits)
-	t.release(ctx, pod, t.answered(ctx, pod, work.ReasonWaiting))
-	pod = t.bound(ctx, pod, adviceRepeat)
-	value, ok := pod.Annotations[key]
-	if !ok {
-		t.violates("Post the same annotations with every call for a bind. client-go does it. If your scheduler builds the Binding again, add its annotations again.",
-			"the bound pod lacks the annotation %s, which the scheduler should set on the Binding", key)
-	}
-	return fmt.Sprintf("the pod has %s=%q", key, value)
 }
 
 // waits makes the pod wait until release.
@@ -246,33 +227,19 @@ func checkVolume(ctx context.Context, t *trial) string {
 	return fmt.Sprintf("bound to %s %s after its volume was created; %s", pod.Spec.NodeName, seconds(time.Since(created)), who)
 }
 
-// checkRollback checks that the deletion of a waiting pod leaves no reservation.
-func checkRollback(ctx context.Context, t *trial) string {
-	id := t.ns.Name + "-rollback"
-	pod := t.creates(ctx, "rollback", waits, onNode(t.nodes[0]), annotation(deviceAnnotation, id))
-	held := t.holds(id)
-	t.posted(ctx, pod, held) // Prebind holds the device while the bind waits.
-	t.deletes(ctx, pod)
-	deleted := time.Now()
-	if !t.until(ctx, rollbackTime, func(ctx context.Context) (bool, error) {
-		still, err := held(ctx)
-		return !still, err
-	}) {
-		t.violates("Stop repeating the Binding of a deleted pod. If your scheduler does, check the log of Prebind.",
-			"%s after the deletion of the pod, Prebind still holds its device on node %s", rollbackTime, t.nodes[0].Name)
-	}
-	return fmt.Sprintf("the device was free %s after the deletion of the waiting pod", seconds(time.Since(deleted)))
-}
-
 // checkWorkers checks that pods that wait do not delay the bind of another pod.
 func checkWorkers(ctx context.Context, t *trial) string {
 	for i := range waiters {
 		t.creates(ctx, fmt.Sprintf("waiter-%d", i), waits)
 	}
 	t.answered(ctx, t.created[0], work.ReasonWaiting)
+	waiting := slices.Clone(t.created)
 	began := time.Now()
-	t.bound(ctx, t.creates(ctx, "workers"), fmt.Sprintf("While %d pods wait, other pods must be bound. Bind each pod in its own goroutine, use more bind workers, or repeat waiting Bindings from a delayed queue. "+
-		"If your scheduler already uses goroutines, look for a limit of binds in progress, for a lock that it holds while it binds, and for the rate limit of its client (QPS).", waiters))
+	pod := t.creates(ctx, "workers")
+	if late := t.late(ctx, []*corev1.Pod{pod}); len(late) > 0 {
+		waiting = slices.DeleteFunc(waiting, func(pod *corev1.Pod) bool { return t.count(ctx, pod, work.ReasonWaiting) == 0 })
+		t.violates(adviceWorkers, "pod %s was not bound within %s, while Bindings of %d of %d other pods waited%s", pod.Name, t.Timeout, len(waiting), waiters, t.why(ctx, pod))
+	}
 	return fmt.Sprintf("while %d pods waited, another pod was bound in %s", waiters, seconds(time.Since(began)))
 }
 
@@ -282,17 +249,9 @@ func checkBurst(ctx context.Context, t *trial) string {
 	for i := range t.Burst {
 		t.creates(ctx, fmt.Sprintf("burst-%d", i))
 	}
-	var late []corev1.Pod
-	if !t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
-		list, err := t.client.CoreV1().Pods(t.ns.Name).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, err
-		}
-		late = slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" || !strings.HasPrefix(pod.Name, "burst-") })
-		return len(late) == 0, nil
-	}) {
+	if late := t.late(ctx, t.created); len(late) > 0 {
 		t.violates("Check the rate limit of the client (QPS) and the number of bind workers, and that the nodes have room for the pods.",
-			"%d of %d pods were bound within %s; pod %s was not bound%s", t.Burst-len(late), t.Burst, t.Timeout, late[0].Name, t.why(ctx, &late[0]))
+			"%d of %d pods were bound within %s; pod %s was not bound%s", t.Burst-len(late), t.Burst, t.Timeout, late[0].Name, t.why(ctx, late[0]))
 	}
 	took := time.Since(began)
 	return fmt.Sprintf("%d pods bound in %s (%.0f per second)", t.Burst, seconds(took), float64(t.Burst)/took.Seconds())

@@ -152,6 +152,23 @@ func (t *trial) staysUnbound(ctx context.Context, pod *corev1.Pod, d time.Durati
 	t.until(ctx, max(d, pollInterval), func(ctx context.Context) (bool, error) { return false, t.unbound(ctx, pod) })
 }
 
+// late waits until the pods are bound, which have one namespace. It returns those that are not bound within the time.
+func (t *trial) late(ctx context.Context, pods []*corev1.Pod) (late []*corev1.Pod) {
+	t.until(ctx, t.Timeout, func(ctx context.Context) (bool, error) {
+		list, err := t.client.CoreV1().Pods(pods[0].Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		nodes := map[types.UID]string{}
+		for _, pod := range list.Items {
+			nodes[pod.UID] = pod.Spec.NodeName
+		}
+		late = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return nodes[pod.UID] != "" })
+		return len(late) == 0, nil
+	})
+	return late
+}
+
 // bound waits until the pod is bound. If it is not, the advice is that of the violation.
 func (t *trial) bound(ctx context.Context, pod *corev1.Pod, advice string) *corev1.Pod {
 	var now *corev1.Pod
@@ -184,14 +201,12 @@ func (t *trial) posted(ctx context.Context, pod *corev1.Pod, condition func(ctx 
 	}
 }
 
-// answered waits until an event shows that Prebind has answered a Binding of the pod in this way. It returns the node of the first answer.
-func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) string {
-	var nodes []string
-	t.posted(ctx, pod, func(ctx context.Context) (_ bool, err error) {
-		nodes, err = t.answers(ctx, pod, reason)
+// answered waits until an event shows that Prebind has answered a Binding of the pod in this way.
+func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) {
+	t.posted(ctx, pod, func(ctx context.Context) (bool, error) {
+		nodes, err := t.answers(ctx, pod, reason)
 		return len(nodes) > 0, err
 	})
-	return nodes[0]
 }
 
 // answers returns the node of each answer with the reason that events of the pod show. Events combine repeated answers: they show the first
@@ -212,6 +227,13 @@ func (t *trial) answers(ctx context.Context, pod *corev1.Pod, reason string) (no
 		}
 	}
 	return nodes, err
+}
+
+// count returns the number of those answers.
+func (t *trial) count(ctx context.Context, pod *corev1.Pod, reason string) int {
+	nodes, err := t.answers(ctx, pod, reason)
+	t.must(err)
+	return len(nodes)
 }
 
 // events returns the events of the pod. The API server sorts them by name, which ends with the time.
@@ -236,17 +258,25 @@ func (t *trial) warnings(ctx context.Context, pod *corev1.Pod) string {
 	return strings.Join(found, ", ")
 }
 
-// why returns the last events of a pod that is not bound, as the end of a sentence.
-func (t *trial) why(ctx context.Context, pod *corev1.Pod) string {
-	all, _ := t.events(ctx, pod) // The message is useful without them.
+// why returns the conditions that are false, such as PodScheduled, and the last events of a pod that is not bound, as the end of a sentence.
+func (t *trial) why(ctx context.Context, pod *corev1.Pod) (why string) {
+	// The message is useful without them.
+	if now, err := t.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{}); err == nil {
+		for _, c := range now.Status.Conditions {
+			if c.Status == corev1.ConditionFalse {
+				why += fmt.Sprintf("; its condition %s is False (%s): %s", c.Type, c.Reason, c.Message)
+			}
+		}
+	}
+	all, _ := t.events(ctx, pod)
 	var notes []string
 	for _, e := range all[max(len(all)-2, 0):] {
 		notes = append(notes, e.Reason+": "+e.Note)
 	}
-	if len(notes) == 0 {
-		return ""
+	if len(notes) > 0 {
+		why += "; its last events: " + strings.Join(notes, " | ")
 	}
-	return "; its last events: " + strings.Join(notes, " | ")
+	return why
 }
 
 const (

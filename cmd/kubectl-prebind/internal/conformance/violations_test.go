@@ -5,6 +5,7 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
@@ -42,6 +44,10 @@ type scheduler struct {
 	stays bool
 	// replaces creates a pod again with spec.nodeName.
 	replaces bool
+	// byName binds a pod to the node of an earlier pod of the same name, which is node-1.
+	byName bool
+	// warns reports a warning about a pod that waits.
+	warns bool
 	// workers limits the binds in progress. Nil means no limit.
 	workers chan struct{}
 	// seen is the number of pods so far. Pods are scheduled in the order of their creation.
@@ -72,6 +78,9 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 		_, _ = pods.Create(ctx, again, metav1.CreateOptions{})
 	case waits:
 		s.answer(ctx, pod, work.ReasonWaiting, "node-1")
+		if s.warns {
+			s.answer(ctx, pod, "FailedScheduling", "node-1")
+		}
 		if s.givesUp {
 			return
 		}
@@ -87,8 +96,17 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 	case pod.Annotations[deviceAnnotation] != "" || pod.Annotations[timeoutAnnotation] != "":
 		s.retry(ctx, pod)
 	default:
-		s.bind(ctx, pod, "node-1")
+		node := nodeOf(pod)
+		if s.byName {
+			node = "node-1"
+		}
+		s.bind(ctx, pod, node)
 	}
+}
+
+// nodeOf returns the node for the pod.
+func nodeOf(pod *corev1.Pod) string {
+	return cmp.Or(pod.Spec.NodeSelector[corev1.LabelHostname], "node-1")
 }
 
 // retry posts Bindings until one is allowed. One with an invalid annotation never is, and one with a device only on node-2.
@@ -126,14 +144,14 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // answer writes the event about an answer of Prebind.
 func (s *scheduler) answer(ctx context.Context, pod *corev1.Pod, reason, node string) {
 	e := event(reason, node, time.Now())
-	e.Namespace, e.Name = pod.Namespace, fmt.Sprintf("%s.%d.%s", pod.Name, time.Now().UnixNano(), node)
+	e.Namespace, e.Name = pod.Namespace, fmt.Sprintf("%s.%d.%s.%s", pod.Name, time.Now().UnixNano(), node, reason)
 	e.Regarding = corev1.ObjectReference{Kind: "Pod", Name: pod.Name, UID: pod.UID}
 	_, _ = s.client.EventsV1().Events(pod.Namespace).Create(ctx, &e, metav1.CreateOptions{})
 }
 
 // event returns an event about the node.
 func event(reason, node string, at time.Time) eventsv1.Event {
-	return eventsv1.Event{Reason: reason, EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
+	return eventsv1.Event{Type: corev1.EventTypeWarning, Reason: reason, EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
 }
 
 func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string) {
@@ -161,6 +179,7 @@ func (s *scheduler) react(ctx context.Context, running *sync.WaitGroup) clientte
 				return false, nil, nil
 			}
 			s.seen++
+			o.UID = types.UID(fmt.Sprint(s.seen))
 			after := time.Duration(s.seen) * time.Millisecond
 			running.Go(func() {
 				if sleep(ctx, after) {
@@ -188,15 +207,20 @@ func TestViolations(t *testing.T) {
 		"Wait":            {reason: "the scheduler stays on the node", check: "wait"},
 		"GivesUp":         {reason: "a 429 is not final", check: "wait", scheduler: scheduler{givesUp: true}, says: "pod wait was not bound within"},
 		"OtherNode":       {reason: "a 429 is not a failure", check: "wait", scheduler: scheduler{moves: true}, says: "the pod waited on node-1, and the scheduler posted Bindings to other nodes in the meantime: node-2"},
+		"Warning":         {reason: "a 429 is reported as a failure, and --no-failure-events is set", check: "wait", scheduler: scheduler{warns: true}, says: "the scheduler reported the waiting pod as a failure: FailedScheduling"},
 		"Refused":         {reason: "backoff grows", check: "refused", scheduler: scheduler{backoff: doubles}},
 		"HotLoop":         {reason: "there is no backoff", check: "refused", scheduler: scheduler{backoff: every(50 * time.Millisecond)}, says: "Bindings of the rejected pod in"},
-		"ConstantBackoff": {reason: "backoff must grow", check: "refused", scheduler: scheduler{backoff: every(2 * time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
-		"Dropped":         {reason: "all rejected pods are tried again", check: "refused", scheduler: scheduler{backoff: doubles, drops: true}, says: "pod refused-1 was not bound within"},
-		"SameNode":        {reason: "a rejected pod is scheduled again", check: "refused", scheduler: scheduler{backoff: doubles, stays: true}, says: "pod refused-0 was not bound within"},
+		"ConstantBackoff": {reason: "backoff must grow", check: "refused", scheduler: scheduler{backoff: every(2 * time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in 14"},
+		"EverySecond":     {reason: "backoff of one second that does not grow", check: "refused", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in 7"},
+		"Dropped":         {reason: "all rejected pods are tried again", check: "refused", scheduler: scheduler{backoff: doubles, drops: true}, says: "5 of 6 rejected pods were not bound within 2m0s after node-2 was free, and the scheduler posted no other Binding of 5 of them; pod refused-1;"},
+		"SameNode":        {reason: "a rejected pod is scheduled again", check: "refused", scheduler: scheduler{backoff: doubles, stays: true}, says: "6 of 6 rejected pods were not bound within 2m0s after node-2 was free, and the scheduler posted no other Binding of 0 of them; pod refused-0;"},
 		"Invalid":         {reason: "an invalid Binding is not repeated in a loop", check: "invalid", scheduler: scheduler{backoff: doubles}},
 		"InvalidLoop":     {reason: "an invalid Binding does not become valid", check: "invalid", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
 		"Workers":         {reason: "pods that wait do not delay others", check: "workers"},
-		"FewWorkers":      {reason: "each waiting pod occupies a worker", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 10)}, says: "pod workers was not bound within"},
+		"FewWorkers":      {reason: "each waiting pod occupies a worker", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 10)}, says: "pod workers was not bound within 2m0s, while Bindings of 10 of 12 other pods waited"},
+		"Lock":            {reason: "a lock that is held during a bind delays all others", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 1)}, says: "pod workers was not bound within 2m0s, while Bindings of 1 of 12 other pods waited"},
+		"Stale":           {reason: "a pod of the same name is another pod", check: "stale"},
+		"ByName":          {reason: "the pod requires another node than the earlier one", check: "stale", scheduler: scheduler{byName: true}, says: "pod stale was bound to node-1 instead of node-2"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -221,6 +245,7 @@ func TestViolations(t *testing.T) {
 				all := checks()
 				c := all[slices.IndexFunc(all, func(c check) bool { return c.name == tc.check })]
 				c.plugins = nil
+				s.NoFailureEvents = true
 				r := s.make(ctx, c)
 				cancel()
 				running.Wait()
