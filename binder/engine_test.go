@@ -187,6 +187,28 @@ func TestBind_NoSeat(t *testing.T) {
 	}, labelled())
 }
 
+// panicking is a plugin that waits for the label, and whose methods of an Observer panic.
+type panicking struct{ *framework.Decider }
+
+// BindWaits implements framework.Observer.
+func (panicking) BindWaits(context.Context, *framework.BindContext, []framework.Wait) { panic("a bug") }
+
+// BindDecided implements framework.Observer.
+func (panicking) BindDecided(context.Context, *framework.BindContext) { panic("a bug") }
+
+// TestObserver_Panics: an Observer changes no decision, and a call gives its seat back.
+func TestObserver_Panics(t *testing.T) {
+	plugin, ok := labelled().(*framework.Decider)
+	require.True(t, ok)
+	in(t, nil, func(t *testing.T, s *fixture) {
+		time.AfterFunc(5*time.Second, s.label)
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, 5*time.Second, d.Waited.Truncate(time.Second), "the call was held until the label was set")
+		assert.Zero(t, s.Stats().Holds)
+	}, panicking{plugin})
+}
+
 func TestBind_Rejects(t *testing.T) {
 	in(t, nil, func(t *testing.T, s *fixture) {
 		began := time.Now()

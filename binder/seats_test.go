@@ -37,3 +37,18 @@ func TestSeats(t *testing.T) {
 	again, _ = count("exempt")
 	assert.Equal(t, 1, again)
 }
+
+// TestSeats_MemoryOfANamespace: large pods and Bindings of one tenant take no memory from another one.
+func TestSeats_MemoryOfANamespace(t *testing.T) {
+	var s seats
+	const large = 1 << 20
+	leave := s.take(authenticationv1.UserInfo{}, 100, "a", large)
+	for range maxHeld/large - 1 {
+		assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "a", large))
+	}
+	assert.Nil(t, s.take(authenticationv1.UserInfo{}, 100, "a", large), "the limit of the namespace")
+	assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "a", 0), "a pod of the cache needs no memory")
+	assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "b", large), "another namespace has its own limit")
+	leave()
+	assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "a", large), "a call that ends gives its memory back")
+}

@@ -337,3 +337,9 @@ func TestPreFlight_WithoutPoliciesCostsNothing(t *testing.T) {
 		}
 	}), 1.0)
 }
+
+// Policies see the request as the client sent it: mode Audit shows what Enforce would do.
+func TestSubjectOf_Audit(t *testing.T) {
+	assert.False(t, subjectOf(&framework.BindContext{DryRun: true, Audit: true}).DryRun)
+	assert.True(t, subjectOf(&framework.BindContext{DryRun: true}).DryRun)
+}
