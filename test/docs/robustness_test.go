@@ -1,0 +1,79 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	fault    = regexp.MustCompile(`(?m)^\| (.+) \| (.+) \| (.+) \| (.+) \| (.+) \|$`)
+	commit   = regexp.MustCompile(`^[0-9a-f]{8}$`)
+	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	mutant   = regexp.MustCompile(`(?m)^\t\{"([^"]+)", "`)
+)
+
+// reproducers returns how the robustness report names each test and each mutant.
+func reproducers(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{"–": true, "removed": true}
+	checkout := os.DirFS(root)
+	require.NoError(t, fs.WalkDir(checkout, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "bin"}, name):
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		content, err := fs.ReadFile(checkout, name)
+		for _, m := range testFunc.FindAllSubmatch(content, -1) {
+			all[fmt.Sprintf("`%s %s`", path.Dir(name), m[1])] = true
+		}
+		return err
+	}))
+	content, err := fs.ReadFile(checkout, "test/simulation/mutants/main.go")
+	require.NoError(t, err)
+	for _, m := range mutant.FindAllSubmatch(content, -1) {
+		all[fmt.Sprintf("mutant `%s`", m[1])] = true
+	}
+	return all
+}
+
+// TestRobustness checks that the tests and mutants of the report exist, and its counts. CI has no history in which it could find the commits.
+func TestRobustness(t *testing.T) {
+	t.Parallel()
+	page := pagesOfProse(t)["docs/contributing/robustness.md"]
+	known, found := reproducers(t), map[string]int{}
+	for _, m := range fault.FindAllStringSubmatch(page, -1) {
+		text, by, since, fixed, reproduced := m[1], m[2], m[3], m[4], m[5]
+		if text == "Fault" || text == "---" {
+			continue
+		}
+		by, _, _ = strings.Cut(by, ", ") // The seed.
+		found[by]++
+		assert.True(t, since == "–" || commit.MatchString(since), "%s: Since has to be a commit, not %q", text, since)
+		assert.Regexp(t, commit, fixed, "%s: Fixed in has to be a commit", text)
+		assert.True(t, known[reproduced], "%s: unknown test or mutant %s", text, reproduced)
+	}
+	line := regexp.MustCompile(`(?m)^- \*\*Found by:\*\* (.*) \(–`).FindStringSubmatch(page)
+	require.NotNil(t, line)
+	var counts []string
+	for _, by := range slices.Sorted(maps.Keys(found)) {
+		counts = append(counts, fmt.Sprintf("%s %d", by, found[by]))
+	}
+	assert.ElementsMatch(t, counts, strings.Split(line[1], ", "), "the counts of the methods")
+}
