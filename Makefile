@@ -52,16 +52,19 @@ test-unit: kustomize helm ## Run the unit tests with the race detector
 	@echo "alerts on the Prometheus engine: the first build takes a minute"
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
 
+# Ends a recipe whose search for faults has found one.
+FOUND = { echo 'A fault of Prebind? Add it to docs/contributing/robustness.md, with a test or mutant that reproduces it.'; exit 1; }
+
 # make test uses fixed seeds, so that its result does not depend on chance.
 .PHONY: simulate
 simulate: ## Run seeds of the simulation (SEEDS=1000: number of seeds; SEED=7: first seed; MUTANTS=true: show that it finds faults)
-	go test -count=1 ./test/simulation -timeout=60m -seeds=$(SEEDS) -seed=$(SEED)
+	go test -count=1 ./test/simulation -timeout=60m -seeds=$(SEEDS) -seed=$(SEED) || $(FOUND)
 	$(if $(MUTANTS),go run ./test/simulation/mutants -seeds=$(SEEDS))
 
 .PHONY: properties
 properties: ## Run property and model tests with random seeds (ROUNDS=50: number of rounds; SEED=7: repeat a failure)
 	PREBIND_SEED=$(if $(filter-out file,$(origin SEED)),$(SEED),random) go test -race -timeout 60m -count=$(ROUNDS) \
-		-run 'Properties$$|^TestModel' $$(go list ./... | grep -v /test/)
+		-run 'Properties$$|^TestModel' $$(go list ./... | grep -v /test/) || $(FOUND)
 
 # Shows each test when it ends, and at the end the output of those that failed. The file contains the output of all.
 E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -p 3 -count=1 -timeout 60m $(addprefix ./test/,$(2))
@@ -147,7 +150,7 @@ DURATION ?= 1m
 
 .PHONY: faults
 faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration; ATTACK=false: no attacking tenant)
-	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) $(if $(ATTACK),-attack=$(ATTACK))
+	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) $(if $(ATTACK),-attack=$(ATTACK)) || $(FOUND)
 
 FUZZTIME ?= 10m
 
@@ -157,7 +160,7 @@ FUZZTIME ?= 10m
 fuzz: ## Run every fuzz target (FUZZTIME=1m: time per target; FUZZ=FuzzReview: one target)
 	@for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
 		for target in $$(go test -list '^$(or $(FUZZ),Fuzz.*)$$' $$dir | grep '^Fuzz'); do \
-			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$dir || exit 1; \
+			echo "$$dir $$target" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$dir || $(FOUND); \
 		done; \
 	done
 
