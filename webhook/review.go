@@ -10,10 +10,10 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	apijson "k8s.io/apimachinery/pkg/util/json"
 )
 
 const (
@@ -34,7 +34,8 @@ func invalid(format string, args ...any) *metav1.Status {
 	return failure(http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Errorf(format, args...))
 }
 
-// readReview returns the request of the AdmissionReview in the body.
+// readReview returns the request of the AdmissionReview of v1 in the body, without the parts that Prebind does not read: a held call
+// would keep them.
 func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
 	body, err := io.ReadAll(r.Body)
@@ -47,14 +48,8 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 	case err != nil:
 		return nil, invalid("reading the body: %w", err)
 	}
-	return decode(body)
-}
-
-// decode returns the request of an AdmissionReview of v1, without the parts that Prebind does not read: a held call would
-// keep them.
-func decode(body []byte) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	var review admissionv1.AdmissionReview
-	if err := apijson.Unmarshal(body, &review); err != nil {
+	if err := json.Unmarshal(body, &review); err != nil {
 		return nil, invalid("the body is not a valid AdmissionReview: %w", err)
 	}
 	request := review.Request

@@ -62,10 +62,10 @@ func TestHandler_BadInput(t *testing.T) {
 		"WrongKind":     {reason: "the kind is wrong", body: replace("AdmissionReview", "ConversionReview"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
 		"WrongVersion":  {reason: "the webhook configuration lists only v1", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
 		"OtherCase":     {reason: "field names are case-sensitive, as in the API server", body: replace(`"request"`, `"Request"`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"TooDeep":       {reason: "the depth of JSON is limited", body: nested(10_001), says: "max depth"},
+		"TooDeep":       {reason: "the depth of JSON is limited", body: compact(`"uid":"1","unknown":` + nested(10_001)), says: "max depth"},
 		"CompactBroken": {reason: "a value is missing", body: compact(`"uid":`), says: "not a valid AdmissionReview: "},
-		"CompactType":   {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), says: "dryRun of type bool"},
-		"SecondKind":    {reason: "the last kind counts", change: secondKind, says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
+		"CompactType":   {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), says: `within "/request/dryRun"`},
+		"SecondKind":    {reason: "the API server sends a field once", change: secondKind, says: `duplicate object member name "kind"`},
 		"BrokenBody":    {reason: "reading the body fails", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, says: "reading the body: broken"},
 	}
 	for name, tc := range cases {
@@ -95,9 +95,7 @@ func secondKind(r *http.Request) {
 }
 
 // nested returns nested arrays.
-func nested(depth int) []byte {
-	return append(bytes.Repeat([]byte("["), depth), bytes.Repeat([]byte("]"), depth)...)
-}
+func nested(depth int) string { return strings.Repeat("[", depth) + strings.Repeat("]", depth) }
 
 type broken struct{}
 
