@@ -91,6 +91,10 @@ test-versions: ## Run the end-to-end tests on the other supported versions of Ku
 test-version:
 	$(call E2E,e2e,e2e)
 
+.PHONY: conformance-report
+conformance-report: ## Test an unmodified scheduler, and write its report (SCHEDULER=volcano, SOURCE=checkout, BINARIES=directory, KEEP=1; see docs/conformance/README.md)
+	go run ./test/schedulers --scheduler=$(or $(SCHEDULER),kube-scheduler) $(if $(SOURCE),--source=$(SOURCE)) $(if $(BINARIES),--binaries=$(BINARIES)) $(if $(filter-out 0 false no,$(KEEP)),--keep)
+
 # Not part of test: the first build takes minutes.
 .PHONY: test-products
 test-products: ## Test shipped policies with the code of the products that they are for

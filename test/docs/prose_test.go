@@ -5,6 +5,7 @@ package main
 
 import (
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"regexp"
@@ -96,13 +97,18 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// The index names every page, and those of the runbooks and of the examples their own.
+// The index names every page, and those of the runbooks, of the reports and of the examples their own.
 func TestIndex(t *testing.T) {
 	t.Parallel()
 	pages := pagesOfProse(t)
 	for name := range pages {
-		if page, ok := strings.CutPrefix(name, "docs/"); ok && page != "README.md" && path.Dir(page) != "runbooks" || page == "runbooks/README.md" {
-			assert.Contains(t, pages["docs/README.md"], "("+page+")", "docs/README.md should name it")
+		page, ok := strings.CutPrefix(name, "docs/")
+		index := "README.md"
+		if dir := path.Dir(page); path.Base(page) != index && (dir == "runbooks" || dir == "conformance") {
+			index, page = dir+"/"+index, path.Base(page)
+		}
+		if ok && page != index {
+			assert.Contains(t, pages["docs/"+index], "("+page, "docs/%s should name it", index)
 		}
 	}
 	examples, err := fs.Glob(os.DirFS(root), "docs/manifests/*.yaml")
@@ -133,7 +139,9 @@ func TestFlags(t *testing.T) {
 	}
 	visit(app.NewCommand(app.WithPlugin(after.Registration())))
 	visit(client.NewCommand())
-	for name, page := range pagesOfProse(t) {
+	pages := pagesOfProse(t)
+	maps.DeleteFunc(pages, func(name, _ string) bool { return strings.HasPrefix(name, "docs/conformance/") }) // Reports show flags of schedulers.
+	for name, page := range pages {
 		for _, m := range flag.FindAllStringSubmatch(page, -1) {
 			assert.Contains(t, known, m[1], "%s names --%s", name, m[1])
 		}
