@@ -174,6 +174,25 @@ func TestBind_HoldEnds(t *testing.T) {
 	}, labelled())
 }
 
+// TestBind_WaitsAgain: a bind that waits for the same object after a rejection has an event again.
+func TestBind_WaitsAgain(t *testing.T) {
+	rejects := false
+	plugin := framework.NewPlugin("p", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		node := framework.Object{Kind: "Node", Name: "node-a"}
+		if rejects {
+			return framework.Verdict{}, framework.Refuse(node, "no")
+		}
+		return framework.Verdict{Wait: framework.Wait{Object: node, For: "the label a"}}, nil
+	})
+	in(t, nil, func(t *testing.T, s *fixture) {
+		for _, rejects = range []bool{false, true, false} {
+			s.post(t.Context())
+		}
+		const waits = "WaitingForPreBind: p: Node node-a: waiting for the label a (5s); retry the Binding"
+		assert.Equal(t, []string{waits, "BindRefused: p: Node node-a: no", waits}, s.said())
+	}, plugin)
+}
+
 // pass lets virtual time pass.
 func pass(d time.Duration) { <-time.After(d) }
 

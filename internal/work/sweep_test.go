@@ -26,8 +26,10 @@ type tidier struct {
 	err   error
 }
 
-func (p *tidier) Tidy(context.Context) error {
-	p.calls.add("tidy")
+func (p *tidier) Tidy(ctx context.Context) error {
+	if ctx.Err() == nil {
+		p.calls.add("tidy")
+	}
 	return p.err
 }
 
@@ -59,6 +61,28 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// slowTidier is a tidier that needs all of its time.
+type slowTidier struct{ *tidier }
+
+func (p *slowTidier) Tidy(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// TestTidy_TimeOfEachPlugin: a slow plugin takes no time from the next one.
+func TestTidy_TimeOfEachPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		next := &tidier{marker: &marker{recordingWriter: newWriter(calls)}, calls: calls}
+		s := newFixture(next, thePod).sweeper(livingReplicas{})
+		s.plugins = []framework.Plugin{&slowTidier{next}, next}
+		began := time.Now()
+		assert.ErrorIs(t, s.tidy(t.Context()), context.DeadlineExceeded)
+		assert.Equal(t, tidyTimeout, time.Since(began))
+		assert.Equal(t, []string{"tidy"}, calls.all())
+	})
 }
 
 // sweeping runs a sweeper for the time and records the calls of the plugin.
