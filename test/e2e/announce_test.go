@@ -146,6 +146,7 @@ func testAnnounceKubeScheduler(t *testing.T, w *world) {
 	b.installDriver(node)
 	assert.Equal(t, node, b.untilBound().Spec.NodeName)
 	b.assertNominations(h, "", node+"*", "")
+	assert.Equal(t, corev1.PodPending, b.untilBound().Status.Phase, "the rest of the status stays")
 	b.assertNeverFailed()
 }
 
