@@ -20,7 +20,7 @@ import (
 // Result is the result of the tests of a directory.
 type Result struct {
 	Dir string
-	// Policies are the policies of the directory, in the order of their names.
+	// Policies are the policies of the directory, in the order of their names. If one has problems, Err is set.
 	Policies []*files.Policy
 	// Cases are the results of the cases, in the order of the files and of the cases in them.
 	Cases []CaseResult
@@ -44,38 +44,51 @@ type CaseResult struct {
 	Failures []string
 }
 
+// File is a file of a directory with tests.
+type File struct {
+	Name    string
+	Content []byte
+}
+
 // Run runs the tests of a directory: it tests the policies of the files *.yaml, *.yml and *.json with the
-// cases of the files *_test.yaml and *_test.yml. The policies are compiled for each file, because its keyPrefixes apply. An
-// error means that a file cannot be read.
+// cases of the files *_test.yaml and *_test.yml. An error means that a file cannot be read.
 func Run(ctx context.Context, dir string) (*Result, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	var objects, tests []string
+	var all []File
 	for _, entry := range entries {
 		name := filepath.Join(dir, entry.Name())
-		switch {
-		case entry.IsDir():
-		case files.IsTest(name):
-			tests = append(tests, name)
-		case files.IsObjects(name):
-			objects = append(objects, name)
+		if entry.IsDir() || !files.IsTest(name) && !files.IsObjects(name) {
+			continue
 		}
-	}
-	documents, problems, err := files.Read(nil, objects...)
-	if err != nil {
-		return nil, err
-	}
-	r := &Result{Dir: dir, Err: problems}
-	for _, name := range tests {
 		content, err := os.ReadFile(name)
 		if err != nil {
 			return nil, err
 		}
-		r.Err = errors.Join(r.Err, r.file(ctx, documents, name, content))
+		all = append(all, File{Name: name, Content: content})
 	}
-	return r, nil
+	return RunFiles(ctx, dir, all), nil
+}
+
+// RunFiles runs the tests of the files of a directory, as Run does, without reading them. The policies are compiled for
+// each file with tests, because its keyPrefixes apply.
+func RunFiles(ctx context.Context, dir string, all []File) *Result {
+	r := &Result{Dir: dir}
+	var documents []*files.Document
+	for _, f := range all {
+		if files.IsObjects(f.Name) {
+			parsed, problems := files.Parse(f.Name, f.Content)
+			documents, r.Err = append(documents, parsed...), errors.Join(r.Err, problems)
+		}
+	}
+	for _, f := range all {
+		if files.IsTest(f.Name) {
+			r.Err = errors.Join(r.Err, r.file(ctx, documents, f.Name, f.Content))
+		}
+	}
+	return r
 }
 
 // file runs the tests of a file.
@@ -91,16 +104,15 @@ func (r *Result) file(ctx context.Context, documents []*files.Document, name str
 			return err
 		}
 		policies, err := files.Check(ctx, documents, policy.Options{KeyPrefixes: t.KeyPrefixes})
+		r.Policies = slices.SortedFunc(slices.Values(policies), func(a, b *files.Policy) int { return strings.Compare(a.Name(), b.Name()) })
 		if err := errors.Join(err, usable(policies)); err != nil {
 			return err
 		}
 		if len(policies) == 0 {
 			return fmt.Errorf("%s: the directory contains no BindPolicy", d.At(""))
 		}
-		slices.SortFunc(policies, func(a, b *files.Policy) int { return strings.Compare(a.Name(), b.Name()) })
-		r.Policies = policies
 		for i := range t.Cases {
-			result, err := run(ctx, policies, t, &t.Cases[i])
+			result, err := run(ctx, r.Policies, t, &t.Cases[i])
 			if err != nil {
 				invalid = append(invalid, fmt.Errorf("%s: case %q: %w", d.At(fmt.Sprintf("cases[%d]", i)), t.Cases[i].Name, err))
 				continue
