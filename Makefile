@@ -211,6 +211,7 @@ lint: ## Run the linters and the prose check
 	cd test/csi && $(TOOL) golangci-lint run ./...
 	cd test/certmanager && $(TOOL) golangci-lint run ./...
 	cd test/monitoring && $(TOOL) golangci-lint run ./...
+	cd test/playground && $(TOOL) golangci-lint run ./...
 	cd test/products && $(TOOL) golangci-lint run --fast-only ./...
 
 .PHONY: licenses
@@ -275,6 +276,7 @@ verify: ## Check generated files, go.mod, manifests, chart, format, and that the
 	cd test/certmanager && go mod tidy -diff
 	cd test/kyverno && go mod tidy -diff
 	cd test/monitoring && go mod tidy -diff
+	cd test/playground && go mod tidy -diff
 	cd test/products && go mod tidy -diff
 	for install in webhook webhook/overlays/self-managed first-install first-install/self-managed; do \
 		$(TOOL) kustomize build config/$$install >bin/_verify/install.yaml || exit 1; \
@@ -300,6 +302,22 @@ BIN = bin
 build: ## Build bin/prebind, the server, and bin/kubectl-prebind, the kubectl plugin, as static binaries
 	$(STATIC) -o $(BIN)/prebind ./cmd/prebind
 	$(STATIC) -o $(BIN)/kubectl-prebind ./cmd/kubectl-prebind
+
+PLAYGROUND = $(BIN)/playground
+
+# The tags are those of the other programs, so that expressions have the same results.
+.PHONY: playground
+playground: ## Write bin/playground, a page that checks and tests BindPolicies in the browser
+	@mkdir -p $(PLAYGROUND)
+	cp cmd/playground/page/* "$$(go env GOROOT)/lib/wasm/wasm_exec.js" $(PLAYGROUND)/
+	go run ./cmd/playground config/policies >$(PLAYGROUND)/examples.json
+	GOOS=js GOARCH=wasm go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata -ldflags '-s -w' -o $(PLAYGROUND)/playground.wasm ./cmd/playground
+	gzip -9nf $(PLAYGROUND)/playground.wasm
+	@gzip -l $(PLAYGROUND)/playground.wasm.gz
+
+.PHONY: playground-test
+playground-test: playground ## Test the playground in Chromium, and write screenshots to bin/site-screenshots
+	cd test/playground && go test -count=1 -timeout 10m ./...
 
 # The checksums of the tool differ between machines.
 .PHONY: sbom

@@ -31,6 +31,7 @@ type layer struct {
 func layers() []layer {
 	return []layer{
 		{packages: []string{"cmd/prebind", "cmd/kubectl-prebind", "docs/example"}},
+		{packages: []string{"cmd/playground"}, only: []string{"internal/policy/cases", "internal/policy/files", "internal/policy"}},
 		{packages: []string{"cmd/prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/*", "cmd/internal/cli", "webhook", "binder", "internal/work"}},
