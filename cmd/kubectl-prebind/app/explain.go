@@ -31,6 +31,9 @@ import (
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators/bindinfo"
+	"github.com/prebind/prebind/mutators/deviceinfo"
+	"github.com/prebind/prebind/mutators/nodeinfo"
+	"github.com/prebind/prebind/mutators/topology"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -97,7 +100,7 @@ type report struct {
 	Node      string `json:"node"`
 	// Verdict is the result of the bind, from Prebind or the API server.
 	Verdict binder.Verdict `json:"verdict"`
-	// Since is when the pod was bound, and Annotations are those with a prefix of Prebind, if the verdict is bound. Prebind is then nil.
+	// Since is when the pod was bound, and Annotations are those that Prebind writes, if the verdict is bound. Prebind is then nil.
 	Since       metav1.Time       `json:"since,omitzero"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Reason is why the pod would not be bound.
@@ -192,7 +195,7 @@ func (o *explainOptions) chosen(ctx context.Context, client kubernetes.Interface
 func reportBound(pod *corev1.Pod) *report {
 	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, Verdict: verdictBound, Annotations: map[string]string{}}
 	for key, value := range pod.Annotations {
-		if prefix, _, _ := strings.Cut(key, "/"); strings.HasSuffix(prefix, "."+v1alpha1.Domain) {
+		if written(key) {
 			r.Annotations[key] = value
 		}
 	}
@@ -202,6 +205,15 @@ func reportBound(pod *corev1.Pod) *report {
 		}
 	}
 	return r
+}
+
+// written returns whether a mutator, a BindPolicy or Prebind itself writes the annotation. Other keys of Prebind are requests of users
+// and schedulers, and do not show that Prebind took part in the bind.
+func written(key string) bool {
+	prefix, _, _ := strings.Cut(key, "/")
+	owner, ours := strings.CutSuffix(prefix, "."+v1alpha1.Domain)
+	mutators := []string{topology.Name, nodeinfo.Name, bindinfo.Name, deviceinfo.Name}
+	return ours && (slices.Contains(mutators, owner) || strings.HasSuffix(owner, ".policy")) || key == framework.AttemptAnnotation
 }
 
 // decide sets the verdict. If the API server allows the dry run, decide uses the verdict of Prebind,

@@ -136,7 +136,9 @@ func TestChosen(t *testing.T) {
 
 func TestReportBound(t *testing.T) {
 	pod := gen.Pod("web", gen.InNamespace("shop"), gen.BoundTo("a"), gen.Annotation("example.com/own", "1"), gen.Annotation("bind-info.prebind.dev/waited", "12.000s"),
-		gen.Annotation("binder.prebind.dev/attempt", "aaa-1"))
+		gen.Annotation("binder.prebind.dev/attempt", "aaa-1"), gen.Annotation("rack-awareness.policy.prebind.dev/rack", "rack-7"),
+		// Requests, which the pod also has if Prebind did not take part.
+		gen.Annotation("binder.prebind.dev/require", "policy"), gen.Annotation("device.prebind.dev/gpu", "GPU-1"))
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady}, {
 		Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC),
 	}}
@@ -144,9 +146,10 @@ func TestReportBound(t *testing.T) {
 	require.NoError(t, reportBound(pod).textBound(&out))
 	assert.Equal(t, `Pod shop/web: bound to node a since 2026-01-01T12:00:00Z, after a wait of 12.000s
 
-ADDED        KEY                            VALUE
-annotation   bind-info.prebind.dev/waited   12.000s
-annotation   binder.prebind.dev/attempt     aaa-1
+ADDED        KEY                                      VALUE
+annotation   bind-info.prebind.dev/waited             12.000s
+annotation   binder.prebind.dev/attempt               aaa-1
+annotation   rack-awareness.policy.prebind.dev/rack   rack-7
 `, out.String())
 }
 
