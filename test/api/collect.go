@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -27,6 +29,9 @@ import (
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/mutators/nodeinfo"
+	"github.com/prebind/prebind/mutators/topology"
+	policyv1alpha1 "github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/metrics"
 )
@@ -44,6 +49,7 @@ func collect(ctx context.Context) (items, error) {
 		i.addSchemaFile("config", "docs/configuration.schema.json"),
 		i.addSchemaFile("chart-value", "charts/prebind/values.schema.json"),
 		i.addManifests("config"),
+		i.addLibrary("config/policies/*/policy.yaml"),
 		i.addDenials("test/golden/testdata/*.answer.yaml"),
 	)
 }
@@ -66,6 +72,9 @@ func (i items) addCommand(cmd *cobra.Command) {
 	}
 }
 
+// configured is a label and an annotation of the node that the configuration names. Its key stands for all such keys.
+const configured = "example.com/configured"
+
 // addMutators adds the names of mutators, and the keys that they write for a node with all values.
 func (i items) addMutators() error {
 	in := mutators.Input{
@@ -73,7 +82,8 @@ func (i items) addMutators() error {
 		User: authenticationv1.UserInfo{Username: "user"},
 		Bind: mutators.Bind{Attempt: "attempt", Calls: 1},
 		Node: gen.Node("node", gen.Region("region"), gen.Zone("zone"), gen.Label(corev1.LabelInstanceTypeStable, "type"),
-			gen.Label("karpenter.sh/capacity-type", "spot")),
+			gen.Label("karpenter.sh/capacity-type", "spot"), gen.Label(configured, "value"), gen.Annotation(configured, "value")),
+		Devices: []mutators.Device{{Request: "<request>"}},
 	}
 	in.Binding = gen.Binding(in.Pod, in.Node.Name)
 	in.Node.Spec.ProviderID = "provider:///id"
@@ -91,6 +101,12 @@ func (i items) addMutators() error {
 		if r.Arguments != nil {
 			arguments = r.Arguments()
 		}
+		switch a := arguments.(type) {
+		case *topology.Arguments:
+			a.Labels, a.Path = append(a.Labels, configured), []string{configured}
+		case *nodeinfo.Arguments:
+			a.Annotations = []string{configured}
+		}
 		m, err := r.New(arguments)
 		if err != nil {
 			return err
@@ -100,6 +116,9 @@ func (i items) addMutators() error {
 			return err
 		}
 		for key := range out.Annotations {
+			if key == path.Base(configured) {
+				key = "<key>"
+			}
 			i.add("key", r.Name+"."+v1alpha1.Domain+"/"+key, "")
 		}
 	}
@@ -215,6 +234,45 @@ type object struct {
 	Webhooks []struct {
 		Name string `json:"name"`
 	} `json:"webhooks"`
+}
+
+// addLibrary adds the keys of the policy library that belong to Prebind: those of its annotations, and those of labels that select pods
+// and namespaces. Keys with a prefix belong to the product that the policy is for.
+func (i items) addLibrary(pattern string) error {
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		return cmp.Or(err, fmt.Errorf("no file matches %s", pattern))
+	}
+	below := "." + policyv1alpha1.GroupVersion.Group + "/"
+	i.add("key", "<policy>"+below+"<key>", "")
+	add := func(prefix, key string) {
+		if !strings.Contains(key, "/") {
+			i.add("key", prefix+key, "")
+		}
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		var policy policyv1alpha1.BindPolicy
+		if err := sigsyaml.Unmarshal(content, &policy); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		for _, selector := range []*metav1.LabelSelector{policy.Spec.MatchConstraints.PodSelector, policy.Spec.MatchConstraints.NamespaceSelector} {
+			if selector != nil {
+				for key := range selector.MatchLabels {
+					add("", key)
+				}
+			}
+		}
+		if policy.Spec.Mutations != nil {
+			for _, m := range policy.Spec.Mutations.Annotations {
+				add(policy.Name+below, m.Key)
+			}
+		}
+	}
+	return nil
 }
 
 // addManifests adds the kustomizations, and the kinds and names of the objects below the directory.
