@@ -20,7 +20,8 @@ import (
 // manifests are the shipped examples of workloads.
 const manifests = "../../docs/manifests"
 
-// The shipped workloads run with the strictest Pod Security level, and every container reads its location.
+// The shipped workloads run with the strictest Pod Security level, and every container reads its location. The policy rack-awareness is
+// in force.
 func testManifests(t *testing.T, w *world) {
 	prepareForManifests(t, w)
 	tests := map[string]struct {
@@ -37,7 +38,7 @@ func testManifests(t *testing.T, w *world) {
 		}},
 		"kafka.yaml": {pods: 3, reads: func(pod *corev1.Pod, node *corev1.Node) map[string]string {
 			return map[string]string{
-				"env KAFKA_BROKER_RACK": node.Labels[corev1.LabelTopologyZone],
+				"env KAFKA_BROKER_RACK": node.Labels[cluster.RackLabel],
 				"env KAFKA_NODE_ID":     pod.Name[len("kafka-"):],
 				"env POD_NAME":          pod.Name,
 			}

@@ -53,6 +53,7 @@ func TestOptional(t *testing.T) {
 	_, err := w.start(t.Context())
 	require.NoError(t, err)
 	t.Run("in parallel", func(t *testing.T) {
+		newPolicies(t, w).applyRackAwareness()
 		for name, test := range map[string]func(*testing.T, *world){
 			"facts": testFacts, "manifests": testManifests, "announce to kube-scheduler": testAnnounceKubeScheduler,
 			"announce, another node": testAnnounceAnotherNode, "announce, taken": testAnnounceTaken,

@@ -134,17 +134,28 @@ func testPolicyRestart(p *policies) {
 	}
 }
 
-// rackAwareness is the recipe for Strimzi in docs/policy-recipes.md.
+// rackAwareness is the recipe for racks in docs/policy-recipes.md.
 const rackAwareness = "../../config/policies/rack-awareness"
 
-// The container of a broker like Strimzi's reads the rack of its node. Strimzi's own templates cannot read annotations.
+// apply applies the file until the end of the test.
+func (p *policies) apply(file string) {
+	p.kubectl("apply", "-f", file)
+	p.t.Cleanup(func() { _ = p.cluster.Kubectl(context.WithoutCancel(p.t.Context()), "delete", "-f", file).Run() })
+}
+
+// applyRackAwareness applies the policy, and waits until each replica has it.
+func (p *policies) applyRackAwareness() {
+	p.apply(filepath.Join(rackAwareness, "policy.yaml"))
+	p.untilReady(&v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}, metav1.ConditionTrue)
+	p.probing(gen.Label("rack-awareness", "true"))
+	p.untilFound("rack-awareness")
+}
+
+// The container of a broker like Strimzi's reads the rack of its node. Strimzi's own templates cannot read annotations. The policy
+// rack-awareness is in force.
 func testPolicyStrimzi(p *policies) {
 	p.needs(p.t, mutatingPolicies)
-	for _, name := range []string{"policy.yaml", "strimzi.yaml"} {
-		file := filepath.Join(rackAwareness, name)
-		p.kubectl("apply", "-f", file)
-		p.t.Cleanup(func() { _ = p.cluster.Kubectl(context.WithoutCancel(p.t.Context()), "delete", "-f", file).Run() })
-	}
+	p.apply(filepath.Join(rackAwareness, "strimzi.yaml"))
 	node, toleration := p.ownNode("strimzi")
 	broker := gen.Pod("pod", gen.InNamespace(p.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce(), toleration, p.steered(),
 		gen.Label("rack-awareness", "true"), gen.Label("strimzi.io/kind", "Kafka"))
@@ -156,9 +167,6 @@ func testPolicyStrimzi(p *policies) {
 		require.NoError(c, err)
 		assert.Len(c, pod.Spec.Containers[0].Env, 2)
 	}, patience, 50*time.Millisecond, "the API server should add the variable")
-	p.untilReady(&v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}, metav1.ConditionTrue)
-	p.probing(gen.Label("rack-awareness", "true"))
-	p.untilFound("rack-awareness")
 
 	_, err := p.bench.client.CoreV1().Pods(p.ns).Create(p.t.Context(), broker, metav1.CreateOptions{})
 	require.NoError(p.t, err)
