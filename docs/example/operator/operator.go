@@ -1,0 +1,86 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package operator shows how an operator uses the racks of Prebind's policy rack-awareness: it detects Prebind, changes the template of
+// its pods, and verifies each pod. docs/for-operators.md explains the steps.
+package operator
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// rackAnnotation is the annotation that the policy writes.
+	rackAnnotation = "rack-awareness.policy.prebind.dev/rack"
+	// decisionAnnotation is on the custom resource: whether its pods rely on Prebind.
+	decisionAnnotation = "store.example.com/prebind"
+)
+
+// Installed returns whether Prebind is registered, which does not mean that it is healthy. The reader is GetAPIReader of the manager:
+// its cached client would need list and watch.
+//
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
+func Installed(ctx context.Context, reader client.Reader) (bool, error) {
+	err := reader.Get(ctx, client.ObjectKey{Name: "prebind"}, &admissionregistrationv1.MutatingWebhookConfiguration{})
+	return err == nil, client.IgnoreNotFound(err)
+}
+
+// Decide returns whether the pods of the custom resource rely on Prebind. It makes the decision once, and adds it to the resource,
+// which the caller writes before it creates pods. Unlike a status, an annotation is part of a backup.
+func Decide(ctx context.Context, reader client.Reader, resource client.Object) (bool, error) {
+	annotations := resource.GetAnnotations()
+	if decision, ok := annotations[decisionAnnotation]; ok {
+		return strconv.ParseBool(decision)
+	}
+	installed, err := Installed(ctx, reader)
+	if err != nil {
+		return false, err
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[decisionAnnotation] = strconv.FormatBool(installed)
+	resource.SetAnnotations(annotations)
+	return installed, nil
+}
+
+// Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
+// is off, and their containers have the variable RACK.
+func Require(template *corev1.PodTemplateSpec) {
+	metav1.SetMetaDataLabel(&template.ObjectMeta, "rack-awareness", "true")
+	metav1.SetMetaDataAnnotation(&template.ObjectMeta, "binder.prebind.dev/require", "policy")
+	rack := &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rackAnnotation + "']"}}
+	for i := range template.Spec.Containers {
+		c := &template.Spec.Containers[i]
+		c.Env = append(c.Env, corev1.EnvVar{Name: "RACK", ValueFrom: rack})
+	}
+}
+
+// Rack returns the rack of a pod that relies on Prebind, or "" before it has a node. It is an error if the pod was bound without
+// Prebind. Such a pod never gets a rack, also if its containers restart: delete it.
+func Rack(pod *corev1.Pod) (string, error) {
+	rack := pod.Annotations[rackAnnotation]
+	switch {
+	case pod.Spec.NodeName == "":
+		return "", nil // A user can have set the annotation.
+	case rack == "":
+		return "", fmt.Errorf("pod %s/%s was bound without a rack; delete it", pod.Namespace, pod.Name)
+	default:
+		return rack, nil
+	}
+}
+
+// Bind replaces a scheduler and Prebind in tests with envtest or kind. The pod needs a spec.schedulerName without a scheduler.
+func Bind(ctx context.Context, c client.Client, pod *corev1.Pod, node, rack string) error {
+	return c.SubResource("binding").Create(ctx, pod, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{rackAnnotation: rack}},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+	})
+}
