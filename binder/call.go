@@ -133,6 +133,11 @@ func (c *call) run(ctx context.Context) Decision {
 			}
 		}
 	}
+	if d.RetryAfter > 0 && c.settings.RejectWaits {
+		rejected := *d.Err
+		rejected.Kind, rejected.Advice = framework.KindRefuse, "schedule the pod again: Prebind continues to prepare it"
+		d.Err, d.RetryAfter = &rejected, 0
+	}
 	return d
 }
 

@@ -168,6 +168,25 @@ func TestRun_NextCallContinues(t *testing.T) {
 	})
 }
 
+// TestRun_RejectWaits: the call is rejected, and the next one continues.
+func TestRun_RejectWaits(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.o.Settings.Hold, w.o.Settings.RejectWaits = 2*time.Second, true
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		for range 3 {
+			d := w.run(t.Context(), b)
+			require.NotNil(t, d.Err)
+			assert.Equal(t, framework.KindRefuse, d.Err.Kind)
+			assert.Contains(t, d.Err.Error(), "; schedule the pod again: Prebind continues to prepare it")
+			assert.Zero(t, d.RetryAfter)
+			pass(30 * time.Second) // The backoff of the scheduler.
+		}
+		w.set("a")
+		require.Nil(t, w.run(t.Context(), b).Err)
+		assert.Equal(t, []string{"write-w PreBind", "answer with attempt"}, w.said())
+	})
+}
+
 func withoutPlugin(err *framework.Error) *framework.Error {
 	e := *err
 	e.Plugin = framework.Binder

@@ -41,6 +41,8 @@ type Settings struct {
 	Claimed func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error)
 	// Hold is the maximum time that a call is held before it is answered with KindWait.
 	Hold time.Duration
+	// RejectWaits answers such a call with KindRefuse instead. The work continues as after KindWait.
+	RejectWaits bool
 	// MaxHolds is the maximum number of held calls. Each one takes a seat of the API server.
 	// Calls of exempt users do not, and do not count: 512 of them are held. See Engine.Exempt.
 	MaxHolds int
@@ -70,6 +72,9 @@ func (s Settings) in(namespace string) Settings {
 		}
 		if timeout := r.PreBindTimeout.Duration; timeout > 0 {
 			s.PreBindTimeout, s.MaxPreBindTimeout = timeout, max(s.MaxPreBindTimeout, timeout)
+		}
+		if after := r.RejectAfter.Duration; after > 0 {
+			s.Hold, s.RejectWaits = min(s.Hold, after), true
 		}
 		break
 	}

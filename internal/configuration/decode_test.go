@@ -208,7 +208,7 @@ func TestSchema(t *testing.T) {
 	for _, d := range []string{"", "5", "s", "5 s"} {
 		assert.NotRegexp(t, hold.Pattern, d)
 	}
-	assert.Len(t, got.Properties.Namespaces.Items.Properties, 4)
+	assert.Len(t, got.Properties.Namespaces.Items.Properties, 5)
 	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "maxWait")
 	assert.NotContains(t, got.Properties.Arguments.Properties["node-state"].Properties, "hidden")
 }

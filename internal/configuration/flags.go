@@ -13,7 +13,7 @@ import (
 )
 
 // usageOfNamespaces describes the only field that has no flag.
-const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has names (namespaces, or patterns such as team-*) and one or more of mode, prebindTimeout and maxPrebindTimeout. The first rule that matches a namespace applies, and no other."
+const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has names (namespaces, or patterns such as team-*) and one or more of mode, prebindTimeout, maxPrebindTimeout and rejectAfter (time after which a bind that has to wait is rejected with 403, and continues with the next call). The first rule that matches a namespace applies, and no other."
 
 // AddFlags adds a flag for every field except Namespaces. Each flag is bound to its field and is in a section of sets.
 func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {

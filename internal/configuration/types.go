@@ -82,6 +82,9 @@ type NamespaceRule struct {
 	// PreBindTimeout and MaxPreBindTimeout override those of the budgets. Zero means no override.
 	PreBindTimeout    metav1.Duration `json:"prebindTimeout"`
 	MaxPreBindTimeout metav1.Duration `json:"maxPrebindTimeout"`
+	// RejectAfter is the time after which a call that has to wait is rejected instead of answered with 429, for schedulers that bind
+	// no other pod while a Binding waits. The bind continues with the next call. Zero means never.
+	RejectAfter metav1.Duration `json:"rejectAfter"`
 }
 
 // Default returns the configuration with all defaults, and with new arguments of all

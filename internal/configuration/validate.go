@@ -61,8 +61,8 @@ func (r NamespaceRule) validate(at *field.Path) field.ErrorList {
 	if len(r.Names) == 0 {
 		all = append(all, field.Required(at.Child("names"), ""))
 	}
-	if r.Mode == "" && r.PreBindTimeout.Duration == 0 && r.MaxPreBindTimeout.Duration == 0 {
-		all = append(all, field.Required(at, "mode, prebindTimeout or maxPrebindTimeout"))
+	if r.Mode == "" && r.PreBindTimeout.Duration == 0 && r.MaxPreBindTimeout.Duration == 0 && r.RejectAfter.Duration == 0 {
+		all = append(all, field.Required(at, "mode, prebindTimeout, maxPrebindTimeout or rejectAfter"))
 	}
 	for i, name := range r.Names {
 		_, err := path.Match(name, "")
@@ -75,6 +75,7 @@ func (r NamespaceRule) validate(at *field.Path) field.ErrorList {
 	return slices.Concat(all,
 		valid(r.PreBindTimeout.Duration >= 0, at.Child("prebindTimeout"), r.PreBindTimeout, "must not be negative"),
 		valid(r.MaxPreBindTimeout.Duration >= 0, longest, r.MaxPreBindTimeout, "must not be negative"),
+		valid(r.RejectAfter.Duration >= 0, at.Child("rejectAfter"), r.RejectAfter, "must not be negative"),
 		valid(r.MaxPreBindTimeout.Duration == 0 || r.MaxPreBindTimeout.Duration >= r.PreBindTimeout.Duration, longest, r.MaxPreBindTimeout,
 			"must be at least prebindTimeout (%s)", r.PreBindTimeout.Duration))
 }

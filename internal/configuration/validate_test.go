@@ -36,12 +36,13 @@ func TestValidate(t *testing.T) {
 					{Mode: "On"},
 					{Names: []string{"[", ""}},
 					{Names: []string{"a"}, PreBindTimeout: metav1.Duration{Duration: time.Minute}, MaxPreBindTimeout: metav1.Duration{Duration: time.Second}},
-					{Names: []string{"a"}, PreBindTimeout: metav1.Duration{Duration: -1}, MaxPreBindTimeout: metav1.Duration{Duration: -1}},
+					{Names: []string{"a"}, PreBindTimeout: metav1.Duration{Duration: -1}, MaxPreBindTimeout: metav1.Duration{Duration: -1}, RejectAfter: metav1.Duration{Duration: -1}},
+					{Names: []string{"a"}, RejectAfter: metav1.Duration{Duration: time.Second}},
 				}
 			},
 			want: []string{
 				"namespaces[1].names", "namespaces[1].mode", "namespaces[2]", "namespaces[2].names[0]", "namespaces[2].names[1]", "namespaces[3].maxPrebindTimeout",
-				"namespaces[4].prebindTimeout", "namespaces[4].maxPrebindTimeout",
+				"namespaces[4].prebindTimeout", "namespaces[4].maxPrebindTimeout", "namespaces[4].rejectAfter",
 			},
 		},
 		"Arguments": {

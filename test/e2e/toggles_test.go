@@ -57,7 +57,7 @@ func (w *world) configure(t *testing.T, config string) {
 // A rollout with another configuration file enables and disables mutators and plugins, and no bind of a steady stream fails. A replica with an
 // invalid file does not start.
 func testToggleByFile(t *testing.T, w *world) {
-	audited, ignored, waiting := newBench(t, w, nil), newBench(t, w, nil), newBench(t, w, nil)
+	audited, ignored, waiting, rejected := newBench(t, w, nil), newBench(t, w, nil), newBench(t, w, nil), newBench(t, w, nil)
 	waiting.podWith(byHand, expectsDriver(), waits("5m"))
 	bound := waiting.beginBind("node-1")
 	waiting.untilEvent("WaitingForPreBind", "node-state: Node node-1")
@@ -69,7 +69,7 @@ func testToggleByFile(t *testing.T, w *world) {
 		assert.Contains(t, r.Tail(10), `unknown PreBind plugin "volumes"`)
 		require.Error(t, w.prebind.Remove(r), "the process has exited")
 		w.configure(t, configHead+fmt.Sprintf("mutators: ['*', bind-info]\nprebindPlugins: ['*', -node-state]\n"+
-			"namespaces:\n- {names: [%s], mode: Audit}\n- {names: [%s], mode: 'Off'}\n", audited.ns, ignored.ns))
+			"namespaces:\n- {names: [%s], mode: Audit}\n- {names: [%s], mode: 'Off'}\n- {names: [%s], rejectAfter: 1s}\n", audited.ns, ignored.ns, rejected.ns))
 		pod := w.bound(t)
 		assert.Contains(t, pod.Annotations, "bind-info.prebind.dev/calls")
 		assert.Contains(t, pod.Annotations, "topology.prebind.dev/zone")
@@ -101,5 +101,15 @@ func testToggleByFile(t *testing.T, w *world) {
 		require.NoError(t, b.bindByHand(b.binding("node-1")))
 		assert.Empty(t, b.untilBound().Annotations)
 		assert.Equal(t, []string{"passed-through"}, b.decisions())
+	})
+
+	t.Run("a bind that waits should be rejected, and continue", func(t *testing.T) {
+		b := rejected
+		b.t = t
+		b.claim("data", b.dynamic("5s"))
+		b.pod(byHand, "data")
+		b.assertRefused(b.bindByHand(b.binding("node-1")), "waiting for provisioning", "Prebind continues to prepare it")
+		require.Eventually(t, func() bool { return b.bindByHand(b.binding("node-1")) == nil }, patience, again, "a later Binding should be allowed")
+		b.untilBound()
 	})
 }

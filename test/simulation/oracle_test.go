@@ -123,7 +123,8 @@ func (w *world) checkDecision(p *process, pod *corev1.Pod, binding *corev1.Bindi
 		}
 		return
 	}
-	if decision.Err.Kind != framework.KindWait && !p.suspendedLately() {
+	waits := decision.Err.Kind == framework.KindWait || strings.HasSuffix(decision.Err.Advice, "Prebind continues to prepare it") // RejectWaits.
+	if !waits && !p.suspendedLately() {
 		w.checkRejection(pod, node, decision.Err.Error())
 	}
 }

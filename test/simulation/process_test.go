@@ -165,7 +165,7 @@ func (w *world) start() {
 		Cached: p.cached(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
-			MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,
+			RejectWaits: p.dice.below(4) == 0, MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,
 		},
 	})
 	require.NoError(w.t, err)
