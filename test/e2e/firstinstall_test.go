@@ -6,7 +6,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -28,7 +26,7 @@ import (
 const firstInstallation = "config/first-install"
 
 // During the two steps of docs/install.md, with 20 binds per second, no bind fails before a replica exists, while replicas start,
-// or after the switch to Fail.
+// or after the switch to mode Enforce and failurePolicy Fail.
 func TestFirstInstallation_NoBindFails(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{})
@@ -36,7 +34,6 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 	require.NoError(t, err)
 	w := &world{cluster: c, client: client}
 	require.NoError(t, cluster.CreateNodes(t.Context(), client, cluster.Nodes("node", 6)...))
-	assert.Equal(t, admissionregistrationv1.Ignore, helmInstalls(t, c), "helm install should also start with Ignore")
 
 	s := newStream(t, w, "1s")
 	some := func() {
@@ -56,6 +53,7 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 		}
 		some()
 		require.NoError(t, w.prebind.Apply(t.Context(), "config/webhook"))
+		require.NoError(t, w.prebind.Rollout(t.Context(), w.args...))
 		some()
 	})
 
@@ -69,7 +67,6 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 	last, err := client.CoreV1().Pods(s.ns).Get(t.Context(), fmt.Sprintf("pod-%d", s.posted/10*10-1), metav1.GetOptions{})
 	require.NoError(t, err)
 	assert.Contains(t, last.Annotations, "topology.prebind.dev/hostname")
-	assert.Equal(t, admissionregistrationv1.Fail, helmInstalls(t, c), "a chart that takes over an installation keeps Fail")
 
 	require.NoError(t, w.prebind.Stop())
 	_, err = s.createPod("unbound", byHand)
@@ -102,19 +99,4 @@ func (b *bench) assertAlertsSelectMetrics() {
 			})
 		}), "no series of the API server matches %s", f[0])
 	}
-}
-
-// helmInstalls returns the failure policy that `helm install` with the default values registers.
-func helmInstalls(t *testing.T, c *cluster.Cluster) admissionregistrationv1.FailurePolicyType {
-	t.Helper()
-	root, err := filepath.Abs("../..")
-	require.NoError(t, err)
-	rendered, err := install.RenderChart(t.Context(), root, "--dry-run=server", "--kubeconfig="+c.Kubeconfig(),
-		"--show-only=templates/mutatingwebhookconfiguration.yaml")
-	require.NoError(t, err)
-	var config admissionregistrationv1.MutatingWebhookConfiguration
-	require.NoError(t, yaml.Unmarshal(rendered, &config))
-	require.Len(t, config.Webhooks, 1)
-	require.NotNil(t, config.Webhooks[0].FailurePolicy)
-	return *config.Webhooks[0].FailurePolicy
 }

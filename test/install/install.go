@@ -180,19 +180,27 @@ func (p *Prebind) kustomization(dir string) []string {
 	return []string{"-k", filepath.Join(p.root, dir)}
 }
 
-// Apply applies another kustomization, relative to the root of the checkout. It does not restart replicas.
+// Apply applies another kustomization, relative to the root of the checkout. Replicas that start later have its configuration.
 func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
 	p.source = p.kustomization(kustomization)
-	return p.applyManifests(ctx)
+	return p.applyAgain(ctx)
 }
 
-// UpgradeFrom applies another file with manifests on the server. Replicas that start later run the binary with the new arguments.
+// UpgradeFrom applies another file with manifests on the server. Replicas that start later run the binary with the new arguments and
+// configuration.
 func (p *Prebind) UpgradeFrom(ctx context.Context, manifest, binary string) error {
 	p.o.Manifest, p.o.Binary, p.source = manifest, binary, []string{"-f", manifest}
-	if err := p.applyManifests(ctx); err != nil {
-		return err
+	return p.applyAgain(ctx)
+}
+
+// applyAgain applies the manifests for replicas that start later.
+func (p *Prebind) applyAgain(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{p.applyManifests, p.readDeployment, p.MountVolumes} {
+		if err := step(ctx); err != nil {
+			return err
+		}
 	}
-	return p.readDeployment(ctx)
+	return nil
 }
 
 func (p *Prebind) applyManifests(ctx context.Context) error {

@@ -120,12 +120,10 @@ func (p *Prebind) Use(v Version) { p.o.Binary = v.Binary }
 func (p *Prebind) Upgrade(ctx context.Context, v Version) error {
 	p.Use(v)
 	p.root, p.source = v.Root, nil
-	for _, step := range []func(context.Context) error{p.chooseSource, p.applyManifests, p.readDeployment, p.MountVolumes} {
-		if err := step(ctx); err != nil {
-			return fmt.Errorf("upgrade: %w", err)
-		}
+	if err := p.chooseSource(ctx); err != nil {
+		return fmt.Errorf("upgrade: %w", err)
 	}
-	return nil
+	return p.applyAgain(ctx)
 }
 
 // Replace starts another replica, and then stops the old one, like a rollout.

@@ -131,6 +131,56 @@ func compiledIn(t *testing.T) map[string]map[string]bool {
 	return found
 }
 
+// TestChartNotes checks what `helm install` and `helm upgrade` print: what runs, what to do next, and what an upgrade needs.
+func TestChartNotes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "prebind")
+	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join(root, chart))))
+	// `helm template` omits NOTES.txt itself.
+	wrapper := "notes: |\n  {{- include (print $.Template.BasePath \"/NOTES.txt\") . | nindent 2 }}\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "templates/notes.yaml"), []byte(wrapper), 0o600))
+	top, err := filepath.Abs(root)
+	require.NoError(t, err)
+	upgrade, err := os.ReadFile(filepath.Join(dir, "files/upgrade.txt"))
+	require.NoError(t, err)
+	cases := map[string]struct {
+		reason string
+		args   []string
+		says   []string
+		lacks  []string
+	}{
+		"Install": {
+			reason: "a first installation reports only", args: []string{"--namespace=prebind-system"},
+			says:  []string{"runs in mode Audit with failurePolicy Ignore", "changes no bind", "\n  kubectl prebind status\n", "install.md#roll-out", "prebind-system, kube-system, cert-manager, and"},
+			lacks: []string{"upgrade", "emergency", "Secret"},
+		},
+		"Upgrade": {
+			reason: "actions come first", args: []string{"--is-upgrade", "--namespace=elsewhere", "--set=config.mode=Enforce,failurePolicy=Fail"},
+			says:  []string{string(upgrade), "runs in mode Enforce with failurePolicy Fail", "In an emergency", "--prebind-namespace elsewhere"},
+			lacks: []string{"install.md#roll-out"},
+		},
+		"EnforceIgnore": {
+			reason: "the last step is missing", args: []string{"--set=config.mode=Enforce,clientCA.enabled=true,certificates.mode=files,certificates.files.caBundle=" + caBundle},
+			says: []string{"pods are bound without it", "install.md#roll-out", "the Secret prebind-webhook-tls exists", "the ConfigMap prebind-client-ca"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			cmd, err := install.Tool(t.Context(), top, "helm", append([]string{"template", "prebind", dir, "--kube-version=1.37.0", "--show-only=templates/notes.yaml"}, tc.args...)...)
+			require.NoError(t, err)
+			out, err := cmd.Output()
+			require.NoError(t, err)
+			var rendered struct{ Notes string }
+			require.NoError(t, yaml.Unmarshal(out, &rendered))
+			for _, words := range tc.says {
+				assert.Contains(t, rendered.Notes, words, tc.reason)
+			}
+			for _, words := range tc.lacks {
+				assert.NotContains(t, rendered.Notes, words, tc.reason)
+			}
+		})
+	}
+}
+
 func TestChartRefuses(t *testing.T) {
 	cases := map[string]struct {
 		reason, values string
@@ -143,6 +193,10 @@ func TestChartRefuses(t *testing.T) {
 		"UnknownPlugin":    {reason: "it would not run", values: "prebindPlugins.volumes.enabled=true", says: []string{"/prebindPlugins", "volumes", "not allowed"}},
 		"UnknownPolicy":    {reason: "the API server would reject it", values: "failurePolicy=Maybe", says: []string{"/failurePolicy", "'Fail', 'Ignore'"}},
 		"UnknownMode":      {reason: "there would be no certificate", values: "certificates.mode=vault", says: []string{"/certificates/mode", "'certManager', 'selfManaged', 'files'"}},
+		"UnknownSize":      {reason: "there are no resources for it", values: "clusterNodes=600", says: []string{"/clusterNodes", "500, 5000, 15000, 65000"}},
+		"UnknownMonitor":   {reason: "Prometheus would find nothing", values: "monitoring.kind=Monitor", says: []string{"/monitoring/kind", "'PodMonitor', 'ServiceMonitor'"}},
+		"HostNetworkWord":  {reason: "a switch is needed", values: "hostNetwork=host", says: []string{"/hostNetwork", "boolean"}},
+		"ModeWord":         {reason: "no replica would start", values: "config.mode=Audti", says: []string{"/config/mode", "Audit"}},
 		"NoReplicas":       {reason: "no pod would be bound", values: "replicas=0", says: []string{"/replicas", "1"}},
 		"ReplicasWord":     {reason: "a number is needed", values: "replicas=two", says: []string{"/replicas", "integer"}},
 		"TimeoutOverLimit": {reason: "the API server takes no more than 30 s", values: "timeoutSeconds=60", says: []string{"/timeoutSeconds", "30"}},

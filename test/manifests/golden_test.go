@@ -28,8 +28,8 @@ func TestRendered(t *testing.T) {
 	compare(t, "default", shipped)
 	own := kustomization(t, selfManaged)
 	compare(t, "self-managed", difference(own, shipped))
-	compare(t, "first-install", difference(kustomization(t, "config/first-install"), shipped))
-	compare(t, "first-install-self-managed", difference(kustomization(t, "config/first-install/self-managed"), own))
+	compare(t, "first-install", difference(kustomization(t, firstInstall), shipped))
+	compare(t, "first-install-self-managed", difference(kustomization(t, firstInstall+"/self-managed"), own))
 	// A component that needed another one would not build here.
 	for _, component := range components(t) {
 		name := strings.ReplaceAll(component, "/", "-")
@@ -48,18 +48,19 @@ func TestRenderedChart(t *testing.T) {
 		values []string
 		like   []string
 	}{
-		"default":      {values: []string{"createNamespace=true"}, like: kustomization(t, everything)},
-		"self-managed": {values: []string{"createNamespace=true", "certificates.mode=selfManaged"}, like: kustomization(t, selfManaged)},
+		"default":      {values: []string{"createNamespace=true"}, like: kustomization(t, firstInstall)},
+		"enforces":     {values: []string{"createNamespace=true", "config.mode=Enforce", "failurePolicy=Fail"}, like: kustomization(t, everything)},
+		"self-managed": {values: []string{"createNamespace=true", "certificates.mode=selfManaged"}, like: kustomization(t, firstInstall+"/self-managed")},
 		"files": {
 			values: []string{"createNamespace=true", "certificates.mode=files", ca},
-			like:   kustomization(t, overlay(t, base, "certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding")),
+			like:   kustomization(t, overlay(t, base, "audit", "failure-policy-ignore", "certificates/files", "plugins/device", "plugins/resource-claims", "plugins/volumebinding")),
 		},
 		"components": {
 			values: []string{
-				"createNamespace=true", "clientCA.enabled=true", "failurePolicy=Ignore", "annotationPolicy.enabled=true", "explainRole.enabled=true",
+				"createNamespace=true", "clientCA.enabled=true", "annotationPolicy.enabled=true", "explainRole.enabled=true",
 				"monitoring.enabled=true", "prebindPlugins.policy.enabled=true", "mutators.device-info.enabled=true",
 			},
-			like: kustomization(t, overlay(t, everything, "client-ca", "failure-policy-ignore", "annotation-policy", "explain",
+			like: kustomization(t, overlay(t, firstInstall, "client-ca", "annotation-policy", "explain",
 				"monitoring", "plugins/policy", "mutators/device-info")),
 		},
 		"values": {

@@ -26,8 +26,10 @@ const (
 	everything  = "config/webhook"
 	base        = "config/webhook/base"
 	selfManaged = "config/webhook/overlays/self-managed"
-	namespace   = "prebind-system"
-	caBundle    = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
+	// firstInstall is what the chart installs by default.
+	firstInstall = "config/first-install"
+	namespace    = "prebind-system"
+	caBundle     = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk5vdGhpbmcKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
 )
 
 // overlay writes an operator's own kustomization of the resource and the components of config/webhook, and returns its folder. The

@@ -181,23 +181,22 @@ func TestInstall(t *testing.T) {
 			w := newWorld(t)
 			u := newUser(w, current, tc.suffix)
 			tc.o.Manifest, tc.o.Binary, tc.o.Apply, tc.o.Delete = "first-install.yaml", u.program, u.apply, u.uninstall
-			u.next("VERSION=v0.1.0")
+			u.next("VERSION=v0.2.0")
 			u.skipDownload()
 			u.run(u.next("sha256sum"))
 			u.command = u.next("kubectl apply")
 			w.install(tc.o)
 			w.assertRuns(current)
-			w.bind("early") // The first installation has failurePolicy Ignore.
+			w.bind("early")
 			u.next("kubectl -n prebind-system rollout status")
 			w.start() // The test runs the pods as processes, so a rollout would never end.
-			w.assertBinds("first")
+			assert.NotContains(t, w.bind("audited").Annotations, "topology.prebind.dev/hostname", "the first installation only reports")
 			u.checkInstallation()
-			assert.Contains(t, w.nextSteps(), "failurePolicy of MutatingWebhookConfiguration prebind is Ignore", "the second step is missing")
+			assert.Contains(t, w.nextSteps(), "mode is Audit", "the second step is missing")
 			u.command = u.next("kubectl apply")
 			assert.Empty(t, u.todo, "the section should contain no other commands")
-			require.NoError(t, w.prebind.UpgradeFrom(t.Context(), "install.yaml", tc.o.Binary), tc.reason)
-			w.assertBinds("fail")
-			assert.NotContains(t, w.nextSteps(), "failurePolicy")
+			w.replace(current, "first")
+			assert.Empty(t, w.nextSteps(), tc.reason)
 
 			u.copyRelease(next)
 			w.assertConflict()
@@ -284,7 +283,7 @@ func TestInstall_Chart(t *testing.T) {
 	w := newWorld(t)
 	w.install(install.Options{
 		Helm: true, Chart: filepath.Join(releaseOf(t, current), "prebind-"+current[1:]+".tgz"), Binary: programOf(t, current),
-		Values: []string{"certificates.mode=selfManaged"}, WithoutCertManager: true,
+		Values: []string{"certificates.mode=selfManaged", "config.mode=Enforce", "failurePolicy=Fail"}, WithoutCertManager: true,
 	})
 	w.start()
 	w.assertBinds("first")

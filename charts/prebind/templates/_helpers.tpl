@@ -46,18 +46,6 @@ matchExpressions:
     operator: DoesNotExist
 {{- end }}
 
-{{/*
-Ignore for the first `helm install` into a cluster, so that no bind fails before the replicas are ready. The first lookup finds out
-whether Helm can read the cluster: without one (helm template, Argo CD) the value applies at once.
-*/}}
-{{- define "prebind.failurePolicy" -}}
-{{- if and .Release.IsInstall (lookup "v1" "Namespace" "" "kube-system") (not (lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "prebind")) -}}
-Ignore
-{{- else -}}
-{{ .Values.failurePolicy }}
-{{- end -}}
-{{- end }}
-
 {{/* An object of config/webhook with the release's labels and namespace. */}}
 {{- define "prebind.object" -}}
 {{- $o := .object -}}

@@ -14,12 +14,14 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/webhook"
 )
@@ -35,39 +37,70 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 			found = append(found, "replica "+s.Replica+" is not ready: "+state+": see "+cli.Documentation("operations.md#replicas-are-not-ready"))
 		}
 	}
-	differs := func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config }
-	settled := len(found) == 0 && len(all) >= 2 && !slices.ContainsFunc(all, differs)
-	found = append(found, unregistered(ctx, client, settled && all[0].Mode == string(binder.ModeEnforce))...)
-	if settled && all[0].Mode == string(binder.ModeAudit) {
-		found = append(found, "mode is Audit: Prebind changes no bind. Review 'kubectl get events -A --field-selector reason=BindAudited', then set mode Enforce: "+
-			"with Helm --set config.mode=Enforce, otherwise in the configuration file: see "+cli.Documentation("install.md#roll-out"))
-	}
+	found = append(found, nextStep(ctx, client, all, len(found) == 0)...)
 	return slices.Concat(found, brokenPolicies(ctx, client), lateAnnotations(ctx, client), silentHandler(ctx, client, now))
 }
 
-// unregistered returns why pods can be bound without Prebind. Exempt namespaces are not a reason. The replicas enforce if it is safe to set Fail.
-func unregistered(ctx context.Context, client kubernetes.Interface, enforce bool) []string {
+// nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. Exempt namespaces have no step of their own.
+func nextStep(ctx context.Context, client kubernetes.Interface, all []replica.Status, healthy bool) []string {
+	differs := func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config }
+	settled := healthy && len(all) > 0 && !slices.ContainsFunc(all, differs)
+	audits := len(all) > 0 && all[0].Mode == string(binder.ModeAudit)
+	name, index, failurePolicy := registration(ctx, client)
+	switch {
+	case failurePolicy == unregistered:
+		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
+	case audits && settled:
+		return []string{"mode is Audit: Prebind changes no bind. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
+			cli.Documentation("install.md#roll-out")}
+	case audits || failurePolicy != admissionregistrationv1.Ignore:
+		return nil
+	}
+	remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
+	if settled && len(all) >= 2 && all[0].Mode == string(binder.ModeEnforce) {
+		remedy = fmt.Sprintf("%d replicas are ready. To set Fail, now and in your values or kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json "+
+			`-p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`, len(all), name, index)
+	}
+	return []string{"failurePolicy of MutatingWebhookConfiguration " + name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
+}
+
+// unregistered is in place of the failurePolicy of a webhook that is missing.
+const unregistered admissionregistrationv1.FailurePolicyType = "unregistered"
+
+// registration finds the webhook: the name of its configuration, its index there, and its failurePolicy, which is empty if the user may
+// not read it.
+func registration(ctx context.Context, client kubernetes.Interface) (name string, index int, failurePolicy admissionregistrationv1.FailurePolicyType) {
 	list, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil
+		return "", 0, ""
 	}
 	for _, c := range list.Items {
 		for i, w := range c.Webhooks {
-			if w.Name != webhook.Name {
-				continue
+			if w.Name == webhook.Name {
+				return c.Name, i, ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)
 			}
-			if ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Fail {
-				return nil
-			}
-			remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
-			if enforce {
-				remedy = fmt.Sprintf("To set Fail, now and in your values or kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json "+
-					`-p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`, c.Name, i)
-			}
-			return []string{"failurePolicy of MutatingWebhookConfiguration " + c.Name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
 		}
 	}
-	return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
+	return "", 0, unregistered
+}
+
+// verdicts returns what the audit has found, by the events that the API server still has, and when to end it.
+func verdicts(ctx context.Context, client kubernetes.Interface) string {
+	const command = "'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "'"
+	events, err := client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + work.ReasonAudited})
+	if err != nil {
+		return "Review " + command + ", then set mode Enforce"
+	}
+	pods := map[types.UID]bool{}
+	for _, e := range events.Items {
+		if strings.Contains(e.Message, "audit: the bind would be rejected") {
+			pods[e.InvolvedObject.UID] = true
+		}
+	}
+	if len(pods) > 0 {
+		return fmt.Sprintf("By the events of the last hour, it would have rejected binds of %d pods. Review %s. When the rejections are right or gone, set mode Enforce", len(pods), command)
+	}
+	return "By the events of the last hour, it would have rejected no bind. After an audit of a week without rejections, set mode Enforce"
 }
 
 // brokenPolicies returns the BindPolicies that are not ready.

@@ -23,6 +23,7 @@ const (
 	webhooksPath = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 	bindingsPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 	policiesPath = "/apis/policy.prebind.dev/v1alpha1/bindpolicies"
+	eventsPath   = "/api/v1/events"
 	tasksPath    = "/apis/policy.prebind.dev/v1alpha1/bindtasks"
 )
 
@@ -42,6 +43,9 @@ func TestFindings(t *testing.T) {
 	task := func(handler, created, more string) string {
 		return fmt.Sprintf(`{"metadata": {"name": "t", "creationTimestamp": %q}, "spec": {"handler": %q}, %s}`, created, handler, more)
 	}
+	audited := func(uid, would string) string {
+		return fmt.Sprintf(`{"involvedObject": {"uid": %q}, "message": "audit: the bind would %s"}`, uid, would)
+	}
 	const waits, done, failed = `"status": {}`, `"status": {"conditions": [{"type": "Ready", "status": "True"}]}`, `"status": {"conditions": [{"type": "Failed", "status": "True"}]}`
 	for name, tc := range map[string]struct {
 		reason   string
@@ -56,9 +60,11 @@ func TestFindings(t *testing.T) {
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
 		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, want: []string{"mine is Ignore", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
 		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, want: []string{"mine is Ignore", later}},
-		"IgnoreAudit":   {reason: "the second step comes first", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, want: []string{later, "mode is Audit"}},
 		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
-		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, want: []string{"reason=BindAudited", "--set config.mode=Enforce"}},
+		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, want: []string{"rejected no bind", "--set config.mode=Enforce"}},
+		"AuditIgnore":   {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, want: []string{"mode is Audit"}},
+		"AuditRejects":  {reason: "each pod counts once", path: eventsPath, items: audited("a", "be rejected (refused): x") + "," + audited("a", "be rejected (refused): y") + "," + audited("b", "be rejected (invalid): x") + "," + audited("c", "wait for x"), replicas: []replica.Status{audits, audits}, want: []string{"rejected binds of 2 pods", "reason=BindAudited", "--set config.mode=Enforce"}},
+		"AuditOne":      {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, want: []string{"--set config.mode=Enforce"}},
 		"Policies":      {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it): "}},
 		"Annotations":   {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},
 		"OtherPolicy":   {reason: "another policy does not help", path: bindingsPath, items: `{"spec": {"policyName": "other", "validationActions": ["Deny"]}}`, want: []string{"can come too late"}},
@@ -73,7 +79,7 @@ func TestFindings(t *testing.T) {
 			lists := map[string]string{
 				webhooksPath: `{"webhooks": [{"name": "pods-binding.prebind.dev"}]}`,
 				bindingsPath: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Deny"]}}`,
-				policiesPath: "", tasksPath: "",
+				policiesPath: "", tasksPath: "", eventsPath: "",
 			}
 			if _, exists := lists[tc.path]; exists {
 				lists[tc.path] = tc.items
@@ -97,6 +103,7 @@ func TestFindings(t *testing.T) {
 			if tc.want == nil {
 				assert.Empty(t, got, tc.reason)
 			}
+			assert.LessOrEqual(t, len(got), 1, tc.reason)
 			for _, words := range tc.want {
 				assert.Contains(t, fmt.Sprint(got), words, tc.reason)
 			}

@@ -69,7 +69,7 @@ how long. NEXT lists what you should do.
 Each replica reports its state on a Lease every ten seconds. You need permission
 to list leases in Prebind's namespace. For all lines of NEXT, you also need
 permission to list mutatingwebhookconfigurations, validatingadmissionpolicybindings,
-bindpolicies and bindtasks.`,
+events, bindpolicies and bindtasks.`,
 		Example: `  kubectl prebind status
   kubectl prebind status -n shop --pod web-0 --watch`,
 		Args: cobra.NoArgs,
