@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/install"
 )
 
 // testExplainRole checks that the optional ClusterRole permits kubectl prebind explain in one namespace, but not a bind.
@@ -23,12 +24,15 @@ func testExplainRole(t *testing.T, w *world) {
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "explain"))
 	b, other := newBench(t, w, nil), newBench(t, w, nil)
 	const user = "ana"
-	_, err := w.client.RbacV1().RoleBindings(b.ns).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "explain"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "prebind-explain"},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
+	grant := func(namespace string) {
+		_, err := w.client.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "explain"},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "prebind-explain"},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	grant(b.ns)
 	config := rest.CopyConfig(w.cluster.Config())
 	config.Impersonate.UserName = user
 	ana, err := kubernetes.NewForConfig(config)
@@ -57,6 +61,17 @@ func testExplainRole(t *testing.T, w *world) {
 	_, errs, code = b.command("explain", "pod", "--node=node-1", "-n="+other.ns, "--as="+user)
 	assert.Equal(t, 3, code, "a tenant cannot read the pods of another")
 	assert.Contains(t, errs, "cannot get resource \"pods\"")
+
+	_, err = ana.EventsV1().Events(b.ns).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err, "explain without --node reads events")
+	_, errs, code = b.command("top", "--once", "--as="+user)
+	assert.NotEqual(t, 0, code, "a tenant cannot see the binds of others")
+	assert.Contains(t, errs, "leases")
+	grant(install.Namespace)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		_, errs, code := b.command("top", "--once", "--as="+user)
+		assert.Equal(c, 0, code, "%s", errs)
+	}, patience, again)
 
 	require.NoError(t, other.bindByHand(other.binding("node-1")), "administrators can bind")
 	scheduled := newBench(t, w, nil)
