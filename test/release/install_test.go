@@ -192,11 +192,11 @@ func TestInstall(t *testing.T) {
 			w.start() // The test runs the pods as processes, so a rollout would never end.
 			assert.NotContains(t, w.bind("audited").Annotations, "topology.prebind.dev/hostname", "the first installation only reports")
 			u.checkInstallation()
-			assert.Contains(t, w.nextSteps(), "mode is Audit", "the second step is missing")
+			w.assertNext("mode is Audit: ", "the second step is missing")
 			u.command = u.next("kubectl apply")
 			assert.Empty(t, u.todo, "the section should contain no other commands")
 			w.replace(current, "first")
-			assert.Empty(t, w.nextSteps(), tc.reason)
+			w.assertNext("", tc.reason)
 
 			u.copyRelease(next)
 			w.assertConflict()
@@ -221,14 +221,16 @@ func (w *world) replace(version, pod string) {
 	w.assertBinds(pod)
 }
 
-// nextSteps returns what 'kubectl prebind status' recommends.
-func (w *world) nextSteps() string {
+// assertNext checks the first step that 'kubectl prebind status' recommends, or that it recommends none. Replicas report every ten seconds.
+func (w *world) assertNext(step, reason string) {
 	w.t.Helper()
-	out, err := exec.CommandContext(w.t.Context(), w.prebind.Client(), "status", "--kubeconfig="+w.cluster.Kubeconfig()).CombinedOutput()
-	require.NoError(w.t, err, "%s", out)
-	assert.Contains(w.t, string(out), "READY")
-	_, next, _ := strings.Cut(string(out), "\nNEXT\n")
-	return next
+	require.EventuallyWithT(w.t, func(c *assert.CollectT) {
+		out, err := exec.CommandContext(w.t.Context(), w.prebind.Client(), "status", "--kubeconfig="+w.cluster.Kubeconfig()).CombinedOutput()
+		require.NoError(c, err, "%s", out)
+		assert.Contains(c, string(out), "READY")
+		_, next, _ := strings.Cut(string(out), "\nNEXT\n")
+		assert.True(c, step == "" && next == "" || step != "" && strings.HasPrefix(next, "- "+step), "%s", next)
+	}, patience, time.Second, reason)
 }
 
 // assertConflict checks that an upgrade does not overwrite a configuration that a user edited in the cluster.

@@ -37,51 +37,61 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 			found = append(found, "replica "+s.Replica+" is not ready: "+state+": see "+cli.Documentation("operations.md#replicas-are-not-ready"))
 		}
 	}
-	found = append(found, nextStep(ctx, client, all, len(found) == 0)...)
-	return slices.Concat(found, brokenPolicies(ctx, client), lateAnnotations(ctx, client), silentHandler(ctx, client, now))
+	r := registrationOf(ctx, client)
+	if len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail {
+		found = slices.Insert(found, 0, "no replica is ready, so no pod outside the exempt namespaces is bound. To bind pods without Prebind: "+
+			"kubectl delete mutatingwebhookconfiguration "+r.name+": see "+cli.Documentation("operations.md#break-glass"))
+	}
+	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
+	return slices.Concat(found, nextStep(ctx, client, r, all, settled), brokenPolicies(ctx, client), lateAnnotations(ctx, client), silentHandler(ctx, client, now))
 }
 
-// nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. Exempt namespaces have no step of their own.
-func nextStep(ctx context.Context, client kubernetes.Interface, all []replica.Status, healthy bool) []string {
-	differs := func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config }
-	settled := healthy && len(all) > 0 && !slices.ContainsFunc(all, differs)
-	audits := len(all) > 0 && all[0].Mode == string(binder.ModeAudit)
-	name, index, failurePolicy := registration(ctx, client)
-	switch {
-	case failurePolicy == unregistered:
-		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
-	case audits && settled:
-		return []string{"mode is Audit: Prebind changes no bind. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
-			cli.Documentation("install.md#roll-out")}
-	case audits || failurePolicy != admissionregistrationv1.Ignore:
-		return nil
-	}
-	remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
-	if settled && len(all) >= 2 && all[0].Mode == string(binder.ModeEnforce) {
-		remedy = fmt.Sprintf("%d replicas are ready. To set Fail, now and in your values or kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json "+
-			`-p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`, len(all), name, index)
-	}
-	return []string{"failurePolicy of MutatingWebhookConfiguration " + name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
+// registration is the webhook in the API server.
+type registration struct {
+	// name is that of the MutatingWebhookConfiguration, index that of the webhook in it.
+	name  string
+	index int
+	// failurePolicy is empty if the user may not read it.
+	failurePolicy admissionregistrationv1.FailurePolicyType
 }
 
 // unregistered is in place of the failurePolicy of a webhook that is missing.
 const unregistered admissionregistrationv1.FailurePolicyType = "unregistered"
 
-// registration finds the webhook: the name of its configuration, its index there, and its failurePolicy, which is empty if the user may
-// not read it.
-func registration(ctx context.Context, client kubernetes.Interface) (name string, index int, failurePolicy admissionregistrationv1.FailurePolicyType) {
+func registrationOf(ctx context.Context, client kubernetes.Interface) registration {
 	list, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", 0, ""
+		return registration{}
 	}
 	for _, c := range list.Items {
 		for i, w := range c.Webhooks {
 			if w.Name == webhook.Name {
-				return c.Name, i, ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)
+				return registration{name: c.Name, index: i, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
 			}
 		}
 	}
-	return "", 0, unregistered
+	return registration{failurePolicy: unregistered}
+}
+
+// nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. Exempt namespaces have no step of their own. The
+// replicas are settled if all are ready and have the same configuration.
+func nextStep(ctx context.Context, client kubernetes.Interface, r registration, all []replica.Status, settled bool) []string {
+	audits := len(all) > 0 && all[0].Mode == string(binder.ModeAudit)
+	switch {
+	case r.failurePolicy == unregistered:
+		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
+	case audits && settled:
+		return []string{"mode is Audit: Prebind changes no bind. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
+			cli.Documentation("install.md#roll-out")}
+	case audits || r.failurePolicy != admissionregistrationv1.Ignore:
+		return nil
+	}
+	remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
+	if settled && len(all) >= 2 && all[0].Mode == string(binder.ModeEnforce) {
+		remedy = fmt.Sprintf("%d replicas are ready. To set Fail, now and in your values or kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json "+
+			`-p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`, len(all), r.name, r.index)
+	}
+	return []string{"failurePolicy of MutatingWebhookConfiguration " + r.name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
 }
 
 // verdicts returns what the audit has found, by the events that the API server still has, and when to end it.
@@ -130,7 +140,8 @@ func lateAnnotations(ctx context.Context, client kubernetes.Interface) []string 
 	if err != nil || slices.ContainsFunc(list.Items, denies) {
 		return nil
 	}
-	return []string{"no binding of ValidatingAdmissionPolicy " + annotationsPolicy + " denies requests: an annotation that is set on a pod after its creation, such as device.prebind.dev/..., can come too late for the bind"}
+	return []string{"no binding of ValidatingAdmissionPolicy " + annotationsPolicy + " denies requests: an annotation that is set on a pod after its creation, such as device.prebind.dev/..., can come too late for the bind: see " +
+		cli.Documentation("operations.md#apply-the-manifests")}
 }
 
 // silentHandler returns the handler that has had a BindTask to do or to undo for the longest time.
