@@ -35,11 +35,15 @@ CHART_FILES = $(foreach c,$(COPIES),$(CHART)/files/$(lastword $(subst =, ,$(c)))
 
 .PHONY: help
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
 demo: ## Show binds with and without Prebind on a real control plane (KEEP=1 keeps it running)
 	go run ./test/demo $(if $(filter-out 0 false no,$(KEEP)),--keep)
+
+.PHONY: demo-recording
+demo-recording: ## Run the session of README.md in the demo, and write its terminal to docs/images/demo.svg
+	go run ./test/demo --run='cd test/recording && go run . demo.sh >../../docs/images/demo.svg'
 
 .PHONY: test
 test: test-unit test-e2e ## Run all tests

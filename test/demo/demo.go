@@ -8,6 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -28,6 +31,7 @@ const (
 type demo struct {
 	out     io.Writer
 	keep    bool
+	command string
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	prebind *install.Prebind
@@ -39,6 +43,9 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.tearDown()) }()
 
+	if d.command != "" {
+		return d.runCommand(ctx)
+	}
 	d.title("With Prebind")
 	d.printf("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
 	d.printf("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
@@ -68,13 +75,27 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	d.title("Left running")
 	d.printf("Prebind is registered again. In another terminal:\n")
-	d.printf("  export KUBECONFIG=%s", d.cluster.Kubeconfig())
-	d.printf("  kubectl -n %s get pods -o wide        (or: %s)", namespace, d.cluster.Kubectl(ctx).Path)
+	d.printf("  export KUBECONFIG=%s PATH=%s:$PATH", d.cluster.Kubeconfig(), d.programs(ctx))
+	d.printf("  kubectl prebind status")
+	d.printf("  kubectl -n %s get pods -o wide", namespace)
 	d.printf("  kubectl apply -f policy.yaml          (BindPolicies and tasks: docs/policies.md, docs/tasks.md)")
 	d.printf("\nPrebind's logs: %s", d.prebind.LogDir())
 	d.printf("Press Ctrl-C to stop everything.")
 	<-ctx.Done()
 	return nil
+}
+
+// runCommand runs the command of the user.
+func (d *demo) runCommand(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "bash", "-c", d.command)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.cluster.Kubeconfig(), "PATH="+d.programs(ctx)+":"+os.Getenv("PATH"))
+	cmd.Stdout, cmd.Stderr = d.out, os.Stderr
+	return cmd.Run()
+}
+
+// programs returns the part of PATH with kubectl and its plugin.
+func (d *demo) programs(ctx context.Context) string {
+	return filepath.Dir(d.cluster.Kubectl(ctx).Path) + ":" + filepath.Dir(d.prebind.Client())
 }
 
 func (d *demo) setUp(ctx context.Context) error {
@@ -94,6 +115,9 @@ func (d *demo) setUp(ctx context.Context) error {
 	d.title("Prebind as installed from config/webhook")
 	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir()})
 	if err != nil {
+		return err
+	}
+	if err := install.BuildClient(ctx, binary); err != nil {
 		return err
 	}
 	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {

@@ -22,11 +22,12 @@ func main() {
 
 func run() int {
 	keep := pflag.Bool("keep", false, "Keep the control plane and Prebind running until Ctrl-C.")
+	command := pflag.String("run", "", "Run this command of the shell in place of the demo, with kubectl, kubectl prebind and the cluster.")
 	pflag.Parse()
 	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	d := &demo{out: os.Stdout, keep: *keep}
+	d := &demo{out: os.Stdout, keep: *keep, command: *command}
 	if err := d.run(ctx); err != nil {
 		if ctx.Err() != nil {
 			fmt.Fprintln(os.Stderr, "interrupted")
