@@ -187,6 +187,9 @@ func TestPage(t *testing.T) {
 
 	p.edit("policy", policy)
 	p.wait(`document.querySelector("#status").dataset.state === "good"`)
+	get[any](p, `(area => { area.focus(); const end = area.value.indexOf("name: rack-awareness"); area.setSelectionRange(end, end); })(document.getElementById("policy"))`)
+	p.do(chromedp.KeyEvent("\r"))
+	assert.Equal(t, strings.Replace(policy, "  name: rack-awareness", "  \n  name: rack-awareness", 1), p.text("policy"), "a new line keeps the indentation")
 	p.edit("test", strings.Replace(test, "verdict: allowed", "verdict: rejected", 1))
 	p.wait(`document.querySelector("#status").textContent.endsWith("1 of 4 cases failed")`)
 	assert.Contains(t, p.String(), "expected: rejected")
@@ -226,8 +229,8 @@ func TestLink(t *testing.T) {
 	assert.Contains(t, p.text("policy"), "name: node-removal")
 }
 
-// TestHang has a program that does not return for a policy. The page ends it, and starts it again.
-func TestHang(t *testing.T) {
+// TestLimits has policies that cost too much, that the program cannot read, and for which it does not return. The page starts it again.
+func TestLimits(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.Handle("/", http.FileServer(http.Dir(site)))
 	mux.HandleFunc("/worker.js", func(w http.ResponseWriter, _ *http.Request) {
@@ -239,8 +242,15 @@ func TestHang(t *testing.T) {
 	p := open(t, mux)
 	p.passed()
 	policy := p.text("policy")
-	p.edit("policy", policy+"# HANG\n")
-	p.wait(`document.querySelector("#status").textContent.includes("no result after 10 seconds")`)
-	p.edit("policy", policy)
-	p.wait(`document.querySelector("#status").dataset.state === "good"`)
+	p.edit("policy", strings.Replace(policy, "variables.rack != ''", "lists.range(1000).all(x, lists.range(1000).all(y, x + y >= 0))", 1))
+	p.wait(`document.querySelector("#cases").textContent.includes("cost limit exceeded")`)
+	for _, tc := range []struct{ policy, status string }{
+		{strings.Repeat("{a: ", 20_000), "The check failed: "},
+		{policy + "# HANG\n", "no result after 10 seconds"},
+	} {
+		p.edit("policy", tc.policy)
+		p.wait(fmt.Sprintf(`document.querySelector("#status").textContent.includes("%s")`, tc.status))
+		p.edit("policy", policy)
+		p.wait(`document.querySelector("#status").dataset.state === "good"`)
+	}
 }

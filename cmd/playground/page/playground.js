@@ -46,6 +46,19 @@ class Editor {
       this.mark([]);
       changed();
     });
+    this.#area.addEventListener("beforeinput", (event) => {
+      if (event.inputType === "insertLineBreak") {
+        event.preventDefault();
+        this.#newLine();
+      }
+    });
+  }
+
+  // newLine begins a line with the indentation of the last one. Undo works only with execCommand.
+  #newLine() {
+    const before = this.text.slice(0, this.#area.selectionStart);
+    const [indentation] = before.slice(before.lastIndexOf("\n") + 1).match(/^ */);
+    document.execCommand("insertText", false, `\n${indentation}`);
   }
 
   get text() { return this.#area.value; }
