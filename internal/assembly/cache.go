@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -42,6 +41,9 @@ func (a *Assembly) setUp(config *rest.Config) error {
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
 		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
+			if err := decodeBriefly(config, &o); err != nil {
+				return nil, err
+			}
 			c, err := cache.New(config, o)
 			return interruptible{Cache: c, stop: a.running}, err
 		},
@@ -122,7 +124,7 @@ func (v *view) IndexField(ctx context.Context, o client.Object, field string, ke
 func CacheOptions() cache.Options {
 	options := commonCacheOptions()
 	options.ByObject = map[client.Object]cache.ByObject{
-		&corev1.Pod{}:  {Field: fields.OneTermEqualSelector("spec.nodeName", ""), Transform: trimPod},
+		&corev1.Pod{}:  {Field: pending, Transform: trimPod},
 		&corev1.Node{}: {Transform: trimNode},
 	}
 	return options

@@ -1,0 +1,92 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+)
+
+// pending selects the pods without a node.
+var pending = fields.OneTermEqualSelector("spec.nodeName", "")
+
+// decodeBriefly makes the cache decode only the metadata of the pods that leave it. Every bind makes one leave, and decoding it is the
+// largest part of the work of following pods. The library has no option for the decoder, so these pods have a client of their own.
+func decodeBriefly(config *rest.Config, o *cache.Options) error {
+	own := rest.CopyConfig(config)
+	own.APIPath, own.GroupVersion, own.ContentType = "/api", &corev1.SchemeGroupVersion, runtime.ContentTypeProtobuf
+	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(o.Scheme).WithoutConversion()}
+	client, err := rest.RESTClientForConfigAndClient(own, o.HTTPClient)
+	if err != nil {
+		return err
+	}
+	pods := toolscache.NewListWatchFromClient(client, "pods", metav1.NamespaceAll, pending)
+	o.NewInformer = func(objects toolscache.ListerWatcher, example runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
+		if _, ok := example.(*corev1.Pod); ok {
+			objects = pods
+		}
+		return toolscache.NewSharedIndexInformer(objects, example, resync, by)
+	}
+	return nil
+}
+
+// briefSerializer decodes only the metadata of objects that a watch in protobuf reports as deleted.
+type briefSerializer struct{ runtime.NegotiatedSerializer }
+
+// SupportedMediaTypes implements runtime.NegotiatedSerializer.
+func (s briefSerializer) SupportedMediaTypes() []runtime.SerializerInfo {
+	all := slices.Clone(s.NegotiatedSerializer.SupportedMediaTypes())
+	for i := range all {
+		if stream := all[i].StreamSerializer; stream != nil {
+			brief := *stream
+			brief.Serializer = briefEvents{stream.Serializer}
+			all[i].StreamSerializer = &brief
+		}
+	}
+	return all
+}
+
+type briefEvents struct{ runtime.Serializer }
+
+// Decode implements runtime.Decoder. It leaves the object of the event encoded.
+func (e briefEvents) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	o, kind, err := e.Serializer.Decode(data, defaults, into)
+	if event, ok := o.(*metav1.WatchEvent); ok && event.Type == string(watch.Deleted) {
+		event.Object.Raw = metadataOnly(event.Object.Raw)
+	}
+	return o, kind, err
+}
+
+// envelope encodes and decodes the envelope of an object in protobuf.
+var envelope = protobuf.NewSerializer(nil, nil)
+
+// metadataOnly returns the object in protobuf with its first field only, if that is its metadata. It returns others as they are.
+func metadataOnly(raw []byte) []byte {
+	var object runtime.Unknown
+	if _, _, err := envelope.Decode(raw, nil, &object); err != nil {
+		return raw
+	}
+	field, _, length := protowire.ConsumeField(object.Raw)
+	if field != 1 {
+		return raw
+	}
+	object.Raw = object.Raw[:length]
+	if brief, err := runtime.Encode(envelope, &object); err == nil {
+		return brief
+	}
+	return raw
+}
