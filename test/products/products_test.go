@@ -29,7 +29,7 @@ func requireWritten(t *testing.T, annotations map[string]string, policy string, 
 	bind, err := json.Marshal(map[string]any{
 		"apiVersion":  "policy.prebind.dev/v1alpha1",
 		"kind":        "BindPolicyTest",
-		"keyPrefixes": []string{"example.com"},
+		"keyPrefixes": []string{"example.com", "ray.io"},
 		"objects": []any{
 			corev1.Node{
 				TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
