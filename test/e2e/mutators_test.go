@@ -55,7 +55,7 @@ func TestOptional(t *testing.T) {
 	t.Run("in parallel", func(t *testing.T) {
 		newPolicies(t, w).applyRackAwareness()
 		for name, test := range map[string]func(*testing.T, *world){
-			"facts": testFacts, "manifests": testManifests, "announce to kube-scheduler": testAnnounceKubeScheduler,
+			"facts": testFacts, "manifests": testManifests, "operator": testOperator, "announce to kube-scheduler": testAnnounceKubeScheduler,
 			"announce, another node": testAnnounceAnotherNode, "announce, taken": testAnnounceTaken,
 		} {
 			t.Run(name, func(t *testing.T) {
