@@ -22,7 +22,7 @@ import (
 func checkWait(ctx context.Context, t *trial) string {
 	pod := t.creates(ctx, "wait", waits)
 	began := time.Now()
-	t.answered(ctx, pod, work.ReasonWaiting)
+	t.answered(ctx, work.ReasonWaiting, pod)
 	t.staysUnbound(ctx, pod, t.Wait-time.Since(began))
 	waited := time.Since(began)
 	warnings := t.warnings(ctx, pod)
@@ -68,7 +68,7 @@ func checkRefused(ctx context.Context, t *trial) string {
 	}
 	t.backsOff(ctx, pods[0])
 	for _, pod := range pods[1:] {
-		t.answered(ctx, pod, work.ReasonRefused)
+		t.answered(ctx, work.ReasonRefused, pod)
 	}
 	t.must(labelNode(ctx, t.client, free, required, set))
 	t.must(labelNode(ctx, t.client, full, required, unset))

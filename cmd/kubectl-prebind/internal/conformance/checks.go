@@ -184,7 +184,7 @@ func checkUID(ctx context.Context, t *trial) string {
 func checkStale(ctx context.Context, t *trial) string {
 	other := t.nodes[1]
 	old := t.creates(ctx, "stale", waits, onNode(t.nodes[0]))
-	t.answered(ctx, old, work.ReasonWaiting)
+	t.answered(ctx, work.ReasonWaiting, old)
 	t.deletes(ctx, old)
 	created := time.Now()
 	pod := t.creates(ctx, "stale", onNode(other))
@@ -232,8 +232,8 @@ func checkWorkers(ctx context.Context, t *trial) string {
 	for i := range waiters {
 		t.creates(ctx, fmt.Sprintf("waiter-%d", i), waits)
 	}
-	t.answered(ctx, t.created[0], work.ReasonWaiting)
 	waiting := slices.Clone(t.created)
+	t.answered(ctx, work.ReasonWaiting, waiting...)
 	began := time.Now()
 	pod := t.creates(ctx, "workers")
 	if late := t.late(ctx, []*corev1.Pod{pod}); len(late) > 0 {

@@ -201,11 +201,15 @@ func (t *trial) posted(ctx context.Context, pod *corev1.Pod, condition func(ctx 
 	}
 }
 
-// answered waits until an event shows that Prebind has answered a Binding of the pod in this way.
-func (t *trial) answered(ctx context.Context, pod *corev1.Pod, reason string) {
-	t.posted(ctx, pod, func(ctx context.Context) (bool, error) {
-		nodes, err := t.answers(ctx, pod, reason)
-		return len(nodes) > 0, err
+// answered waits until an event shows that Prebind has answered a Binding of one of the pods in this way.
+func (t *trial) answered(ctx context.Context, reason string, pods ...*corev1.Pod) {
+	t.posted(ctx, pods[0], func(ctx context.Context) (bool, error) {
+		for _, pod := range pods {
+			if nodes, err := t.answers(ctx, pod, reason); err != nil || len(nodes) > 0 {
+				return err == nil, err
+			}
+		}
+		return false, nil
 	})
 }
 
@@ -288,7 +292,7 @@ const (
 
 // backsOff observes the Bindings of the rejected pod for a while. A scheduler without backoff that grows violates the contract.
 func (t *trial) backsOff(ctx context.Context, pod *corev1.Pod) {
-	t.answered(ctx, pod, work.ReasonRefused)
+	t.answered(ctx, work.ReasonRefused, pod)
 	began, seen := time.Now(), 0
 	looped := t.until(ctx, paceTime, func(ctx context.Context) (bool, error) {
 		nodes, err := t.answers(ctx, pod, work.ReasonRefused)

@@ -50,7 +50,7 @@ type scheduler struct {
 	warns bool
 	// workers limits the binds in progress. Nil means no limit.
 	workers chan struct{}
-	// seen is the number of pods so far. Pods are scheduled in the order of their creation.
+	// seen is the number of pods so far. Pods that are created together are scheduled in the reverse order.
 	seen int
 }
 
@@ -180,7 +180,7 @@ func (s *scheduler) react(ctx context.Context, running *sync.WaitGroup) clientte
 			}
 			s.seen++
 			o.UID = types.UID(fmt.Sprint(s.seen))
-			after := time.Duration(s.seen) * time.Millisecond
+			after := time.Second - time.Duration(s.seen)*time.Millisecond
 			running.Go(func() {
 				if sleep(ctx, after) {
 					if pod, err := s.client.CoreV1().Pods(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{}); err == nil {
