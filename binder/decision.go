@@ -138,8 +138,8 @@ const (
 	PluginActs PluginVerdict = "acts"
 	// PluginWaits means that the plugin would wait for what WaitsFor lists.
 	PluginWaits PluginVerdict = "waits"
-	// PluginRefuses means that the plugin would reject the bind.
-	PluginRefuses PluginVerdict = "refuses"
+	// PluginRejects means that the plugin would reject the bind.
+	PluginRejects PluginVerdict = "rejects"
 )
 
 // PluginExplanation is what one PreBind plugin would do.

@@ -75,7 +75,7 @@ func explained(r result) PluginExplanation {
 		x.Verdict, x.Refusal = PluginWaits, refusalOf(r.err)
 		x.WaitsFor = append(x.WaitsFor, strings.TrimPrefix(r.err.Object.String()+": "+r.err.Message, ": "))
 	default:
-		x.Verdict, x.Refusal = PluginRefuses, refusalOf(r.err)
+		x.Verdict, x.Refusal = PluginRejects, refusalOf(r.err)
 	}
 	return x
 }

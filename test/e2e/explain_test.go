@@ -104,9 +104,9 @@ func TestExplain(t *testing.T) {
 		x, code := b.explain("node-3", "--annotation=device.prebind.dev/gpu=", "--annotation=node-state.prebind.dev/expect=e2e/none=there")
 		assert.Equal(t, 2, code)
 		assert.Equal(t, binder.VerdictRefuse, x.Verdict)
-		assert.Equal(t, binder.PluginRefuses, x.plugin("node-state").Verdict)
-		assert.Equal(t, binder.PluginRefuses, x.plugin("device").Verdict, "all rejections are reported")
-		assert.Equal(t, binder.PluginRefuses, x.plugin("volumebinding").Verdict)
+		assert.Equal(t, binder.PluginRejects, x.plugin("node-state").Verdict)
+		assert.Equal(t, binder.PluginRejects, x.plugin("device").Verdict, "all rejections are reported")
+		assert.Equal(t, binder.PluginRejects, x.plugin("volumebinding").Verdict)
 
 		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
 		assert.True(t, apierrors.IsForbidden(err))

@@ -160,7 +160,7 @@ func TestReportText(t *testing.T) {
 			Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Incomplete: true,
 			Annotations: map[string]string{"b": "2", "a": "1"}, Labels: map[string]string{"l": "3"},
 			Plugins: []binder.PluginExplanation{
-				{Name: "p", Verdict: binder.PluginRefuses, Refusal: &binder.Refusal{Object: "Node a", Message: "no", Advice: "another"}},
+				{Name: "p", Verdict: binder.PluginRejects, Refusal: &binder.Refusal{Object: "Node a", Message: "no", Advice: "another"}},
 				{Name: "q", Verdict: binder.PluginWaits, WaitsFor: []string{"rain"}, Would: []string{"would dance"}, Findings: []framework.Finding{
 					{Name: "csi-ready", Verdict: "waiting", Message: "no driver on a"}, {Name: "gpu", Verdict: "not-matched"},
 				}},
@@ -176,7 +176,7 @@ func TestReportText(t *testing.T) {
 Prebind is in mode Audit in this namespace: it only reports the following (verdict: refuse).
 
 PLUGIN        VERDICT       DETAIL
-p             refuses       Node a: no
+p             rejects       Node a: no
                             another
 q             waits         waiting for rain
                             would dance

@@ -336,7 +336,7 @@ func (t *trial) holds(id string) func(ctx context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		x, err := t.explain(ctx, t.nodes[0].Name, map[string]string{deviceAnnotation: id})
 		return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
-			return p.Name == device && p.Verdict == binder.PluginRefuses
+			return p.Name == device && p.Verdict == binder.PluginRejects
 		}), err
 	}
 }
