@@ -239,6 +239,10 @@ func TestLimits(t *testing.T) {
 		w.Header().Set("Content-Type", "text/javascript")
 		fmt.Fprint(w, strings.Replace(string(content), "postMessage({report", "while (policy.includes('HANG')); postMessage({report", 1))
 	})
+	mux.HandleFunc("/playground.wasm.gz", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip") // As some servers do for the suffix .gz. The browser decompresses it.
+		http.ServeFile(w, r, filepath.Join(site, "playground.wasm.gz"))
+	})
 	p := open(t, mux)
 	p.passed()
 	policy := p.text("policy")
