@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -83,6 +84,9 @@ type program struct {
 	// Extra is appended to the files.
 	Extra map[string]string `json:"extra"`
 }
+
+// CommandLine returns the command for a report.
+func (p program) CommandLine() []string { return slices.Concat(p.Env, []string{p.Name}, p.Args) }
 
 func main() {
 	var o options

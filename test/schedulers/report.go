@@ -22,7 +22,7 @@ var report = template.Must(template.New("report").Funcs(template.FuncMap{"join":
 - **Date:** {{.Date}}
 - **Control plane:** Kubernetes {{.Kubernetes}}, {{.Nodes}} nodes, two replicas of Prebind
 {{- range .Profile.Processes}}
-- **{{.Name}}**, as {{.Account}}: ` + "`{{join .Args \" \"}}`" + `
+- **Program**, as {{.Account}}: ` + "`{{join .CommandLine \" \"}}`" + `
 {{- end}}
 
 ` + "```console" + `
