@@ -39,7 +39,7 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 	}
 	r := registrationOf(ctx, client)
 	if len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail {
-		found = slices.Insert(found, 0, "no replica is ready, so no pod outside the exempt namespaces is bound. To bind pods without Prebind: "+
+		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. To bind pods without Prebind: "+
 			"kubectl delete mutatingwebhookconfiguration "+r.name+": see "+cli.Documentation("operations.md#break-glass"))
 	}
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
