@@ -240,6 +240,20 @@ func TestBind_Rejects(t *testing.T) {
 	}, rejecting())
 }
 
+// TestBind_Panics: a bug outside plugins fails one bind, not the process.
+func TestBind_Panics(t *testing.T) {
+	in(t, func(o *Options) { o.Cached = nothing{} }, func(t *testing.T, s *fixture) {
+		d := s.post(t.Context())
+		assert.Equal(t, framework.KindInternal, d.Err.Kind)
+		assert.Equal(t, framework.Binder, d.Err.Plugin)
+		assert.ErrorContains(t, d.Err, "this is a bug in Prebind")
+		assert.Empty(t, s.said())
+	})
+}
+
+// nothing is a reader whose methods panic.
+type nothing struct{ framework.Reader }
+
 // A call whose context has ended is never allowed.
 func TestBind_ContextEnds(t *testing.T) {
 	in(t, nil, func(t *testing.T, s *fixture) {

@@ -6,9 +6,7 @@ package webhook
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -70,17 +68,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, review)
 }
 
-// review answers a request. If the engine panics, it denies the request: the answer of the library has no reason.
-func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) (response admission.Response) {
+// review answers a request.
+func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) admission.Response {
 	clip := func(s string) string { return text.Clip(s, maxCause) }
 	log := h.Log.WithValues("user", clip(request.UserInfo.Username))
-	defer func() {
-		if r := recover(); r != nil {
-			log.Error(nil, "Panic while deciding on a Binding", "panic", r, "stack", string(debug.Stack()))
-			err := framework.Internal(framework.Object{}, fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", r))
-			response = deny(err, 0)
-		}
-	}()
 	if !isBinding(request) {
 		log.Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
 		return admission.Allowed("").WithWarnings(warnings([]string{notBinding})...)
