@@ -216,7 +216,7 @@ func (c *call) pass(ctx context.Context) step {
 		preFlight := work.Step{Name: work.StepPreFlight, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		err := work.Call(ctx, c.o.Recorder, preFlight, func(ctx context.Context) (err error) {
 			if extender, ok := p.(framework.BindContextExtender); ok {
-				cache := c.cached
+				cache := c.o.Cached
 				if c.changes != nil {
 					cache = subscribing{Reader: cache, to: c.changes}
 				}

@@ -12,7 +12,6 @@ package binder
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -40,7 +39,7 @@ type Options struct {
 	Live framework.Reader
 	// Settings are those of the configuration.
 	Settings Settings
-	// Replica identifies this process, by letters and digits.
+	// Replica identifies this process, by letters and digits only.
 	Replica string
 	// Term returns the number of the replica's current term, and whether the replica holds
 	// it. A bind may rely only on writes in a term that is still held: other replicas may
@@ -56,27 +55,12 @@ type Options struct {
 	Clock    clock.Clock
 }
 
-func (o Options) validate() error {
-	switch {
-	case o.Cached == nil || o.Live == nil || o.Changes == nil || o.Events == nil || o.Recorder == nil || o.Clock == nil:
-		return errors.New("binder: Cached, Live, Changes, Events, Recorder and Clock are required")
-	case o.Replica == "" || strings.Contains(o.Replica, work.IDSeparator):
-		return fmt.Errorf("binder: Replica is required, without %q", work.IDSeparator)
-	case o.Settings.Mutators == nil:
-		return errors.New("binder: Mutators are required")
-	default:
-		return nil
-	}
-}
-
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	o Options
-	// cached reads pods and nodes.
-	cached framework.Reader
-	work   *work.Set
-	waits  waits
-	seats  seats
+	o     Options
+	work  *work.Set
+	waits waits
+	seats seats
 	// jitter returns a random number from 0 to 1.
 	jitter func() float64
 	// draining is closed by drain.
@@ -84,22 +68,19 @@ type Engine struct {
 	drain    func()
 }
 
-// New checks the options and returns the engine. It starts nothing.
-func New(o Options) (*Engine, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
+// New returns the engine. It starts nothing.
+func New(o Options) *Engine {
 	if o.Term == nil {
 		o.Term = func() (int64, bool) { return 0, true }
 	}
 	draining := make(chan struct{})
 	return &Engine{
-		o: o, cached: o.Cached, waits: newWaits(o.Clock), jitter: rand.Float64,
+		o: o, waits: newWaits(o.Clock), jitter: rand.Float64,
 		work: work.NewSet(work.Options{
 			Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
 		}),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
-	}, nil
+	}
 }
 
 // Exempt sets which users' Bindings the API server exempts from its concurrency limits. A

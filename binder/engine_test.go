@@ -79,9 +79,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *fixtur
 		if change != nil {
 			change(&o)
 		}
-		var err error
-		s.Engine, err = New(o)
-		require.NoError(t, err)
+		s.Engine = New(o)
 		test(t, s)
 		require.NoError(t, s.Stop(t.Context()))
 	})
@@ -404,9 +402,4 @@ func TestBind_Drain(t *testing.T) {
 		assert.Equal(t, 3*time.Second, time.Since(began))
 		assert.Equal(t, time.Second, d.RetryAfter)
 	}, labelled())
-}
-
-func TestNew_Validates(t *testing.T) {
-	_, err := New(Options{})
-	require.ErrorContains(t, err, "required")
 }

@@ -31,7 +31,7 @@ func (c *call) readPod(ctx context.Context) step {
 		return unbindable(pod, b) || b.ResourceVersion != "" && b.ResourceVersion != pod.ResourceVersion || c.pod != nil && pod.UID != c.key.Pod
 	}
 	pod := &corev1.Pod{}
-	if err := c.cached.Get(ctx, c.Request.Pod, pod); err == nil {
+	if err := c.o.Cached.Get(ctx, c.Request.Pod, pod); err == nil {
 		if !over(pod) {
 			c.pod = pod
 			return step{do: allow}
@@ -79,7 +79,7 @@ func (c *call) uses(read time.Time) bool {
 // readNode returns the target. The cache may be behind, so only the API server's answer rejects a node.
 func (c *call) readNode(ctx context.Context) (*corev1.Node, *framework.Error) {
 	node, key := &corev1.Node{}, types.NamespacedName{Name: c.key.Node}
-	if err := c.cached.Get(ctx, key, node); err == nil {
+	if err := c.o.Cached.Get(ctx, key, node); err == nil {
 		return node, nil
 	}
 	if c.uses(c.nodeRead) {

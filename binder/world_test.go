@@ -49,8 +49,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
 	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
-	var err error
-	w.Engine, err = New(Options{
+	w.Engine = New(Options{
 		Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
 		Term: func() (int64, bool) {
 			w.mu.Lock()
@@ -61,7 +60,6 @@ func newWorld(t *testing.T) *world {
 			Mode: ModeEnforce, Mutators: chain, Hold: 8 * time.Second, MaxHolds: 100, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: time.Hour,
 		},
 	})
-	require.NoError(t, err)
 	w.jitter = func() float64 { return 0 }
 	return w
 }

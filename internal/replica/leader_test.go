@@ -42,8 +42,7 @@ func TestReplicas_RenewalWithoutAnswer(t *testing.T) {
 	t.Cleanup(server.CloseClientConnections)
 	client, err := apiclient.NewWithTimeout(&rest.Config{Host: server.URL}, 100*time.Millisecond)
 	require.NoError(t, err)
-	replicas, err := New(Options{ID: "mine", Client: client, Namespace: "default", Clock: clock.RealClock{}})
-	require.NoError(t, err)
+	replicas := New(Options{ID: "mine", Client: client, Namespace: "default", Clock: clock.RealClock{}})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { assert.NoError(t, replicas.Start(ctx)) })

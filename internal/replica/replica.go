@@ -8,7 +8,6 @@ package replica
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -102,13 +101,8 @@ type observation struct {
 	at      time.Time
 }
 
-// New checks the options. It starts nothing.
-func New(o Options) (*Replicas, error) {
-	if o.ID == "" || o.Client == nil || o.Namespace == "" || o.Clock == nil {
-		return nil, errors.New("replica: ID, Client, Namespace and Clock are required")
-	}
-	return &Replicas{o: o, lost: true}, nil
-}
+// New returns the Replicas. It starts nothing.
+func New(o Options) *Replicas { return &Replicas{o: o, lost: true} }
 
 // Start keeps the lease until the context ends, and then removes it. It observes the leases of all replicas, and takes part in the election.
 func (r *Replicas) Start(ctx context.Context) error {

@@ -67,7 +67,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		chain = append(chain, m.mutator(t))
 	}
 	all := mutation.NewChain(chain, s.required)
-	engine, err := binder.New(binder.Options{
+	engine := binder.New(binder.Options{
 		Cached: c, Live: c,
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Mutators: all,
@@ -78,7 +78,6 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		},
 		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 	})
-	require.NoError(t, err)
 	handler := &webhook.Handler{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}}
 	return &prebind{server: server, client: c, engine: engine, handler: handler}
 }

@@ -117,9 +117,7 @@ func (w *world) start() {
 	connection := w.api.Connect()
 	connection.Step = p.step
 	chain := mutation.NewChain(nil, nil)
-	var err error
-	p.lease, err = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p, wall: true}})
-	require.NoError(w.t, err)
+	p.lease = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p, wall: true}})
 	var all []framework.Plugin
 	for _, r := range app.RegisteredPlugins() {
 		if !slices.Contains(plugins, r.Name) {
@@ -161,14 +159,13 @@ func (w *world) start() {
 		}
 	}
 	p.plugins = all
-	p.engine, err = binder.New(binder.Options{
+	p.engine = binder.New(binder.Options{
 		Cached: p.cached(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
 			RejectWaits: p.dice.below(4) == 0, MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,
 		},
 	})
-	require.NoError(w.t, err)
 	p.watch()
 	w.actors.Go(func() { _ = p.lease.Start(p.killed) })
 	w.actors.Go(func() { p.engine.Sweep(p.killed, p) })

@@ -118,16 +118,13 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 // build builds the engine.
 func (c *Cluster) build() *binder.Engine {
 	chain := mutation.NewChain(nil, nil)
-	e, err := binder.New(binder.Options{
+	e := binder.New(binder.Options{
 		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
 			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,
 		},
 	})
-	if err != nil {
-		c.t.Fatal(err)
-	}
 	c.t.Cleanup(func() { _ = e.Stop(context.WithoutCancel(c.t.Context())) })
 	return e
 }

@@ -156,11 +156,9 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	if err != nil {
 		return err
 	}
-	if p.replicas, err = replica.New(replica.Options{
+	p.replicas = replica.New(replica.Options{
 		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Elect: p.o.leaderElect, Status: p.status,
-	}); err != nil {
-		return err
-	}
+	})
 	if p.assembly, err = assembly.New(ctx, p.config, assembly.Options{
 		Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
 		Replicas: p.replicas.Count, WaitFor: p.ready.WaitFor, Leads: p.replicas.Leads,
@@ -174,7 +172,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	}
 	p.ready.Require(p.replicas.Held)
 	p.ready.Require(p.health.Problem)
-	if p.engine, err = binder.New(binder.Options{
+	p.engine = binder.New(binder.Options{
 		Cached:   p.assembly.Cached(),
 		Live:     p.assembly.GetAPIReader(),
 		Settings: settings,
@@ -184,9 +182,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		Events:   p.assembly.GetEventRecorder("prebind"),
 		Recorder: p.recorder,
 		Clock:    clock.RealClock{},
-	}); err != nil {
-		return err
-	}
+	})
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
 	return p.add(p.replicas, always(func(ctx context.Context) { p.engine.Sweep(ctx, p.replicas) }))
 }
