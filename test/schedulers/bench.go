@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 
@@ -34,7 +35,10 @@ const nodes = 12
 const results = "bin/conformance"
 
 // applied are the kinds of objects that are applied from the manifests of a scheduler: the others run it in the cluster.
-var applied = []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ConfigMap", "PriorityClass"}
+var (
+	namespaced = []string{"ServiceAccount", "Role", "RoleBinding", "ConfigMap"}
+	applied    = append([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}, namespaced...)
+)
 
 // bench is a control plane with Prebind and the scheduler.
 type bench struct {
@@ -124,7 +128,7 @@ func (b *bench) applyManifests(ctx context.Context) error {
 			return fmt.Errorf("creating the namespace: %w", err)
 		}
 	}
-	var objects []any
+	var objects []map[string]any
 	for _, pattern := range b.Manifests {
 		files, err := filepath.Glob(filepath.Join(b.source, filepath.FromSlash(pattern)))
 		if err != nil || len(files) == 0 {
@@ -155,15 +159,11 @@ func (b *bench) applyManifests(ctx context.Context) error {
 			return err
 		}
 	}
-	var own []any
-	for _, o := range b.Objects {
-		own = append(own, o)
-	}
-	return b.apply(ctx, own)
+	return b.apply(ctx, b.Objects)
 }
 
 // render returns the objects that a tool prints.
-func (b *bench) render(ctx context.Context) ([]any, error) {
+func (b *bench) render(ctx context.Context) ([]map[string]any, error) {
 	if len(b.Render) == 0 {
 		return nil, nil
 	}
@@ -184,8 +184,8 @@ func (b *bench) render(ctx context.Context) ([]any, error) {
 }
 
 // readObjects returns the objects of YAML documents that are to apply.
-func readObjects(content []byte) ([]any, error) {
-	var out []any
+func readObjects(content []byte) ([]map[string]any, error) {
+	var out []map[string]any
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096)
 	for {
 		var object map[string]any
@@ -200,19 +200,22 @@ func readObjects(content []byte) ([]any, error) {
 	}
 }
 
-func (b *bench) apply(ctx context.Context, objects []any) error {
+// apply applies objects of manifests. Those without a namespace are in that of the profile.
+func (b *bench) apply(ctx context.Context, objects []map[string]any) error {
 	if len(objects) == 0 {
 		return nil
+	}
+	for _, o := range objects {
+		object := unstructured.Unstructured{Object: o}
+		if slices.Contains(namespaced, object.GetKind()) && object.GetNamespace() == "" {
+			object.SetNamespace(b.Namespace)
+		}
 	}
 	list, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
 	if err != nil {
 		return err
 	}
-	args := []string{"apply", "--server-side", "--force-conflicts", "-f", "-"}
-	if b.Namespace != "" {
-		args = append(args, "--namespace="+b.Namespace)
-	}
-	return b.kubectl(ctx, list, args...)
+	return b.kubectl(ctx, list, "apply", "--server-side", "--force-conflicts", "-f", "-")
 }
 
 func (b *bench) kubectl(ctx context.Context, stdin []byte, args ...string) error {
