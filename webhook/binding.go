@@ -31,7 +31,7 @@ func isBinding(r *admissionv1.AdmissionRequest) bool {
 // parse returns the Binding of a request, which it releases. A Binding that cannot be decoded is an error.
 func parse(r *admissionv1.AdmissionRequest) (binder.Request, *framework.Error) {
 	binding := &corev1.Binding{}
-	if err := json.Unmarshal(r.Object.Raw, binding); err != nil {
+	if err := json.Unmarshal(r.Object.Raw, binding, lenient); err != nil {
 		return binder.Request{}, &framework.Error{
 			Kind:    framework.KindInvalid,
 			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},

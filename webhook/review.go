@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,6 +28,11 @@ const (
 	// the margin cannot be shorter.
 	margin = time.Second
 )
+
+// lenient are the options of decoding. The API server replaces bytes that are not UTF-8, which a client can send in protobuf. Two keys of
+// annotations can then be the same. A review that cannot be decoded must not result: with failurePolicy Ignore, the API server would bind
+// the pod without Prebind.
+var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
 var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
@@ -49,7 +55,7 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 		return nil, invalid("reading the body: %w", err)
 	}
 	var review admissionv1.AdmissionReview
-	if err := json.Unmarshal(body, &review); err != nil {
+	if err := json.Unmarshal(body, &review, lenient); err != nil {
 		return nil, invalid("the body is not a valid AdmissionReview: %w", err)
 	}
 	request := review.Request

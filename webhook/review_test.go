@@ -17,7 +17,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/prebind/prebind/binder"
 )
@@ -65,7 +68,7 @@ func TestHandler_BadInput(t *testing.T) {
 		"TooDeep":       {reason: "the depth of JSON is limited", body: compact(`"uid":"1","unknown":` + nested(10_001)), says: "max depth"},
 		"CompactBroken": {reason: "a value is missing", body: compact(`"uid":`), says: "not a valid AdmissionReview: "},
 		"CompactType":   {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), says: `within "/request/dryRun"`},
-		"SecondKind":    {reason: "the API server sends a field once", change: secondKind, says: `duplicate object member name "kind"`},
+		"SecondKind":    {reason: "the last kind counts", change: secondKind, says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
 		"BrokenBody":    {reason: "reading the body fails", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, says: "reading the body: broken"},
 	}
 	for name, tc := range cases {
@@ -92,6 +95,28 @@ const reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v
 func secondKind(r *http.Request) {
 	body := reviewPrefix + `"uid":"1"},"kind":"` + strings.Repeat("<", 1<<20) + `"}`
 	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
+}
+
+// TestHandler_SameKeys checks that a client cannot make reviews invalid: two keys of a Binding in protobuf that are not UTF-8 can be the same
+// in the review. With failurePolicy Ignore, the API server would bind such a pod without Prebind.
+func TestHandler_SameKeys(t *testing.T) {
+	var got binder.Request
+	h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
+		got = r
+		return binder.Decision{PassThrough: true}
+	})
+	sent := &corev1.Binding{}
+	encoded, err := (&corev1.Binding{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a\xfe": "1", "a\xff": "1"}}}).Marshal()
+	require.NoError(t, err)
+	require.NoError(t, sent.Unmarshal(encoded), "protobuf does not require UTF-8")
+	review := &admissionv1.AdmissionReview{}
+	require.NoError(t, json.Unmarshal(read(t, "allowed.request.json"), review))
+	review.Request.Object = runtime.RawExtension{Object: sent}
+	body, err := json.Marshal(review)
+	require.NoError(t, err)
+	w := serve(t, h, body, func(*http.Request) {})
+	assert.Equal(t, http.StatusOK, w.Code, w.Body)
+	assert.Equal(t, map[string]string{"a\ufffd": "1"}, got.Binding.Annotations)
 }
 
 // nested returns nested arrays.
