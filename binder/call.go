@@ -93,7 +93,8 @@ func (c *call) run(ctx context.Context) Decision {
 	}
 	// Until the pod is read, its name stands for its UID.
 	c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: name}, c.began
-	held, cancel := context.WithTimeout(ctx, c.settings.Hold)
+	// A shorter hold would end before a rejection counts, in every call: the bind would never be rejected nor rolled back.
+	held, cancel := context.WithTimeout(ctx, max(c.settings.Hold, 2*Settle))
 	defer cancel()
 	end := c.loop(held)
 	d := end.answer

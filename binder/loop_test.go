@@ -187,6 +187,27 @@ func TestRun_RejectWaits(t *testing.T) {
 	})
 }
 
+// TestRun_ShortHold: a rejection counts, and ends the work, also if calls are held for a shorter time than it needs.
+func TestRun_ShortHold(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.o.Settings.Hold, w.o.Settings.RejectWaits = time.Second, true
+		rejects := plugin{name: "r", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			if w.is("a") {
+				return framework.Verdict{}, framework.Refuse(framework.Object{}, "no")
+			}
+			return framework.Verdict{}, nil
+		}}
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"), rejects)
+		d := w.run(t.Context(), b)
+		require.Contains(t, d.Err.Error(), "Prebind continues to prepare it")
+		w.set("a")
+		d = w.run(t.Context(), b)
+		assert.Equal(t, "r: no", d.Err.Error())
+		synctest.Wait()
+		assert.Equal(t, []string{"write-w PreBind", "write-w PreBindRollBack"}, w.said())
+	})
+}
+
 func withoutPlugin(err *framework.Error) *framework.Error {
 	e := *err
 	e.Plugin = framework.Binder

@@ -39,7 +39,7 @@ type Settings struct {
 	// Claimed returns the devices that are allocated to the pod by its ResourceClaims. It is nil
 	// if no mutator needs them.
 	Claimed func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error)
-	// Hold is the maximum time that a call is held before it is answered with KindWait.
+	// Hold is the maximum time that a call is held before it is answered with KindWait. Less than twice Settle counts as twice Settle.
 	Hold time.Duration
 	// RejectWaits answers such a call with KindRefuse instead. The work continues as after KindWait.
 	RejectWaits bool

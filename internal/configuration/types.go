@@ -62,7 +62,7 @@ type PrebindConfiguration struct {
 
 // Budgets limit the time and the seats of binds.
 type Budgets struct {
-	// Hold is the maximum time a webhook call is held before Prebind answers 429.
+	// Hold is the maximum time a webhook call is held before Prebind answers 429. Less than 2 s counts as 2 s.
 	Hold metav1.Duration `json:"hold"`
 	// MaxHolds is the maximum number of calls that one replica holds at a time, at most 256. Each
 	// occupies a concurrency seat of the API server.
@@ -83,7 +83,7 @@ type NamespaceRule struct {
 	PreBindTimeout    metav1.Duration `json:"prebindTimeout"`
 	MaxPreBindTimeout metav1.Duration `json:"maxPrebindTimeout"`
 	// RejectAfter is the time after which a call that has to wait is rejected instead of answered with 429, for schedulers that bind
-	// no other pod while a Binding waits. The bind continues with the next call. Zero means never.
+	// no other pod while a Binding waits. The bind continues with the next call. Less than 2 s counts as 2 s. Zero means never.
 	RejectAfter metav1.Duration `json:"rejectAfter"`
 }
 
