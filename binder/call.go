@@ -6,11 +6,14 @@ package binder
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
@@ -149,7 +152,16 @@ func (c *call) run(ctx context.Context) Decision {
 //	somebody writes?      PreBind of those plugins, once per change; then repeat
 //	somebody waits?       wait until something changes that was read, or the hold ends
 //	all ready             reserve, answer, and check once that the call has not ended
-func (c *call) loop(ctx context.Context) step {
+//
+// A panic is a rejection: the call then gives its seat back, and its work is rolled back.
+func (c *call) loop(ctx context.Context) (end step) {
+	defer func() {
+		if p := recover(); p != nil {
+			klog.FromContext(ctx).Error(nil, "Panic while deciding on a Binding", "panic", p, "stack", string(debug.Stack()))
+			err := fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", p)
+			end = step{do: finish, err: framework.AsError(framework.Binder, err)}
+		}
+	}()
 	for {
 		next := c.pass(ctx)
 		switch {

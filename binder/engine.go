@@ -12,10 +12,8 @@ package binder
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +21,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -143,17 +140,10 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 }
 
 // Bind decides on one Binding. It returns within the hold and before the
-// context's deadline. A panic fails only this bind.
+// context's deadline. A panic rejects only this bind, and ends its work.
 func (e *Engine) Bind(ctx context.Context, r Request) (d Decision) {
 	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
-	defer func() {
-		if p := recover(); p != nil {
-			klog.FromContext(ctx).Error(nil, "Panic while deciding on a Binding", "panic", p, "stack", string(debug.Stack()))
-			err := fmt.Errorf("panic: %v: this is a bug in Prebind; report it with the stack trace of Prebind's log", p)
-			d = Decision{Err: framework.AsError(framework.Binder, err)}
-		}
-		e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began))
-	}()
+	defer func() { e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began)) }()
 	settings := e.o.Settings.in(r.Pod.Namespace)
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}

@@ -249,6 +249,34 @@ func TestBind_Panics(t *testing.T) {
 	})
 }
 
+// TestBind_PanicsLater: a bug while a bind waits does not keep its seat.
+func TestBind_PanicsLater(t *testing.T) {
+	broken := false
+	in(t, func(o *Options) { o.Cached = breakable{Reader: o.Cached, broken: &broken} }, func(t *testing.T, s *fixture) {
+		time.AfterFunc(5*time.Second, func() {
+			broken = true
+			s.label()
+		})
+		d := s.post(t.Context())
+		assert.ErrorContains(t, d.Err, "this is a bug in Prebind")
+		assert.Zero(t, s.Stats().Holds)
+	}, labelled())
+}
+
+// breakable is a reader whose methods panic when it is broken.
+type breakable struct {
+	framework.Reader
+	broken *bool
+}
+
+// Get implements client.Reader.
+func (b breakable) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	if *b.broken {
+		panic("a bug")
+	}
+	return b.Reader.Get(ctx, key, into, opts...)
+}
+
 // nothing is a reader whose methods panic.
 type nothing struct{ framework.Reader }
 
