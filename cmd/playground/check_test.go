@@ -90,7 +90,7 @@ func TestCheck(t *testing.T) {
 		},
 		"Invalid": {
 			reason: "a case lacks its objects", policy: valid, test: strings.Replace(allowed, "name: a,", "name: a, node: other,", 1),
-			want: []message{{testFile, 6, `case "a": node: objects contain no such Node`}},
+			want: []message{{testFile, 6, `case "a": node: objects contain no Node other`}},
 		},
 		"Failure": {
 			reason: "a case fails", policy: head + "  validations: [{expression: 'false', message: No.}]\n", test: allowed,

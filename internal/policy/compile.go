@@ -234,7 +234,7 @@ func (c *compiler) declareResources() {
 func (c *compiler) scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
 	namespaced, known := c.options.Namespaced[kind]
 	if IsBuiltIn(kind) {
-		namespaced, known = !clusterScoped.Has(kind.GroupKind().String()), true
+		namespaced, known = IsNamespaced(kind), true
 	}
 	inNamespace := r.Namespace != "" || r.NamespaceExpression != ""
 	switch {

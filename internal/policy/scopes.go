@@ -3,7 +3,15 @@
 
 package policy
 
-import "k8s.io/apimachinery/pkg/util/sets"
+import (
+	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// IsNamespaced returns whether the kind is built in and its objects have a namespace.
+func IsNamespaced(kind kinds.GroupVersionKind) bool {
+	return IsBuiltIn(kind) && !clusterScoped.Has(kind.GroupKind().String())
+}
 
 // clusterScoped contains the built-in kinds without a namespace. All others have one. TestClusterScoped compares it with the clients of Kubernetes,
 // which are generated from its API.

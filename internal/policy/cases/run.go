@@ -149,8 +149,8 @@ func decode(d *files.Document) (*Test, error) {
 	problem := func(path, format string, args ...any) {
 		problems = append(problems, fmt.Errorf("%s: %s: %s", d.At(path), path, fmt.Sprintf(format, args...)))
 	}
-	for _, err := range files.DecodeStrict(d.Object, &t) {
-		problems = append(problems, fmt.Errorf("%s: %w", d.At(files.FieldOf(err)), err))
+	for _, p := range files.DecodeStrict(d.Object, &t) {
+		problems = append(problems, fmt.Errorf("%s: %w", d.At(p.Field), &p))
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
@@ -187,7 +187,11 @@ func objectProblems(d *files.Document, path string, objects []map[string]any) []
 		}
 		if err != nil {
 			at := fmt.Sprintf("%s[%d]", path, i)
-			all = append(all, fmt.Errorf("%s: %s: %s: %w", d.At(at+"."+files.FieldOf(err)), at, key, err))
+			field := at
+			if p, ok := errors.AsType[*policy.Problem](err); ok {
+				field += "." + p.Field
+			}
+			all = append(all, fmt.Errorf("%s: %s: %s: %w", d.At(field), at, key, err))
 		}
 	}
 	return all

@@ -82,6 +82,15 @@ func TestRun_Objects(t *testing.T) {
 	}
 }
 
+func TestRun_DefaultNamespace(t *testing.T) {
+	r := runOne(t, `resources: [{name: x, apiVersion: v1, kind: ConfigMap, nameExpression: "'limits'", namespaceExpression: pod.metadata.namespace}]
+validations: [{expression: resources.x != null}]`, objects+`- {apiVersion: v1, kind: ConfigMap, metadata: {name: limits}}
+cases: [{name: c, expect: [{verdict: allowed}]}]
+`)
+	require.NoError(t, r.Err)
+	assert.False(t, r.Failed(), "objects of namespaced kinds are in the namespace default")
+}
+
 func TestRun_CustomResources(t *testing.T) {
 	spec := "resources: [{name: x, apiVersion: example.com/v1, kind: Rack, nameExpression: \"node.metadata.labels['rack']\"}]\n" +
 		`waitFor: [{name: ready, expression: "resources.x.status.ready", message: rack not ready, timeout: 3m}]`
@@ -155,7 +164,7 @@ cases:
 	}
 	require.ErrorContains(t, r.Err, `case "several pods": pod: required, because objects contain several: Pod default/a and Pod other/a`, "a bound pod is not the pod of a bind")
 	require.ErrorContains(t, r.Err, `case "several nodes": node: required, because objects contain several: Node n1 and Node n2`)
-	require.ErrorContains(t, r.Err, `case "no such pod": pod: objects contain no such Pod`)
+	require.ErrorContains(t, r.Err, `case "no such pod": pod: objects contain no Pod default/x`)
 }
 
 func TestRun_Several(t *testing.T) {
@@ -190,12 +199,12 @@ func TestRun_Invalid(t *testing.T) {
 		says           string
 		stillHasPassed bool
 	}{
-		"UnknownField": {reason: "a misspelled field is an error with its line", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "expect:", "expct: [], expect:", 1), says: `p_test.yaml:6: unknown field "cases[0].expct"`},
+		"UnknownField": {reason: "a misspelled field is an error with its line", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "expect:", "expct: [], expect:", 1), says: "p_test.yaml:6: cases[0].expct: unknown field"},
 		"Verdict":      {reason: "verdicts are checked", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "allowed", "denied", 1), says: `cases[0].expect[0].verdict: must be one of`},
 		"NoExpect":     {reason: "a case without expectation cannot fail", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "[{verdict: allowed}]", "[]", 1), says: "cases[0].expect: required"},
 		"NoCases":      {reason: "a test without cases cannot fail", policy: policyOf("p", okPolicy), test: header + "cases: []\n", says: "cases: required"},
 		"Kind":         {reason: "only tests have the suffix", policy: policyOf("p", okPolicy), test: policyOf("q", okPolicy), says: "may contain only"},
-		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: `p_test.yaml:5: objects[1]: v1 Pod default/a: unknown field "metadata.label"`},
+		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: "p_test.yaml:5: objects[1]: v1 Pod default/a: metadata.label: unknown field"},
 		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:4: objects[0]: v1 Node : an object requires apiVersion, kind and metadata.name, as strings"},
 		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
 		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
@@ -218,10 +227,13 @@ func TestRun_WrongTypes(t *testing.T) {
 	tests := map[string]struct {
 		reason, content, line, says string
 	}{
-		"Time":   {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Pod default/a: parsing time \"today\""},
-		"Map":    {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":1", says: "json: cannot unmarshal object into Go struct field Case.cases.expect"},
-		"Object": {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Node n1: json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string"},
-		"Kind":   {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: apps/v1 Pod a: apps/v1 has no kind Pod"},
+		"Time":    {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Pod default/a: metadata.creationTimestamp: parsing time \"today\""},
+		"Map":     {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":5", says: "cases[0].expect: must be of type array, got object"},
+		"Object":  {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Node n1: metadata.labels[a]: must be of type string, got number; quote it"},
+		"Waited":  {reason: "a duration has a unit", content: "cases:\n- name: c\n  waited: 3\n  expect: [{verdict: allowed}]\n", line: ":5", says: "cases[0].waited: must be a duration, such as 30s or 5m"},
+		"Boolean": {reason: "YAML reads some texts as booleans", content: "cases:\n- name: c\n  expect:\n  - verdict: allowed\n    annotations:\n      a.b/c: y\n", line: ":8", says: "cases[0].expect[0].annotations[a.b/c]: must be of type string, got bool; quote it"},
+		"Custom":  {reason: "the metadata of all kinds is typed", content: "objects:\n- apiVersion: example.com/v1\n  kind: Rack\n  metadata:\n    name: r1\n    labels: {a: 1}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":8", says: "objects[0]: example.com/v1 Rack r1: metadata.labels[a]: must be"},
+		"Kind":    {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: apps/v1 Pod a: apps/v1 has no kind Pod"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

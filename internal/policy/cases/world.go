@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -63,10 +62,10 @@ func newWorld(shared, own []map[string]any) (world, error) {
 	return w, nil
 }
 
-// identity returns kind, namespace and name. It sets the namespace of namespaced core objects to default.
+// identity returns kind, namespace and name. It sets the namespace of objects of namespaced built-in kinds to default.
 func identity(raw map[string]any) (string, error) {
 	u := unstructured.Unstructured{Object: raw}
-	if kind := u.GroupVersionKind(); u.GetNamespace() == "" && (kind == podKind || kind == claimKind) {
+	if u.GetNamespace() == "" && policy.IsNamespaced(u.GroupVersionKind()) {
 		u.SetNamespace(metav1.NamespaceDefault)
 	}
 	key := u.GetAPIVersion() + " " + u.GetKind() + " " + strings.TrimPrefix(u.GetNamespace()+"/"+u.GetName(), "/")
@@ -75,11 +74,6 @@ func identity(raw map[string]any) (string, error) {
 	}
 	return key, nil
 }
-
-var (
-	podKind   = corev1.SchemeGroupVersion.WithKind("Pod")
-	claimKind = corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim")
-)
 
 // merge returns the object with a JSON merge patch (RFC 7396).
 func merge(into, patch map[string]any) map[string]any {
@@ -111,18 +105,19 @@ func typed(raw map[string]any) (client.Object, error) {
 	if !ok {
 		metadata, _ := raw["metadata"].(map[string]any) // identity has read it.
 		if problems := files.DecodeStrict(metadata, &metav1.ObjectMeta{}); len(problems) > 0 {
-			return nil, fmt.Errorf("metadata: %w", problems[0])
+			problems[0].Field = "metadata." + problems[0].Field
+			return nil, &problems[0]
 		}
 		return u, nil
 	}
 	if problems := files.DecodeStrict(raw, o); len(problems) > 0 {
-		return nil, problems[0]
+		return nil, &problems[0]
 	}
 	return o, nil
 }
 
-// only returns the only object of the type that matches.
-func only[T client.Object](w world, field string, matches func(T) bool) (only T, err error) {
+// only returns the only object of the type that matches. The description is that of objects that match.
+func only[T client.Object](w world, field, description string, matches func(T) bool) (only T, err error) {
 	var found []string
 	for _, o := range w {
 		if typed, ok := o.(T); ok && matches(typed) {
@@ -132,7 +127,7 @@ func only[T client.Object](w world, field string, matches func(T) bool) (only T,
 	}
 	switch len(found) {
 	case 0:
-		return only, fmt.Errorf("%s: objects contain no such %s", field, reflect.TypeFor[T]().Elem().Name())
+		return only, fmt.Errorf("%s: objects contain no %s", field, description)
 	case 1:
 		return only, nil
 	}
@@ -145,13 +140,17 @@ func (w world) subject(c *Case) (*policy.Subject, error) {
 	if !ok {
 		namespace, name = metav1.NamespaceDefault, c.Pod
 	}
-	pod, err := only(w, "pod", func(p *corev1.Pod) bool {
+	description := "Pod without spec.nodeName"
+	if c.Pod != "" {
+		description = "Pod " + namespace + "/" + name
+	}
+	pod, err := only(w, "pod", description, func(p *corev1.Pod) bool {
 		return c.Pod == "" && p.Spec.NodeName == "" || p.Namespace == namespace && p.Name == name
 	})
 	if err != nil {
 		return nil, err
 	}
-	node, err := only(w, "node", func(n *corev1.Node) bool { return c.Node == "" || n.Name == c.Node })
+	node, err := only(w, "node", strings.TrimSpace("Node "+c.Node), func(n *corev1.Node) bool { return c.Node == "" || n.Name == c.Node })
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,10 @@ func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Pol
 	seen := map[string]*Policy{}
 	for _, d := range documents {
 		switch kind := d.Kind(); {
-		case kind.GroupKind() != v1alpha1.Kind.GroupKind():
+		case kind.Group != v1alpha1.Kind.Group || kind.Kind == "BindTask":
+			continue
+		case kind.Kind != v1alpha1.Kind.Kind:
+			problems = append(problems, fmt.Errorf("%s: kind %s: must be BindPolicy, or BindPolicyTest in files *%s", d.At("kind"), kind.Kind, TestSuffix))
 			continue
 		case kind != v1alpha1.Kind:
 			problems = append(problems, fmt.Errorf("%s: apiVersion %s: must be %s", d.At("apiVersion"), kind.GroupVersion(), v1alpha1.GroupVersion))
@@ -89,9 +92,10 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 		}
 		p.invalid(path, detail(err)+advice(path, err))
 	}
-	for _, err := range DecodeStrict(d.Object, p.Policy) {
-		if field := FieldOf(err); field != "" || p.Ready() {
-			p.invalid(field, err.Error()) // The schema explains a wrong type better.
+	invalid := p.Problems
+	for _, problem := range DecodeStrict(d.Object, p.Policy) {
+		if !slices.ContainsFunc(invalid, func(i policy.Problem) bool { return i.Field == problem.Field }) {
+			p.Problems = append(p.Problems, problem) // The schema explains a wrong type better.
 		}
 	}
 	var err error
@@ -99,7 +103,7 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 		p.Warnings = p.Compiled.Warnings()
 		return p
 	}
-	invalid := p.Problems
+	invalid = p.Problems
 	for _, problem := range policy.Problems(err) {
 		if !slices.ContainsFunc(invalid, func(i policy.Problem) bool { return strings.HasPrefix(problem.Field, i.Field) }) {
 			p.Problems = append(p.Problems, problem)
@@ -108,8 +112,11 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 	return p
 }
 
-// advice returns how to write an expression that YAML does not read as a text, or reads as an empty one.
+// advice returns how to write a duration, or an expression that YAML does not read as a text, or reads as an empty one.
 func advice(path string, err *field.Error) string {
+	if strings.HasSuffix(path, ".timeout") {
+		return "; write a duration" + suchAs
+	}
 	if strings.HasSuffix(strings.ToLower(path), "expression") && (err.Type == field.ErrorTypeTypeInvalid || err.BadValue == "") {
 		return "; " + quoteExpression
 	}

@@ -41,6 +41,8 @@ func TestCheck(t *testing.T) {
 		"UnknownField":  {reason: "the API server would drop an unknown field without an error", content: withSpec(oneRule + "\nvalidation: x"), field: "spec.validation", message: "unknown field", reasonOf: ReasonInvalid},
 		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
 		"Empty":         {reason: "the schema has rules", content: withSpec("mode: Audit"), field: "spec", message: "at least one of validations, waitFor, tasks and mutations is required", reasonOf: ReasonInvalid},
+		"TimeoutUnit":   {reason: "a duration has no days", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 1d}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 5m", reasonOf: ReasonInvalid},
+		"TimeoutType":   {reason: "a duration has a unit", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 2}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 5m", reasonOf: ReasonInvalid},
 		"NoName":        {reason: "the API server requires a name", content: strings.Replace(withSpec(oneRule), "name: p", "labels: {}", 1), field: "metadata.name", message: "required", reasonOf: ReasonInvalid},
 		"BooleanName":   {reason: "YAML reads some texts as other types", content: strings.Replace(withSpec(oneRule), "name: p", "name: on", 1), field: "metadata.name", message: "a string is required; quote it", reasonOf: ReasonInvalid},
 		"PluralKind":    {reason: "a kind of a built-in group must exist", content: withResource("v1", "Pods", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind Pods; correct apiVersion and kind", reasonOf: v1alpha1.ReasonUnknownKind},
@@ -70,8 +72,8 @@ func TestCheck(t *testing.T) {
 			assert.Contains(t, p.Problems[0].Message, tc.message, tc.reason)
 			assert.Equal(t, tc.reasonOf, p.Problems[0].Reason, tc.reason)
 			assert.NotContains(t, p.Problems[0].Message, "\n")
-			if tc.field == "metadata.name" {
-				assert.Len(t, p.Problems, 1, "a mistake in the name is reported once")
+			if tc.field == "metadata.name" || strings.HasPrefix(name, "Timeout") {
+				assert.Len(t, p.Problems, 1, "the mistake is reported once")
 			}
 		})
 	}
@@ -129,6 +131,10 @@ apiVersion: policy.prebind.dev/v1
 kind: BindPolicy
 metadata: {name: other}
 ---
+apiVersion: policy.prebind.dev/v1alpha1
+kind: Bindpolicy
+metadata: {name: misspelled}
+---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: ignored}
@@ -136,6 +142,7 @@ metadata: {name: ignored}
 	require.NoError(t, err)
 	policies, err := Check(t.Context(), documents, policy.Options{})
 	require.ErrorContains(t, err, "p.yaml:13: apiVersion policy.prebind.dev/v1: must be policy.prebind.dev/v1alpha1", "another version is not ignored")
+	require.ErrorContains(t, err, "p.yaml:18: kind Bindpolicy: must be BindPolicy", "another spelling is not ignored")
 	require.Len(t, policies, 2)
 	assert.True(t, policies[0].Ready())
 	require.Len(t, policies[1].Problems, 1, "the API server has only one object with a name")

@@ -7,14 +7,12 @@ package files
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,29 +46,6 @@ func (d *Document) Kind() schema.GroupVersionKind {
 func (d *Document) Name() string {
 	name, _, _ := unstructured.NestedString(d.Object, "metadata", "name")
 	return name
-}
-
-// DecodeStrict decodes an object. The errors are unknown fields and, last, the first value of another type.
-func DecodeStrict(object map[string]any, into any) []error {
-	content, err := json.Marshal(object)
-	if err != nil {
-		return []error{err}
-	}
-	all, err := kjson.UnmarshalStrict(content, into)
-	if err != nil {
-		all = append(all, err)
-	}
-	return all
-}
-
-var quoted = regexp.MustCompile(`"([^"]*)"`)
-
-// FieldOf returns the path of the field of an error of DecodeStrict, such as: unknown field "spec.foo". It is empty for other errors.
-func FieldOf(err error) string {
-	if m := quoted.FindStringSubmatch(err.Error()); m != nil {
-		return m[1]
-	}
-	return ""
 }
 
 // At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the
