@@ -50,8 +50,11 @@ type BindContextExtender interface {
 }
 
 // PreBinder is a Plugin that writes. For one pair of pod UID and node, a replica runs only one of
-// its methods at a time, but for PreFlight. Another replica can work on the same bind, so writes
-// must contain BindContext.Mark.
+// its methods at a time, but for PreFlight.
+//
+// Two replicas can work on one bind, each with its own attempt. So every write contains
+// BindContext.Mark, beside the marks of other attempts. Never replace them: the other replica may
+// have allowed the bind, which can take effect for BindSettles. A write is free when its last mark is gone.
 type PreBinder interface {
 	Plugin
 
@@ -63,7 +66,8 @@ type PreBinder interface {
 	// It must be idempotent: after a crash, on another replica, and when a scheduler repeats the
 	// bind, it continues from the state in the API server. Every write is a compare-and-swap. An
 	// error of the kind Wait, such as a conflict, means that the cache is behind: the bind waits
-	// for a change. Every other error rejects the bind at once.
+	// for a change, or for 2 s. Every other error rejects the bind at once, but a Refuse after more than a second of
+	// PreBind repeats the pass once.
 	PreBind(ctx context.Context, bc *BindContext) error
 
 	// PreBindRollBack undoes the writes of PreBind with this mark, and nothing else. The engine
@@ -97,7 +101,8 @@ type Reserver interface {
 	Reserve(bc *BindContext) bool
 }
 
-// Mark names the attempt that made a write. Plugins store it with the write.
+// Mark names the attempt that made a write. Plugins store it with the write. Marks are equal if they name
+// the same attempt. The form that encoding/json gives it is stable.
 type Mark struct {
 	// Pod and PodUID identify the pod of the write. The engine reads the pod by name and
 	// decides by UID. If a tenant can write the name, PreBindRollBack must not undo anything

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/docs/example/nodelock"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -133,7 +134,7 @@ func (b *bench) refusedAfterUs(node string) {
 	}, patience, again)
 }
 
-// lock returns the holder of the node's lock.
+// lock returns the marks of the node's lock.
 func (b *bench) lock(node string) string {
 	b.t.Helper()
 	n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
@@ -153,9 +154,10 @@ func (b *bench) untilUnlocked(node string) {
 // replicaOf returns the replica whose attempt holds the lock.
 func (b *bench) replicaOf(lock string) *install.Replica {
 	b.t.Helper()
-	var held struct{ Attempt string }
+	var held []framework.Mark
 	require.NoError(b.t, json.Unmarshal([]byte(lock), &held))
-	return b.replicaOfAttempt(held.Attempt)
+	require.Len(b.t, held, 1)
+	return b.replicaOfAttempt(held[0].Attempt)
 }
 
 // replicaOfAttempt returns the replica that started the attempt.
