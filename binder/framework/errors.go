@@ -134,11 +134,11 @@ func Internal(object Object, cause error) *Error {
 }
 
 // FromAPI returns an error for a failed request to the API server. It is a KindWait if a retry
-// can succeed: after a conflict, if the API server is slow, overloaded, or restarting, and if
-// the context ended. Otherwise it is a KindInternal.
+// can succeed: after a conflict, also with an object that already exists, if the API server is slow,
+// overloaded, or restarting, and if the context ended. Otherwise it is a KindInternal.
 func FromAPI(object Object, doing string, err error) *Error {
 	e := Internal(object, fmt.Errorf("%s: %w", doing, err))
-	if apierrors.IsConflict(err) || passing(err) {
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || passing(err) {
 		e.Kind = KindWait
 	}
 	return e

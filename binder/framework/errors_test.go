@@ -67,6 +67,7 @@ func TestFromAPI(t *testing.T) {
 		want   Kind
 	}{
 		"Conflict":    {reason: "another client wrote first", err: apierrors.NewConflict(resource, "a", errRaw), want: KindWait},
+		"Exists":      {reason: "the cache does not show the object yet", err: apierrors.NewAlreadyExists(resource, "a"), want: KindWait},
 		"Overloaded":  {reason: "the API server is overloaded", err: apierrors.NewTooManyRequestsError("slow"), want: KindWait},
 		"Timeout":     {reason: "the API server was too slow", err: apierrors.NewTimeoutError("slow", 1), want: KindWait},
 		"Unavailable": {reason: "the API server is restarting", err: apierrors.NewServiceUnavailable("restarting"), want: KindWait},
