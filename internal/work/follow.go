@@ -156,7 +156,7 @@ func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 			s.o.Recorder.RolledBack(p.Name(), last)
 			return last == nil, nil
 		})
-		if err != nil {
+		if last != nil { // Otherwise, it has succeeded, or the process ends before the first call and the sweeper rolls back.
 			klog.FromContext(ctx).Error(errors.Join(last, err), "Rollback failed, the writes of the plugin remain", "plugin", p.Name(), "attempt", e.id)
 		}
 	}
