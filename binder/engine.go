@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,6 +59,8 @@ type Engine struct {
 	work  *work.Set
 	waits waits
 	seats seats
+	// called says that Bind was called.
+	called atomic.Bool
 	// jitter returns a random number from 0 to 1.
 	jitter func() float64
 	// draining is closed by drain.
@@ -91,11 +94,13 @@ type Stats struct {
 	Attempts map[string]int
 	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
 	Holds, MaxHolds int
+	// Called says that at least one Binding has arrived since the start.
+	Called bool
 }
 
 // Stats returns the present numbers; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: map[string]int{}}
+	s := Stats{Attempts: map[string]int{}, Called: e.called.Load()}
 	for _, phase := range work.Phases() {
 		s.Attempts[phase] = 0
 	}
@@ -142,6 +147,7 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline. A panic rejects only this bind, and ends its work.
 func (e *Engine) Bind(ctx context.Context, r Request) (d Decision) {
+	e.called.Store(true)
 	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
 	defer func() { e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began)) }()
 	settings := e.o.Settings.in(r.Pod.Namespace)

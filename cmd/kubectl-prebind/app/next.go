@@ -42,8 +42,12 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. To bind pods without Prebind: "+
 			"kubectl delete mutatingwebhookconfiguration "+r.name+": see "+cli.Documentation("operations.md#break-glass"))
 	}
+	broken := brokenPolicies(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
-	return slices.Concat(found, nextStep(ctx, client, r, all, settled), brokenPolicies(ctx, client), lateAnnotations(ctx, client), silentHandler(ctx, client, now))
+	if len(broken) == 0 || !audits(all) { // Prebind would enforce that a bind is rejected because its policy is not ready.
+		found = append(found, nextStep(ctx, client, r, all, settled)...)
+	}
+	return slices.Concat(found, broken, lateAnnotations(ctx, client), silentHandler(ctx, client, now))
 }
 
 // registration is the webhook in the API server.
@@ -73,23 +77,33 @@ func registrationOf(ctx context.Context, client kubernetes.Interface) registrati
 	return registration{failurePolicy: unregistered}
 }
 
-// nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. Exempt namespaces have no step of their own. The
-// replicas are settled if all are ready and have the same configuration.
+// audits returns whether the mode is Audit.
+func audits(all []replica.Status) bool {
+	return len(all) > 0 && all[0].Mode == string(binder.ModeAudit)
+}
+
+// nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
+// the same configuration.
 func nextStep(ctx context.Context, client kubernetes.Interface, r registration, all []replica.Status, settled bool) []string {
-	audits := len(all) > 0 && all[0].Mode == string(binder.ModeAudit)
+	called := slices.ContainsFunc(all, func(s replica.Status) bool { return s.Called })
 	switch {
 	case r.failurePolicy == unregistered:
 		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
-	case audits && settled:
+	case settled && !called && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore):
+		// With failurePolicy Ignore, nothing else shows that the API server cannot call the replicas. With Fail, no pod would be bound.
+		return []string{"no Binding has reached Prebind since its replicas started. If pods were bound since then, the API server cannot call it: see " +
+			cli.Documentation("install.md#check-the-installation")}
+	case audits(all) && settled:
 		return []string{"mode is Audit: Prebind changes no bind. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
 			cli.Documentation("install.md#roll-out")}
-	case audits || r.failurePolicy != admissionregistrationv1.Ignore:
+	case audits(all) || r.failurePolicy != admissionregistrationv1.Ignore:
 		return nil
 	}
 	remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
 	if settled && len(all) >= 2 && all[0].Mode == string(binder.ModeEnforce) {
-		remedy = fmt.Sprintf("%d replicas are ready. To set Fail, now and in your values or kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json "+
-			`-p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`, len(all), r.name, r.index)
+		remedy = fmt.Sprintf("%d replicas are ready. First exempt the namespaces of the network plugin and of all else that Prebind needs to start: see %s. To set Fail, now and in your values or "+
+			`kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json -p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`,
+			len(all), cli.Documentation("install.md#exempt-namespaces"), r.name, r.index)
 	}
 	return []string{"failurePolicy of MutatingWebhookConfiguration " + r.name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
 }
