@@ -7,7 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
@@ -114,10 +117,24 @@ func (e *evaluation) eval(x *expression) (ref.Val, error) {
 		e.cost += *cost
 	}
 	if err != nil {
-		return nil, err
+		return nil, e.explain(x, err)
 	}
 	// An expression can hide that it was interrupted.
 	return v, e.over()
+}
+
+// explain adds the resources that do not exist to the error of an expression that reads a field of null.
+func (e *evaluation) explain(x *expression, err error) error {
+	resources, ok := e.values[varResources].(*lazy)
+	if !ok || !x.resources || !strings.HasPrefix(err.Error(), "no such key: ") {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(resources.values)) {
+		if resources.values[name] == types.NullValue {
+			err = fmt.Errorf("%w; resources.%s is null", err, name)
+		}
+	}
+	return err
 }
 
 // over returns an error if nothing can be evaluated any more.
