@@ -34,10 +34,10 @@ const nodes = 12
 // results is the directory of the JUnit XML.
 const results = "bin/conformance"
 
-// applied are the kinds of objects that are applied from the manifests of a scheduler: the others run it in the cluster.
 var (
 	namespaced = []string{"ServiceAccount", "Role", "RoleBinding", "ConfigMap"}
-	applied    = append([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}, namespaced...)
+	// applied are the kinds of objects that are applied from the manifests of a scheduler: the others run it in the cluster.
+	applied = append([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}, namespaced...)
 )
 
 // bench is a control plane with Prebind and the scheduler.
@@ -235,37 +235,34 @@ func (b *bench) startProgram(ctx context.Context, p program) error {
 		return err
 	}
 	dir := filepath.Join(b.cluster.Dir(), p.Name)
-	if err := b.writeConfig(ctx, p.Config, dir); err != nil {
-		return err
+	expand := func(text string) string {
+		return os.Expand(text, func(name string) string {
+			switch name {
+			case "KUBECONFIG":
+				return kubeconfig
+			case "DIR":
+				return dir
+			case "PORT":
+				var address string
+				address, err = b.cluster.ReserveAddress(ctx)
+				_, port, _ := net.SplitHostPort(address)
+				return port
+			}
+			return ""
+		})
 	}
-	expand := func(texts []string) []string {
-		out := slices.Clone(texts)
-		for i := range out {
-			out[i] = os.Expand(out[i], func(name string) string {
-				switch name {
-				case "KUBECONFIG":
-					return kubeconfig
-				case "DIR":
-					return dir
-				case "PORT":
-					var address string
-					address, err = b.cluster.ReserveAddress(ctx)
-					_, port, _ := net.SplitHostPort(address)
-					return port
-				}
-				return ""
-			})
-		}
-		return out
+	var args, env []string
+	for _, text := range p.Args {
+		args = append(args, expand(text))
 	}
-	args, env := expand(p.Args), expand(p.Env)
+	for _, text := range p.Env {
+		env = append(env, expand(text))
+	}
 	if err != nil {
 		return err
 	}
-	for file, text := range p.Extra {
-		if err := appendTo(filepath.Join(dir, file), expand([]string{text})[0]); err != nil {
-			return err
-		}
+	if err := b.writeConfig(ctx, p, dir, expand); err != nil {
+		return err
 	}
 	path, err := filepath.Abs(filepath.Join(b.binaries, p.Name))
 	if err != nil {
@@ -282,30 +279,22 @@ func (b *bench) startProgram(ctx context.Context, p program) error {
 	return process.Start()
 }
 
-// writeConfig writes the files of a ConfigMap to the directory.
-func (b *bench) writeConfig(ctx context.Context, config, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil || config == "" {
+// writeConfig writes the files of the program's ConfigMap to the directory.
+func (b *bench) writeConfig(ctx context.Context, p program, dir string, expand func(string) string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil || p.Config == "" {
 		return err
 	}
-	namespace, name, _ := strings.Cut(config, "/")
+	namespace, name, _ := strings.Cut(p.Config, "/")
 	c, err := b.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	for file, content := range c.Data {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(content+expand(p.Extra[file])), 0o600); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func appendTo(file, text string) error {
-	before, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(before, text...), 0o600)
 }
 
 // conform runs the test, and returns its table, also if a check fails.
