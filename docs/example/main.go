@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command example is Prebind with two more plugins.
+// Command example is Prebind with two more plugins and one more mutator.
 package main
 
 import (
@@ -10,8 +10,9 @@ import (
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
 	"github.com/prebind/prebind/docs/example/nodelock"
+	"github.com/prebind/prebind/docs/example/rack"
 )
 
 func main() {
-	os.Exit(app.Run(app.WithPlugin(nodelock.Registration()), app.WithPlugin(after.Registration())))
+	os.Exit(app.Run(app.WithPlugin(nodelock.Registration()), app.WithPlugin(after.Registration()), app.WithMutator(rack.Registration())))
 }

@@ -5,6 +5,7 @@ package manifests_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,6 +19,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/cmd/prebind/app"
+	"github.com/prebind/prebind/docs/example/after"
+	"github.com/prebind/prebind/docs/example/rack"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -66,8 +69,22 @@ func TestChartToggles(t *testing.T) {
 	requireAccepted(t, toggled)
 }
 
+// TestChartExtra checks that a build with another plugin and mutator accepts the configuration of a chart that switches them on, and that the
+// program does not.
+func TestChartExtra(t *testing.T) {
+	extra := rendered(t, "--set=extraPlugins={after},config.arguments.after.maxAge=1h,extraMutators={rack}")
+	require.NoError(t, checkConfig(t, extra, app.WithPlugin(after.Registration()), app.WithMutator(rack.Registration())))
+	require.Error(t, checkConfig(t, extra))
+}
+
 // requireAccepted requires that the program accepts the configuration of the rendered chart.
 func requireAccepted(t *testing.T, documents []string) {
+	t.Helper()
+	require.NoError(t, checkConfig(t, documents))
+}
+
+// checkConfig runs the command config check of the program with the options.
+func checkConfig(t *testing.T, documents []string, options ...app.Option) error {
 	t.Helper()
 	for _, document := range documents {
 		if nameOf(document) == "ConfigMap prebind-config" {
@@ -75,13 +92,12 @@ func requireAccepted(t *testing.T, documents []string) {
 			require.NoError(t, yaml.Unmarshal([]byte(document), &config))
 			file := filepath.Join(t.TempDir(), "config.yaml")
 			require.NoError(t, os.WriteFile(file, []byte(config.Data["config.yaml"]), 0o600))
-			cmd := app.NewCommand()
+			cmd := app.NewCommand(options...)
 			cmd.SetArgs([]string{"config", "check", file})
-			require.NoError(t, cmd.ExecuteContext(t.Context()))
-			return
+			return cmd.ExecuteContext(t.Context())
 		}
 	}
-	assert.Fail(t, "the chart has no configuration")
+	return errors.New("the chart has no configuration")
 }
 
 // valuesInComments are the Helm values of Prebind in the first comment of an example.
@@ -206,6 +222,7 @@ func TestChartRefuses(t *testing.T) {
 		"Digest":           {reason: "the value is not a digest", values: "image.digest=latest", says: []string{"/image/digest"}},
 		"FilesWithoutCA":   {reason: "the API server would trust no replica", values: "certificates.mode=files", says: []string{"certificates.files.caBundle"}},
 		"TogglesInConfig":  {reason: "roles and configuration would differ", values: "config.mutators={topology}", says: []string{"config.mutators", ".Values.mutators"}},
+		"BuiltInExtra":     {reason: "a plugin could be on and off", values: "extraPlugins={device}", says: []string{"device is not extra", "prebindPlugins.device.enabled"}},
 		"UnknownField":     {reason: "no replica would start", values: "config.budgets.hodl=5s", says: []string{"/config/budgets", "hodl", "not allowed"}},
 		"FieldType":        {reason: "no replica would start", values: "config.budgets.maxHolds=many", says: []string{"/config/budgets/maxHolds", "integer"}},
 	}

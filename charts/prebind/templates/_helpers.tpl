@@ -86,13 +86,16 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* '*', and each name, with a minus if it is off. */}}
+{{/* '*', each name with a minus if it is off, and the names of the other list. */}}
 {{- define "prebind.toggles" -}}
 {{- $out := list "*" -}}
-{{- range $name, $v := . -}}
+{{- range $name, $v := .toggles -}}
+{{- if has $name $.extra -}}
+{{- fail (printf "%s is not extra: set %s.%s.enabled" $name $.value $name) -}}
+{{- end -}}
 {{- $out = append $out (ternary $name (printf "-%s" $name) $v.enabled) -}}
 {{- end -}}
-{{ $out | toJson }}
+{{ concat $out .extra | toJson }}
 {{- end }}
 
 {{/* The PrebindConfiguration. */}}
@@ -100,12 +103,12 @@ subjects:
 {{- $config := dict "apiVersion" "config.prebind.dev/v1alpha1" "kind" "PrebindConfiguration" -}}
 {{- range list "apiVersion" "kind" "mutators" "prebindPlugins" -}}
 {{- if hasKey $.Values.config . -}}
-{{- fail (printf "config.%s cannot be set: mutators and plugins are switched by .Values.mutators and .Values.prebindPlugins" .) -}}
+{{- fail (printf "config.%s cannot be set: mutators and plugins are switched by .Values.mutators and .Values.prebindPlugins, and those of your own image by .Values.extraMutators and .Values.extraPlugins" .) -}}
 {{- end -}}
 {{- end -}}
 {{- $config = merge $config .Values.config -}}
-{{- $_ := set $config "mutators" (include "prebind.toggles" .Values.mutators | fromJsonArray) -}}
-{{- $_ := set $config "prebindPlugins" (include "prebind.toggles" .Values.prebindPlugins | fromJsonArray) -}}
+{{- $_ := set $config "mutators" (include "prebind.toggles" (dict "value" "mutators" "toggles" .Values.mutators "extra" .Values.extraMutators) | fromJsonArray) -}}
+{{- $_ := set $config "prebindPlugins" (include "prebind.toggles" (dict "value" "prebindPlugins" "toggles" .Values.prebindPlugins "extra" .Values.extraPlugins) | fromJsonArray) -}}
 {{ toYaml $config }}
 {{- end }}
 
