@@ -70,7 +70,7 @@ func check(ctx context.Context, policies, test string) *report {
 	result := cases.RunFiles(ctx, ".", []cases.File{{Name: policyFile, Content: []byte(policies)}, {Name: testFile, Content: []byte(test)}})
 	r := &report{Errors: messagesOf(result.Err)}
 	var text strings.Builder
-	_ = result.WriteText(&text) // A strings.Builder returns no errors.
+	_ = result.WriteText(&text, false) // A strings.Builder returns no errors.
 	r.Text = text.String()
 	for _, p := range result.Policies {
 		for _, w := range p.Warnings {

@@ -126,8 +126,7 @@ func block(text string) string { return strings.ReplaceAll(strings.TrimSpace(tex
 const formatJUnit format = "junit"
 
 func newPolicyTestCommand() *cobra.Command {
-	var output format
-	var file string
+	var o testOptions
 	cmd := &cobra.Command{
 		Use:   "test DIR...",
 		Short: "Run the test cases of BindPolicies",
@@ -141,22 +140,31 @@ describes the format.
 Exit codes: 0 if all cases pass, 1 if a case fails or a policy or test is invalid,
 2 if a file cannot be read.`,
 		Example: `  kubectl prebind policy test policies
+  kubectl prebind policy test policies -v
   kubectl prebind policy test policies --output=junit --output-file=report.xml`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return cli.WithCode(exitUnreadable, testPolicies(cmd.Context(), cmd.OutOrStdout(), args, output, file))
+			return cli.WithCode(exitUnreadable, testPolicies(cmd.Context(), cmd.OutOrStdout(), args, o))
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVarP((*string)(&output), "output", "o", string(formatText), "Output format: text or junit.")
-	fs.StringVar(&file, "output-file", "", "File for the output. The standard output then contains text.")
+	fs.StringVarP((*string)(&o.output), "output", "o", string(formatText), "Output format: text or junit.")
+	fs.StringVar(&o.file, "output-file", "", "File for the output. The standard output then contains text.")
+	fs.BoolVarP(&o.verbose, "verbose", "v", false, "Print the results of all policies for each case in the format of expect, with their cost. Only for text.")
 	return cmd
 }
 
+// testOptions are the flags of policy test.
+type testOptions struct {
+	output  format
+	file    string
+	verbose bool
+}
+
 // testPolicies runs the tests of the directories, and prints the results.
-func testPolicies(ctx context.Context, out io.Writer, args []string, output format, file string) error {
-	if output != formatText && output != formatJUnit {
-		return cli.Usage(fmt.Errorf("--output: must be %s or %s, got %q", formatText, formatJUnit, output))
+func testPolicies(ctx context.Context, out io.Writer, args []string, o testOptions) error {
+	if o.output != formatText && o.output != formatJUnit {
+		return cli.Usage(fmt.Errorf("--output: must be %s or %s, got %q", formatText, formatJUnit, o.output))
 	}
 	var dirs []string
 	for _, arg := range args {
@@ -177,13 +185,13 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 		}
 		results = append(results, r)
 	}
-	if err := writeFile("--output-file", file, func(to io.Writer) error { return writeResults(to, results, output) }); err != nil {
+	if err := writeFile("--output-file", o.file, func(to io.Writer) error { return writeResults(to, results, o) }); err != nil {
 		return err
 	}
-	if file != "" {
-		output = formatText
+	if o.file != "" {
+		o.output = formatText
 	}
-	if err := writeResults(out, results, output); err != nil {
+	if err := writeResults(out, results, o); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(results, (*cases.Result).Failed) {
@@ -192,12 +200,12 @@ func testPolicies(ctx context.Context, out io.Writer, args []string, output form
 	return nil
 }
 
-func writeResults(out io.Writer, results []*cases.Result, output format) error {
-	if output == formatJUnit {
+func writeResults(out io.Writer, results []*cases.Result, o testOptions) error {
+	if o.output == formatJUnit {
 		return writeJUnit(out, results)
 	}
 	for _, r := range results {
-		if err := r.WriteText(out); err != nil {
+		if err := r.WriteText(out, o.verbose); err != nil {
 			return err
 		}
 	}

@@ -100,6 +100,9 @@ func TestPolicyTest(t *testing.T) {
 	out, err := run(t, "policy", "test", policyLibrary)
 	require.NoError(t, err)
 	assert.Contains(t, out, "ok    "+policyLibrary+"/csi-drivers  14 cases\n")
+	out, err = run(t, "policy", "test", "-v", policyLibrary+"/node-removal")
+	require.NoError(t, err)
+	assert.Contains(t, out, "--- PASS: ")
 
 	file := filepath.Join(t.TempDir(), "report.xml")
 	out, err = run(t, "policy", "test", policyLibrary+"/node-removal", "-o", "junit", "--output-file", file)

@@ -82,7 +82,7 @@ func TestDocs(t *testing.T) {
 		r, err := cases.Run(t.Context(), tutorial)
 		require.NoError(t, err)
 		var out strings.Builder
-		require.NoError(t, r.WriteText(&out))
+		require.NoError(t, r.WriteText(&out, false))
 		assert.True(t, strings.HasSuffix(out.String(), step.want), out.String())
 		if i == 0 {
 			assert.Contains(t, out.String(), "got:      failed (spec.mutations.annotations[placement.policy.prebind.dev/host]): no such key: labels")

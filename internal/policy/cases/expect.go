@@ -34,13 +34,18 @@ func (e *Expectation) differences(got *policy.Result) []string {
 	compare("rule", e.Rule != nil, ptr.Deref(e.Rule, ""), got.Rule)
 	compare("annotations", e.Annotations != nil, e.Annotations, got.Annotations)
 	compare("labels", e.Labels != nil, e.Labels, got.Labels)
-	tasks := map[string]map[string]string{}
-	for _, t := range got.Tasks {
-		tasks[t.Name] = t.Parameters
-	}
-	compare("tasks", e.Tasks != nil, e.Tasks, tasks)
+	compare("tasks", e.Tasks != nil, e.Tasks, tasksOf(got))
 	compare("waived", e.Waived != nil, e.Waived, got.Waived)
 	return all
+}
+
+// tasksOf returns the parameters of all tasks by their names.
+func tasksOf(r *policy.Result) map[string]map[string]string {
+	tasks := map[string]map[string]string{}
+	for _, t := range r.Tasks {
+		tasks[t.Name] = t.Parameters
+	}
+	return tasks
 }
 
 // describe returns the verdict with its reason.

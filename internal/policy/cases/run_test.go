@@ -6,6 +6,7 @@ package cases_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -292,7 +293,7 @@ cases:
 func TestResult_Text(t *testing.T) {
 	r := runOne(t, `mutations: {annotations: [{key: k, valueExpression: "'v'"}, {key: same, valueExpression: "'s'"}, {key: more, valueExpression: "'m'"}]}`, objects+failing)
 	var out strings.Builder
-	require.NoError(t, r.WriteText(&out))
+	require.NoError(t, r.WriteText(&out, false))
 	got := strings.ReplaceAll(out.String(), r.Dir, "DIR")
 	assert.Equal(t, `--- FAIL: fails (DIR/p_test.yaml)
     BindPolicy p: verdict
@@ -323,4 +324,39 @@ func TestResult_Text(t *testing.T) {
       got:      null
 FAIL  DIR  3 cases, 2 failed
 `, got)
+}
+
+func TestResult_Verbose(t *testing.T) {
+	spec := `mode: Audit
+waitFor: [{name: rack, expression: "'rack' in node.metadata.labels", message: no rack}]
+tasks: [{name: prefetch, handler: example.com/prefetch, parameters: [{key: node, valueExpression: node.metadata.name}]}]
+mutations: {annotations: [{key: rack, valueExpression: "node.metadata.labels['rack']"}]}`
+	r := runOne(t, spec, objects+`cases:
+- {name: allowed, expect: [{verdict: allowed}]}
+- name: waiting
+  objects: [{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {rack: null, a: b}}}]
+  expect: [{verdict: allowed}]
+`)
+	var out strings.Builder
+	require.NoError(t, r.WriteText(&out, true))
+	assert.Equal(t, `--- PASS: allowed (DIR/p_test.yaml)
+    # BindPolicy p: allowed, cost COST, mode Audit
+    - annotations:
+        p.policy.prebind.dev/rack: r1
+      policy: p
+      tasks:
+        prefetch:
+          node: n1
+      verdict: allowed
+--- FAIL: waiting (DIR/p_test.yaml)
+    BindPolicy p: verdict
+      expected: allowed
+      got:      waiting (spec.waitFor[rack]): no rack
+    # BindPolicy p: waiting, cost COST, mode Audit
+    - message: no rack
+      policy: p
+      rule: spec.waitFor[rack]
+      verdict: waiting
+FAIL  DIR  2 cases, 1 failed
+`, regexp.MustCompile("cost [1-9][0-9]*").ReplaceAllString(strings.ReplaceAll(out.String(), r.Dir, "DIR"), "cost COST"))
 }
