@@ -73,9 +73,9 @@ type Device struct {
 type Output struct {
 	// Annotations by short key. The chain adds the mutator's prefix and a slash.
 	Annotations map[string]string
-	// Labels of the pod by short key. They require Kubernetes 1.35 or later. If the pod or the
-	// Binding has a different value for a label, Prebind keeps that value unless ReplaceLabels is
-	// set.
+	// Labels of the pod by short key. They require Kubernetes 1.35 or later, or 1.33 and 1.34 with the
+	// feature gate PodTopologyLabelsAdmission. If the pod or the Binding has a different value for a
+	// label, Prebind keeps that value unless ReplaceLabels is set.
 	Labels map[string]string
 	// Changing lists keys of Annotations whose values differ from call to call. A different value
 	// on the Binding is not a conflict, because it can come from an earlier call for the same

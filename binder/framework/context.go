@@ -45,7 +45,8 @@ type BindContext struct {
 	// first call for this bind that this replica received.
 	Now, Since time.Time
 	// Written means that PreBind of this plugin has succeeded for this attempt. So a write that is
-	// missing was undone by somebody else, or is not in the cache yet.
+	// missing was undone by somebody else, or is not in the cache yet. Use it to wait or to
+	// reject in place of a second write. Most plugins do not need it.
 	Written bool
 	// DryRun means that nothing may be written. Audit means that this is because of the mode Audit: the request is not a dry run.
 	DryRun, Audit bool

@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Reader reads objects from the cache: the kinds that the plugin's Registration watches, pods
-// without a node, and nodes. It returns an error for other kinds. The objects are shared: do not
-// change them. A bind wakes up when an object changes that was read through it.
+// Reader reads objects from the cache, like Handle.Cached. A bind wakes up when an object changes
+// that was read through it, and after List when any object of the kind in the namespace changes,
+// also one that is created later.
 type Reader = client.Reader
 
 // Plugin takes part in the decision on a bind. One instance serves all binds concurrently.
@@ -133,7 +133,8 @@ type Starter interface {
 
 // OnRequest is a Plugin that takes part only in binds that request it: by an annotation
 // <name>.prebind.dev/… on the Binding or the pod, or by its name in
-// binder.prebind.dev/require. A Plugin without it takes part in every bind.
+// binder.prebind.dev/require. With the latter alone, its parameters are empty. A Plugin without it
+// takes part in every bind.
 type OnRequest interface {
 	Plugin
 	// OnRequest is not called: it marks the plugin.
@@ -162,7 +163,8 @@ type Verdict struct {
 	Wait Wait
 	// Annotations and Labels are added to the Binding, and by the API server to the pod. An
 	// annotation without a slash gets the prefix <plugin>.prebind.dev/. Labels require Kubernetes
-	// 1.35 or later. An invalid key or value rejects the bind.
+	// 1.35 or later, or 1.33 and 1.34 with the feature gate PodTopologyLabelsAdmission. An invalid
+	// key or value rejects the bind.
 	Annotations, Labels map[string]string
 	// Devices are what the pod gets. Mutators receive them.
 	Devices []Device
@@ -191,12 +193,12 @@ func (w Wait) String() string {
 	return w.For
 }
 
-// AtMost returns the wait with an end, or an error that rejects the bind if the end has come. The
+// AtMost returns the wait with an end, or an error with the advice that rejects the bind if the end has come. The
 // time counts from the bind's first call that this replica received.
-func (bc *BindContext) AtMost(limit time.Duration, w Wait) (Wait, error) {
+func (bc *BindContext) AtMost(limit time.Duration, w Wait, advice string) (Wait, error) {
 	end := bc.Since.Add(limit)
 	if !bc.Now.Before(end) {
-		return Wait{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("choose another node")
+		return Wait{}, Refuse(w.Object, "still waiting for %s after %s", w.For, limit).Advise("%s", advice)
 	}
 	if w.Until.IsZero() || end.Before(w.Until) {
 		w.Until = end

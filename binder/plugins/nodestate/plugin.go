@@ -44,6 +44,6 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 		return framework.Verdict{}, framework.Refuse(about(bc.Node), "%s", f).
 			Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, v1alpha1.Domain, keyWait)
 	}
-	wait, err := bc.AtMost(e.wait, framework.Wait{Object: about(bc.Node), For: f.awaited()})
+	wait, err := bc.AtMost(e.wait, framework.Wait{Object: about(bc.Node), For: f.awaited()}, "choose another node")
 	return framework.Verdict{Wait: wait}, err
 }

@@ -90,7 +90,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 	if r.replicas == 0 {
 		w.Until = bc.Now.Add(time.Second) // The number of replicas is known soon.
 	}
-	wait, err := bc.AtMost(p.args.Wait.Duration, w)
+	wait, err := bc.AtMost(p.args.Wait.Duration, w, "choose another node")
 	return framework.Verdict{Wait: wait}, err
 }
 
