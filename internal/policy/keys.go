@@ -51,7 +51,7 @@ func keyOf(policy, key string, allowed []string) (string, *Problem) {
 		return complete, nil
 	}
 	return "", &Problem{Reason: v1alpha1.ReasonKeyNotAllowed, Message: fmt.Sprintf(
-		"keys with the prefix %s are not allowed; use a key without a prefix, or add %s to --policy-key-prefixes", prefix, prefix)}
+		"keys with the prefix %s are not allowed; use a key without a prefix, or add %s to keyPrefixes (--policy-key-prefixes)", prefix, prefix)}
 }
 
 // within returns whether the name is the domain or a subdomain.

@@ -114,7 +114,7 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []str
 // hint returns how to allow the key of a problem in this command.
 func hint(reason string) string {
 	if reason == v1alpha1.ReasonKeyNotAllowed {
-		return "; policy check needs the prefix in --key-prefixes"
+		return "; for policy check: --key-prefixes"
 	}
 	return ""
 }

@@ -24,12 +24,12 @@ var (
 	fileName = regexp.MustCompile(`^# (\S+/\S+\.yaml)\n`)
 )
 
-// TestDocs_Policies checks the policies of all pages.
+// TestDocs_Policies checks the policies of all pages, and tests those of docs/policy-recipes.md.
 func TestDocs_Policies(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob("../../../docs/*.md")
 	require.NoError(t, err)
-	checked := 0
+	all := map[string][]cases.File{}
 	for _, page := range append(pages, "../../../README.md") {
 		content, err := os.ReadFile(page)
 		require.NoError(t, err)
@@ -43,10 +43,20 @@ func TestDocs_Policies(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, policies, 1)
 			assert.Empty(t, policies[0].Problems, "%s", m[1])
-			checked++
+			name := filepath.Base(page)
+			all[name] = append(all[name], cases.File{Name: policies[0].Name() + ".yaml", Content: m[1]})
 		}
 	}
-	assert.Greater(t, checked, 3)
+	assert.Len(t, all["tasks.md"], 1)
+
+	tests := "testdata/patterns" + files.TestSuffix
+	content, err := os.ReadFile(tests)
+	require.NoError(t, err)
+	r := cases.RunFiles(t.Context(), "docs", append(all["policy-recipes.md"], cases.File{Name: tests, Content: content}))
+	var out strings.Builder
+	require.NoError(t, r.WriteText(&out, false))
+	assert.False(t, r.Failed(), out.String())
+	assert.Empty(t, r.Uncovered())
 }
 
 // TestDocs runs the test of docs/policies.md with the first version of the policy, which fails, and with the second one, as the tutorial says.

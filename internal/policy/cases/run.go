@@ -131,7 +131,7 @@ func usable(policies []*files.Policy) error {
 		for _, problem := range p.Problems {
 			err := fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem)
 			if problem.Reason == v1alpha1.ReasonKeyNotAllowed {
-				err = fmt.Errorf("%w; the test needs the prefix in keyPrefixes", err)
+				err = fmt.Errorf("%w; for the test: keyPrefixes in its file", err)
 			}
 			all = append(all, err)
 		}

@@ -250,7 +250,7 @@ func TestRun_KeyPrefixes(t *testing.T) {
 	spec := `mutations: {annotations: [{key: ray.io/rack, valueExpression: "'v'"}]}`
 	test := objects + "cases: [{name: c, expect: [{verdict: allowed, annotations: {ray.io/rack: v}}]}]\n"
 	r := runOne(t, spec, test)
-	require.ErrorContains(t, r.Err, "the test needs the prefix in keyPrefixes")
+	require.ErrorContains(t, r.Err, "; for the test: keyPrefixes in its file")
 	r = runOne(t, spec, "keyPrefixes: [ray.io]\n"+test)
 	require.NoError(t, r.Err)
 	assert.False(t, r.Failed())
