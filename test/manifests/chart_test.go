@@ -174,6 +174,10 @@ func TestChartNotes(t *testing.T) {
 			says:  []string{string(upgrade), "runs in mode Enforce with failurePolicy Fail", "In an emergency", "--prebind-namespace elsewhere"},
 			lacks: []string{"install.md#roll-out"},
 		},
+		"AuditFail": {
+			reason: "an upgrade with the old value Fail can stop binds, also in mode Audit", args: []string{"--is-upgrade", "--set=failurePolicy=Fail"},
+			says: []string{"changes no bind. While no replica answers, no pod outside the exempt namespaces is bound. In an emergency:\n"},
+		},
 		"EnforceIgnore": {
 			reason: "the last step is missing", args: []string{"--set=config.mode=Enforce,clientCA.enabled=true,certificates.mode=files,certificates.files.caBundle=" + caBundle},
 			says: []string{"pods are bound without it", "install.md#roll-out", "the Secret prebind-webhook-tls exists", "the ConfigMap prebind-client-ca"},
