@@ -96,6 +96,13 @@ func TestPolicyCheck_StandardInput(t *testing.T) {
 	}
 }
 
+// The command of docs/policies.md.
+func TestPolicyCheck_Library(t *testing.T) {
+	out, err := run(t, "policy", "check", policyLibrary, "--key-prefixes=example.com,ray.io,topology.slinky.slurm.net")
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "11 of 11 policies ready, 0 warnings\n")
+}
+
 func TestPolicyTest(t *testing.T) {
 	out, err := run(t, "policy", "test", policyLibrary)
 	require.NoError(t, err)
