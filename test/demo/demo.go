@@ -48,8 +48,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	d.title("With Prebind")
 	d.printf("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
-	d.printf("kube-scheduler (profile %s) chooses nodes and posts Bindings,", cluster.NoPreBindScheduler)
-	d.printf("and leaves the volumes to Prebind. Neither of them is configured for the other.")
+	d.printf("kube-scheduler chooses nodes and posts Bindings. Its profile %s leaves volumes to Prebind;", cluster.NoPreBindScheduler)
+	d.printf("the default kube-scheduler binds volumes itself.")
 	d.printf("kwok acts as the kubelet: it starts pods that are bound.\n")
 	if err := d.show(ctx, statefulSet("with", pods), runs); err != nil {
 		return err

@@ -64,8 +64,8 @@ func neighbors(samples []stat.Sample) string {
 		{kyverno, "Kyverno, cache"}, {kyvernoLive, "Kyverno, live read"},
 	} {
 		median := func(metric string) float64 { return stat.Median(stat.Values(samples, metric, product.variant)) }
-		fmt.Fprintf(&list, "- %s: %.1f ms, %.0f binds/s, %.2f ms, %.0f MiB, %.1f\n", product.name,
-			median("p50"), median("binds/s"), median(cpuOfWebhook)/1000, median("resident MiB"), median("requests/bind"))
+		fmt.Fprintf(&list, "- %s: %.1f ms, %.0f ms, %.0f binds/s, %.2f ms, %.0f MiB, %.1f\n", product.name,
+			median("p50"), median("p99"), median("binds/s"), median(cpuOfWebhook)/1000, median("resident MiB"), median("requests/bind"))
 	}
 	return list.String()
 }
