@@ -64,8 +64,8 @@ func (*plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	return framework.Verdict{Writes: []string{"lock the node"}}, nil
 }
 
-// PreBind adds the mark, beside those of other attempts for the same pod. If the node has changed since
-// PreFlight, the write conflicts, and the bind waits for the change.
+// PreBind adds the mark to those of the pod's other attempts. If the node has changed since PreFlight,
+// the write conflicts, and the bind waits.
 func (p *plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	if err := p.write(ctx, bc.Node, append(marksOn(bc.Node), bc.Mark())); err != nil {
 		return framework.FromAPI(object(bc.Node.Name), "locking it", err)
