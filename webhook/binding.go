@@ -35,7 +35,7 @@ func parse(r *admissionv1.AdmissionRequest) (binder.Request, *framework.Error) {
 		return binder.Request{}, &framework.Error{
 			Kind:    framework.KindInvalid,
 			Object:  framework.Object{Kind: "Binding", Namespace: r.Namespace, Name: r.Name},
-			Message: fmt.Sprintf("the object of the AdmissionReview is not valid: %v", err),
+			Message: fmt.Sprintf("the object of the AdmissionReview is not valid: %v", decoding(err)),
 			Advice:  "post a v1 Binding",
 		}
 	}

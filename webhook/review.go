@@ -15,6 +15,8 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/prebind/prebind/internal/text"
 )
 
 const (
@@ -56,7 +58,7 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 	}
 	var review admissionv1.AdmissionReview
 	if err := json.Unmarshal(body, &review, lenient); err != nil {
-		return nil, invalid("the body is not a valid AdmissionReview: %w", err)
+		return nil, invalid("the body is not a valid AdmissionReview: %w", decoding(err))
 	}
 	request := review.Request
 	if review.GroupVersionKind() != reviewKind || request == nil || request.UID == "" || len(request.UID) > maxUID {
@@ -64,6 +66,20 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 	}
 	request.OldObject, request.Options = runtime.RawExtension{}, runtime.RawExtension{}
 	return request, nil
+}
+
+// decoding returns an error of decoding with a text that is the same in all replicas. That of a SemanticError differs between processes
+// by chance.
+func decoding(err error) error {
+	e, ok := errors.AsType[*json.SemanticError](err)
+	if !ok {
+		return err
+	}
+	message := fmt.Sprintf("JSON %s instead of Go %v within %q", e.JSONKind, e.GoType, text.Clip(string(e.JSONPointer), maxPath))
+	if e.Err != nil {
+		message += ": " + e.Err.Error()
+	}
+	return errors.New(message)
 }
 
 // budget returns the time for deciding on a request: the timeout of the API server less the margin.
