@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,14 +13,17 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -29,8 +33,38 @@ import (
 // longTask is the time after which a BindTask that is not done is a finding.
 const longTask = time.Minute
 
+// probeTimeout is the time in which Prebind must answer a probe. A dry run does not wait.
+const probeTimeout = 10 * time.Second
+
+// reach is what a probe has found out. It is empty if the user may not post Bindings, or Prebind takes no part in those of the namespace.
+type reach struct {
+	// answered is set if Prebind has answered.
+	answered bool
+	// failure is why the API server could not call Prebind, or empty.
+	failure string
+}
+
+// probe posts a dry-run Binding of a pod that does not exist, which Prebind rejects. The reports of the replicas can be old, and do not show
+// whether the API server can call them.
+func probe(ctx context.Context, config *rest.Config) reach {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	const name = "prebind-status"
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}}
+	answer, err := dryrun.Explain(ctx, config, pod, name, nil)
+	switch {
+	case err != nil || answer.Prebind != nil: // Another version of Prebind has answered, or this one.
+		return reach{answered: true}
+	case ctx.Err() != nil:
+		return reach{failure: "no answer within " + probeTimeout.String()}
+	case answer.Err != nil && strings.Contains(answer.Err.Error(), `failed calling webhook "`+webhook.Name+`"`):
+		return reach{failure: answer.Err.Error()}
+	}
+	return reach{}
+}
+
 // findings returns what needs an action, the most urgent first. They omit what the user may not read.
-func findings(ctx context.Context, client kubernetes.Interface, all []replica.Status, now time.Time) []string {
+func findings(ctx context.Context, client kubernetes.Interface, all []replica.Status, reached reach, now time.Time) []string {
 	var found []string
 	for _, s := range all {
 		if state := health(s, now); !strings.HasPrefix(state, healthy) {
@@ -38,14 +72,17 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 		}
 	}
 	r := registrationOf(ctx, client)
-	if len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail {
-		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. To bind pods without Prebind: "+
-			"kubectl delete mutatingwebhookconfiguration "+r.name+": see "+cli.Documentation("operations.md#break-glass"))
+	glass := "To bind pods without Prebind: kubectl delete mutatingwebhookconfiguration " + cmp.Or(r.name, "prebind") + ": see " + cli.Documentation("operations.md#break-glass")
+	switch {
+	case reached.failure != "":
+		found = slices.Insert(found, 0, "the API server cannot call Prebind: "+reached.failure+". With failurePolicy Fail, no pod outside the exempt namespaces is bound. "+glass)
+	case !reached.answered && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
+		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. "+glass)
 	}
 	broken := brokenPolicies(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
 	if len(broken) == 0 || !audits(all) { // Prebind would enforce that a bind is rejected because its policy is not ready.
-		found = append(found, nextStep(ctx, client, r, all, settled)...)
+		found = append(found, nextStep(ctx, client, r, all, settled, reached.answered)...)
 	}
 	return slices.Concat(found, broken, lateAnnotations(ctx, client), silentHandler(ctx, client, now))
 }
@@ -57,6 +94,8 @@ type registration struct {
 	index int
 	// failurePolicy is empty if the user may not read it.
 	failurePolicy admissionregistrationv1.FailurePolicyType
+	// selector selects the namespaces that are not exempt; nil if the user may not read it.
+	selector *metav1.LabelSelector
 }
 
 // unregistered is in place of the failurePolicy of a webhook that is missing.
@@ -70,7 +109,7 @@ func registrationOf(ctx context.Context, client kubernetes.Interface) registrati
 	for _, c := range list.Items {
 		for i, w := range c.Webhooks {
 			if w.Name == webhook.Name {
-				return registration{name: c.Name, index: i, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
+				return registration{name: c.Name, index: i, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail), selector: w.NamespaceSelector}
 			}
 		}
 	}
@@ -83,9 +122,9 @@ func audits(all []replica.Status) bool {
 }
 
 // nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
-// the same configuration.
-func nextStep(ctx context.Context, client kubernetes.Interface, r registration, all []replica.Status, settled bool) []string {
-	called := slices.ContainsFunc(all, func(s replica.Status) bool { return s.Called })
+// the same configuration. Answered says that Prebind has answered a probe.
+func nextStep(ctx context.Context, client kubernetes.Interface, r registration, all []replica.Status, settled, answered bool) []string {
+	called := answered || slices.ContainsFunc(all, func(s replica.Status) bool { return s.Called })
 	switch {
 	case r.failurePolicy == unregistered:
 		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -54,11 +55,15 @@ func TestFindings(t *testing.T) {
 		path     string
 		items    string
 		replicas []replica.Status
+		reached  reach
 		want     []string
 	}{
 		"None":          {reason: "there is no work"},
 		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
 		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
+		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[the API server cannot call Prebind: no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
+		"Restarted":     {reason: "the reports are older than the answer", reached: reach{answered: true}, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa is not ready"}},
+		"UncalledProbe": {reason: "the probe shows that the API server calls Prebind", path: webhooksPath, items: ignores, reached: reach{answered: true}, replicas: []replica.Status{uncalled, uncalled}, want: []string{"[failurePolicy of"}},
 		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa", "mine is Ignore"}},
 		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
@@ -108,7 +113,7 @@ func TestFindings(t *testing.T) {
 			if tc.replicas == nil {
 				tc.replicas = []replica.Status{ready, ready}
 			}
-			got := findings(t.Context(), client, tc.replicas, now)
+			got := findings(t.Context(), client, tc.replicas, tc.reached, now)
 			if tc.want == nil {
 				assert.Empty(t, got, tc.reason)
 			}
@@ -123,5 +128,34 @@ func TestFindings(t *testing.T) {
 	}
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: "localhost:1"})
 	require.NoError(t, err)
-	assert.Empty(t, findings(t.Context(), client, nil, now), "without an answer, there are no findings")
+	assert.Empty(t, findings(t.Context(), client, nil, reach{}, now), "without an answer, there are no findings")
+}
+
+func TestProbe(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		code   int32
+		says   string
+		warns  string
+		want   reach
+	}{
+		"Dead":      {reason: "the API server cannot call Prebind", code: http.StatusInternalServerError, says: `failed calling webhook "pods-binding.prebind.dev": no endpoints`, want: reach{failure: `failed calling webhook "pods-binding.prebind.dev": no endpoints`}},
+		"Other":     {reason: "another webhook fails", code: http.StatusInternalServerError, says: `failed calling webhook "other": no endpoints`},
+		"Forbidden": {reason: "the user may not create Bindings", code: http.StatusForbidden, says: "cannot create resource"},
+		"Answered":  {reason: "an explanation is only from Prebind, also if it is of another version", code: http.StatusNotFound, says: "not found", warns: "prebind: explanation of another version", want: reach{answered: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				assert.Equal(t, "/api/v1/namespaces/default/pods/prebind-status/binding?dryRun=All", r.URL.RequestURI())
+				if tc.warns != "" {
+					w.Header().Set("Warning", `299 - "`+tc.warns+`"`)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(int(tc.code))
+				_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: tc.code, Message: tc.says})
+			}))
+			t.Cleanup(server.Close)
+			assert.Equal(t, tc.want, probe(t.Context(), &rest.Config{Host: server.URL}), tc.reason)
+		})
+	}
 }

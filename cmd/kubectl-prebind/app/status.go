@@ -67,9 +67,12 @@ func newStatusCommand() *cobra.Command {
 how long. NEXT lists what you should do.
 
 Each replica reports its state on a Lease every ten seconds. You need permission
-to list leases in Prebind's namespace. For all lines of NEXT, you also need
-permission to list mutatingwebhookconfigurations, validatingadmissionpolicybindings,
-events, bindpolicies and bindtasks.`,
+to list leases in Prebind's namespace. The command also posts a dry-run Binding of a
+pod that does not exist, in the namespace default, if you may create pods/binding
+there. If the API server cannot call Prebind for it, NEXT begins with the error, and
+the exit code is 1. For all lines of NEXT, you also need permission to list
+mutatingwebhookconfigurations, validatingadmissionpolicybindings, events,
+bindpolicies and bindtasks.`,
 		Example: `  kubectl prebind status
   kubectl prebind status -n shop --pod web-0 --watch`,
 		Args: cobra.NoArgs,
@@ -89,9 +92,13 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 	if err := o.output.validate(); err != nil {
 		return err
 	}
-	client, err := o.client.Connect()
+	config, _, err := o.client.Config()
 	if err != nil {
 		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("setting up a client: %w", err)
 	}
 	shown := ""
 	return o.read(ctx, client, !o.watch, func(all []replica.Status) error {
@@ -103,14 +110,33 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 			fmt.Fprintln(out, "---")
 		}
 		shown = now
-		return o.output.write(out, all, func(out io.Writer) error {
+		reached := probe(ctx, config)
+		err := o.output.write(out, withHealth(all, o.clock.Now()), func(out io.Writer) error {
 			err := o.text(out, all)
-			if found := findings(ctx, client, all, o.clock.Now()); len(found) > 0 {
+			if found := findings(ctx, client, all, reached, o.clock.Now()); len(found) > 0 {
 				fmt.Fprintf(out, "\nNEXT\n- %s\n", strings.Join(found, "\n- "))
 			}
 			return err
 		})
+		if err == nil && reached.failure != "" && !o.watch {
+			err = cli.ExitError{Code: 1}
+		}
+		return err
 	})
+}
+
+// healthStatus is a Status with the value of the column READY.
+type healthStatus struct {
+	replica.Status
+	Ready string `json:"ready"`
+}
+
+func withHealth(all []replica.Status, now time.Time) []healthStatus {
+	out := make([]healthStatus, 0, len(all))
+	for _, s := range all {
+		out = append(out, healthStatus{Status: s, Ready: health(s, now)})
+	}
+	return out
 }
 
 // read shows the selected binds of all replicas, once or until the user interrupts the command.

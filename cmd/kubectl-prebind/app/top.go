@@ -27,7 +27,7 @@ func newTopCommand() *cobra.Command {
 		Use:   "top",
 		Short: "Show what binds wait for, the longest waits first",
 		Long: `Show what binds wait for: the number of binds that wait for the same reason, and the
-one that has waited longest. The table is refreshed until Ctrl-C.
+one that has waited longest. On a terminal, the table is refreshed until Ctrl-C.
 
 'kubectl prebind status' lists every bind.`,
 		Example: `  kubectl prebind top
@@ -42,20 +42,21 @@ one that has waited longest. The table is refreshed until Ctrl-C.
 	return cmd
 }
 
-// top prints the waits until the context ends. On a terminal, each table replaces the last one.
+// top prints the waits once or, on a terminal, until the context ends: each table replaces the last one.
 func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error {
 	client, err := o.client.Connect()
 	if err != nil {
 		return err
 	}
-	before, next := "", "---\n"
-	if _, _, notTerminal := term.TerminalSize(out); notTerminal == nil && !once {
+	if _, _, notTerminal := term.TerminalSize(out); notTerminal != nil {
+		once = true
+	}
+	before := ""
+	if !once {
 		before = "\033[H\033[2J" // The first sequence moves the cursor home, the second clears the screen.
-		next = before
 	}
 	return o.read(ctx, client, once, func(all []replica.Status) error {
 		fmt.Fprint(out, before)
-		before = next
 		return textWaits(out, all, o.clock.Now())
 	})
 }
