@@ -79,10 +79,14 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 	case !reached.answered && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
 		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. "+glass)
 	}
-	broken := brokenPolicies(ctx, client)
+	policies := policyObjects[v1alpha1.BindPolicy](ctx, client, "bindpolicies")
+	broken := brokenPolicies(policies)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
 	if len(broken) == 0 || !audits(all) { // Prebind would enforce that a bind is rejected because its policy is not ready.
 		found = append(found, nextStep(ctx, client, r, all, settled, reached.answered)...)
+	}
+	if !audits(all) {
+		found = append(found, auditedPolicies(policies)...)
 	}
 	return slices.Concat(found, broken, lateAnnotations(ctx, client), silentHandler(ctx, client, now))
 }
@@ -167,9 +171,9 @@ func verdicts(ctx context.Context, client kubernetes.Interface) string {
 }
 
 // brokenPolicies returns the BindPolicies that are not ready.
-func brokenPolicies(ctx context.Context, client kubernetes.Interface) []string {
+func brokenPolicies(policies []v1alpha1.BindPolicy) []string {
 	var names []string
-	for _, p := range policyObjects[v1alpha1.BindPolicy](ctx, client, "bindpolicies") {
+	for _, p := range policies {
 		ready := ptr.Deref(meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady), metav1.Condition{Reason: "no replica has reported it"})
 		if ready.Status != metav1.ConditionTrue {
 			names = append(names, p.Name+" ("+ready.Reason+")")
@@ -179,6 +183,20 @@ func brokenPolicies(ctx context.Context, client kubernetes.Interface) []string {
 		return nil
 	}
 	return []string{"BindPolicies are not ready: " + strings.Join(names, ", ") + ": see 'kubectl describe bindpolicy NAME'"}
+}
+
+// auditedPolicies returns the BindPolicies that only report, because somebody may have forgotten the end of a test or of an emergency.
+func auditedPolicies(policies []v1alpha1.BindPolicy) []string {
+	var names []string
+	for _, p := range policies {
+		if p.Spec.Mode == v1alpha1.ModeAudit {
+			names = append(names, p.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{"BindPolicies only report (mode Audit): " + strings.Join(names, ", ") + ". When their results are right, set spec.mode Enforce"}
 }
 
 // annotationsPolicy is the name of the shipped ValidatingAdmissionPolicy.
