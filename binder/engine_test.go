@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -253,10 +254,10 @@ func TestBind_Panics(t *testing.T) {
 
 // TestBind_PanicsLater: a bug while a bind waits does not keep its seat.
 func TestBind_PanicsLater(t *testing.T) {
-	broken := false
+	var broken atomic.Bool
 	in(t, func(o *Options) { o.Cached = breakable{Reader: o.Cached, broken: &broken} }, func(t *testing.T, s *fixture) {
 		time.AfterFunc(5*time.Second, func() {
-			broken = true
+			broken.Store(true)
 			s.label()
 		})
 		d := s.post(t.Context())
@@ -268,12 +269,12 @@ func TestBind_PanicsLater(t *testing.T) {
 // breakable is a reader whose methods panic when it is broken.
 type breakable struct {
 	framework.Reader
-	broken *bool
+	broken *atomic.Bool
 }
 
 // Get implements client.Reader.
 func (b breakable) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	if *b.broken {
+	if b.broken.Load() {
 		panic("a bug")
 	}
 	return b.Reader.Get(ctx, key, into, opts...)
