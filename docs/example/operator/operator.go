@@ -33,7 +33,8 @@ func Installed(ctx context.Context, reader client.Reader) (bool, error) {
 }
 
 // Decide returns whether the pods of the custom resource rely on Prebind. It makes the decision once, and adds it to the resource,
-// which the caller writes before it creates pods. Unlike a status, an annotation is part of a backup.
+// which the caller writes before it creates pods. Store "false" in resources that already have pods, before the first call: a changed
+// template restarts them. Unlike a status, an annotation is part of a backup.
 func Decide(ctx context.Context, reader client.Reader, resource client.Object) (bool, error) {
 	annotations := resource.GetAnnotations()
 	if decision, ok := annotations[decisionAnnotation]; ok {
