@@ -18,7 +18,7 @@ type Registration struct {
 	Claims bool
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() v1alpha1.Arguments
-	// New builds the mutator. Prebind calls it for each new configuration in which the mutator is
+	// New builds the mutator. Prebind calls it once, if the mutator is
 	// on. The arguments are valid and do not change.
 	New func(a v1alpha1.Arguments) (Mutator, error)
 }

@@ -36,8 +36,8 @@ type Plugin interface {
 	// the annotations and devices of the pod. It is a pure function of the context and its extension. It runs once
 	// per pass, for dry runs too. The verdict of the last pass counts.
 	//
-	// An error rejects the bind. The cache can be behind, so the engine repeats the pass for the
-	// time of Settle before it rejects.
+	// An error rejects the bind. The cache can be behind, so the engine repeats the pass for a
+	// second before it rejects.
 	PreFlight(bc *BindContext) (Verdict, error)
 }
 
@@ -84,7 +84,7 @@ type PreBinder interface {
 	PostBind(ctx context.Context, m Mark, bound *corev1.Pod) error
 
 	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
-	// PostBind. A mark may be listed twice. One replica at a time calls it, every few seconds. For each mark whose replica is
+	// PostBind. A mark may be listed twice. Each replica calls it every few seconds. For each mark whose replica is
 	// gone, the engine calls PostBind or PreBindRollBack.
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and

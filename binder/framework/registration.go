@@ -29,7 +29,8 @@ type Registration struct {
 	// Arguments returns arguments with their defaults. Nil means no arguments.
 	Arguments func() Arguments
 	// Watches contains an example of each kind that the cache holds while the plugin is on.
-	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched. The role of
+	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched; for pods with a node,
+	// use a Selection or Handle.Live. The role of
 	// the plugin must grant list and watch, and get for reads from the API server. Prebind is not ready
 	// while the API server forbids a watch.
 	Watches []client.Object

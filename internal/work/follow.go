@@ -153,10 +153,13 @@ func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 		var last error
 		err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
 			last = s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
-			s.o.Recorder.RolledBack(p.Name(), last)
 			return last == nil, nil
 		})
-		if last != nil { // Otherwise, it has succeeded, or the process ends before the first call and the sweeper rolls back.
+		if last == nil && err != nil {
+			return // The process ends before the first call, and the sweeper of another replica rolls back.
+		}
+		s.o.Recorder.RolledBack(p.Name(), last)
+		if last != nil {
 			klog.FromContext(ctx).Error(errors.Join(last, err), "Rollback failed, the writes of the plugin remain", "plugin", p.Name(), "attempt", e.id)
 		}
 	}

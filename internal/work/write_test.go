@@ -5,6 +5,7 @@ package work
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,3 +40,36 @@ func TestWrite_DuringRollback(t *testing.T) {
 		assert.Nil(t, found, "the rollback is over")
 	})
 }
+
+// A rollback that succeeds at a later try is recorded once, as done: each failure would raise an alert.
+func TestRollBack_IsRecordedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries, recorded := 0, rolledBack{}
+		w := newWriter(&journal{})
+		w.rollBack = func(context.Context, framework.Mark) error {
+			if tries++; tries < 3 {
+				return errors.New("the API server does not answer")
+			}
+			return nil
+		}
+		f := newFixture(w, thePod)
+		f.o.Changes, f.o.Term, f.o.Recorder = notify.NewHub(), func() (int64, bool) { return 1, true }, &recorded
+		s := NewSet(f.o)
+		e, err := s.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
+		require.NoError(t, err)
+		require.NoError(t, s.Write(t.Context(), e, w, func() error { return nil }))
+		s.Leave(e, true, 0)
+		pass(time.Minute)
+		synctest.Wait()
+		assert.Equal(t, 3, tries)
+		assert.Equal(t, []error{nil}, recorded.results)
+	})
+}
+
+// rolledBack is a Recorder that keeps the results of rollbacks.
+type rolledBack struct {
+	unrecorded
+	results []error
+}
+
+func (r *rolledBack) RolledBack(_ string, err error) { r.results = append(r.results, err) }
