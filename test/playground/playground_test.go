@@ -191,7 +191,7 @@ func TestPage(t *testing.T) {
 	p.do(chromedp.KeyEvent("\r"))
 	assert.Equal(t, strings.Replace(policy, "  name: rack-awareness", "  \n  name: rack-awareness", 1), p.text("policy"), "a new line keeps the indentation")
 	p.edit("test", strings.Replace(test, "verdict: allowed", "verdict: rejected", 1))
-	p.wait(`document.querySelector("#status").textContent.endsWith("1 of 4 cases failed")`)
+	p.wait(`document.querySelector("#status").textContent.endsWith("1 of 5 cases failed")`)
 	assert.Contains(t, p.String(), "expected: rejected")
 	p.screenshot("failure")
 
