@@ -143,7 +143,7 @@ func readProfile(name string) (profile, error) {
 	var p profile
 	content, err := profiles.ReadFile(name + ".yaml")
 	if err != nil {
-		return p, fmt.Errorf("there is no profile %s in test/schedulers", name)
+		return p, fmt.Errorf("test/schedulers has no profile %s", name)
 	}
 	return p, yaml.UnmarshalStrict(content, &p)
 }

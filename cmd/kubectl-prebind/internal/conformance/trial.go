@@ -264,7 +264,7 @@ func (t *trial) warnings(ctx context.Context, pod *corev1.Pod) string {
 
 // why returns the conditions that are false, such as PodScheduled, and the last events of a pod that is not bound, as the end of a sentence.
 func (t *trial) why(ctx context.Context, pod *corev1.Pod) (why string) {
-	// The message is useful without them.
+	// The message is useful without the conditions.
 	if now, err := t.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{}); err == nil {
 		for _, c := range now.Status.Conditions {
 			if c.Status == corev1.ConditionFalse {
@@ -272,7 +272,10 @@ func (t *trial) why(ctx context.Context, pod *corev1.Pod) (why string) {
 			}
 		}
 	}
-	all, _ := t.events(ctx, pod)
+	all, err := t.events(ctx, pod)
+	if err != nil {
+		return why + "; " + err.Error()
+	}
 	var notes []string
 	for _, e := range all[max(len(all)-2, 0):] {
 		notes = append(notes, e.Reason+": "+e.Note)
