@@ -76,6 +76,16 @@ func (c *Connection) do(ctx context.Context, call Call, do func() error) error {
 	return now()
 }
 
+// decode copies what f makes of a copy of the object into it when f has succeeded. The response to a request that was given up can be made
+// later, and the caller may read the object then.
+func decode[T runtime.Object](into T, f func(T) error) error {
+	answer, _ := into.DeepCopyObject().(T)
+	if err := f(answer); err != nil {
+		return err
+	}
+	return assign(answer, into)
+}
+
 // write carries out a call that may change the object, and returns it as it is then.
 func (c *Connection) write(ctx context.Context, call Call, change func(was client.Object) (client.Object, error)) error {
 	return c.do(ctx, call, func() error {
@@ -99,34 +109,40 @@ func (c *Connection) write(ctx context.Context, call Call, change func(was clien
 
 // Get implements client.Reader.
 func (c *Connection) Get(ctx context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	return c.do(ctx, Call{Verb: "get", Kind: Kind(into), Key: key}, func() error {
-		c.server.count()
-		return c.server.get(key, into)
+	return decode(into, func(into client.Object) error {
+		return c.do(ctx, Call{Verb: "get", Kind: Kind(into), Key: key}, func() error {
+			c.server.count()
+			return c.server.get(key, into)
+		})
 	})
 }
 
 // List implements client.Reader.
 func (c *Connection) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
 	o := (&client.ListOptions{}).ApplyOptions(options)
-	return c.do(ctx, Call{Verb: "list", Kind: Kind(into), List: o}, func() error {
-		c.server.count()
-		return c.server.list(into, o)
+	return decode(into, func(into client.ObjectList) error {
+		return c.do(ctx, Call{Verb: "list", Kind: Kind(into), List: o}, func() error {
+			c.server.count()
+			return c.server.list(into, o)
+		})
 	})
 }
 
 // Create implements client.Writer.
 func (c *Connection) Create(ctx context.Context, o client.Object, _ ...client.CreateOption) error {
 	key := client.ObjectKeyFromObject(o)
-	return c.write(ctx, Call{Verb: "create", Kind: Kind(o), Key: key}, func(was client.Object) (client.Object, error) {
-		if was != nil {
-			return nil, AlreadyExists(Kind(o), key.Name)
-		}
-		if o.GetUID() == "" {
-			o.SetUID(types.UID(fmt.Sprintf("uid-%d", c.server.version)))
-		}
-		c.server.stamp(o)
-		c.server.store(plain(copyOf(o)))
-		return o, nil
+	return decode(o, func(o client.Object) error {
+		return c.write(ctx, Call{Verb: "create", Kind: Kind(o), Key: key}, func(was client.Object) (client.Object, error) {
+			if was != nil {
+				return nil, AlreadyExists(Kind(o), key.Name)
+			}
+			if o.GetUID() == "" {
+				o.SetUID(types.UID(fmt.Sprintf("uid-%d", c.server.version)))
+			}
+			c.server.stamp(o)
+			c.server.store(plain(copyOf(o)))
+			return o, nil
+		})
 	})
 }
 
@@ -138,14 +154,16 @@ func (c *Connection) Update(ctx context.Context, o client.Object, options ...cli
 
 func (c *Connection) update(ctx context.Context, verb string, o client.Object, manager string) error {
 	call := Call{Verb: verb, Kind: Kind(o), Key: client.ObjectKeyFromObject(o)}
-	return c.write(ctx, call, func(was client.Object) (client.Object, error) {
-		if was == nil {
-			return nil, NotFound(call.Kind, call.Key.Name)
-		}
-		if uid := o.GetUID(); uid != "" && uid != was.GetUID() {
-			return nil, Conflict(call.Kind, call.Key.Name)
-		}
-		return c.replace(call, was, copyOf(o), manager, o)
+	return decode(o, func(o client.Object) error {
+		return c.write(ctx, call, func(was client.Object) (client.Object, error) {
+			if was == nil {
+				return nil, NotFound(call.Kind, call.Key.Name)
+			}
+			if uid := o.GetUID(); uid != "" && uid != was.GetUID() {
+				return nil, Conflict(call.Kind, call.Key.Name)
+			}
+			return c.replace(call, was, copyOf(o), manager, o)
+		})
 	})
 }
 
@@ -160,21 +178,23 @@ func (c *Connection) patch(ctx context.Context, verb string, o client.Object, p 
 		return err
 	}
 	call := Call{Verb: verb, Kind: Kind(o), Key: client.ObjectKeyFromObject(o), Patch: string(content), DryRun: len(options.DryRun) > 0}
-	return c.write(ctx, call, func(was client.Object) (client.Object, error) {
-		if was == nil {
-			return nil, NotFound(call.Kind, call.Key.Name)
-		}
-		now, err := jsonpatch.To(was, p.Type(), content)
-		if err != nil && p.Type() == types.JSONPatchType {
-			return nil, Invalid("%v", err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if now.GetUID() != was.GetUID() {
-			return nil, Invalid("metadata.uid: Invalid value: %q: field is immutable", now.GetUID())
-		}
-		return c.replace(call, was, now, options.FieldManager, o)
+	return decode(o, func(o client.Object) error {
+		return c.write(ctx, call, func(was client.Object) (client.Object, error) {
+			if was == nil {
+				return nil, NotFound(call.Kind, call.Key.Name)
+			}
+			now, err := jsonpatch.To(was, p.Type(), content)
+			if err != nil && p.Type() == types.JSONPatchType {
+				return nil, Invalid("%v", err)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if now.GetUID() != was.GetUID() {
+				return nil, Invalid("metadata.uid: Invalid value: %q: field is immutable", now.GetUID())
+			}
+			return c.replace(call, was, now, options.FieldManager, o)
+		})
 	})
 }
 
