@@ -27,11 +27,11 @@ describes the flags without a text, with their defaults.
 `
 
 // pages are the commands that the document shows, each as its arguments.
-var pages = [][]string{{"serve", "--help"}, {"explain", "--help"}, {"status", "--help"}, {"conformance", "--help"}, {"unregister", "--help"}, {"policy", "check", "--help"}, {"policy", "test", "--help"}}
+var pages = [][]string{{"serve", "--help"}, {"explain", "--help"}, {"status", "--help"}, {"top", "--help"}, {"conformance", "--help"}, {"unregister", "--help"}, {"policy", "check", "--help"}, {"policy", "test", "--help"}}
 
 // described are the commands that another page describes. The document shows only their flags.
 var described = map[string]string{
-	"explain": "operations.md#decision-tree", "status": "operations.md#status-columns", "conformance": "conformance.md", "unregister": "install.md#uninstall",
+	"explain": "operations.md#decision-tree", "status": "operations.md#status-columns", "top": "operations.md#a-pod-waits", "conformance": "conformance.md", "unregister": "install.md#uninstall",
 	"policy check": "policies.md#3-check-and-test-before-you-apply", "policy test": "policies.md#test-files",
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -52,6 +53,7 @@ func writePolicies(to io.Writer, crd string) error {
 
 // writeFields writes a line for each field of the object, and below it those of the objects in it.
 func writeFields(to io.Writer, path string, object *apiextensionsv1.JSONSchemaProps) {
+	written := map[string]*apiextensionsv1.JSONSchemaProps{} // Fields of items, by the path of their list.
 	for _, name := range slices.Sorted(maps.Keys(object.Properties)) {
 		field := object.Properties[name]
 		kind, below, in := field.Type, path+"."+name, &field
@@ -67,7 +69,17 @@ func writeFields(to io.Writer, path string, object *apiextensionsv1.JSONSchemaPr
 		if slices.Contains(object.Required, name) {
 			kind += ", required"
 		}
-		fmt.Fprintf(to, "- `%s` (%s): %s\n", below, kind, strings.Join(about(&field), " "))
+		text := about(&field)
+		if in != &field && len(in.Properties) > 0 {
+			text = append(text, rules(in)...)
+			for list, items := range written {
+				if reflect.DeepEqual(items, in) {
+					text, in = append(text, "Its items have the same fields as `"+list+"`."), &apiextensionsv1.JSONSchemaProps{}
+				}
+			}
+			written[below] = in
+		}
+		fmt.Fprintf(to, "- `%s` (%s): %s\n", below, kind, strings.Join(text, " "))
 		writeFields(to, below, in)
 	}
 }
@@ -90,8 +102,7 @@ func about(p *apiextensionsv1.JSONSchemaProps) []string {
 		value *int64
 		text  string
 	}{
-		{p.MinLength, "Minimum length: %d."}, {p.MaxLength, "Maximum length: %d."},
-		{p.MinItems, "Minimum items: %d."}, {p.MaxItems, "Maximum items: %d."},
+		{p.MaxLength, "Maximum length: %d."}, {p.MaxItems, "Maximum items: %d."},
 	} {
 		if limit.value != nil {
 			add(limit.text, *limit.value)
@@ -111,8 +122,14 @@ func about(p *apiextensionsv1.JSONSchemaProps) []string {
 	if p.Pattern != "" {
 		add("Pattern: `%s`.", p.Pattern)
 	}
+	return append(text, rules(p)...)
+}
+
+// rules returns the messages of the CEL rules of the schema.
+func rules(p *apiextensionsv1.JSONSchemaProps) []string {
+	var text []string
 	for _, v := range p.XValidations {
-		add("%s.", strings.ToUpper(v.Message[:1])+v.Message[1:])
+		text = append(text, strings.ToUpper(v.Message[:1])+v.Message[1:]+".")
 	}
 	return text
 }
