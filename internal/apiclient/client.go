@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package apiclient provides the clients for the API server, with a time limit for every
-// request. It also follows the state of the API server: whether it answers, and which users it exempts
-// from concurrency limits.
+// request. It also follows which users the API server exempts from concurrency limits.
 package apiclient
 
 import (
@@ -28,8 +27,8 @@ const (
 
 // Connect returns the client configuration of the kubeconfig or, if it is empty, of the
 // service account of the pod. It returns an error if the API server does not answer within ten
-// seconds. Clients with this configuration report all answers to health.
-func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error) {
+// seconds.
+func Connect(kubeconfig, userAgent string) (*rest.Config, error) {
 	var config *rest.Config
 	var err error
 	if kubeconfig == "" {
@@ -39,19 +38,19 @@ func Connect(kubeconfig, userAgent string, health *Health) (*rest.Config, error)
 	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	prepare(config, userAgent, health)
+	prepare(config, userAgent)
 	return config, contact(config)
 }
 
 // prepare sets a time limit for every request except watches. It sets no rate limit, because
 // API priority and fairness limits requests. Responses are not compressed: inside a cluster, the
 // processors of both sides cost more than the bytes, above all for watches.
-func prepare(config *rest.Config, userAgent string, health *Health) {
+func prepare(config *rest.Config, userAgent string) {
 	config.QPS = -1
 	config.DisableCompression = true
 	config.UserAgent = userAgent
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return transport{next: next, takes: answerTakes, health: health}
+		return transport{next: next, takes: answerTakes}
 	})
 }
 
@@ -78,22 +77,15 @@ func contact(config *rest.Config) error {
 	return nil
 }
 
-// transport cancels requests without an answer, and reports the outcome of each request to health. Some callers, such as the event
-// recorder of client-go, would wait forever. A timeout of the client would also end watches.
+// transport cancels requests without an answer. Some callers, such as the event recorder of client-go, would wait forever. A timeout of
+// the client would also end watches.
 type transport struct {
-	next   http.RoundTripper
-	takes  time.Duration
-	health *Health
+	next  http.RoundTripper
+	takes time.Duration
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := t.send(r)
-	t.health.observe(r, response, err)
-	return response, err
-}
-
-func (t transport) send(r *http.Request) (*http.Response, error) {
 	if r.URL.Query().Has("watch") {
 		return t.next.RoundTrip(r)
 	}

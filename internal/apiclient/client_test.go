@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 )
 
 // mute is a server that sends only the beginning of a list or a watch. The channel receives
@@ -46,7 +45,7 @@ func TestTransport_CancelsRequests(t *testing.T) {
 	address, givenUp := mute(t)
 	config := &rest.Config{Host: address}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return transport{next: next, takes: 100 * time.Millisecond, health: NewHealth(clock.RealClock{})}
+		return transport{next: next, takes: 100 * time.Millisecond}
 	})
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(t, err)
@@ -79,14 +78,12 @@ func TestTransport_CancelsRequests(t *testing.T) {
 	assert.Equal(t, http.MethodGet, <-givenUp)
 }
 
-// TestPrepare checks that every request has a time limit, and that health observes its outcome.
+// TestPrepare checks that every request has a time limit.
 func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
-	health := NewHealth(clock.RealClock{})
-	prepare(config, "agent", health)
+	prepare(config, "agent")
 	assert.Zero(t, config.Timeout, "a timeout of the client would end watches")
 	assert.Error(t, contact(config))
-	assert.Error(t, health.failure, "health observes the failure")
 	sent, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {

@@ -41,7 +41,6 @@ type process struct {
 	o         *serveOptions
 	id        string
 	config    *rest.Config
-	health    *apiclient.Health
 	ready     *webhook.Readiness
 	listeners map[string]net.Listener
 	certs     *certificates.Source
@@ -60,12 +59,12 @@ type process struct {
 // before it starts the manager.
 func serve(ctx context.Context, o *serveOptions, c *configuration.Loaded) error {
 	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
-	p := &process{o: o, configuration: c, id: replica.NewID(), health: apiclient.NewHealth(clock.RealClock{}), ready: &webhook.Readiness{}}
+	p := &process{o: o, configuration: c, id: replica.NewID(), ready: &webhook.Readiness{}}
 	var err error
 	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
 	}
-	if p.config, err = apiclient.Connect(o.kubeconfig, cli.UserAgent(), p.health); err != nil {
+	if p.config, err = apiclient.Connect(o.kubeconfig, cli.UserAgent()); err != nil {
 		return err
 	}
 	if p.listeners, err = o.listen(ctx); err != nil {
@@ -171,7 +170,6 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.ready.Require(p.replicas.Held)
-	p.ready.Require(p.health.Problem)
 	p.engine = binder.New(binder.Options{
 		Cached:   p.assembly.Cached(),
 		Live:     p.assembly.GetAPIReader(),
