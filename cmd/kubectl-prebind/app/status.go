@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
@@ -25,19 +24,13 @@ import (
 	"github.com/prebind/prebind/internal/work"
 )
 
-const (
-	// watchInterval is the time between two reads with --watch. Replicas report every ten
-	// seconds.
-	watchInterval = 2 * time.Second
-	// silentAfter is the age of a report after which the replica's state is unknown.
-	silentAfter = 30 * time.Second
-)
+// silentAfter is the age of a report after which the replica's state is unknown.
+const silentAfter = 30 * time.Second
 
 // statusOptions are the flags of status.
 type statusOptions struct {
 	client cli.Client
 	output format
-	watch  bool
 	own    string
 	// namespace and pod select binds. Empty values select all.
 	namespace, pod string
@@ -74,7 +67,7 @@ the exit code is 1. For all lines of NEXT, you also need permission to list
 mutatingwebhookconfigurations, validatingadmissionpolicybindings, events,
 bindpolicies and bindtasks.`,
 		Example: `  kubectl prebind status
-  kubectl prebind status -n shop --pod web-0 --watch`,
+  kubectl prebind status -n shop --pod web-0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout())
@@ -83,7 +76,6 @@ bindpolicies and bindtasks.`,
 	fs := cmd.Flags()
 	o.addFlags(fs)
 	fs.StringVar(&o.pod, "pod", "", "Show only binds of the pod with this name.")
-	fs.BoolVarP(&o.watch, "watch", "w", false, "Print again after each change, until interrupted.")
 	o.output.addFlag(fs)
 	return cmd
 }
@@ -100,29 +92,22 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("setting up a client: %w", err)
 	}
-	shown := ""
-	return o.read(ctx, client, !o.watch, func(all []replica.Status) error {
-		now := fmt.Sprint(all)
-		if now == shown {
-			return nil
-		}
-		if shown != "" {
-			fmt.Fprintln(out, "---")
-		}
-		shown = now
-		reached := probe(ctx, config)
-		err := o.output.write(out, withHealth(all, o.clock.Now()), func(out io.Writer) error {
-			err := o.text(out, all)
-			if found := findings(ctx, client, all, reached, o.clock.Now()); len(found) > 0 {
-				fmt.Fprintf(out, "\nNEXT\n- %s\n", strings.Join(found, "\n- "))
-			}
-			return err
-		})
-		if err == nil && reached.failure != "" && !o.watch {
-			err = cli.ExitError{Code: 1}
+	all, err := o.read(ctx, client)
+	if err != nil {
+		return err
+	}
+	reached := probe(ctx, config)
+	err = o.output.write(out, withHealth(all, o.clock.Now()), func(out io.Writer) error {
+		err := o.text(out, all)
+		if found := findings(ctx, client, all, reached, o.clock.Now()); len(found) > 0 {
+			fmt.Fprintf(out, "\nNEXT\n- %s\n", strings.Join(found, "\n- "))
 		}
 		return err
 	})
+	if err == nil && reached.failure != "" {
+		err = cli.ExitError{Code: 1}
+	}
+	return err
 }
 
 // healthStatus is a Status with the value of the column READY.
@@ -139,20 +124,11 @@ func withHealth(all []replica.Status, now time.Time) []healthStatus {
 	return out
 }
 
-// read shows the selected binds of all replicas, once or until the user interrupts the command.
-func (o *statusOptions) read(ctx context.Context, client kubernetes.Interface, once bool, show func(all []replica.Status) error) error {
-	err := wait.PollUntilContextCancel(ctx, watchInterval, true, func(ctx context.Context) (bool, error) {
-		all, err := replica.Statuses(ctx, client, o.own)
-		if err != nil {
-			return false, err
-		}
-		o.filter(all)
-		return once, show(all)
-	})
-	if !once && ctx.Err() != nil {
-		err = nil // The user has interrupted the command.
-	}
-	return err
+// read returns the status of all replicas with the binds that the flags select.
+func (o *statusOptions) read(ctx context.Context, client kubernetes.Interface) ([]replica.Status, error) {
+	all, err := replica.Statuses(ctx, client, o.own)
+	o.filter(all)
+	return all, err
 }
 
 // filter removes binds that the flags do not select.

@@ -13,12 +13,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/term"
 
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
+
+// refreshInterval is the time between two tables. Replicas report every ten seconds.
+const refreshInterval = 2 * time.Second
 
 func newTopCommand() *cobra.Command {
 	o := newStatusOptions()
@@ -55,10 +59,18 @@ func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error
 	if !once {
 		before = "\033[H\033[2J" // The first sequence moves the cursor home, the second clears the screen.
 	}
-	return o.read(ctx, client, once, func(all []replica.Status) error {
+	err = wait.PollUntilContextCancel(ctx, refreshInterval, true, func(ctx context.Context) (bool, error) {
+		all, err := o.read(ctx, client)
+		if err != nil {
+			return false, err
+		}
 		fmt.Fprint(out, before)
-		return textWaits(out, all, o.clock.Now())
+		return once, textWaits(out, all, o.clock.Now())
 	})
+	if !once && ctx.Err() != nil {
+		err = nil // The user has interrupted the command.
+	}
+	return err
 }
 
 // reason is a cause that binds wait for, and the binds that wait for it, the oldest first.
