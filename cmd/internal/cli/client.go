@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -20,38 +19,19 @@ type Client struct {
 	overrides clientcmd.ConfigOverrides
 }
 
-// shownFlags are the connection flags in the help of each command. 'kubectl prebind options' prints all of them.
+// shownFlags are the connection flags in the help of each command. 'kubectl options' describes all of them.
 func shownFlags() []string { return []string{"as", "context", "kubeconfig", "namespace"} }
 
 // AddFlags adds the flags of kubectl, such as --kubeconfig, --context, --namespace and
 // --as, except those that the command defines itself.
 func (c *Client) AddFlags(fs *pflag.FlagSet) {
-	connection := c.connectionFlags()
-	connection.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shownFlags(), f.Name) })
-	connection.Lookup("kubeconfig").Usage += " 'kubectl prebind options' lists more flags for the connection."
-	fs.AddFlagSet(connection)
-}
-
-func (c *Client) connectionFlags() *pflag.FlagSet {
-	fs := pflag.NewFlagSet("connection", pflag.ContinueOnError)
+	connection := pflag.NewFlagSet("connection", pflag.ContinueOnError)
 	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()
-	fs.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account.")
-	clientcmd.BindOverrideFlags(&c.overrides, fs, clientcmd.RecommendedConfigOverrideFlags(""))
-	return fs
-}
-
-// NewOptionsCommand returns the command options, which describes the flags of AddFlags.
-func NewOptionsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "options",
-		Short: "Print the flags for the connection to the API server",
-		Long:  "Print the flags for the connection to the API server, which are those of kubectl.\nAll commands that connect to the cluster have them.",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprint(cmd.OutOrStdout(), new(Client).connectionFlags().FlagUsages())
-			return err
-		},
-	}
+	connection.StringVar(&c.rules.ExplicitPath, "kubeconfig", "",
+		"Path to a kubeconfig file. By default, the file that kubectl uses or, in a pod, the service account. 'kubectl options' lists more flags for the connection.")
+	clientcmd.BindOverrideFlags(&c.overrides, connection, clientcmd.RecommendedConfigOverrideFlags(""))
+	connection.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shownFlags(), f.Name) })
+	fs.AddFlagSet(connection)
 }
 
 // Config returns the client configuration and the namespace.

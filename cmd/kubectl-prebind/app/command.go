@@ -23,7 +23,7 @@ policy needs no cluster.`,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl prebind"},
 	}
 	root.AddCommand(newExplainCommand(), newStatusCommand(), newTopCommand(), newPolicyCommand(), newConformanceCommand(), cli.NewUnregisterCommand(),
-		cli.NewOptionsCommand(), cli.NewVersionCommand())
+		cli.NewVersionCommand())
 	cli.Configure(root)
 	return root
 }
