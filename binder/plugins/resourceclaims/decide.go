@@ -16,24 +16,18 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// readiness is the decision on all claims of a pod.
+// readiness is the decision on all claims of a pod, and the extension of the context.
 type readiness struct {
 	// toTake contains the claims that PreBind has to reserve.
 	toTake []reference
 	wait   framework.Wait
+	// err rejects the bind.
+	err error
 }
 
-// decide decides on the claims of the pod. An error rejects the bind to this node.
-func (p *Plugin) decide(bc *framework.BindContext) (readiness, error) {
+// decide decides on the claims to which the pod refers. An error rejects the bind to this node.
+func (p *Plugin) decide(bc *framework.BindContext, refs []reference, all claims) (readiness, error) {
 	var r readiness
-	all, err := framework.Extension[claims](bc)
-	if err != nil {
-		return r, err
-	}
-	refs, err := references(bc.Pod)
-	if err != nil {
-		return r, err
-	}
 	var missing []reference
 	for _, ref := range refs {
 		if ref.claim == "" {

@@ -218,8 +218,11 @@ func TestConditions(t *testing.T) {
 }
 
 func decideOn(bc *framework.BindContext, all claims) (readiness, error) {
-	framework.Extend(bc, all)
-	return deciding.decide(bc)
+	refs, err := references(bc.Pod)
+	if err != nil {
+		return readiness{}, err
+	}
+	return deciding.decide(bc, refs, all)
 }
 
 func TestDecide(t *testing.T) {

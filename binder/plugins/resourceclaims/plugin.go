@@ -22,6 +22,7 @@
 package resourceclaims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,9 +58,13 @@ func (*Plugin) Name() string { return Name }
 // claims contains ResourceClaims of the namespace of the pod, by name.
 type claims map[string]*resourcev1.ResourceClaim
 
-// SetupBindContextExtension reads the claims of the pod.
+// SetupBindContextExtension reads the claims of the pod, and decides on them.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	refs, _ := references(bc.Pod) // PreFlight reports the error.
+	refs, err := references(bc.Pod)
+	if err != nil || len(refs) == 0 { // Most pods have no claims.
+		framework.Extend(bc, readiness{err: err})
+		return nil
+	}
 	all := make(claims, len(refs))
 	for _, ref := range refs {
 		if ref.claim == "" {
@@ -71,24 +76,26 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		}
 		all[ref.claim] = claim
 	}
-	framework.Extend(bc, all)
+	r, err := p.decide(bc, refs, all)
+	r.err = err
+	framework.Extend(bc, r)
 	return nil
 }
 
 // PreFlight rejects the same binds as Filter of kube-scheduler's DynamicResources.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	r, err := p.decide(bc)
+	r, err := framework.Extension[readiness](bc)
 	v := framework.Verdict{Wait: r.wait}
 	for _, ref := range r.toTake {
 		v.Writes = append(v.Writes, fmt.Sprintf("reserve %s for the pod", claimObject(bc.Pod.Namespace, ref.claim)))
 	}
-	return v, err
+	return v, cmp.Or(err, r.err)
 }
 
 // PreBind reserves the claims for the pod.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	r, err := p.decide(bc)
-	if err != nil {
+	r, err := framework.Extension[readiness](bc)
+	if err = cmp.Or(err, r.err); err != nil {
 		return err
 	}
 	for _, ref := range r.toTake {
