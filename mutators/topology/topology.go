@@ -211,8 +211,12 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 			out.Missing = append(out.Missing, "the node has no label "+c.From)
 		}
 	}
-	m.copyByPrefix(&out, labels)
-	m.addPath(&out, labels)
+	if len(m.prefixes) > 0 {
+		m.copyByPrefix(&out, labels)
+	}
+	if len(m.path) > 0 {
+		m.addPath(&out, labels)
+	}
 	return out, nil
 }
 
@@ -250,7 +254,7 @@ func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 			values = append(values, value)
 		}
 	}
-	if len(values) > 0 && len(values) == len(m.path) {
+	if len(values) == len(m.path) {
 		out.Annotations[pathKey] = strings.Join(values, "/")
 	}
 }

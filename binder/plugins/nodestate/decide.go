@@ -99,7 +99,11 @@ func about(node *corev1.Node) framework.Object {
 // Unknown, with both effects. It treats a node without the condition as Unknown.
 func (f *findings) checkReady(pod *corev1.Pod, node *corev1.Node) {
 	taint := corev1.TaintNodeUnreachable
-	if _, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady); c != nil && c.Status == corev1.ConditionFalse {
+	switch _, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady); {
+	case c == nil:
+	case c.Status == corev1.ConditionTrue:
+		return
+	case c.Status == corev1.ConditionFalse:
 		taint = corev1.TaintNodeNotReady
 	}
 	if tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoSchedule}) &&

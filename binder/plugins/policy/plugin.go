@@ -82,14 +82,14 @@ const evaluatePause = 50 * time.Millisecond
 // SetupBindContextExtension evaluates the policies, and reads their tasks. For a call that waits for a policy, it repeats the results of the
 // last evaluatePause, but not the states of the tasks.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	policies := p.policies()
-	if len(policies) == 0 {
+	policies := p.set.Load()
+	if policies == nil || len(*policies) == 0 {
 		framework.Extend(bc, looked{})
 		return nil
 	}
 	var l looked
 	var e evaluated
-	if e, l.err = p.recent(ctx, policies, cache, bc); l.err == nil {
+	if e, l.err = p.recent(ctx, *policies, cache, bc); l.err == nil {
 		l.asked, l.err = tasks.Read(ctx, cache, bc, e.results)
 	}
 	if l.err == nil {
@@ -153,14 +153,6 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		return err
 	}
 	return p.Store.PreBind(ctx, bc, l.asked)
-}
-
-// policies returns all policies.
-func (p *Plugin) policies() []*entry {
-	if s := p.set.Load(); s != nil {
-		return *s
-	}
-	return nil
 }
 
 func subjectOf(bc *framework.BindContext) *policy.Subject {

@@ -85,7 +85,7 @@ func TestController_Generations(t *testing.T) {
 
 		w.server.Remove(fourth)
 		synctest.Wait()
-		assert.Empty(t, w.policies(), "a deleted policy leaves the set")
+		assert.Empty(t, *w.set.Load(), "a deleted policy leaves the set")
 		assert.InDelta(t, 0, w.gauge(stateInForce), 0)
 	})
 }
