@@ -36,6 +36,7 @@ type call struct {
 	Request
 	// settings are those of the pod's namespace.
 	settings Settings
+	plugins  []*participant
 	// audit is set if Request.DryRun is because of the mode Audit.
 	audit bool
 	began time.Time
@@ -80,7 +81,7 @@ type call struct {
 
 // result is what one plugin decided in a pass: a verdict or an error.
 type result struct {
-	plugin  framework.Plugin
+	plugin  *participant
 	verdict framework.Verdict
 	err     *framework.Error
 	bc      *framework.BindContext
@@ -131,7 +132,7 @@ func (c *call) run(ctx context.Context) Decision {
 	}
 	if d.RetryAfter == 0 {
 		for _, r := range c.results {
-			if o, ok := r.plugin.(framework.Observer); ok {
+			if o := r.plugin.observer; o != nil {
 				// The log reports a panic.
 				_ = work.Contain(ctx, func() error { o.BindDecided(ctx, r.bc); return nil })
 			}
@@ -208,7 +209,7 @@ func (c *call) ended(ctx context.Context, s step) step {
 // engine counts like that of a plugin.
 func (c *call) pass(ctx context.Context) step {
 	if c.results == nil {
-		c.results = make([]result, 0, len(c.settings.Plugins))
+		c.results = make([]result, 0, len(c.plugins))
 	}
 	c.results, c.rereads = c.results[:0], time.Time{}
 	if s := c.look(ctx); s.do != allow {
@@ -218,22 +219,22 @@ func (c *call) pass(ctx context.Context) step {
 		c.entry, c.id = c.work.Join(c.key, c.entry, c.id)
 	}
 	now := c.o.Clock.Now()
-	for _, p := range c.settings.Plugins {
-		if _, onRequest := p.(framework.OnRequest); onRequest && !c.required[p.Name()] && len(framework.Parameters(p.Name(), c.Binding, c.pod)) == 0 {
+	for _, p := range c.plugins {
+		if p.onRequest && !c.required[p.name] && len(framework.Parameters(p.name, c.Binding, c.pod)) == 0 {
 			continue
 		}
 		r := result{plugin: p, bc: &framework.BindContext{
 			Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.first, DryRun: c.DryRun, Audit: c.audit,
-			Written: c.entry != nil && c.work.Written(c.entry, p.Name()),
+			Written: c.entry != nil && c.work.Written(c.entry, p.name),
 		}}
-		preFlight := work.Step{Name: work.StepPreFlight, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
+		preFlight := work.Step{Name: work.StepPreFlight, Plugin: p.name, Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		err := work.Call(ctx, c.o.Recorder, preFlight, func(ctx context.Context) (err error) {
-			if extender, ok := p.(framework.BindContextExtender); ok {
+			if p.extender != nil {
 				cache := c.o.Cached
 				if c.changes != nil {
 					cache = subscribing{Reader: cache, to: c.changes}
 				}
-				if err := extender.SetupBindContextExtension(ctx, cache, r.bc); err != nil {
+				if err := p.extender.SetupBindContextExtension(ctx, cache, r.bc); err != nil {
 					return err
 				}
 			}
@@ -241,7 +242,7 @@ func (c *call) pass(ctx context.Context) step {
 			return err
 		})
 		if err != nil {
-			r.err = framework.AsError(p.Name(), err)
+			r.err = framework.AsError(p.name, err)
 		}
 		c.results = append(c.results, r)
 	}
@@ -260,7 +261,7 @@ func (c *call) look(ctx context.Context) step {
 		c.first, c.calls = before.since, before.calls
 	}
 	var added map[string]string
-	if len(c.settings.Plugins) > 0 {
+	if len(c.plugins) > 0 {
 		added = attemptRoom
 	}
 	if err := guardMetadata(c.pod, c.Binding, added); err != nil {
@@ -270,11 +271,11 @@ func (c *call) look(ctx context.Context) step {
 	var err *framework.Error
 	given := framework.Parameters(framework.Binder, c.Binding, c.pod)
 	if p, ok := given[requireKey]; ok {
-		if c.required, err = requiredPlugins(c.settings.Plugins, p); err != nil {
+		if c.required, err = requiredPlugins(c.plugins, p); err != nil {
 			return ends(err)
 		}
 	}
-	if len(c.settings.Plugins) == 0 && c.settings.Mutators.Len() == 0 {
+	if len(c.plugins) == 0 && c.settings.Mutators.Len() == 0 {
 		return step{do: finish, answer: Decision{PassThrough: true}} // Nothing is enabled.
 	}
 	c.budget = c.settings.PreBindTimeout
@@ -313,9 +314,9 @@ func (c *call) write(ctx context.Context, s step) step {
 	}
 	for _, i := range s.plugins {
 		r := c.results[i]
-		p, ok := r.plugin.(framework.PreBinder)
+		p, ok := r.plugin.Plugin.(framework.PreBinder)
 		if !ok {
-			return step{do: finish, err: framework.AsError(r.plugin.Name(), errors.New("the plugin has writes, but no PreBind"))}
+			return step{do: finish, err: framework.AsError(r.plugin.name, errors.New("the plugin has writes, but no PreBind"))}
 		}
 		c.asked[p.Name()] = true
 		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
@@ -358,9 +359,9 @@ func (c *call) failed(plugin string, err error) step {
 func (c *call) allow(ctx context.Context, late []int) step {
 	for _, i := range late {
 		r := c.results[i]
-		p, ok := r.plugin.(framework.Reserver)
+		p, ok := r.plugin.Plugin.(framework.Reserver)
 		if !ok {
-			return step{do: finish, err: framework.AsError(r.plugin.Name(), errors.New("the plugin has late writes, but no Reserve"))}
+			return step{do: finish, err: framework.AsError(r.plugin.name, errors.New("the plugin has late writes, but no Reserve"))}
 		}
 		if !p.Reserve(r.bc) {
 			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}

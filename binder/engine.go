@@ -55,10 +55,11 @@ type Options struct {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	o     Options
-	work  *work.Set
-	waits waits
-	seats seats
+	o       Options
+	enabled []*participant
+	work    *work.Set
+	waits   waits
+	seats   seats
 	// called says that Bind was called.
 	called atomic.Bool
 	// jitter returns a random number from 0 to 1.
@@ -68,6 +69,30 @@ type Engine struct {
 	drain    func()
 }
 
+// participant is a PreBind plugin, with what does not change from bind to bind.
+type participant struct {
+	framework.Plugin
+	name string
+	// extender and observer are the plugin, or nil.
+	extender framework.BindContextExtender
+	observer framework.Observer
+	// onRequest says that the plugin takes part only in binds that request it.
+	onRequest bool
+}
+
+// participants returns the plugins in their order.
+func participants(plugins []framework.Plugin) []*participant {
+	all := make([]*participant, 0, len(plugins))
+	for _, plugin := range plugins {
+		p := &participant{Plugin: plugin, name: plugin.Name()}
+		p.extender, _ = plugin.(framework.BindContextExtender)
+		p.observer, _ = plugin.(framework.Observer)
+		_, p.onRequest = plugin.(framework.OnRequest)
+		all = append(all, p)
+	}
+	return all
+}
+
 // New returns the engine. It starts nothing.
 func New(o Options) *Engine {
 	if o.Term == nil {
@@ -75,7 +100,7 @@ func New(o Options) *Engine {
 	}
 	draining := make(chan struct{})
 	return &Engine{
-		o: o, waits: newWaits(o.Clock), jitter: rand.Float64,
+		o: o, enabled: participants(o.Settings.Plugins), waits: newWaits(o.Clock), jitter: rand.Float64,
 		work: work.NewSet(work.Options{
 			Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
 		}),
@@ -154,7 +179,7 @@ func (e *Engine) Bind(ctx context.Context, r Request) (d Decision) {
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Engine: e, Request: r, settings: settings, began: began}
+	c := &call{Engine: e, Request: r, settings: settings, plugins: e.enabled, began: began}
 	c.audit = !r.DryRun && settings.Mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
 	d = c.run(ctx)

@@ -145,7 +145,7 @@ func (c *call) observe(ctx context.Context, waits []framework.Wait) {
 	}
 	c.observed = waits
 	for _, r := range c.results {
-		if o, ok := r.plugin.(framework.Observer); ok {
+		if o := r.plugin.observer; o != nil {
 			// The log reports a panic.
 			_ = work.Contain(ctx, func() error { o.BindWaits(ctx, r.bc, waits); return nil })
 		}

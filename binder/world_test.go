@@ -161,9 +161,9 @@ func (w *world) bind(node string, plugins ...framework.Plugin) posted {
 // run posts the Binding.
 func (w *world) run(ctx context.Context, p posted) Decision {
 	pod, settings := w.live(), w.o.Settings
-	settings.Plugins, settings.PreBindTimeout = p.plugins, p.budget
+	settings.PreBindTimeout = p.budget
 	c := &call{
-		Engine: w.Engine, settings: settings, began: time.Now(),
+		Engine: w.Engine, settings: settings, plugins: participants(p.plugins), began: time.Now(),
 		Request: Request{
 			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
 			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,
