@@ -150,15 +150,15 @@ func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder
 	if d.Err == nil && d.Calls > 0 {
 		r.wait.Observe(d.Waited.Seconds())
 	}
-	endDecision(trace.SpanFromContext(ctx), request, d)
+	span := trace.SpanFromContext(ctx)
+	if span.IsRecording() {
+		describeDecision(span, request, d)
+	}
+	span.End()
 }
 
-// endDecision ends the span of a decision.
-func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
-	defer span.End()
-	if !span.IsRecording() {
-		return
-	}
+// describeDecision sets the attributes of the span of a decision.
+func describeDecision(span trace.Span, r binder.Request, d binder.Decision) {
 	span.SetAttributes(
 		semconv.K8SNamespaceName(r.Pod.Namespace), semconv.K8SPodName(r.Pod.Name), semconv.K8SNodeName(r.Binding.Target.Name),
 		decisionAttribute.String(d.Kind()), callsAttribute.Int(max(d.Calls, 1)),
@@ -175,22 +175,24 @@ func endDecision(span trace.Span, r binder.Request, d binder.Decision) {
 // step.
 func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func(error)) {
 	begin := r.clock.Now()
-	ctx, span := r.startStep(ctx, s)
+	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
+	if span.IsRecording() {
+		describeStep(span, s)
+	}
 	return ctx, func(err error) {
 		result := work.Result(err)
 		if s.Plugin != "" {
 			r.plugins.WithLabelValues(s.Plugin, s.Name, result).Observe(r.clock.Since(begin).Seconds())
 		}
-		endStep(span, result, err)
+		if span.IsRecording() {
+			describeResult(span, result, err)
+		}
+		span.End()
 	}
 }
 
-// startStep begins the span of a step.
-func (r *Recorder) startStep(ctx context.Context, s work.Step) (context.Context, trace.Span) {
-	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
-	if !span.IsRecording() {
-		return ctx, span
-	}
+// describeStep sets the attributes of the span of a step.
+func describeStep(span trace.Span, s work.Step) {
 	span.SetAttributes(semconv.K8SNamespaceName(s.Pod.Namespace), semconv.K8SPodName(s.Pod.Name), semconv.K8SNodeName(s.Node))
 	if s.Plugin != "" {
 		span.SetAttributes(pluginAttribute.String(s.Plugin))
@@ -198,15 +200,10 @@ func (r *Recorder) startStep(ctx context.Context, s work.Step) (context.Context,
 	if s.Attempt != "" {
 		span.SetAttributes(attemptAttribute.String(s.Attempt))
 	}
-	return ctx, span
 }
 
-// endStep ends the span of a step. Waiting and rejecting are not failures.
-func endStep(span trace.Span, result string, err error) {
-	defer span.End()
-	if !span.IsRecording() {
-		return
-	}
+// describeResult sets how the step of the span ended. Waiting and rejecting are not failures.
+func describeResult(span trace.Span, result string, err error) {
 	span.SetAttributes(resultAttribute.String(result))
 	switch {
 	case err == nil:
