@@ -60,9 +60,9 @@ type claims map[string]*resourcev1.ResourceClaim
 
 // SetupBindContextExtension reads the claims of the pod, and decides on them.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	refs, err := references(bc.Pod)
-	if err != nil || len(refs) == 0 { // Most pods have no claims.
-		framework.Extend(bc, readiness{err: err})
+	refs, invalid := references(bc.Pod)
+	if len(refs) == 0 { // Most pods have no claims.
+		framework.Extend(bc, readiness{err: invalid})
 		return nil
 	}
 	all := make(claims, len(refs))
@@ -76,8 +76,8 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		}
 		all[ref.claim] = claim
 	}
-	r, err := p.decide(bc, refs, all)
-	r.err = err
+	r, rejected := p.decide(bc, refs, all)
+	r.err = rejected
 	framework.Extend(bc, r)
 	return nil
 }
