@@ -17,14 +17,14 @@ import (
 type Problem struct {
 	// Reason is a reason of v1alpha1.ConditionReady.
 	Reason string
-	// Field is the path of the field, such as spec.validations[0].expression.
+	// Field is the path of the field, such as spec.validations[0].expression. It is empty if it is not known.
 	Field string
 	// Message describes the problem, and how to fix it.
 	Message string
 }
 
 // Error implements error.
-func (p *Problem) Error() string { return p.Field + ": " + p.Message }
+func (p *Problem) Error() string { return strings.TrimPrefix(p.Field+": "+p.Message, ": ") }
 
 // problems are all problems of a policy.
 type problems []Problem

@@ -14,7 +14,6 @@ import (
 
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/internal/policy/files"
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // Result is the result of the tests of a directory.
@@ -129,11 +128,7 @@ func usable(policies []*files.Policy) error {
 	var all []error
 	for _, p := range policies {
 		for _, problem := range p.Problems {
-			err := fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem)
-			if problem.Reason == v1alpha1.ReasonKeyNotAllowed {
-				err = fmt.Errorf("%w; for the test: keyPrefixes in its file", err)
-			}
-			all = append(all, err)
+			all = append(all, fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem))
 		}
 	}
 	return errors.Join(all...)
@@ -147,7 +142,7 @@ func decode(d *files.Document) (*Test, error) {
 	var t Test
 	var problems []error
 	problem := func(path, format string, args ...any) {
-		problems = append(problems, fmt.Errorf("%s: %s: %s", d.At(path), path, fmt.Sprintf(format, args...)))
+		problems = append(problems, fmt.Errorf("%s: %s: %w", d.At(path), path, fmt.Errorf(format, args...)))
 	}
 	for _, p := range files.DecodeStrict(d.Object, &t) {
 		problems = append(problems, fmt.Errorf("%s: %w", d.At(p.Field), &p))
@@ -155,7 +150,9 @@ func decode(d *files.Document) (*Test, error) {
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	problems = append(problems, objectProblems(d, "objects", t.Objects)...)
+	if _, err := newWorld(t.Objects, nil); err != nil {
+		problem("objects", "%w", err)
+	}
 	if len(t.Cases) == 0 {
 		problem("cases", "required")
 	}
@@ -167,7 +164,6 @@ func decode(d *files.Document) (*Test, error) {
 		case len(c.Expect) == 0:
 			problem(path+".expect", "required")
 		}
-		problems = append(problems, objectProblems(d, path+".objects", c.Objects)...)
 		for j, e := range c.Expect {
 			if !slices.Contains(verdicts, e.Verdict) {
 				problem(fmt.Sprintf("%s.expect[%d].verdict", path, j), "must be one of %q, got %q", verdicts, e.Verdict)
@@ -175,26 +171,6 @@ func decode(d *files.Document) (*Test, error) {
 		}
 	}
 	return &t, errors.Join(problems...)
-}
-
-// objectProblems returns an error for each object that is not valid.
-func objectProblems(d *files.Document, path string, objects []map[string]any) []error {
-	var all []error
-	for i, raw := range objects {
-		key, err := identity(raw)
-		if err == nil {
-			_, err = typed(raw)
-		}
-		if err != nil {
-			at := fmt.Sprintf("%s[%d]", path, i)
-			field := at
-			if p, ok := errors.AsType[*policy.Problem](err); ok {
-				field += "." + p.Field
-			}
-			all = append(all, fmt.Errorf("%s: %s: %s: %w", d.At(field), at, key, err))
-		}
-	}
-	return all
 }
 
 // verdicts are all verdicts.

@@ -205,8 +205,8 @@ func TestRun_Invalid(t *testing.T) {
 		"NoExpect":     {reason: "a case without expectation cannot fail", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "[{verdict: allowed}]", "[]", 1), says: "cases[0].expect: required"},
 		"NoCases":      {reason: "a test without cases cannot fail", policy: policyOf("p", okPolicy), test: header + "cases: []\n", says: "cases: required"},
 		"Kind":         {reason: "only tests have the suffix", policy: policyOf("p", okPolicy), test: policyOf("q", okPolicy), says: "may contain only"},
-		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: "p_test.yaml:5: objects[1]: v1 Pod default/a: metadata.label: unknown field"},
-		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:4: objects[0]: v1 Node : an object requires apiVersion, kind and metadata.name, as strings"},
+		"Object":       {reason: "unknown fields of built-in kinds are errors", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "labels: {app: web}", "label: {app: web}", 1), says: "p_test.yaml:3: objects: v1 Pod default/a: metadata.label: unknown field"},
+		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:3: objects: v1 Node : an object requires apiVersion, kind and metadata.name, as strings"},
 		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
 		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
 		"NoPolicy":     {reason: "a directory without policies is a mistake", policy: "# nothing\n", test: valid, says: "the directory contains no BindPolicy"},
@@ -228,13 +228,12 @@ func TestRun_WrongTypes(t *testing.T) {
 	tests := map[string]struct {
 		reason, content, line, says string
 	}{
-		"Time":    {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Pod default/a: metadata.creationTimestamp: parsing time \"today\""},
-		"Map":     {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":5", says: "cases[0].expect: must be of type array, got object"},
-		"Object":  {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: v1 Node n1: metadata.labels[a]: must be of type string, got number; quote it"},
-		"Waited":  {reason: "a duration has a unit", content: "cases:\n- name: c\n  waited: 3\n  expect: [{verdict: allowed}]\n", line: ":5", says: "cases[0].waited: must be a duration, such as 30s or 5m"},
-		"Boolean": {reason: "YAML reads some texts as booleans", content: "cases:\n- name: c\n  expect:\n  - verdict: allowed\n    annotations:\n      a.b/c: y\n", line: ":8", says: "cases[0].expect[0].annotations[a.b/c]: must be of type string, got bool; quote it"},
-		"Custom":  {reason: "the metadata of all kinds is typed", content: "objects:\n- apiVersion: example.com/v1\n  kind: Rack\n  metadata:\n    name: r1\n    labels: {a: 1}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":8", says: "objects[0]: example.com/v1 Rack r1: metadata.labels[a]: must be"},
-		"Kind":    {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":4", says: "objects[0]: apps/v1 Pod a: apps/v1 has no kind Pod"},
+		"Time":   {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: v1 Pod default/a: parsing time \"today\""},
+		"Map":    {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":3", says: "cases.expect: must be of type []cases.Expectation, got object"},
+		"Object": {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: v1 Node n1: metadata.labels: must be of type string, got number"},
+		"Waited": {reason: "a duration has a unit", content: "cases:\n- name: c\n  waited: 3\n  expect: [{verdict: allowed}]\n", line: ":3", says: "cases.waited: must be of type string, got number"},
+		"Custom": {reason: "the metadata of all kinds is typed", content: "cases:\n- name: c\n  objects: [{apiVersion: example.com/v1, kind: Rack, metadata: {name: r1, labels: {a: 1}}}]\n  expect: [{verdict: allowed}]\n", line: ":4", says: "case \"c\": example.com/v1 Rack r1: metadata.labels: must be of type string, got number"},
+		"Kind":   {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: apps/v1 Pod a: apps/v1 has no kind Pod"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -250,7 +249,7 @@ func TestRun_KeyPrefixes(t *testing.T) {
 	spec := `mutations: {annotations: [{key: ray.io/rack, valueExpression: "'v'"}]}`
 	test := objects + "cases: [{name: c, expect: [{verdict: allowed, annotations: {ray.io/rack: v}}]}]\n"
 	r := runOne(t, spec, test)
-	require.ErrorContains(t, r.Err, "; for the test: keyPrefixes in its file")
+	require.ErrorContains(t, r.Err, "add ray.io to keyPrefixes")
 	r = runOne(t, spec, "keyPrefixes: [ray.io]\n"+test)
 	require.NoError(t, r.Err)
 	assert.False(t, r.Failed())

@@ -43,7 +43,7 @@ func newWorld(shared, own []map[string]any) (world, error) {
 		existing, exists := all[key]
 		switch {
 		case exists && i < len(shared):
-			return nil, fmt.Errorf("objects: duplicate object %s", key)
+			return nil, fmt.Errorf("duplicate object %s", key)
 		case exists:
 			all[key] = merge(existing, raw)
 		default:
@@ -70,7 +70,7 @@ func identity(raw map[string]any) (string, error) {
 	}
 	key := u.GetAPIVersion() + " " + u.GetKind() + " " + strings.TrimPrefix(u.GetNamespace()+"/"+u.GetName(), "/")
 	if u.GetAPIVersion() == "" || u.GetKind() == "" || u.GetName() == "" {
-		return key, errors.New("an object requires apiVersion, kind and metadata.name, as strings")
+		return "", fmt.Errorf("%s: an object requires apiVersion, kind and metadata.name, as strings", key)
 	}
 	return key, nil
 }

@@ -94,7 +94,7 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 	}
 	invalid := p.Problems
 	for _, problem := range DecodeStrict(d.Object, p.Policy) {
-		if !slices.ContainsFunc(invalid, func(i policy.Problem) bool { return i.Field == problem.Field }) {
+		if problem.Message == unknownField || len(invalid) == 0 {
 			p.Problems = append(p.Problems, problem) // The schema explains a wrong type better.
 		}
 	}
@@ -115,7 +115,7 @@ func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Po
 // advice returns how to write a duration, or an expression that YAML does not read as a text, or reads as an empty one.
 func advice(path string, err *field.Error) string {
 	if strings.HasSuffix(path, ".timeout") {
-		return "; write a duration" + suchAs
+		return "; write a duration, such as 30s or 5m"
 	}
 	if strings.HasSuffix(strings.ToLower(path), "expression") && (err.Type == field.ErrorTypeTypeInvalid || err.BadValue == "") {
 		return "; " + quoteExpression

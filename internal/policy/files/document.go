@@ -32,7 +32,6 @@ type Document struct {
 	Object map[string]any
 
 	node *yaml.Node
-	line int
 }
 
 // Kind returns the kind of the object. Parts that the document lacks are empty.
@@ -51,13 +50,13 @@ func (d *Document) Name() string {
 // At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the
 // line of the closest parent. The path has the form spec.validations[0].expression.
 func (d *Document) At(path string) string {
-	node, line := d.node, d.node.Line+d.line-1
+	node, line := d.node, d.node.Line
 	for _, step := range steps(path) {
 		key, value := child(node, step)
 		if value == nil {
 			break
 		}
-		line, node = key.Line+d.line-1, value
+		line, node = key.Line, value
 	}
 	return d.File + ":" + strconv.Itoa(line)
 }
@@ -187,57 +186,46 @@ func TestDirs(dir string) ([]string, error) {
 func Parse(file string, content []byte) ([]*Document, error) {
 	var all []*Document
 	var problems []error
-	for _, part := range split(content) {
-		documents, err := parse(file, part.line, part.content)
+	for _, document := range split(content) {
+		documents, err := parse(file, document)
 		all, problems = append(all, documents...), append(problems, err)
 	}
 	return all, errors.Join(problems...)
 }
 
-// part is one document of a file.
-type part struct {
-	line    int
-	content []byte
-}
-
-// split splits a file into its documents.
-func split(content []byte) []part {
-	parts := []part{{line: 1}}
+// split splits a file into its documents. Each begins with empty lines instead of the documents before it, so that its lines are those of the file.
+func split(content []byte) [][]byte {
+	documents := [][]byte{nil}
 	for i, line := range bytes.SplitAfter(content, []byte("\n")) {
 		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok {
-			// The rest of the line, such as a comment, is part of the document.
-			parts = append(parts, part{line: i + 1, content: rest})
-			continue
+			documents = append(documents, bytes.Repeat([]byte("\n"), i))
+			line = rest // Such as a comment.
 		}
-		last := &parts[len(parts)-1]
-		last.content = append(last.content, line...)
+		last := len(documents) - 1
+		documents[last] = append(documents[last], line...)
 	}
-	return parts
+	return documents
 }
 
 // parse returns the object of a document, or the items of a list.
-func parse(file string, line int, content []byte) ([]*Document, error) {
-	fail := func(line int, err error) error { return fmt.Errorf("%s:%d: %w", file, line, err) }
+func parse(file string, content []byte) ([]*Document, error) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
-		at, err := located(err, line)
-		return nil, fail(at, fmt.Errorf("%w; if this is an expression, quote it", err))
+		return nil, fmt.Errorf("%w; if this is an expression, quote it", located(file, err))
 	}
 	if root.Kind == 0 || len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
 		return nil, nil
 	}
 	encoded, err := sigsyaml.YAMLToJSONStrict(content)
 	if err != nil {
-		return nil, fail(located(err, line))
+		return nil, located(file, err)
 	}
-	first := root.Content[0].Line + line - 1
-	var object map[string]any
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(encoded, &object); err != nil {
-		return nil, fail(first, errors.New("not a Kubernetes object"))
+	d := &Document{File: file, node: root.Content[0]}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(encoded, &d.Object); err != nil {
+		return nil, fmt.Errorf("%s: not a Kubernetes object", d.At(""))
 	}
-	d, err := newDocument(file, object, root.Content[0], line)
-	if err != nil {
-		return nil, fail(first, err)
+	if err := d.validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.At(""), err)
 	}
 	items, isList := d.Object["items"].([]any)
 	if !isList || !strings.HasSuffix(d.Kind().Kind, "List") {
@@ -251,32 +239,29 @@ func parse(file string, line int, content []byte) ([]*Document, error) {
 			node = &yaml.Node{Line: d.node.Line}
 		}
 		object, _ := item.(map[string]any)
-		d, err := newDocument(file, object, node, line)
-		if err != nil {
-			return nil, fail(first, fmt.Errorf("items[%d]: %w", i, err))
+		inList := &Document{File: file, Object: object, node: node}
+		if err := inList.validate(); err != nil {
+			return nil, fmt.Errorf("%s: items[%d]: %w", d.At(""), i, err)
 		}
-		all = append(all, d)
+		all = append(all, inList)
 	}
 	return all, nil
 }
 
-// newDocument returns the document with the object. The lines of the node count from the line of the file.
-func newDocument(file string, object map[string]any, node *yaml.Node, line int) (*Document, error) {
-	d := &Document{File: file, Object: object, node: node, line: line}
+// validate returns an error if the document is not an object of Kubernetes.
+func (d *Document) validate() error {
 	if kind := d.Kind(); kind.Kind == "" || kind.Version == "" {
-		return nil, errors.New("not a Kubernetes object: apiVersion and kind are required")
+		return errors.New("not a Kubernetes object: apiVersion and kind are required")
 	}
-	return d, nil
+	return nil
 }
 
-// located returns the line and the text of an error of a YAML library, whose lines begin with the
-// document.
-func located(err error, line int) (int, error) {
+// located returns the error of a YAML library as one line that begins with the file and the line.
+func located(file string, err error) error {
 	text := strings.Join(strings.Fields(strings.NewReplacer("yaml: ", "", "unmarshal errors: ", "", "error converting YAML to JSON: ", "").Replace(err.Error())), " ")
-	_, after, found := strings.Cut(text, "line ")
-	number, rest, ok := strings.Cut(after, ": ")
-	if at, err := strconv.Atoi(number); found && ok && err == nil {
-		return at + line - 1, errors.New(rest)
+	_, after, _ := strings.Cut(text, "line ")
+	if number, rest, ok := strings.Cut(after, ": "); ok {
+		return fmt.Errorf("%s:%s: %s", file, number, rest)
 	}
-	return line, errors.New(text)
+	return fmt.Errorf("%s: %s", file, text)
 }
