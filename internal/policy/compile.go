@@ -217,7 +217,7 @@ func (c *compiler) declareResources() {
 		if r.OnNode && !c.scope.structs.mayHave(object, "spec", "nodeName") {
 			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
 		}
-		if problem := c.scopeProblem(d.Kind, r); problem != "" {
+		if problem := scopeProblem(d.Kind, r); problem != "" {
 			c.problem(v1alpha1.ReasonCompileError, field, problem)
 		}
 		if !d.ByName {
@@ -230,18 +230,14 @@ func (c *compiler) declareResources() {
 }
 
 // scopeProblem returns why the resource never finds an object: it names a namespace, but the kind is cluster-scoped, or it names an
-// object of a namespaced kind without a namespace. It is empty if there is no such problem, or if the scope is not known.
-func (c *compiler) scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
-	namespaced, known := c.options.Namespaced[kind]
-	if IsBuiltIn(kind) {
-		namespaced, known = IsNamespaced(kind), true
-	}
+// object of a namespaced kind without a namespace. It is empty if there is no such problem, or if the kind is not built in.
+func scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
 	inNamespace := r.Namespace != "" || r.NamespaceExpression != ""
 	switch {
-	case !known:
-	case inNamespace && !namespaced:
+	case !IsBuiltIn(kind):
+	case inNamespace && !IsNamespaced(kind):
 		return "the kind " + r.Kind + " is cluster-scoped; remove namespace and namespaceExpression"
-	case !inNamespace && namespaced && r.NameExpression != "":
+	case !inNamespace && IsNamespaced(kind) && r.NameExpression != "":
 		return "the kind " + r.Kind + " is namespaced; add namespace or namespaceExpression"
 	}
 	return ""
@@ -315,10 +311,6 @@ func (c *compiler) mutations(field string, list []v1alpha1.Mutation) []mutation 
 		key, problem := keyOf(c.policy.Name, m.Key, c.options.KeyPrefixes)
 		if problem != nil {
 			c.problem(problem.Reason, at+".key", problem.Message)
-			continue
-		}
-		if slices.ContainsFunc(compiled, func(o mutation) bool { return o.key == key }) {
-			c.problem(v1alpha1.ReasonCompileError, at+".key", fmt.Sprintf("duplicate key %s", key))
 			continue
 		}
 		compiled = append(compiled, mutation{path: field + "[" + key + "]", key: key, expression: c.expression(at+".valueExpression", m.ValueExpression, returnsValue)})

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -149,26 +148,7 @@ func (r returns) check(t *types.Type) string {
 	if len(r.types) == 0 || t.Kind() == types.DynKind || slices.ContainsFunc(r.types, t.IsExactType) {
 		return ""
 	}
-	text := fmt.Sprintf("must return %s, but returns %s", r.names, t)
-	if t.Kind() == types.OpaqueKind && t.TypeName() == "optional_type" && r.check(t.Parameters()[0]) == "" {
-		text += adviceOptional
-	}
-	return text
-}
-
-const adviceOptional = "; add .orValue(…) to the optional value"
-
-// advices are what to do about the most common mistakes in types, by the message of the type checker. The first that matches applies.
-var advices = []struct {
-	message *regexp.Regexp
-	advice  string
-}{
-	{regexp.MustCompile(`'orValue' applied to 'optional_type`), "; the value and its default need the same type"},
-	{regexp.MustCompile(`optional_type\(`), adviceOptional},
-	{regexp.MustCompile(`'_[<>]=?_' applied to '\((string, (int|double)|(int|double), string)\)|kubernetes\.Quantity`),
-		"; convert the text: quantity(x).isGreaterThan(quantity('8Gi')), or int(x)"},
-	{regexp.MustCompile(`'_[!=]=_' applied to '\(.*, null\)`), "; test has(x), because an absent field is not null"},
-	{regexp.MustCompile(`\(string, timestamp\)|\(timestamp, string\)|'get\w+' applied to 'string\.`), "; a time is a text: use timestamp(x)"},
+	return fmt.Sprintf("must return %s, but returns %s", r.names, t)
 }
 
 // expression is a compiled expression.
@@ -199,12 +179,6 @@ func textOf(issues *cel.Issues) string {
 	var texts []string
 	for _, e := range issues.Errors() {
 		text := strings.ReplaceAll(e.Message, " (in container '')", "")
-		for _, a := range advices {
-			if a.message.MatchString(text) {
-				text += a.advice
-				break
-			}
-		}
 		if e.Location.Line() > 0 {
 			text = fmt.Sprintf("line %d, column %d: %s", e.Location.Line(), e.Location.Column()+1, text)
 		}

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/prebind/prebind/internal/text"
 )
 
 // Evaluate evaluates the policy for a bind. An error means that the context ended. Costs limit an evaluation, not time, so that a
@@ -187,22 +190,22 @@ func (e *evaluation) wait() error {
 
 // suffixed clips the message so that the suffix fits.
 func suffixed(message, suffix string) string {
-	return clip(message, MaxMessage-len(suffix)) + suffix
+	return text.Clip(message, MaxMessage-len(suffix)) + suffix
 }
+
+// line returns the message as one line of at most MaxMessage bytes.
+func line(message string) string { return strings.TrimSpace(text.Clip(message, MaxMessage)) }
 
 // message returns the message of a rule that is false.
 func (e *evaluation) message(r *rule, fallback string) string {
 	if r.message != nil {
 		if s, err := evalAs[types.String](e, r.message); err == nil {
-			if text := strings.TrimSpace(string(s)); text != "" && !strings.ContainsAny(text, "\n\r") {
-				return line(text)
+			if own := strings.TrimSpace(string(s)); own != "" && !strings.ContainsAny(own, "\n\r") {
+				return line(own)
 			}
 		}
 	}
-	if text := line(r.text); text != "" {
-		return text
-	}
-	return line(fallback)
+	return cmp.Or(line(r.text), line(fallback))
 }
 
 // ask evaluates the parameters of the tasks.

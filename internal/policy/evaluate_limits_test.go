@@ -23,11 +23,6 @@ func TestEvaluate_ReadLimits(t *testing.T) {
 		reason, message string
 		change          func(s *policy.Subject, o *objects)
 	}{
-		"Claims": {reason: "a pod may have many claims", message: "the pod has more than 100 claims", change: func(s *policy.Subject, _ *objects) {
-			for i := range 100 {
-				s.Pod.Spec.Volumes = append(s.Pod.Spec.Volumes, claimVolume(fmt.Sprint("v", i), fmt.Sprint("v", i)))
-			}
-		}},
 		"Objects": {reason: "a list may be long", message: "spec.resources[agents]: more than 1000 objects", change: func(_ *policy.Subject, o *objects) {
 			o.resources["agents"] = large(1001)
 		}},

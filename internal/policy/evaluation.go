@@ -199,9 +199,6 @@ func (e *evaluation) claims() (map[string]*corev1.PersistentVolumeClaim, error) 
 		default:
 			continue
 		}
-		if len(claims) == maxClaims {
-			return nil, limit("the pod has more than %d claims", maxClaims)
-		}
 		found, err := e.read(Claims, pod.Namespace, name)
 		if err != nil {
 			return nil, err

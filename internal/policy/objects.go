@@ -24,9 +24,8 @@ import (
 const (
 	// MaxObject is the size of an object that expressions use.
 	MaxObject = 32 << 10
-	// maxObjects is the number of objects of a resource, and maxClaims that of the pod's claims.
+	// maxObjects is the number of objects of a resource.
 	maxObjects = 1_000
-	maxClaims  = 100
 	// maxSize is the size of all objects together.
 	maxSize = 4 << 20
 )

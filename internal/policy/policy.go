@@ -34,8 +34,6 @@ type Options struct {
 	// prefix does not include its subdomains. "*.ray.io" includes all subdomains of ray.io, but not ray.io.
 	// Prefixes of kubernetes.io, k8s.io and prebind.dev are never allowed.
 	KeyPrefixes []string
-	// Namespaced contains the scopes of kinds that are not built in, as far as they are known.
-	Namespaced map[kinds.GroupVersionKind]bool
 	// BindTimeout is --prebind-timeout. A wait with a longer timeout gets a warning. Zero means no such warnings.
 	BindTimeout time.Duration
 	// Schemas is used for warnings about custom resources. Nil means no such warnings.

@@ -6,10 +6,8 @@ package policy
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 	"k8s.io/client-go/discovery"
 	"k8s.io/utils/clock"
@@ -67,11 +65,8 @@ type compilation struct {
 // processor. CEL cannot be interrupted, so such a compilation goes on. Fewer than maxCompiles other policies are compiled at the same time.
 func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas bool) (r compilation, late <-chan compilation) {
 	o := c.options
-	if c.discovery != nil {
-		o.Namespaced = c.scopes(b)
-		if schemas {
-			o.Schemas = &resolver.ClientDiscoveryResolver{Discovery: c.discovery}
-		}
+	if schemas && c.discovery != nil {
+		o.Schemas = &resolver.ClientDiscoveryResolver{Discovery: c.discovery}
 	}
 	select {
 	case c.slots <- struct{}{}:
@@ -94,25 +89,4 @@ func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas 
 	case <-ctx.Done():
 		return compilation{err: context.Cause(ctx)}, nil
 	}
-}
-
-// scopes returns the scopes of the kinds that are not built in, as far as the API server serves them.
-func (c *Compiler) scopes(b *v1alpha1.BindPolicy) map[schema.GroupVersionKind]bool {
-	scopes := map[schema.GroupVersionKind]bool{}
-	for _, r := range b.Spec.Resources {
-		kind := schema.FromAPIVersionAndKind(r.APIVersion, r.Kind)
-		if policy.IsBuiltIn(kind) {
-			continue
-		}
-		served, err := c.discovery.ServerResourcesForGroupVersion(r.APIVersion)
-		if err != nil {
-			continue
-		}
-		for _, s := range served.APIResources {
-			if s.Kind == r.Kind && !strings.Contains(s.Name, "/") {
-				scopes[kind] = s.Namespaced
-			}
-		}
-	}
-	return scopes
 }

@@ -15,11 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	discoveryfake "k8s.io/client-go/discovery/fake"
-	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/utils/clock"
 
-	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -61,28 +57,4 @@ func TestWatchProblem(t *testing.T) {
 func TestRuleFor(t *testing.T) {
 	assert.Equal(t, ` and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`, ruleFor(errForbidden))
 	assert.Empty(t, ruleFor(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden}}))
-}
-
-// The scopes of kinds that are not built in come from the API server.
-func TestCompiler_Scopes(t *testing.T) {
-	kinds := &clienttesting.Fake{Resources: []*metav1.APIResourceList{
-		{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "racks/status", Kind: "Rack", Namespaced: true}, {Name: "racks", Kind: "Rack"}}},
-	}}
-	for name, tc := range map[string]struct {
-		reason, resource, want string
-	}{
-		"Cluster": {reason: "the name is complete", resource: "apiVersion: example.com/v1, kind: Rack, nameExpression: \"'a'\""},
-		"In":      {reason: "the object is never found", resource: "apiVersion: example.com/v1, kind: Rack, labelSelector: {}, namespace: a", want: "spec.resources[0]: the kind Rack is cluster-scoped; remove namespace and namespaceExpression"},
-		"Unknown": {reason: "the scope is unknown", resource: "apiVersion: example.com/v2, kind: Rack, nameExpression: \"'a'\", namespace: a"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := NewCompiler(policy.Options{}, &discoveryfake.FakeDiscovery{Fake: kinds}, clock.RealClock{})
-			r, _ := c.compile(t.Context(), policyOf(t, "a", "resources: [{name: x, "+tc.resource+"}]\nvalidations: [{expression: 'dyn(resources.x) != null'}]"), false)
-			if tc.want == "" {
-				assert.NoError(t, r.err, tc.reason)
-				return
-			}
-			assert.EqualError(t, r.err, tc.want, tc.reason)
-		})
-	}
 }

@@ -36,7 +36,7 @@ func (p *Policy) Ready() bool { return len(p.Problems) == 0 }
 // ReasonInvalid is the reason of problems that the API server would find.
 const ReasonInvalid = "Invalid"
 
-// Check validates and compiles the BindPolicies of the documents, like the API server and Prebind. Schemas and scopes of custom resources are those of
+// Check validates and compiles the BindPolicies of the documents, like the API server and Prebind. Schemas of custom resources are those of
 // the CustomResourceDefinitions among the documents. Other documents are ignored. An error is a problem with a CustomResourceDefinition.
 func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Policy, error) {
 	v, err := sharedValidator()
@@ -50,7 +50,7 @@ func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Pol
 			problems = append(problems, schemas.Add(d))
 		}
 	}
-	o.Schemas, o.Namespaced = schemas, schemas.namespaced()
+	o.Schemas = schemas
 	var all []*Policy
 	seen := map[string]*Policy{}
 	for _, d := range documents {

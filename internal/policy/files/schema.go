@@ -25,27 +25,12 @@ import (
 	"github.com/prebind/prebind/config"
 )
 
-// Schemas are the kinds of custom resources, from CustomResourceDefinitions. It implements policy.Schemas.
-type Schemas map[schema.GroupVersionKind]servedKind
-
-// servedKind is a version of a custom resource that the API server serves.
-type servedKind struct {
-	schema     *spec.Schema
-	namespaced bool
-}
-
-// namespaced returns the scopes of the kinds.
-func (s Schemas) namespaced() map[schema.GroupVersionKind]bool {
-	scopes := make(map[schema.GroupVersionKind]bool, len(s))
-	for kind, served := range s {
-		scopes[kind] = served.namespaced
-	}
-	return scopes
-}
+// Schemas are the schemas of the custom resources that the API server serves, from CustomResourceDefinitions. It implements policy.Schemas.
+type Schemas map[schema.GroupVersionKind]*spec.Schema
 
 // ResolveSchema returns the schema of the kind. It is nil for other kinds.
 func (s Schemas) ResolveSchema(kind schema.GroupVersionKind) (*spec.Schema, error) {
-	return s[kind].schema, nil
+	return s[kind], nil
 }
 
 // Add adds the schemas of all versions of a CustomResourceDefinition that it serves.
@@ -59,11 +44,8 @@ func (s Schemas) Add(d *Document) error {
 		if err != nil {
 			return fmt.Errorf("%s: CustomResourceDefinition %s: %w", d.At(fmt.Sprintf("spec.versions[%d].schema", i)), crd.Name, err)
 		}
-		if !v.Served {
-			continue
-		}
-		s[schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name, Kind: crd.Spec.Names.Kind}] = servedKind{
-			schema: structural.ToKubeOpenAPI(), namespaced: crd.Spec.Scope == apiextensionsv1.NamespaceScoped,
+		if v.Served {
+			s[schema.GroupVersionKind{Group: crd.Spec.Group, Version: v.Name, Kind: crd.Spec.Names.Kind}] = structural.ToKubeOpenAPI()
 		}
 	}
 	return nil
