@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config contains the manifests that Prebind ships.
+// Package config contains the manifests that Prebind ships, and the JSON schema of its configuration file.
 package config
 
 import (
@@ -11,6 +11,11 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
 )
+
+// ConfigurationSchema is the JSON schema of the configuration file.
+//
+//go:embed configuration.schema.json
+var ConfigurationSchema []byte
 
 //go:embed webhook/plugins/policy/crd.yaml
 var bindPolicyCRD []byte

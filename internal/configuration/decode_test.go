@@ -4,7 +4,6 @@
 package configuration
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -162,53 +161,4 @@ func TestEncode(t *testing.T) {
 	same, err := again.Encode()
 	require.NoError(t, err)
 	assert.Equal(t, string(encoded), string(same))
-}
-
-func TestSchema(t *testing.T) {
-	schema := Default(registered()).Schema()
-	encoded, err := json.Marshal(schema)
-	require.NoError(t, err)
-	var got struct {
-		Required             []string
-		AdditionalProperties bool
-		Properties           struct {
-			APIVersion struct{ Const string }
-			Mode       struct {
-				Enum    []string
-				Default string
-			}
-			Budgets struct {
-				Properties struct {
-					Hold struct{ Type, Description, Default, Pattern string }
-				}
-			}
-			Namespaces struct {
-				Items struct {
-					AdditionalProperties bool
-					Properties           map[string]any
-				}
-			}
-			Arguments struct {
-				Properties map[string]struct{ Properties map[string]any }
-			}
-		}
-	}
-	got.AdditionalProperties = true
-	require.NoError(t, json.Unmarshal(encoded, &got))
-	assert.Equal(t, []string{"apiVersion", "kind"}, got.Required)
-	assert.False(t, got.AdditionalProperties)
-	assert.Equal(t, APIVersion, got.Properties.APIVersion.Const)
-	assert.Equal(t, []string{"Enforce", "Audit", "Off"}, got.Properties.Mode.Enum)
-	hold := got.Properties.Budgets.Properties.Hold
-	assert.Equal(t, "string 25s", hold.Type+" "+hold.Default)
-	assert.Contains(t, hold.Description, "Maximum time a webhook call is held")
-	for _, d := range []string{"90s", "1h30m", "1.5s", "0"} {
-		assert.Regexp(t, hold.Pattern, d)
-	}
-	for _, d := range []string{"", "5", "s", "5 s"} {
-		assert.NotRegexp(t, hold.Pattern, d)
-	}
-	assert.Len(t, got.Properties.Namespaces.Items.Properties, 5)
-	assert.Contains(t, got.Properties.Arguments.Properties["node-state"].Properties, "maxWait")
-	assert.NotContains(t, got.Properties.Arguments.Properties["node-state"].Properties, "hidden")
 }

@@ -5,16 +5,11 @@ package configuration
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/prebind/prebind/config/v1alpha1"
 )
 
 // Encode returns the configuration as a file that describes each field.
@@ -74,96 +69,4 @@ func wrapped(text string, width int) string {
 		length += len(word)
 	}
 	return out.String()
-}
-
-// durationPattern matches the durations that time.ParseDuration accepts.
-const durationPattern = `^[+-]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$`
-
-// Schema returns the JSON schema of the file, with the values of the configuration as
-// defaults. It contains the arguments of all registered mutators and plugins.
-func (c *PrebindConfiguration) Schema() map[string]any {
-	schema := schemaOf(reflect.ValueOf(c).Elem(), "", c.usage())
-	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
-	schema["required"] = []string{"apiVersion", "kind"}
-	properties, _ := schema["properties"].(map[string]any)
-	properties["apiVersion"] = map[string]any{"const": APIVersion}
-	properties["kind"] = map[string]any{"const": Kind}
-	return schema
-}
-
-// schemaOf returns the schema of the field with this value.
-func schemaOf(v reflect.Value, path string, help usage) map[string]any {
-	if v.Kind() == reflect.Pointer {
-		if v.IsNil() {
-			v = reflect.New(v.Type().Elem())
-		}
-		return schemaOf(v.Elem(), path, help)
-	}
-	schema := map[string]any{}
-	if text := help(path); text != "" {
-		schema["description"] = text
-	}
-	if fields, isMap := fieldsOf(v); isMap {
-		properties := map[string]any{}
-		for _, f := range fields {
-			properties[f.name] = schemaOf(f.value, strings.TrimPrefix(path+"."+f.name, "."), help)
-		}
-		schema["type"], schema["additionalProperties"], schema["properties"] = "object", false, properties
-		return schema
-	}
-	if !v.IsZero() {
-		schema["default"] = v.Interface()
-	}
-	switch kind := v.Kind(); {
-	case v.Type() == reflect.TypeFor[metav1.Duration]():
-		schema["type"], schema["pattern"] = "string", durationPattern
-	case v.Type() == reflect.TypeFor[Mode]():
-		schema["enum"] = Modes()
-	case kind == reflect.Slice:
-		schema["type"], schema["items"] = "array", schemaOf(reflect.New(v.Type().Elem()).Elem(), path+"[]", help)
-	case kind == reflect.Map:
-		schema["type"] = "object"
-	case kind == reflect.Bool:
-		schema["type"] = "boolean"
-	case kind == reflect.String:
-		schema["type"] = "string"
-	case reflect.Int <= kind && kind <= reflect.Uint64:
-		schema["type"] = "integer"
-	}
-	return schema
-}
-
-// namedField is a field of a struct, with its name in the file.
-type namedField struct {
-	name  string
-	value reflect.Value
-}
-
-// fieldsOf returns the fields of a struct or of an ArgumentsList in order. It returns false for other types.
-func fieldsOf(v reflect.Value) ([]namedField, bool) {
-	if list, ok := reflect.TypeAssert[ArgumentsList](v); ok {
-		v = reflect.ValueOf(list.object()).Elem()
-	}
-	if v.Kind() != reflect.Struct || v.Type() == reflect.TypeFor[metav1.Duration]() {
-		return nil, false
-	}
-	var all []namedField
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.IsExported() && name != "-" {
-			all = append(all, namedField{name: cmp.Or(name, f.Name), value: v.Field(i)})
-		}
-	}
-	return all, true
-}
-
-// Fields returns the names of the fields of arguments in order.
-func Fields(a v1alpha1.Arguments) []string {
-	fields, _ := fieldsOf(reflect.ValueOf(a).Elem())
-	names := make([]string, 0, len(fields))
-	for _, f := range fields {
-		names = append(names, f.name)
-	}
-	return names
 }

@@ -46,7 +46,7 @@ func collect(ctx context.Context) (items, error) {
 		i.addMutators(),
 		i.addMetrics(),
 		i.addGo(ctx),
-		i.addSchemaFile("config", "docs/configuration.schema.json"),
+		i.addSchemaFile("config", "config/configuration.schema.json"),
 		i.addSchemaFile("chart-value", "charts/prebind/values.schema.json"),
 		i.addManifests("config"),
 		i.addLibrary("config/policies/*/policy.yaml"),

@@ -1,15 +1,12 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chartschema prints the JSON schema of a chart's values. The value config has the
-// schema of the configuration file, which is generated from its Go types. The schema of
-// the others is generated from values.yaml: the comments of helm-docs are the
-// descriptions, and a line with @schema before them adds what the default value does not
-// show.
+// Command chartschema prints the JSON schema of the configuration file or, with the path of a values.yaml, that of a chart's values. The value
+// config has the schema of the configuration file. The schema of the others is generated from values.yaml: the comments of helm-docs are the
+// descriptions, and a line with @schema before them adds what the default value does not show.
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,74 +34,51 @@ func main() {
 }
 
 func run(args []string, out io.Writer) error {
-	if len(args) != 2 {
-		return fmt.Errorf("requires 2 arguments, the paths of a values.yaml and of the configuration's schema, got %d", len(args))
+	schema, err := configSchema()
+	if err == nil && len(args) > 0 {
+		schema, err = valuesSchema(args[0], schema)
 	}
-	values, err := os.ReadFile(args[0])
 	if err != nil {
 		return err
 	}
-	configuration, err := os.ReadFile(args[1])
-	if err != nil {
-		return err
-	}
-	schema, err := generate(values, configuration)
-	if err != nil {
-		return fmt.Errorf("%s: %w", args[0], err)
-	}
-	_, err = out.Write(schema)
-	return err
+	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
+	encoder := json.NewEncoder(out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(schema)
 }
 
-// generate returns the schema of the values, with that of the configuration in it.
-func generate(values, configuration []byte) ([]byte, error) {
-	var document yaml.Node
-	if err := yaml.Unmarshal(values, &document); err != nil {
+// valuesSchema returns the schema of the values in the file, with that of the configuration in it.
+func valuesSchema(file string, configuration map[string]any) (map[string]any, error) {
+	values, err := os.ReadFile(file)
+	if err != nil {
 		return nil, err
 	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(values, &document); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
 	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
-		return nil, errors.New("the values must be a map")
+		return nil, fmt.Errorf("%s: the values must be a map", file)
 	}
 	schema, err := schemaOf("", document.Content[0])
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	schema["$schema"] = "https://json-schema.org/draft-07/schema#"
-	// Helm passes these to every chart.
 	properties, ok := schema["properties"].(map[string]any)
 	if !ok {
-		return nil, errors.New("the values are empty")
+		return nil, fmt.Errorf("%s: the values are empty", file)
 	}
+	// Helm passes these to every chart.
 	properties["global"] = map[string]any{"type": "object", "description": "Values that Helm shares between a chart and its subcharts."}
 	if config, ok := properties["config"].(map[string]any); ok {
-		if err := embed(config, configuration); err != nil {
-			return nil, fmt.Errorf("the configuration's schema: %w", err)
+		fields, _ := configuration["properties"].(map[string]any)
+		if arguments, ok := fields["arguments"].(map[string]any); ok {
+			arguments["additionalProperties"] = true // Plugins that are compiled in elsewhere can have arguments.
 		}
+		config["additionalProperties"], config["properties"] = false, fields
 	}
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(schema); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
-
-// embed gives the value config the fields of the configuration. Arguments of plugins that
-// are compiled in elsewhere are allowed.
-func embed(config map[string]any, configuration []byte) error {
-	var file struct {
-		Properties map[string]map[string]any
-	}
-	if err := json.Unmarshal(configuration, &file); err != nil {
-		return err
-	}
-	if arguments := file.Properties["arguments"]; arguments != nil {
-		arguments["additionalProperties"] = true
-	}
-	config["additionalProperties"], config["properties"] = false, file.Properties
-	return nil
+	return schema, nil
 }
 
 // schemaOf returns the schema of a value with this default.

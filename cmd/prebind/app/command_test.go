@@ -67,7 +67,7 @@ func TestPlugins(t *testing.T) {
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 1+len(RegisteredMutators())+len(RegisteredPlugins()), "the output has a header and a line for each mutator and plugin")
-	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "ARGUMENTS", "DESCRIPTION"} {
+	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
 		assert.Equal(t, word, strings.Fields(lines[0])[i])
 	}
 	rest := lines[1:]

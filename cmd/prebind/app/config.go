@@ -4,7 +4,6 @@
 package app
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/prebind/prebind/config"
 	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/configuration"
 )
@@ -49,10 +49,8 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 		Short: "Print the JSON schema of the configuration file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			encoder := json.NewEncoder(cmd.OutOrStdout())
-			encoder.SetEscapeHTML(false)
-			encoder.SetIndent("", "  ")
-			return encoder.Encode(configuration.Default(r.Components()).Schema())
+			_, err := cmd.OutOrStdout().Write(config.ConfigurationSchema)
+			return err
 		},
 	})
 	return cmd

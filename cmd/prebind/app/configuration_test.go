@@ -6,6 +6,7 @@ package app
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cliflag "k8s.io/component-base/cli/flag"
 
@@ -117,7 +119,7 @@ func TestConfiguration_Problems(t *testing.T) {
 }
 
 // TestConfiguration_EveryFieldHasAFlag checks that each field except namespaces has a flag. The description of the flag is
-// also that of the field in the file and in the schema.
+// also that of the field in the file.
 func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
 	c := configuration.Default(newRegistry().Components())
 	var sets cliflag.NamedFlagSets
@@ -126,23 +128,25 @@ func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
 	for _, fs := range sets.FlagSets {
 		fs.VisitAll(func(f *pflag.Flag) { usages[f.Usage] = true })
 	}
-	var visit func(prefix string, schema map[string]any)
-	visit = func(prefix string, schema map[string]any) {
-		properties, _ := schema["properties"].(map[string]any)
-		for name, property := range properties {
-			field, below := prefix+name, property.(map[string]any) //nolint:errcheck,forcetypeassert // A property is always a map.
-			switch {
-			case below["properties"] != nil:
-				visit(field+".", below)
-			case field == "apiVersion" || field == "kind" || field == "namespaces":
+	encoded, err := c.Encode()
+	require.NoError(t, err)
+	var document yaml.Node
+	require.NoError(t, yaml.Unmarshal(encoded, &document))
+	var visit func(node *yaml.Node)
+	visit = func(node *yaml.Node) {
+		for pair := range slices.Chunk(node.Content, 2) {
+			switch name, value := pair[0].Value, pair[1]; {
+			case value.Kind == yaml.MappingNode:
+				visit(value)
+			case name == "apiVersion" || name == "kind" || name == "namespaces":
 			default:
-				usage, _ := below["description"].(string)
-				assert.True(t, usages[usage], "%s has a flag", field)
+				usage := strings.ReplaceAll(strings.TrimPrefix(pair[0].HeadComment, "# "), "\n# ", " ")
+				assert.True(t, usages[usage], "%s has a flag", name)
 				delete(usages, usage)
 			}
 		}
 	}
-	visit("", c.Schema())
+	visit(document.Content[0])
 	assert.Empty(t, usages, "every flag has a field")
 }
 
