@@ -125,7 +125,7 @@ var flagsOfOthers = strings.Fields(`
 	egress-selector-mode election-timeout enable-aggregator-routing exposed-node-labels field-selector for force force-conflicts from-file help
 	ignore-missing ignore-not-found image install list max-concurrent-reconciles max-mutating-requests-inflight name no-hooks output overrides prefix previous
 	push raw ref remote-name-all replicas resource reuse-values rules server-side serviceaccount set show-labels show-managed-fields sort-by
-	source-ranges subresource tail target-tags timeout type verb version`)
+	source-ranges subresource tail target-tags timeout type verb version watch`)
 
 // A flag that the documentation names is there.
 func TestFlags(t *testing.T) {
