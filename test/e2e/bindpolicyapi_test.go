@@ -5,13 +5,11 @@ package e2e
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -40,7 +38,6 @@ func TestBindPolicyAPI(t *testing.T) {
 	}
 	a.connect(t)
 	t.Run("validation", func(t *testing.T) { testPolicyValidation(t, a) })
-	t.Run("status", func(t *testing.T) { testPolicyStatus(t, a) })
 	t.Run("task validation", func(t *testing.T) { testTaskValidation(t, a) })
 	t.Run("task handlers", func(t *testing.T) { testTaskHandlers(t, a) })
 }
@@ -82,42 +79,4 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 	assert.ErrorContains(t, a.client.Create(t.Context(), p, client.DryRunAll), "at least one of validations, waitFor, tasks and mutations is required")
 	p.Spec.WaitFor = []v1alpha1.Wait{{Name: "a", Expression: "true"}}
 	require.NoError(t, a.client.Create(t.Context(), p, client.DryRunAll, client.FieldValidation(metav1.FieldValidationStrict)))
-}
-
-// The status is a subresource, kubectl shows it, and only changes of the spec are generations.
-func testPolicyStatus(t *testing.T, a *policyAPI) {
-	p := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "status"}, Spec: v1alpha1.BindPolicySpec{
-		MatchConstraints: v1alpha1.MatchConstraints{SchedulerNames: []string{"none"}},
-		Validations:      []v1alpha1.Validation{{Expression: "true"}},
-		Mode:             v1alpha1.ModeAudit,
-	}}
-	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonForbidden, Message: "no permission", ObservedGeneration: 1}
-	meta.SetStatusCondition(&p.Status.Conditions, ready)
-	require.NoError(t, a.client.Create(t.Context(), p))
-	assert.Empty(t, p.Status, "a user cannot set the status of a new policy")
-
-	meta.SetStatusCondition(&p.Status.Conditions, ready)
-	p.Status.ObservedGeneration = p.Generation
-	p.Status.TypeChecking = &v1alpha1.TypeChecking{ExpressionWarnings: []v1alpha1.ExpressionWarning{{FieldRef: "spec.validations[0].expression", Warning: "a"}}}
-	p.Spec.Mode = v1alpha1.ModeEnforce
-	require.NoError(t, a.client.Status().Update(t.Context(), p))
-	require.NoError(t, a.client.Get(t.Context(), client.ObjectKeyFromObject(p), p))
-	assert.Equal(t, v1alpha1.ModeAudit, p.Spec.Mode, "an update of the status does not change the spec")
-	assert.EqualValues(t, 1, p.Generation)
-	assert.EqualValues(t, 1, p.Status.ObservedGeneration)
-	assert.Equal(t, "a", p.Status.TypeChecking.ExpressionWarnings[0].Warning)
-
-	changed := p.DeepCopy()
-	changed.Spec.Validations[0].Expression = "false"
-	changed.Status = v1alpha1.BindPolicyStatus{}
-	require.NoError(t, a.client.Update(t.Context(), changed))
-	assert.EqualValues(t, 2, changed.Generation)
-	assert.Equal(t, p.Status, changed.Status, "an update of the spec does not change the status")
-
-	out, err := a.cluster.Kubectl(t.Context(), "get", "bp", "status").Output()
-	require.NoError(t, err)
-	lines := strings.Split(string(out), "\n")
-	require.Len(t, lines, 3)
-	assert.Equal(t, []string{"NAME", "READY", "REASON", "MODE", "AGE"}, strings.Fields(lines[0]))
-	assert.Equal(t, []string{"status", "False", "Forbidden", "Audit"}, strings.Fields(lines[1])[:4])
 }

@@ -51,32 +51,14 @@ func texts[T ~string](n, length int) map[string]T {
 	return out
 }
 
-// The API server accepts the CustomResourceDefinition with the cost of its rule, and enforces sizes, patterns and immutability.
+// The API server accepts the CustomResourceDefinition with the cost of its rule, a BindTask of the largest size, and only changes of attempts.
 func testTaskValidation(t *testing.T, a *policyAPI) {
-	for name, tc := range map[string]struct {
-		change func(s *v1alpha1.BindTaskSpec)
-		says   string
-	}{
-		"policy":               {change: func(s *v1alpha1.BindTaskSpec) { s.Policy = strings.Repeat("a", 64) }, says: "spec.policy: Too long"},
-		"task":                 {change: func(s *v1alpha1.BindTaskSpec) { s.Task = strings.Repeat("a", 41) }, says: "spec.task: Too long"},
-		"long handler":         {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = strings.Repeat("a", 125) + "/a.b" }, says: "spec.handler: Too long"},
-		"handler, no domain":   {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "prefetch" }, says: "spec.handler in body should match"},
-		"handler, upper case":  {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "example.com/Prefetch" }, says: "spec.handler in body should match"},
-		"handler, two slashes": {change: func(s *v1alpha1.BindTaskSpec) { s.Handler = "example.com/a/b" }, says: "spec.handler in body should match"},
-		"no node":              {change: func(s *v1alpha1.BindTaskSpec) { s.NodeName = "" }, says: "spec.nodeName in body should be at least 1 chars"},
-		"retain":               {change: func(s *v1alpha1.BindTaskSpec) { s.Retain = "Forever" }, says: `spec.retain: Unsupported value: "Forever"`},
-		"attempt":              {change: func(s *v1alpha1.BindTaskSpec) { s.Attempts = []string{strings.Repeat("a", 129)} }, says: "spec.attempts[0]: Too long"},
-		"long parameter":       {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](1, 4097) }, says: "spec.parameters.0: Too long"},
-		"many parameters":      {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](33, 1) }, says: "spec.parameters: Too many"},
-		"largest":              {change: func(s *v1alpha1.BindTaskSpec) { s.Parameters = texts[v1alpha1.ParameterValue](32, 4096) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			task := newTask("invalid")
-			tc.change(&task.Spec)
-			assertInvalid(t, a.client.Create(t.Context(), task, client.DryRunAll, client.FieldValidation(metav1.FieldValidationStrict)), tc.says)
-		})
-	}
-
+	largest := newTask("largest")
+	largest.Spec.Parameters = texts[v1alpha1.ParameterValue](32, 4096)
+	require.NoError(t, a.client.Create(t.Context(), largest, client.DryRunAll, client.FieldValidation(metav1.FieldValidationStrict)))
+	invalid := newTask("invalid")
+	invalid.Spec.Handler = "prefetch"
+	assert.ErrorContains(t, a.client.Create(t.Context(), invalid, client.DryRunAll), "spec.handler in body should match")
 	task := newTask("validation")
 	task.Status.Conditions = []v1alpha1.TaskCondition{{Type: v1alpha1.TaskReady, Status: metav1.ConditionTrue}}
 	require.NoError(t, a.client.Create(t.Context(), task))
@@ -85,46 +67,18 @@ func testTaskValidation(t *testing.T, a *policyAPI) {
 		`"policy":"b"`, `"task":"b"`, `"handler":"b.c/d"`, `"pod":{"name":"b"}`, `"pod":{"namespace":"b"}`, `"pod":{"uid":"b"}`, `"nodeName":"b"`,
 		`"retain":"WhilePodRuns"`, `"parameters":null`, `"parameters":{"image":"b"}`, `"parameters":{"b":"b"}`,
 	} {
-		assertInvalid(t, patchTask(t, a.client, task.Name, "", `{"spec":{`+change+`}}`), "only attempts can change")
+		assert.ErrorContains(t, patchTask(t, a.client, task.Name, "", `{"spec":{`+change+`}}`), "only attempts can change")
 	}
 	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempts":["first","second"]}}`))
 	require.NoError(t, patchTask(t, a.client, task.Name, "", `{"spec":{"attempts":null}}`))
 	testTaskStatus(t, a, task)
 }
 
-// assertInvalid checks that the API server rejects an object with the words, or accepts it if there are none.
-func assertInvalid(t *testing.T, err error, says string) {
-	t.Helper()
-	if says == "" {
-		assert.NoError(t, err)
-		return
-	}
-	assert.True(t, apierrors.IsInvalid(err), "%v", err)
-	assert.ErrorContains(t, err, says)
-}
-
 // A handler can be a script: a condition needs only type and status. kubectl shows it, and field selectors find a handler's BindTasks.
 func testTaskStatus(t *testing.T, a *policyAPI, task *v1alpha1.BindTask) {
-	for name, tc := range map[string]struct {
-		status v1alpha1.BindTaskStatus
-		says   string
-	}{
-		"no type":             {status: condition(v1alpha1.TaskCondition{Status: metav1.ConditionTrue}), says: "conditions[0].type in body should be at least 1 chars"},
-		"no status":           {status: condition(v1alpha1.TaskCondition{Type: v1alpha1.TaskReady}), says: `conditions[0].status: Unsupported value: ""`},
-		"long reason":         {status: condition(v1alpha1.TaskCondition{Type: "a", Status: "True", Reason: strings.Repeat("a", 129)}), says: "conditions[0].reason: Too long"},
-		"long message":        {status: condition(v1alpha1.TaskCondition{Type: "a", Status: "True", Message: strings.Repeat("a", 1025)}), says: "conditions[0].message: Too long"},
-		"two of a type":       {status: condition(v1alpha1.TaskCondition{Type: "a", Status: "True"}, v1alpha1.TaskCondition{Type: "a", Status: "True"}), says: "conditions[1]: Duplicate value"},
-		"long annotation":     {status: v1alpha1.BindTaskStatus{Annotations: texts[v1alpha1.AnnotationValue](1, 1025)}, says: "status.annotations.0: Too long"},
-		"many annotations":    {status: v1alpha1.BindTaskStatus{Annotations: texts[v1alpha1.AnnotationValue](17, 1)}, says: "status.annotations: Too many"},
-		"largest annotations": {status: v1alpha1.BindTaskStatus{Annotations: texts[v1alpha1.AnnotationValue](16, 1024)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			current := &v1alpha1.BindTask{}
-			require.NoError(t, a.client.Get(t.Context(), client.ObjectKeyFromObject(task), current))
-			current.Status = tc.status
-			assertInvalid(t, client.NewDryRunClient(a.client).Status().Update(t.Context(), current), tc.says)
-		})
-	}
+	require.NoError(t, a.client.Get(t.Context(), client.ObjectKeyFromObject(task), task))
+	task.Status.Annotations = texts[v1alpha1.AnnotationValue](16, 1024)
+	require.NoError(t, client.NewDryRunClient(a.client).Status().Update(t.Context(), task.DeepCopy()))
 	script := `{"status":{"conditions":[{"type":"Ready","status":"True"},{"type":"Failed","status":"False","reason":"NoSpace"}]}}`
 	require.NoError(t, patchTask(t, a.client, task.Name, "status", script))
 	require.NoError(t, a.client.Get(t.Context(), client.ObjectKeyFromObject(task), task))
@@ -140,10 +94,6 @@ func testTaskStatus(t *testing.T, a *policyAPI, task *v1alpha1.BindTask) {
 	list := &v1alpha1.BindTaskList{}
 	require.NoError(t, a.client.List(t.Context(), list, client.MatchingFields{"spec.handler": flush}))
 	assert.Empty(t, list.Items)
-}
-
-func condition(all ...v1alpha1.TaskCondition) v1alpha1.BindTaskStatus {
-	return v1alpha1.BindTaskStatus{Conditions: all}
 }
 
 // as returns a client with the permissions of the user.
@@ -208,9 +158,7 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 	for name, tc := range map[string]struct{ user, subresource, patch, says string }{
 		"status of another's BindTask":    {user: "flush", subresource: "status", patch: ready, says: "flush is not a handler example.com/prefetch: grant it the verb handle on handlers.policy.prebind.dev with this resource name"},
 		"finalizer on another's BindTask": {user: "flush", patch: `{"metadata":{"finalizers":["example.com/other","example.com/flush"]}}`, says: "flush is not a handler example.com/prefetch"},
-		"no permission handle":            {user: "stranger", subresource: "status", patch: ready, says: "stranger is not a handler example.com/prefetch"},
 		"attempt":                         {user: "prefetch", patch: `{"spec":{"attempts":["mine"]}}`, says: "a handler changes only the status of a BindTask and the finalizer example.com/prefetch: leave spec unchanged"},
-		"no attempt":                      {user: "prefetch", patch: `{"spec":{"attempts":null}}`, says: "leave spec unchanged"},
 		"handler":                         {user: "flush", patch: `{"spec":{"handler":"example.com/flush"}}`, says: "only attempts can change"},
 		"label":                           {user: "prefetch", patch: `{"metadata":{"labels":{"a":"c"}}}`, says: "leave labels unchanged"},
 		"annotation":                      {user: "prefetch", patch: `{"metadata":{"annotations":{"a":null}}}`, says: "leave annotations unchanged"},
@@ -219,7 +167,6 @@ func testTaskHandlers(t *testing.T, a *policyAPI) {
 		"two finalizers":                  {user: "prefetch", patch: `{"metadata":{"finalizers":["example.com/other","example.com/prefetch","example.com/mine"]}}`, says: "leave other finalizers unchanged"},
 		"several":                         {user: "prefetch", patch: `{"metadata":{"labels":null,"finalizers":null},"spec":{"attempts":["mine"]}}`, says: "leave spec, labels, other finalizers unchanged"},
 		"tenant":                          {user: "tenant", patch: `{}`, says: `User "tenant" cannot patch resource "bindtasks"`},
-		"tenant, status":                  {user: "tenant", subresource: "status", patch: ready, says: `User "tenant" cannot patch resource "bindtasks/status"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.ErrorContains(t, patchTask(t, users[tc.user], task.Name, tc.subresource, tc.patch), tc.says)

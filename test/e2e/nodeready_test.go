@@ -28,15 +28,45 @@ const (
 	aMoment = time.Minute
 )
 
-// testNodeReady checks the plugin node-ready, which is off by default.
+// testNodeReady checks that a bind waits for the CSI driver or the agent of a node, and continues within a moment. The plugin node-ready is
+// off by default.
 func testNodeReady(t *testing.T, w *world) {
 	w.configure(t, nodeReadyOn)
 	w.createAgents(t)
-	t.Run("the node becomes ready", func(t *testing.T) { testNodeBecomesReady(t, w) })
-	t.Run("kube-scheduler chooses another node", func(t *testing.T) { testNodeStaysUnready(t, w) })
+	cases := map[string]struct {
+		early, late func(b *bench, node string)
+		says        func(node string) []string
+	}{
+		"driver": {early: (*bench).startAgent, late: (*bench).registerDriver, says: func(node string) []string {
+			return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
+		}},
+		"agent": {early: (*bench).registerDriver, late: (*bench).startAgent, says: func(node string) []string {
+			return []string{"node-ready: DaemonSet agents/cni", "waiting for the pod of DaemonSet agents/cni on " + node + " to be Ready"}
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, w, nil)
+			node, toleration := b.ownNode("late")
+			tc.early(b, node)
+			b.csiClaim()
+			b.podWith(cluster.DefaultScheduler, toleration, b.steered(), gen.UsesClaim("data"))
+			b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
+			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+			tc.late(b, node)
+			began := time.Now()
+			pod := b.untilBound()
+			assert.Less(t, time.Since(began), aMoment)
+			t.Logf("bound %s after the node became ready", time.Since(began).Round(time.Millisecond))
+			assert.Equal(t, node, pod.Spec.NodeName)
+			b.assertTopology(pod)
+			b.assertNeverFailed()
+		})
+	}
 }
 
-// createAgents creates the CSIDriver, and the DaemonSet of the agent.
+// createAgents creates the CSIDriver, and the DaemonSet of the agent, whose pods tolerate all taints.
 func (w *world) createAgents(t *testing.T) {
 	t.Helper()
 	d := gen.CSIDriver(csiDriver, false)
@@ -45,22 +75,15 @@ func (w *world) createAgents(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: agents}}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	w.createDaemonSet(t, agents, "cni", nil)
-}
-
-// createDaemonSet creates a DaemonSet whose pods tolerate all taints and have the label app with its name.
-func (w *world) createDaemonSet(t *testing.T, namespace, name string, nodeSelector map[string]string) {
-	t.Helper()
-	labels := map[string]string{"app": name}
-	ds := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DaemonSetSpec{
+	labels := map[string]string{"app": "cni"}
+	ds := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "cni"}, Spec: appsv1.DaemonSetSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: labels},
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
-			Tolerations:  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			NodeSelector: nodeSelector,
-			Containers:   []corev1.Container{{Name: "main", Image: gen.Image}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			Containers:  []corev1.Container{{Name: "main", Image: gen.Image}},
 		}},
 	}}
-	_, err := w.client.AppsV1().DaemonSets(namespace).Create(t.Context(), ds, metav1.CreateOptions{})
+	_, err = w.client.AppsV1().DaemonSets(agents).Create(t.Context(), ds, metav1.CreateOptions{})
 	require.NoError(t, err)
 }
 
@@ -88,17 +111,6 @@ func (b *bench) startAgent(node string) {
 	}, patience, again, "the agent should be bound to %s", node)
 }
 
-// prepare prepares the node except for one part.
-func (b *bench) prepare(node, except string) {
-	b.t.Helper()
-	if except != "driver" {
-		b.registerDriver(node)
-	}
-	if except != "agent" {
-		b.startAgent(node)
-	}
-}
-
 // csiClaim creates the claim "data" that is bound to a volume of the driver.
 func (b *bench) csiClaim() {
 	b.t.Helper()
@@ -124,65 +136,4 @@ func (b *bench) prefersNot(node string, options ...gen.PodOption) {
 	}}}}
 	_, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
 	require.NoError(b.t, err)
-}
-
-// A bind waits for the CSI driver or the agent of a node, and continues within a moment.
-func testNodeBecomesReady(t *testing.T, w *world) {
-	cases := map[string]struct {
-		ready func(b *bench, node string)
-		says  func(node string) []string
-	}{
-		"driver": {ready: (*bench).registerDriver, says: func(node string) []string {
-			return []string{"node-ready: CSINode " + node, "waiting for CSI driver " + csiDriver + " to register on the node"}
-		}},
-		"agent": {ready: (*bench).startAgent, says: func(node string) []string {
-			return []string{"node-ready: DaemonSet agents/cni", "waiting for the pod of DaemonSet agents/cni on " + node + " to be Ready"}
-		}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, w, nil)
-			node, toleration := b.ownNode("late")
-			b.prepare(node, name)
-			b.csiClaim()
-			b.podWith(cluster.DefaultScheduler, toleration, b.steered(), gen.UsesClaim("data"))
-			b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
-			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-			tc.ready(b, node)
-			began := time.Now()
-			pod := b.untilBound()
-			assert.Less(t, time.Since(began), aMoment)
-			t.Logf("bound %s after the node became ready", time.Since(began).Round(time.Millisecond))
-			assert.Equal(t, node, pod.Spec.NodeName)
-			b.assertTopology(pod)
-			b.assertNeverFailed()
-		})
-	}
-}
-
-// After the limit, the bind is rejected with one clear line, and kube-scheduler chooses another node.
-func testNodeStaysUnready(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	unready, toleration := b.ownNode("unready")
-	b.prepare(unready, "driver")
-	b.csiClaim()
-	b.prefersNot(unready, toleration, b.steered(), gen.UsesClaim("data"), gen.Annotation("node-ready.prebind.dev/timeout", "10s"))
-	b.untilEvent("WaitingForPreBind", "node-ready: CSINode "+unready)
-	other := "other-" + b.ns
-	require.NoError(t, cluster.CreateNodes(t.Context(), b.client, cluster.Node(other)))
-	b.prepare(other, "")
-	b.allow(other)
-	assert.Equal(t, other, b.untilBound().Spec.NodeName)
-	b.untilEvent("FailedScheduling", "node-ready: CSINode "+unready, "still waiting for CSI driver "+csiDriver+" to register on the node after 10s; choose another node")
-}
-
-// untilDaemonBound waits until the DaemonSet has a pod on the node.
-func (b *bench) untilDaemonBound(name, node string) {
-	b.t.Helper()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		list, err := b.client.CoreV1().Pods(b.ns).List(b.t.Context(), metav1.ListOptions{LabelSelector: "app=" + name, FieldSelector: "spec.nodeName=" + node})
-		require.NoError(c, err)
-		assert.NotEmpty(c, list.Items)
-	}, patience, again, "%s should be bound to the new node %s", name, node)
 }

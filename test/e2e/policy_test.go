@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,20 +42,6 @@ func (p *policies) untilValidated() {
 		policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}, Spec: v1alpha1.BindPolicySpec{Validations: []v1alpha1.Validation{{Expression: "nothing"}}}}
 		assert.ErrorContains(c, p.client.Create(p.t.Context(), policy, client.DryRunAll), "undeclared reference to 'nothing'")
 	}, patience, 50*time.Millisecond, "the API server should validate BindPolicies")
-}
-
-// untilReady waits until the condition Ready of the latest generation has the status, and returns the condition.
-func (p *policies) untilReady(policy *v1alpha1.BindPolicy, status metav1.ConditionStatus) *metav1.Condition {
-	p.t.Helper()
-	var ready *metav1.Condition
-	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
-		require.NoError(c, p.client.Get(p.t.Context(), client.ObjectKeyFromObject(policy), policy))
-		ready = meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionReady)
-		require.NotNil(c, ready)
-		assert.Equal(c, status, ready.Status, ready.Message)
-		assert.Equal(c, policy.Generation, policy.Status.ObservedGeneration)
-	}, patience, 50*time.Millisecond, "the policy should be Ready=%s", status)
-	return ready
 }
 
 // grant grants Prebind a kind with a ClusterRole, and revokes it after the test.

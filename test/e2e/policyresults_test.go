@@ -39,16 +39,6 @@ mutations:
 	p.assertCopied(p.t, pod, "ray.io/node", node)
 }
 
-// The API server rejects a policy with a key that the operator does not allow. The message shows how to allow the key.
-func testPolicyKeyNotAllowed(p *policies) {
-	err := p.client.Create(p.t.Context(), p.forNamespace(parsePolicy(p.t, p.ns, `
-mutations: {annotations: [{key: allowed, valueExpression: "'a'"}, {key: volcano.sh/rack, valueExpression: "'r1'"}]}
-`)))
-	for _, words := range []string{"spec.mutations.annotations[1].key", "volcano.sh", "--policy-key-prefixes"} {
-		require.ErrorContains(p.t, err, words)
-	}
-}
-
 // rejectsPools rejects nodes that are not in the pool ml.
 const rejectsPools = `
 variables: [{name: pool, expression: "node.metadata.labels[?'pool'].orValue('none')"}]
@@ -64,61 +54,10 @@ func testPolicyRejectsNode(p *policies) {
 	message := "policy: BindPolicy " + policy.Name + ": pod pod needs the pool ml, and node " + web + " has none"
 	p.untilEvent("BindRefused", message)
 	p.untilEvent("FailedScheduling", message)
-	p.untilCounted(policy.Name, "enforce", "rejected")
+	p.untilCounted(policy.Name, "rejected")
 	ml := "ml-" + p.ns
 	require.NoError(p.t, cluster.CreateNodes(p.t.Context(), p.bench.client, cluster.Node(ml, cluster.WithLabels(map[string]string{"pool": "ml", p.label(): "yes"}))))
 	assert.Equal(p.t, ml, p.untilBound().Spec.NodeName)
-}
-
-// A policy in mode Audit only reports: in an event, a warning and a metric.
-func testPolicyAudit(p *policies) {
-	rejects := p.add("rejects", `
-mode: Audit
-validations: [{expression: "false", message: "not in this pool"}]
-mutations: {annotations: [{key: a, valueExpression: "'a'"}]}
-`)
-	waits := p.add("waits", `
-mode: Audit
-waitFor: [{name: driver, expression: "false", message: "no driver"}]
-`)
-	p.add("annotates", `{mode: Audit, mutations: {annotations: [{key: a, valueExpression: "'a'"}]}}`)
-	node, toleration := p.ownNode("audited")
-	warned := p.listen()
-	pod := p.endSoon(p.begin(byHand, node, toleration))
-	for k := range pod.Annotations {
-		assert.NotContains(p.t, k, "policy.prebind.dev")
-	}
-	rejected := "policy: BindPolicy " + rejects.Name + ": audit: the bind would be rejected: not in this pool"
-	delayed := "policy: BindPolicy " + waits.Name + ": audit: the bind would wait for driver: no driver"
-	p.untilEvent("BindPolicyAudited", rejected)
-	p.untilEvent("BindPolicyAudited", delayed)
-	assert.True(p.t, says(warned.all(), rejected), "%q", warned.all())
-	assert.True(p.t, says(warned.all(), delayed), "%q", warned.all())
-	p.untilCounted(rejects.Name, "audit", "rejected")
-	p.untilCounted(waits.Name, "audit", "waiting")
-	assert.Equal(p.t, []string{"allowed"}, p.decisions())
-}
-
-// A policy that matches every pod cannot lock the cluster: it concerns neither exempt namespaces nor DaemonSets.
-func testPolicyExempt(p *policies) {
-	policy := p.post(parsePolicy(p.t, p.ns, `validations: [{expression: "false", message: "locked"}]`))
-	p.untilReady(policy, metav1.ConditionTrue)
-	p.untilFound(policy.Name, "locked")
-	p.pod(byHand)
-	p.assertRefused(p.bindByHand(p.binding("node-1")), "BindPolicy "+policy.Name+": locked")
-
-	for _, b := range []*bench{
-		{world: p.world, t: p.t, ns: metav1.NamespaceSystem}, newBench(p.t, p.world, map[string]string{"prebind.dev/exempt": ""}),
-	} {
-		b.pod(byHand)
-		require.NoError(p.t, b.bindByHand(b.binding("node-1")), "%s is exempt", b.ns)
-	}
-	node, _ := p.ownNode("agents")
-	p.createDaemonSet(p.t, p.ns, "agent", map[string]string{p.label(): "yes"})
-	p.untilDaemonBound("agent", node)
-	require.NoError(p.t, p.client.Delete(p.t.Context(), policy))
-	p.insist(p.t.Context(), p.binding("node-1"))
-	p.untilBound()
 }
 
 // A replica that restarts is not ready before it applies the policies.
@@ -146,7 +85,7 @@ func (p *policies) apply(file string) {
 // applyRackAwareness applies the policy, and waits until each replica has it.
 func (p *policies) applyRackAwareness() {
 	p.apply(filepath.Join(rackAwareness, "policy.yaml"))
-	p.untilReady(&v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}, metav1.ConditionTrue)
+	p.untilReason(&v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}, v1alpha1.ReasonInForce)
 	p.probing(gen.Label("rack-awareness", "true"))
 	p.untilFound("rack-awareness")
 }

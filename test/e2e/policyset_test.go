@@ -15,7 +15,6 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -56,22 +55,9 @@ func (p *policies) post(policy *v1alpha1.BindPolicy) *v1alpha1.BindPolicy {
 func (p *policies) add(name, spec string) *v1alpha1.BindPolicy {
 	p.t.Helper()
 	policy := p.post(p.forNamespace(parsePolicy(p.t, p.ns+"-"+name, spec)))
-	p.untilReady(policy, metav1.ConditionTrue)
+	p.untilReason(policy, v1alpha1.ReasonInForce)
 	p.untilFound(policy.Name)
 	return policy
-}
-
-// update changes the policy.
-func (p *policies) update(policy *v1alpha1.BindPolicy, change func(*v1alpha1.BindPolicySpec)) {
-	p.t.Helper()
-	// Prebind writes the status at the same time.
-	require.NoError(p.t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		if err := p.client.Get(p.t.Context(), client.ObjectKeyFromObject(policy), policy); err != nil {
-			return err
-		}
-		change(&policy.Spec)
-		return p.client.Update(p.t.Context(), policy)
-	}))
 }
 
 // probing creates the pod of dry runs, if it does not exist.
@@ -127,16 +113,6 @@ func (p *policies) begin(scheduler, node string, options ...gen.PodOption) <-cha
 	return nil
 }
 
-// listen collects the warnings that the client of this test gets.
-func (p *policies) listen() *heard {
-	p.t.Helper()
-	client, warned := p.listeningClient()
-	own := *p.world
-	own.client = client
-	p.world = &own
-	return warned
-}
-
 // endSoon checks that the pod is bound within a moment, without an error of its scheduler.
 func (p *policies) endSoon(bound <-chan error) *corev1.Pod {
 	p.t.Helper()
@@ -158,9 +134,9 @@ func key(policy *v1alpha1.BindPolicy, key string) string {
 }
 
 // untilCounted waits until the replicas have together counted results of the policy.
-func (p *policies) untilCounted(policy, mode, result string) {
+func (p *policies) untilCounted(policy, result string) {
 	p.t.Helper()
-	series := `prebind_policy_results_total{mode="` + mode + `",policy="` + policy + `",result="` + result + `"} `
+	series := `prebind_policy_results_total{mode="enforce",policy="` + policy + `",result="` + result + `"} `
 	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
 		counted := false
 		for _, r := range p.prebind.Replicas() {

@@ -84,7 +84,7 @@ func testPolicyTask(p *policies) {
 	pod := p.endSoon(bound)
 	assert.Equal(p.t, "hit", pod.Annotations[key(policy, "cache")])
 	p.untilTask("it is confirmed", isConfirmed)
-	p.untilCounted(policy.Name, "enforce", "waiting")
+	p.untilCounted(policy.Name, "waiting")
 }
 
 // A handler that fails rejects the bind with its message. The handler undoes its work under its finalizer.

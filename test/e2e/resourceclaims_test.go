@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -69,37 +68,6 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 	assert.NotEmpty(t, pod.Annotations[attemptKey])
 }
 
-// The driver reports that the device cannot become ready.
-func TestBindingConditionsFail(t *testing.T) {
-	t.Parallel()
-	shared.needs(t, bindingConditions)
-	doomed := gen.BoundBy(gen.Device("nic-0"), attached, broken)
-	b := newBench(t, shared, nil)
-	d := b.newDeviceDriver(b.ns + ".example.com")
-	d.publish("node-3", doomed)
-	b.resourceClaim(slowClaim, gen.RequestsDevices(d.name, 1), gen.AllocatedFor("node-3", d.name, doomed))
-	pod := b.podWith(byHand, gen.UsesResourceClaim(slowClaim))
-	bound := b.beginBind("node-3")
-	b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
-	d.report(broken, "CableLoose", "no link at port 7")
-	err := b.end(bound)
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	for _, words := range []string{"resource-claims", b.ns + "/nic", d.name + "/node-3/nic-0", "broken", "CableLoose", "no link at port 7"} {
-		assert.ErrorContains(t, err, words)
-	}
-	b.untilEvent("BindRefused", "CableLoose", "no link at port 7")
-	claim := b.untilResourceClaim(slowClaim, "released", released)
-	assert.NotNil(t, claim.Status.Allocation, "the allocation should not belong to Prebind")
-	b.untilEvent("PreBindRolledBack", "node-3")
-	assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
-
-	// The next call fails immediately.
-	err = b.bindByHand(b.binding("node-3"))
-	require.True(t, apierrors.IsForbidden(err), "%v", err)
-	assert.ErrorContains(t, err, "CableLoose")
-	b.untilResourceClaim(slowClaim, "released", released)
-}
-
 // A scheduler without support for ResourceClaims binds a pod whose claim another scheduler has allocated. Prebind reserves the claim.
 func TestAllocatedResourceClaim(t *testing.T) {
 	t.Parallel()
@@ -126,9 +94,4 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.True(t, writtenByPrebind(after), "Prebind should have written the reservation")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
-}
-
-// keptByTest adds a finalizer, so that a deleted object stays.
-func keptByTest() gen.Meta {
-	return func(m *metav1.ObjectMeta) { m.Finalizers = append(m.Finalizers, "e2e.prebind.dev/kept") }
 }

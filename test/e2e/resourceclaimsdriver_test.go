@@ -52,12 +52,6 @@ const (
 	broken    = "broken"
 )
 
-// report sets a condition to true for each device of the slow claim.
-func (d *deviceDriver) report(condition, reason, message string) {
-	d.t.Helper()
-	require.NoError(d.t, d.tryReport(condition, reason, message))
-}
-
 func (d *deviceDriver) tryReport(condition, reason, message string) error {
 	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), context.WithoutCancel(d.t.Context())
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -189,11 +183,6 @@ func statusOf(claim *resourcev1.ResourceClaim) string {
 func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil }
 
 func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
-
-// released reports whether the claim is unused.
-func released(claim *resourcev1.ResourceClaim) bool {
-	return len(claim.Status.ReservedFor) == 0 && unmarked(claim)
-}
 
 // reservedOnceFor reports whether the claim is reserved once for each of the pods, and for no others.
 func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {

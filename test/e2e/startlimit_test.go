@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/prebind/prebind/test/cluster"
-	"github.com/prebind/prebind/test/gen"
 )
 
 // starts observes the pods of a node in the order of the API server, and reports their status like a kubelet.
@@ -112,24 +110,13 @@ func (b *bench) waitingForStart() int {
 	return len(pods)
 }
 
-// limited changes the arguments with a rollout.
-func limited(t *testing.T, w *world, arguments string) {
-	t.Helper()
-	w.configure(t, configHead+"prebindPlugins: ['*', start-limit]\narguments:\n  start-limit: {"+arguments+"}\n")
-}
-
-// testStartLimit stops one of two replicas, because one replica enforces the limit exactly.
+// testStartLimit binds four pods to a node on which two may start. Each pod that runs lets one more pod start. It stops one of two replicas,
+// because one replica enforces the limit exactly.
 func testStartLimit(t *testing.T, w *world) {
-	require.NoError(t, w.prebind.Remove(w.prebind.Replicas()[1]))
-	limited(t, w, "limit: 2, wait: 3m, startTimeout: 1h, breakerRefusals: 3, breakerWindow: 30s, breakerOpen: 40s")
-	w.untilMetric(t, "prebind_start_limit_replicas 1")
-	t.Run("starts in turn", func(t *testing.T) { testStartsInTurn(t, w) })
-	t.Run("refusals", func(t *testing.T) { testNodeRefusesPods(t, w) })
-}
-
-// testStartsInTurn binds four pods to a node on which two may start. Each pod that runs lets one more pod start.
-func testStartsInTurn(t *testing.T, w *world) {
 	const limit, all = 2, 4
+	require.NoError(t, w.prebind.Remove(w.prebind.Replicas()[1]))
+	w.configure(t, configHead+"prebindPlugins: ['*', start-limit]\narguments:\n  start-limit: {limit: 2, wait: 3m, startTimeout: 1h}\n")
+	w.untilMetric(t, "prebind_start_limit_replicas 1")
 	b := newBench(t, w, nil)
 	node, toleration := b.ownNode("turns")
 	s := b.observe(node)
@@ -146,42 +133,4 @@ func testStartsInTurn(t *testing.T, w *world) {
 	_, most := s.counts()
 	assert.Equal(t, limit, most, "pods that started at the same time")
 	assert.False(t, says(b.allEvents(), "FailedScheduling"), "no bind should fail: %q", b.allEvents())
-}
-
-// refuse creates pods on the node and rejects them, like a kubelet.
-func (b *bench) refuse(node string, toleration gen.PodOption, names ...string) {
-	b.t.Helper()
-	for _, name := range names {
-		pod, err := b.createPod(name, byHand, toleration)
-		require.NoError(b.t, err)
-		errs := b.insist(b.t.Context(), gen.Binding(pod, node))
-		require.NoError(b.t, errs[len(errs)-1])
-		require.NoError(b.t, b.patch(name, fmt.Sprintf(
-			`{"status":{"phase":"Failed","reason":"UnexpectedAdmissionError","message":"Pod was rejected: Allocate failed","startTime":%q}}`,
-			time.Now().UTC().Format(time.RFC3339))))
-	}
-}
-
-// testNodeRefusesPods opens the circuit breaker of a node and a namespace.
-func testNodeRefusesPods(t *testing.T, w *world) {
-	b, other := newBench(t, w, nil), newBench(t, w, nil)
-	node, toleration := b.ownNode("refuses")
-	b.refuse(node, toleration, "a", "b", "c")
-	b.podWith(byHand, toleration)
-	b.untilDenied(b.binding(node))
-	b.assertRefused(b.bindByHand(b.binding(node)), "start-limit: Node "+node, "the kubelet refused pods of the namespace "+b.ns)
-	_, err := w.start(t.Context())
-	require.NoError(t, err)
-	b.untilDenied(b.binding(node)) // A replica that starts reads the failed pods.
-	other.podWith(byHand, toleration)
-	require.NoError(t, other.bindByHand(other.binding(node)), "the breaker of another namespace should be closed")
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		list, err := w.client.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node})
-		require.NoError(c, err)
-		var all []string
-		for _, e := range list.Items {
-			all = append(all, e.Reason+": "+e.Message)
-		}
-		assert.True(c, says(all, "NodeRefusesPods", b.ns, "UnexpectedAdmissionError"), "%q", all)
-	}, patience, again, "the node should have an event")
 }
