@@ -5,10 +5,9 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -42,40 +41,18 @@ type CSI struct {
 	Driver, Provisioner *Process
 
 	name   string
-	url    string // of the driver
 	client kubernetes.Interface
-}
-
-// CSIVolume is a volume of the driver.
-type CSIVolume struct {
-	// Name is also the handle of the volume.
-	Name string
-	// Claim is NAMESPACE/NAME of the PersistentVolumeClaim.
-	Claim string
-	// Zone is the value of CSITopologyKey of the nodes that can use the volume.
-	Zone string
-	// Bytes is the size.
-	Bytes int64
-	// Pending means that the volume is being created.
-	Pending bool
 }
 
 // StartCSI starts a CSI driver with this name, and an unmodified external-provisioner for it, and returns when both serve. They run
 // until the cluster stops. It also creates the CSIDriver object, with storageCapacity. The first call on a machine builds both, which
 // takes minutes; ctx limits it. The provisioner publishes CSIStorageCapacity objects for each class and zone. Nodes must be registered,
-// see [CSI.Register]. A CreateVolume call times out after 5 s, and failed calls are repeated after 1 s to 5 s.
+// see [CSI.Register]. zones are the bytes of storage in each zone.
 //
-// The driver is simple, but follows the specification. Parameters of StorageClasses set its behavior, similar to those of
-// [ProvisionerName]:
-//
-//	delay: 3s                   duration of each creation, which continues after a timeout of the call
-//	failZones: zone-a,...       fail in these zones, because the storage is exhausted (the selected node is removed)
-//	capacity: zone-a=1Gi,...    storage in each zone, 0 in others; by default unlimited
-//	pool: name                  classes with the same pool share the capacity
-//
-// The driver creates each volume in the first preferred zone, which is that of the selected node.
-func (c *Cluster) StartCSI(ctx context.Context, driver string) (*CSI, error) {
-	s, err := c.newCSI(ctx, driver)
+// The driver is simple, but follows the specification. It creates each volume at once. The parameter failZone of a StorageClass is a zone
+// in which the creation fails, because the storage is exhausted: the selected node is removed.
+func (c *Cluster) StartCSI(ctx context.Context, driver string, zones map[string]int64) (*CSI, error) {
+	s, err := c.newCSI(ctx, driver, zones)
 	if err != nil {
 		return nil, fmt.Errorf("start CSI driver %s: %w", driver, err)
 	}
@@ -89,7 +66,7 @@ func (c *Cluster) StartCSI(ctx context.Context, driver string) (*CSI, error) {
 }
 
 // newCSI prepares everything that the processes find when they start.
-func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
+func (c *Cluster) newCSI(ctx context.Context, driver string, zones map[string]int64) (*CSI, error) {
 	driverBinary, err := csiDriver.binary(ctx, c.o.Out)
 	if err != nil {
 		return nil, err
@@ -109,25 +86,25 @@ func (c *Cluster) newCSI(ctx context.Context, driver string) (*CSI, error) {
 	if err != nil {
 		return nil, err
 	}
-	driverAddress, err := c.ReserveAddress(ctx)
-	if err != nil {
-		return nil, err
-	}
 	provisionerAddress, err := c.ReserveAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s := &CSI{name: driver, url: "http://" + driverAddress, client: client}
+	s := &CSI{name: driver, client: client}
 	socket := c.file(driver + ".sock")
+	args := []string{"--driver=" + driver, "--topology-key=" + CSITopologyKey, "--csi-address=" + socket}
+	for zone, bytes := range zones {
+		args = append(args, fmt.Sprintf("--zones=%s=%d", zone, bytes))
+	}
 	s.Driver, err = NewProcess(ProcessOptions{
-		Name: "csi-driver " + driver,
-		Path: driverBinary,
-		Args: []string{
-			"--driver=" + driver, "--topology-key=" + CSITopologyKey,
-			"--csi-address=" + socket, "--http-address=" + driverAddress,
-		},
+		Name:    "csi-driver " + driver,
+		Path:    driverBinary,
+		Args:    args,
 		LogFile: c.file(filepath.Join("logs", "csi-driver-"+driver+".log")),
-		Health:  c.serves(s.url + "/readyz"),
+		Health: func(context.Context) error {
+			_, err := os.Stat(socket)
+			return err
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -148,8 +125,6 @@ func csiProvisionerArgs(socket, httpAddress string) []string {
 	return []string{
 		"--csi-address=" + socket,
 		"--http-endpoint=" + httpAddress,
-		"--extra-create-metadata",
-		"--timeout=5s",
 		"--retry-interval-max=5s",
 		"--enable-capacity",
 		// Unlike new volumes, deleted ones are considered at the next poll. The default is a minute.
@@ -226,24 +201,6 @@ func (s *CSI) Register(ctx context.Context, node, zone string) error {
 		return fmt.Errorf("create the CSINode of node %s: %w", node, err)
 	}
 	return nil
-}
-
-// Volumes returns the volumes of the driver, sorted by name, including those that are being created.
-func (s *CSI) Volumes(ctx context.Context) ([]CSIVolume, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/volumes", nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("list the volumes of CSI driver %s: %w", s.name, err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	var out []CSIVolume
-	if err := json.NewDecoder(response.Body).Decode(&out); err != nil {
-		return nil, fmt.Errorf("list the volumes of CSI driver %s: %w", s.name, err)
-	}
-	return out, nil
 }
 
 // startedCSI returns the results of StartCSI.

@@ -36,7 +36,7 @@ const startTimeout = 5 * time.Minute
 //   - It provisions on every node. External-provisioner requires a CSINode with topology keys, and otherwise removes the selected node.
 //   - It ignores allowedTopologies, and publishes no capacity.
 //   - It removes the selected node for reschedule and for deleted nodes, external-provisioner for ResourceExhausted and missing CSINodes.
-//   - Its calls have no timeout. Those of external-provisioner do, and the creation of the volume continues without them.
+//   - Its calls have no timeout. Those of external-provisioner do, and the creation of the volume can continue without them.
 //   - It repeats failed calls after 1 s to 10 s. External-provisioner waits up to 5 minutes.
 //   - It accepts claims with a selector.
 //   - It has no storage that a volume could be leaked in.

@@ -3,7 +3,7 @@
 
 // Command csi-driver is a CSI driver without storage, for tests: its volumes are entries in its memory. It implements
 // the services that external-provisioner calls (Identity and Controller, with topology and capacity), and none for nodes, because
-// the test control plane has no kubelet. Parameters of StorageClasses set its behavior, see cluster.StartCSI.
+// the test control plane has no kubelet. See cluster.StartCSI.
 //
 // The module also pins external-provisioner. Tests build its command from there, with the versions of its libraries, and without
 // changes.
@@ -11,24 +11,19 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
-	"k8s.io/utils/clock"
 )
 
 func main() {
@@ -49,13 +44,12 @@ func start() int {
 func run(ctx context.Context, args []string) error {
 	flags := pflag.NewFlagSet(args[0], pflag.ContinueOnError)
 	socket := flags.String("csi-address", "", "Path of the Unix socket of the CSI services.")
-	address := flags.String("http-address", "", "Address of /readyz and /volumes, such as 127.0.0.1:8081.")
 	name := flags.String("driver", "", "Name of the CSI driver.")
 	key := flags.String("topology-key", "", "Label of nodes with their zone.")
+	zones := flags.StringToInt64("zones", nil, "Bytes of storage in each zone, such as zone-a=1073741824.")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
-	d := newDriver(*name, *key, clock.RealClock{})
 	// The socket of a killed process stays.
 	if err := os.Remove(*socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove an old --csi-address: %w", err)
@@ -64,25 +58,12 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("listen on --csi-address: %w", err)
 	}
+	d := &driver{name: *name, key: *key, zones: *zones, volumes: map[string]volume{}}
 	services := grpc.NewServer(grpc.UnaryInterceptor(logCalls))
 	csi.RegisterIdentityServer(services, d)
 	csi.RegisterControllerServer(services, d)
-	observer := &http.Server{Addr: *address, Handler: d.handler(), ReadHeaderTimeout: 10 * time.Second}
-
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return services.Serve(listener) })
-	group.Go(func() error {
-		if err := observer.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serve --http-address: %w", err)
-		}
-		return nil
-	})
-	group.Go(func() error {
-		<-ctx.Done()
-		services.Stop()
-		return observer.Close()
-	})
-	return group.Wait()
+	context.AfterFunc(ctx, services.Stop)
+	return services.Serve(listener)
 }
 
 // logCalls logs every call, so that a failed test shows them.
@@ -90,15 +71,4 @@ func logCalls(ctx context.Context, request any, info *grpc.UnaryServerInfo, hand
 	response, err := handle(ctx, request)
 	slog.InfoContext(ctx, info.FullMethod, "request", request, "code", status.Code(err), "error", err)
 	return response, err
-}
-
-// handler serves /readyz and, as JSON, /volumes.
-func (d *driver) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/volumes", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(d.list())
-	})
-	return mux
 }
