@@ -73,9 +73,9 @@ func newWorld(t *testing.T, binary string) *world {
 	require.NoError(t, err)
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
 	w.startReplica(t)
-	w.policies(t)
+	w.policy(t)
 	for range replicas - 1 {
-		w.startReplica(t) // It is ready when it has the policies.
+		w.startReplica(t) // It is ready when it has the policy.
 	}
 	w.objects(t)
 	w.ledger = newLedger(t, w)
