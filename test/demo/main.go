@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows binds on a real control plane, with Prebind and without it.
+// Command demo runs Prebind on a real control plane until Ctrl-C.
 package main
 
 import (
@@ -21,13 +21,12 @@ func main() {
 }
 
 func run() int {
-	keep := pflag.Bool("keep", false, "Keep the control plane and Prebind running until Ctrl-C.")
-	command := pflag.String("run", "", "Run this command of the shell in place of the demo, with kubectl, kubectl prebind and the cluster.")
+	command := pflag.String("run", "", "Run this command of the shell with kubectl, kubectl prebind and the cluster, and stop.")
 	pflag.Parse()
 	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	d := &demo{out: os.Stdout, keep: *keep, command: *command}
+	d := &demo{out: os.Stdout, command: *command}
 	if err := d.run(ctx); err != nil {
 		if ctx.Err() != nil {
 			fmt.Fprintln(os.Stderr, "interrupted")
