@@ -4,7 +4,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"sync"
@@ -14,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
 )
@@ -22,37 +20,25 @@ import (
 // announcer begins the field managers of the plugin announce. The attempt follows.
 const announcer = "prebind-announce-"
 
-// nomination is a value of status.nominatedNodeName of the pod with the field managers that own it.
-type nomination struct {
-	node string
-	by   []string
-}
-
-// ours reports whether only Prebind owns the value.
-func (n nomination) ours() bool {
-	return len(n.by) > 0 && !slices.ContainsFunc(n.by, func(m string) bool { return !strings.HasPrefix(m, announcer) })
-}
-
-func nominationOf(pod *corev1.Pod) nomination {
-	n := nomination{node: pod.Status.NominatedNodeName}
+// nominationOf returns status.nominatedNodeName of the pod, with a star if only Prebind owns the field.
+func nominationOf(pod *corev1.Pod) string {
+	node, ours, others := pod.Status.NominatedNodeName, false, false
 	for _, entry := range pod.ManagedFields {
-		var owned struct {
-			Status map[string]any `json:"f:status"`
-		}
-		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &owned) != nil {
-			continue
-		}
-		if _, ok := owned.Status["f:nominatedNodeName"]; ok && n.node != "" {
-			n.by = append(n.by, entry.Manager)
+		if strings.Contains(string(entry.FieldsV1.GetRawBytes()), `"f:nominatedNodeName"`) {
+			own := strings.HasPrefix(entry.Manager, announcer)
+			ours, others = ours || own, others || !own
 		}
 	}
-	return n
+	if node != "" && ours && !others {
+		node += "*"
+	}
+	return node
 }
 
 // nominations records the nominations of the pod "pod", without repetitions.
 type nominations struct {
 	mu  sync.Mutex
-	all []nomination
+	all []string
 }
 
 // watchNominations starts the record. It must be called before the pod is created.
@@ -72,68 +58,24 @@ func (b *bench) watchNominations() *nominations {
 	return h
 }
 
-func (h *nominations) add(n nomination) {
+func (h *nominations) add(node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.all) == 0 || h.all[len(h.all)-1].node != n.node || !slices.Equal(h.all[len(h.all)-1].by, n.by) {
-		h.all = append(h.all, n)
+	if len(h.all) == 0 || h.all[len(h.all)-1] != node {
+		h.all = append(h.all, node)
 	}
 }
 
-// nodes returns the values without repetitions. A value of Prebind alone has a star.
 func (h *nominations) nodes() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var nodes []string
-	for _, n := range h.all {
-		node := n.node
-		if n.ours() {
-			node += "*"
-		}
-		if len(nodes) == 0 || nodes[len(nodes)-1] != node {
-			nodes = append(nodes, node)
-		}
-	}
-	return nodes
-}
-
-// assertNominations waits until the record ends with the last value, and checks all values.
-func (b *bench) assertNominations(h *nominations, want ...string) {
-	b.t.Helper()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		nodes := h.nodes()
-		require.NotEmpty(c, nodes)
-		assert.Len(c, nodes, len(want))
-		assert.Equal(c, want[len(want)-1], nodes[len(nodes)-1])
-	}, patience, again, "%v, want %v; events: %q", h.nodes(), want, b.events())
-	assert.Equal(b.t, want, h.nodes())
+	return slices.Clone(h.all)
 }
 
 // untilAnnounced waits until Prebind has announced the node.
 func (b *bench) untilAnnounced(node string) {
 	b.t.Helper()
-	b.until("announced", func(pod *corev1.Pod) bool { n := nominationOf(pod); return n.node == node && n.ours() })
-}
-
-// nominate sets the nominatedNodeName like another component.
-func (b *bench) nominate(node string) {
-	b.t.Helper()
-	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), "pod", types.MergePatchType,
-		[]byte(`{"status":{"nominatedNodeName":"`+node+`"}}`), metav1.PatchOptions{FieldManager: "kueue"}, "status")
-	require.NoError(b.t, err)
-}
-
-// A value that another component has set is kept when the bind is rejected.
-func testAnnounceTaken(t *testing.T, w *world) {
-	b := newBench(t, w, nil)
-	node, toleration := b.ownNode("never")
-	h := b.watchNominations()
-	b.podWith(byHand, toleration, expectsDriver(), waits("8s"))
-	bound := b.beginBind(node)
-	b.untilAnnounced(node)
-	b.nominate("node-6")
-	b.assertRefused(b.end(bound), "still waiting for the label")
-	b.assertNominations(h, "", node+"*", "node-6")
+	b.until("announced", func(pod *corev1.Pod) bool { return nominationOf(pod) == node+"*" })
 }
 
 // kube-scheduler binds a pod that waits, without a failure.
@@ -145,7 +87,7 @@ func testAnnounceKubeScheduler(t *testing.T, w *world) {
 	b.untilAnnounced(node)
 	b.installDriver(node)
 	assert.Equal(t, node, b.untilBound().Spec.NodeName)
-	b.assertNominations(h, "", node+"*", "")
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, []string{"", node + "*", ""}, h.nodes()) }, patience, again)
 	assert.Equal(t, corev1.PodPending, b.untilBound().Status.Phase, "the rest of the status stays")
 	b.assertNeverFailed()
 }

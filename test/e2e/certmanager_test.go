@@ -35,7 +35,6 @@ func TestCertManager(t *testing.T) {
 	require.Equal(t, first, string(s.bundle()))
 	s.testRenewal()
 	s.testChangeOfCA()
-	s.testLostSecrets()
 
 	// An administrator removes the old CAs. cert-manager does not restore them.
 	last := s.issued(authority)
@@ -75,24 +74,6 @@ func (s *certManagerLoad) testChangeOfCA() {
 	s.renew(serving)
 	s.untilTrusted(bundle + s.issued(authority))
 	s.untilBinds(20) // The replicas serve the certificate of the old CA.
-	s.mount()
-	s.untilBinds(20)
-}
-
-// testLostSecrets deletes the Secrets of cert-manager, which then creates a new CA and a new certificate.
-func (s *certManagerLoad) testLostSecrets() {
-	s.t.Helper()
-	bundle := string(s.bundle())
-	before := map[string]string{}
-	for certificate, secret := range secretOf {
-		before[certificate] = s.issued(certificate)
-		require.NoError(s.t, s.client.CoreV1().Secrets(install.Namespace).Delete(s.t.Context(), secret, metav1.DeleteOptions{}))
-	}
-	for certificate, old := range before {
-		s.untilIssued(certificate, old)
-	}
-	s.untilTrusted(bundle + s.issued(authority))
-	s.untilBinds(20)
 	s.mount()
 	s.untilBinds(20)
 }

@@ -41,7 +41,7 @@ func TestOptional(t *testing.T) {
 		newPolicies(t, w).applyRackAwareness()
 		for name, test := range map[string]func(*testing.T, *world){
 			"manifests": testManifests, "operator": testOperator, "announce to kube-scheduler": testAnnounceKubeScheduler,
-			"announce, another node": testAnnounceAnotherNode, "announce, taken": testAnnounceTaken,
+			"announce, another node": testAnnounceAnotherNode,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
