@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -19,167 +18,128 @@ import (
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/common/types/traits"
 	"github.com/google/cel-go/interpreter"
-	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/cel/library"
 )
 
-// The limits of functions. CEL counts the cost of a call after the call, and cannot interrupt it, so each function whose time or result is not
-// linear in its arguments is limited before it runs.
+// CEL counts the cost of a call after the call, and cannot interrupt it. So the work of each function whose time or result is not linear in its
+// arguments is known before it runs, in bytes that cost a tenth of a unit each, as in CEL. A call that alone would cost more than an expression may
+// is an error.
 const (
-	// maxString is the limit of results that are strings or bytes. Larger strings do not fit into annotations.
-	maxString = apivalidation.TotalAnnotationSizeLimitB
+	maxWork = 10 * expressionCostLimit
+	tooMuch = maxWork + 1
 	// maxList is the limit of the elements of a list. An expression cannot iterate over more.
 	maxList = expressionCostLimit
-	// maxMatch is the limit of the product of the lengths of a text and of a pattern. The cost of a regular expression is a fortieth of it.
-	maxMatch = 40 * expressionCostLimit
-	// maxPairs and maxPairBytes limit functions that compare each element of a list with each of another: to about 20 ms.
-	maxPairs     = 2_000_000
-	maxPairBytes = 256 << 20
-	// maxParsed and maxExponent limit the texts of quantities, addresses, and versions. The time for a quantity is exponential in its exponent.
-	maxParsed   = 2 << 10
-	maxExponent = 3
 )
 
-// checks return an error for a call that exceeds a limit. They need little time themselves, and do not allocate.
-var checks = map[string]func(args []ref.Val) error{
-	operators.Add:     checkAdd,
-	overloads.Matches: checkSearch,
-	"replace":         checkReplace,
-	"join":            checkJoin,
-	"format":          checkFormat,
-	"strings.quote":   func(args []ref.Val) error { return checkResult(3 * textSize(args[0], maxString)) },
-	"find":            checkSearch,
-	"findAll":         checkSearch,
-	"indexOf":         checkSearch,
-	"lastIndexOf":     checkSearch,
-	"distinct":        func(args []ref.Val) error { return checkPairs(args[0], args[0]) },
-	"sets.contains":   func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
-	"sets.equivalent": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
-	"sets.intersects": func(args []ref.Val) error { return checkPairs(args[0], args[1]) },
-	"flatten":         func(args []ref.Val) error { return checkResult(textSize(args[0], maxString)) },
-	"lists.range":     checkRange,
-	"quantity":        checkQuantity,
-	"isQuantity":      checkQuantity,
-	"ip":              checkParsed,
-	"isIP":            checkParsed,
-	"ip.isCanonical":  checkParsed,
-	"cidr":            checkParsed,
-	"isCIDR":          checkParsed,
-	"containsIP":      checkParsed,
-	"containsCIDR":    checkParsed,
-	"semver":          checkParsed,
-	"isSemver":        checkParsed,
-	"url":             checkParsed,
-	"isURL":           checkParsed,
+// works return the work of a call. They need little time themselves, and do not allocate.
+var works = map[string]func(args []ref.Val) int{
+	operators.Add:       addWork,
+	operators.Equals:    compareWork,
+	operators.NotEquals: compareWork,
+	operators.In:        func(args []ref.Val) int { return nestedSize(args[0]) * lengthOf(args[1]) },
+	overloads.Matches:   searchWork,
+	"find":              searchWork,
+	"findAll":           searchWork,
+	"indexOf":           searchWork,
+	"lastIndexOf":       searchWork,
+	"replace":           replaceWork,
+	"join":              joinWork,
+	"format":            formatWork,
+	"strings.quote":     func(args []ref.Val) int { return 3 * textSize(args[0], maxWork) },
+	"flatten":           func(args []ref.Val) int { return textSize(args[0], maxWork) },
+	"isURL":             func(args []ref.Val) int { return textSize(args[0], maxWork) },
+	"isSorted":          func(args []ref.Val) int { return nestedSize(args[0]) },
+	"sum":               func(args []ref.Val) int { return nestedSize(args[0]) },
+	"min":               func(args []ref.Val) int { return nestedSize(args[0]) },
+	"max":               func(args []ref.Val) int { return nestedSize(args[0]) },
+	"distinct":          func(args []ref.Val) int { return pairsWork(args[0], args[0]) },
+	"sets.contains":     func(args []ref.Val) int { return pairsWork(args[0], args[1]) },
+	"sets.equivalent":   func(args []ref.Val) int { return pairsWork(args[0], args[1]) },
+	"sets.intersects":   func(args []ref.Val) int { return pairsWork(args[0], args[1]) },
+	"lists.range":       rangeWork,
+	"quantity":          quantityWork,
+	"isQuantity":        quantityWork,
 }
 
-// sized are the functions whose results cost as much as their size.
-var sized = sets.New("replace", "format", "strings.quote")
-
-func checkResult(size int) error {
-	if size > maxString {
-		return fmt.Errorf("result is larger than %d KiB", maxString>>10)
+// addWork limits lists, which need no time to be added. CEL counts the cost of strings.
+func addWork(args []ref.Val) int {
+	if lengthOf(args[0])+lengthOf(args[1]) > maxList {
+		return tooMuch
 	}
-	return nil
+	return 0
 }
 
-func checkAdd(args []ref.Val) error {
-	switch left := args[0].(type) {
-	case types.String, types.Bytes:
-		return checkResult(textSize(left, maxString) + textSize(args[1], maxString))
-	case traits.Lister:
-		return checkLength(lengthOf(left) + lengthOf(args[1]))
+// compareWork is that of lists and maps. Those that share elements can be much larger than the expressions that made them.
+func compareWork(args []ref.Val) int { return min(nestedSize(args[0]), nestedSize(args[1])) }
+
+// searchWork is a quarter of the product of the lengths, as the cost of a regular expression in CEL.
+func searchWork(args []ref.Val) int {
+	text, ok := args[0].(types.String)
+	if !ok {
+		return textSize(args[0], maxWork)
 	}
-	return nil
+	return len(text) * textSize(args[1], maxWork) / 4
 }
 
-func checkReplace(args []ref.Val) error {
+func replaceWork(args []ref.Val) int {
 	s, _ := args[0].(types.String)
 	from, _ := args[1].(types.String)
-	to, _ := args[2].(types.String)
-	n := strings.Count(string(s), string(from))
-	if len(args) > 3 {
-		if limit, ok := args[3].(types.Int); ok && limit >= 0 {
-			n = int(min(int64(n), int64(limit)))
-		}
-	}
-	return checkResult(len(s) + n*(len(to)-len(from)))
+	return len(s) + strings.Count(string(s), string(from))*textSize(args[2], maxWork)
 }
 
-func checkJoin(args []ref.Val) error {
-	size := textSize(args[0], maxString)
+func joinWork(args []ref.Val) int {
+	size := textSize(args[0], maxWork)
 	if len(args) > 1 {
-		size += lengthOf(args[0]) * textSize(args[1], maxString)
+		size += lengthOf(args[0]) * textSize(args[1], maxWork)
 	}
-	return checkResult(size)
+	return size
 }
 
 // longPrecision is a precision of more than three digits in a format.
 var longPrecision = regexp.MustCompile(`%[.]\d{4}`)
 
-// checkFormat adds up the text and the arguments, which are at most hexadecimal. A precision adds up to 1,000 digits.
-func checkFormat(args []ref.Val) error {
+// formatWork adds up the text and the arguments, which are at most hexadecimal. A precision adds up to 1,000 digits.
+func formatWork(args []ref.Val) int {
 	format, _ := args[0].(types.String)
 	if longPrecision.MatchString(string(format)) {
-		return errors.New("the precision has more than 3 digits")
+		return tooMuch
 	}
-	return checkResult(len(format) + 2*textSize(args[1], maxString) + 1_000*strings.Count(string(format), "%."))
+	return len(format) + 2*textSize(args[1], maxWork) + 1_000*strings.Count(string(format), "%.")
 }
 
-func checkSearch(args []ref.Val) error {
-	text, isText := args[0].(types.String)
-	if !isText || len(args) < 2 {
-		return nil
-	}
-	if pattern, ok := args[1].(types.String); ok && len(text)*len(pattern) > maxMatch {
-		return fmt.Errorf("searching a text of %d bytes in one of %d bytes exceeds the cost limit", len(pattern), len(text))
-	}
-	return nil
-}
-
-func checkPairs(a, b ref.Val) error {
+// pairsWork is that of comparing each element of a list with each of another, a unit each. Comparing texts is fast.
+func pairsWork(a, b ref.Val) int {
+	const fast = 512
 	n, m := lengthOf(a), lengthOf(b)
-	if n*m > maxPairs || m*textSize(a, maxPairBytes)+n*textSize(b, maxPairBytes) > 2*maxPairBytes {
-		return fmt.Errorf("comparing lists of %d and %d elements exceeds the cost limit", n, m)
-	}
-	return nil
+	return 10*n*m + (m*textSize(a, fast*maxWork)+n*textSize(b, fast*maxWork))/fast
 }
 
-func checkLength(elements int) error {
-	if elements > maxList {
-		return fmt.Errorf("the list has more than %d elements", maxList)
+func rangeWork(args []ref.Val) int {
+	if n, _ := args[0].(types.Int); n > maxList {
+		return tooMuch
 	}
-	return nil
+	return 0
 }
 
-func checkRange(args []ref.Val) error {
-	n, _ := args[0].(types.Int)
-	return checkLength(int(n))
+// longExponent is the exponent of a quantity, if it has more than three digits without leading zeros. The time is exponential in it.
+var longExponent = regexp.MustCompile(`[eE][+-]?0*[1-9]\d{3,}$`)
+
+// quantityWork is quadratic, because the digits can be many.
+func quantityWork(args []ref.Val) int {
+	s, _ := args[0].(types.String)
+	if longExponent.MatchString(string(s)) {
+		return tooMuch
+	}
+	return len(s) * len(s) / 4
 }
 
-func checkParsed(args []ref.Val) error {
-	for _, arg := range args {
-		if s, ok := arg.(types.String); ok && len(s) > maxParsed {
-			return fmt.Errorf("the text is longer than %d bytes", maxParsed)
-		}
+// nestedSize is the size of a list or map as text, otherwise zero.
+func nestedSize(v ref.Val) int {
+	switch v.(type) {
+	case traits.Lister, traits.Mapper:
+		return textSize(v, maxWork)
 	}
-	return nil
-}
-
-// exponents are the digits of the exponent of a quantity, without leading zeros.
-var exponents = regexp.MustCompile(`[eE][+-]?0*(\d+)$`)
-
-func checkQuantity(args []ref.Val) error {
-	if err := checkParsed(args); err != nil {
-		return err
-	}
-	if s, ok := args[0].(types.String); ok {
-		if m := exponents.FindStringSubmatch(string(s)); m != nil && len(m[1]) > maxExponent {
-			return fmt.Errorf("the exponent has more than %d digits", maxExponent)
-		}
-	}
-	return nil
+	return 0
 }
 
 func lengthOf(list ref.Val) int {
@@ -192,8 +152,15 @@ func lengthOf(list ref.Val) int {
 
 // implementations returns the implementations of the functions with a limit, by name. They select the overload by the arguments.
 func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
-	all := map[string]*functions.Overload{}
-	for name := range checks {
+	// CEL does not declare these two as functions.
+	all := map[string]*functions.Overload{
+		operators.Equals:    {Operator: operators.Equals, Binary: types.Equal},
+		operators.NotEquals: {Operator: operators.NotEquals, Binary: func(a, b ref.Val) ref.Val { return types.Bool(types.Equal(a, b) != types.True) }},
+	}
+	for name := range works {
+		if all[name] != nil {
+			continue
+		}
 		f, ok := env.Functions()[name]
 		if !ok {
 			return nil, fmt.Errorf("no function %s", name)
@@ -211,7 +178,7 @@ func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
 	return all, nil
 }
 
-// bounded returns a decorator that checks the arguments of calls before it calls the implementation.
+// bounded returns a decorator that measures the work of calls before it calls the implementation.
 func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
 	return func(i interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
 		call, ok := i.(interpreter.InterpretableCall)
@@ -219,13 +186,13 @@ func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV
 			return i, nil
 		}
 		name := call.Function()
-		check, ok := checks[name]
+		work, ok := works[name]
 		if !ok {
 			return i, nil
 		}
 		return interpreter.NewCall(call.ID(), name, call.OverloadID(), call.Args(), func(args ...ref.Val) ref.Val {
-			if err := check(args); err != nil {
-				return types.NewErr("%s: %v", strings.Trim(name, "_"), err)
+			if work(args) > maxWork {
+				return types.NewErr("%s: the call exceeds the cost limit of an expression", strings.Trim(name, "_@"))
 			}
 			return invoke(all[name], args)
 		}), nil
@@ -276,26 +243,21 @@ func textSize(v ref.Val, limit int) int {
 	return scalarSize
 }
 
-// costs adds the size of the results to the cost of the functions with a limit, as CEL does for join and +. Otherwise,
-// an expression that iterates over few elements could fill the memory.
+// costs counts the work of the functions with a limit. Otherwise, an expression that iterates over few elements could fill the memory.
 type costs struct{ library.CostEstimator }
 
-// CallCost implements interpreter.ActualCostEstimator.
+// CallCost implements interpreter.ActualCostEstimator. Nil means that CEL counts the cost itself.
 func (c *costs) CallCost(function, overload string, args []ref.Val, result ref.Val) *uint64 {
+	counted := uint64(0)
+	if work, ok := works[function]; ok {
+		counted = uint64(math.Ceil(float64(work(args)) * common.StringTraversalCostFactor))
+	}
+	if counted > expressionCostLimit {
+		return &counted // The library would read all arguments.
+	}
 	cost := c.CostEstimator.CallCost(function, overload, args, result)
-	if !sized.Has(function) {
+	if counted == 0 || cost != nil && *cost > counted {
 		return cost
 	}
-	size := 0
-	if s, ok := result.(types.String); ok {
-		size = len(s)
-	}
-	if cost == nil {
-		if s, ok := args[0].(types.String); ok {
-			size += len(s)
-		}
-		cost = new(uint64)
-	}
-	sum := *cost + uint64(math.Ceil(float64(size)*common.StringTraversalCostFactor))
-	return &sum
+	return &counted
 }
