@@ -157,8 +157,8 @@ SEEDS ?= 20
 DURATION ?= 1m
 
 .PHONY: faults
-faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration)
-	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) || $(FOUND)
+faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration; ATTACK=false: no attacking tenant)
+	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) $(if $(ATTACK),-attack=$(ATTACK)) || $(FOUND)
 
 FUZZTIME ?= 10m
 

@@ -297,12 +297,16 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	if len(s.found) > 0 {
 		return nil // A busy replica needs memory for its work.
 	}
+	heap, ours := int64(moreHeap), int64(moreOurs)
+	if *attacked {
+		heap, ours = moreHeapAttacked, moreOursAttacked
+	}
 	for _, r := range s.replicas {
 		now, err := r.held(ctx)
 		if err != nil {
 			return err
 		}
-		for _, problem := range now.grown(r.atFirst) {
+		for _, problem := range now.grown(r.atFirst, heap, ours) {
 			s.odd("%s %s", r.Name(), problem)
 		}
 	}

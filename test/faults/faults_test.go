@@ -45,7 +45,7 @@ func TestFaults(t *testing.T) {
 func survive(t *testing.T, binary string, seed uint64) {
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("to repeat this seed: make faults SEED=%d SEEDS=1 DURATION=%s", seed, *length)
+			t.Logf("to repeat this seed: make faults SEED=%d SEEDS=1 DURATION=%s ATTACK=%t", seed, *length, *attacked)
 		}
 	})
 	schedule := draw(seed, *length)
@@ -58,13 +58,25 @@ func survive(t *testing.T, binary string, seed uint64) {
 		w.replicas[i].wrong = wrong
 		require.NoError(t, w.replicas[i].SetClock(wrong))
 	}
+	var a *attack
+	if *attacked {
+		a = newAttack(t, w, seed)
+	}
 	g := newGuard(t, w, seed)
 	l := newLoad(w, seed)
 	l.begin(t.Context())
+	if a != nil {
+		a.begin(t.Context())
+	}
 	r := newRunner(t, w)
 	r.run(t.Context(), schedule)
 	l.end()
 	r.heal(t)
+	if a != nil {
+		g.calmDown(t)
+		pause(t.Context(), attackAlone)
+		a.end(t)
+	}
 	assert.Empty(t, g.end(t), "the guard reports no broken promise")
 	l.made["ordinary"] = g.made // All goroutines that write to it have ended.
 	began := time.Now()

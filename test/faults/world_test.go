@@ -73,9 +73,9 @@ func newWorld(t *testing.T, binary string) *world {
 	require.NoError(t, err)
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
 	w.startReplica(t)
-	w.policy(t)
+	w.policies(t)
 	for range replicas - 1 {
-		w.startReplica(t) // It is ready when it has the policy.
+		w.startReplica(t) // It is ready when it has the policies.
 	}
 	w.objects(t)
 	w.ledger = newLedger(t, w)
