@@ -38,8 +38,8 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: ## Run Prebind on a real control plane until Ctrl-C
-	go run ./test/demo
+demo: ## Show binds with and without Prebind on a real control plane (KEEP=1 keeps it running)
+	go run ./test/demo $(if $(filter-out 0 false no,$(KEEP)),--keep)
 
 .PHONY: demo-recording
 demo-recording: ## Run the session of README.md in the demo, and write its terminal to docs/images/demo.svg

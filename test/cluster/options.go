@@ -42,6 +42,10 @@ const startTimeout = 5 * time.Minute
 //   - It has no storage that a volume could be leaked in.
 const ProvisionerName = "test.prebind.dev"
 
+// StartDelay is the annotation of a pod with the time from its bind until [Options.Kwok] makes it Running and Ready,
+// such as 3s. A change of the pod begins the time again.
+const StartDelay = "pod-ready.stage.kwok.x-k8s.io/delay"
+
 // Options say what [Start] starts. The zero value is a whole control plane.
 type Options struct {
 	// Dir holds data, certificates and logs. Empty is a temporary folder,
@@ -67,6 +71,7 @@ type Options struct {
 	WithoutProvisioner bool
 	// Kwok adds kwok, which acts as the kubelet of all nodes: bound pods become Running and Ready, pods of Jobs complete, and
 	// deleted pods disappear. It does not change nodes, ignores volumes, and does not touch the conditions of running pods.
+	// Pods start immediately, or after the time in ExtraArgs {Kwok: {"--start-delay=2s"}} or in [StartDelay].
 	// [Process.Stop] of it keeps bound pods Pending.
 	Kwok bool
 }

@@ -11,38 +11,73 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
-const nodes = 12
+const (
+	namespace = "demo"
+	// delay is the provisioning time of a volume.
+	delay = 7 * time.Second
+	nodes = 12
+	pods  = 6
+)
 
 type demo struct {
 	out     io.Writer
+	keep    bool
 	command string
 	cluster *cluster.Cluster
+	client  kubernetes.Interface
 	prebind *install.Prebind
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
-	defer func() { err = errors.Join(err, d.tearDown()) }()
 	if err := d.setUp(ctx); err != nil {
+		return errors.Join(err, d.tearDown())
+	}
+	defer func() { err = errors.Join(err, d.tearDown()) }()
+
+	if d.command != "" {
+		return d.runCommand(ctx)
+	}
+	d.title("With Prebind")
+	d.printf("A StatefulSet of %d pods, each with a claim of the class %q, which is provisioned in %s.", pods, className, delay)
+	d.printf("kube-scheduler chooses nodes and posts Bindings. Its profile %s leaves volumes to Prebind;", cluster.NoPreBindScheduler)
+	d.printf("the default kube-scheduler binds volumes itself.")
+	d.printf("kwok acts as the kubelet: it starts pods that are bound.\n")
+	if err := d.show(ctx, statefulSet("with", pods), runs); err != nil {
 		return err
 	}
-	programs := filepath.Dir(d.cluster.Kubectl(ctx).Path) + ":" + filepath.Dir(d.prebind.Client())
-	if d.command != "" {
-		cmd := exec.CommandContext(ctx, "bash", "-c", d.command)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+d.cluster.Kubeconfig(), "PATH="+programs+":"+os.Getenv("PATH"))
-		cmd.Stdout, cmd.Stderr = d.out, os.Stderr
-		return cmd.Run()
+
+	d.title("Without Prebind")
+	d.printf("The same StatefulSet again, with Prebind unregistered (kubectl delete mutatingwebhookconfiguration prebind).\n")
+	if err := d.prebind.Unregister(ctx); err != nil {
+		return err
 	}
-	d.printf("\nIn another terminal:\n")
-	d.printf("  export KUBECONFIG=%s PATH=%s:$PATH", d.cluster.Kubeconfig(), programs)
-	d.printf("  kubectl create -f test/recording/train-0.yaml -f test/recording/train-1.yaml")
-	d.printf("  kubectl prebind explain train-1")
+	// kwok ignores volumes. A kubelet would not start these pods.
+	if err := d.show(ctx, statefulSet("without", pods, gen.Annotation(cluster.StartDelay, "24h")), isBound); err != nil {
+		return err
+	}
+	d.printf("The pods have no topology annotations and were bound without their volumes. Without")
+	d.printf("selected-node no provisioner creates the volumes, and the pods never start.\n")
+
+	if !d.keep {
+		return nil
+	}
+	if err := d.prebind.Register(ctx); err != nil {
+		return err
+	}
+	d.title("Left running")
+	d.printf("Prebind is registered again. In another terminal:\n")
+	d.printf("  export KUBECONFIG=%s PATH=%s:$PATH", d.cluster.Kubeconfig(), d.programs(ctx))
+	d.printf("  kubectl prebind status")
+	d.printf("  kubectl -n %s get pods -o wide", namespace)
 	d.printf("  kubectl apply -f policy.yaml          (BindPolicies and tasks: docs/policies.md, docs/tasks.md)")
 	d.printf("\nPrebind's logs: %s", d.prebind.LogDir())
 	d.printf("Press Ctrl-C to stop everything.")
@@ -50,19 +85,34 @@ func (d *demo) run(ctx context.Context) (err error) {
 	return nil
 }
 
+// runCommand runs the command of the user.
+func (d *demo) runCommand(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "bash", "-c", d.command)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.cluster.Kubeconfig(), "PATH="+d.programs(ctx)+":"+os.Getenv("PATH"))
+	cmd.Stdout, cmd.Stderr = d.out, os.Stderr
+	return cmd.Run()
+}
+
+// programs returns the part of PATH with kubectl and its plugin.
+func (d *demo) programs(ctx context.Context) string {
+	return filepath.Dir(d.cluster.Kubectl(ctx).Path) + ":" + filepath.Dir(d.prebind.Client())
+}
+
 func (d *demo) setUp(ctx context.Context) error {
+	d.title("A real control plane")
 	var err error
 	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Kwok: true}); err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(d.cluster.Config())
-	if err != nil {
+	if d.client, err = kubernetes.NewForConfig(d.cluster.Config()); err != nil {
 		return err
 	}
-	if err := cluster.CreateNodes(ctx, client, cluster.Nodes("node", nodes)...); err != nil {
+	if err := cluster.CreateNodes(ctx, d.client, cluster.Nodes("node", nodes)...); err != nil {
 		return err
 	}
-	d.printf("%d nodes in 3 zones with 2 racks each. kwok acts as the kubelet: it starts pods that are bound", nodes)
+	d.printf("%d nodes in 3 zones with 2 racks each", nodes)
+
+	d.title("Prebind as installed from config/webhook")
 	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir()})
 	if err != nil {
 		return err
@@ -83,7 +133,7 @@ func (d *demo) setUp(ctx context.Context) error {
 		}
 	}
 	d.printf("2 replicas are ready: prebind serve %s", labels)
-	return nil
+	return d.makeObjects(ctx)
 }
 
 func (d *demo) tearDown() error {
@@ -96,5 +146,7 @@ func (d *demo) tearDown() error {
 	}
 	return errors.Join(replicas, controlPlane)
 }
+
+func (d *demo) title(text string) { fmt.Fprintf(d.out, "\n== %s\n", text) }
 
 func (d *demo) printf(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }

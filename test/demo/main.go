@@ -1,7 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo runs Prebind on a real control plane until Ctrl-C.
+// Command demo shows binds on a real control plane, with Prebind and without it.
 package main
 
 import (
@@ -21,12 +21,13 @@ func main() {
 }
 
 func run() int {
-	command := pflag.String("run", "", "Run this command of the shell with kubectl, kubectl prebind and the cluster, and stop.")
+	keep := pflag.Bool("keep", false, "Keep the control plane and Prebind running until Ctrl-C.")
+	command := pflag.String("run", "", "Run this command of the shell in place of the demo, with kubectl, kubectl prebind and the cluster.")
 	pflag.Parse()
 	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	d := &demo{out: os.Stdout, command: *command}
+	d := &demo{out: os.Stdout, keep: *keep, command: *command}
 	if err := d.run(ctx); err != nil {
 		if ctx.Err() != nil {
 			fmt.Fprintln(os.Stderr, "interrupted")

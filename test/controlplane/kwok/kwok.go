@@ -31,7 +31,10 @@ const (
 
 // NewCommand returns the command. It runs until SIGTERM or SIGINT.
 func NewCommand() *cobra.Command {
-	var kubeconfig, address string
+	var (
+		kubeconfig, address string
+		delay               time.Duration
+	)
 	cmd := &cobra.Command{
 		Use:          "kwok",
 		Short:        "Act as the kubelet of all nodes",
@@ -40,17 +43,18 @@ func NewCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return run(ctx, kubeconfig, address)
+			return run(ctx, kubeconfig, address, delay)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "Path to a kubeconfig file.")
 	flags.StringVar(&address, "health-bind-address", "", "Address of /readyz, such as 127.0.0.1:8081.")
+	flags.DurationVar(&delay, "start-delay", 0, "Time from the bind of a pod until it is Running and Ready. The annotation "+delayAnnotation+" of a pod overrides it.")
 	return cmd
 }
 
-func run(ctx context.Context, kubeconfig, address string) error {
-	pods, err := podStages()
+func run(ctx context.Context, kubeconfig, address string, delay time.Duration) error {
+	pods, err := podStages(delay)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package kwok
 
 import (
 	"fmt"
+	"time"
 
 	"sigs.k8s.io/kwok/kustomize/stage/pod/fast"
 	"sigs.k8s.io/kwok/pkg/apis/internalversion"
@@ -12,13 +13,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// podStages returns kwok's default stages of pods.
-func podStages() ([]*internalversion.Stage, error) {
+// delayAnnotation of a pod is the time until it is Running and Ready, such as 3s. The name is that of kwok's stages with
+// delays. test/cluster exports it.
+const delayAnnotation = "pod-ready.stage.kwok.x-k8s.io/delay"
+
+// podStages returns kwok's default stages of pods. A pod stays Pending for the delay.
+func podStages(delay time.Duration) ([]*internalversion.Stage, error) {
 	var stages []*internalversion.Stage
 	for _, text := range []string{fast.DefaultPodReady, fast.DefaultPodComplete, fast.DefaultPodDelete} {
 		var stage v1alpha1.Stage
 		if err := yaml.UnmarshalStrict([]byte(text), &stage); err != nil {
 			return nil, fmt.Errorf("read a stage of kwok: %w", err)
+		}
+		if text == fast.DefaultPodReady {
+			stage.Spec.Delay = &v1alpha1.StageDelay{
+				DurationMilliseconds: new(delay.Milliseconds()),
+				DurationFrom:         &v1alpha1.ExpressionFrom{JQ: &v1alpha1.ExpressionJQ{Expression: fmt.Sprintf(".metadata.annotations[%q]", delayAnnotation)}},
+			}
 		}
 		internal, err := internalversion.ConvertToInternalStage(&stage)
 		if err != nil {
