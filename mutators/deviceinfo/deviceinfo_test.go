@@ -60,25 +60,3 @@ func TestKeyOf(t *testing.T) {
 		})
 	}
 }
-
-// isRequest reports whether a ResourceClaim can have this request or subrequest.
-func isRequest(name string) bool {
-	parts := strings.Split(name, "/")
-	return len(parts) <= 2 && !slices.ContainsFunc(parts, func(part string) bool { return len(validation.IsDNS1123Label(part)) > 0 })
-}
-
-// FuzzKeyOf checks that requests of ResourceClaims have valid and different keys.
-func FuzzKeyOf(f *testing.F) {
-	long := strings.Repeat("a", 63)
-	f.Add("gpu", "gpu/large")
-	f.Add(long+"/b1", long+"/b2")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if !isRequest(a) || !isRequest(b) {
-			return
-		}
-		assert.Empty(t, validation.IsQualifiedName("device-info.prebind.dev/"+keyOf(a)), "%q", a)
-		if a != b {
-			assert.NotEqual(t, keyOf(a), keyOf(b), "%q and %q", a, b)
-		}
-	})
-}

@@ -50,7 +50,7 @@ func TestOptional(t *testing.T) {
 		}
 		for name, test := range map[string]func(*policies){
 			"keys": testPolicyKeys, "reject": testPolicyRejectsNode,
-			"wait": testPolicyWaits, "kind is installed later": testPolicyKindLater, "Strimzi": testPolicyStrimzi,
+			"wait": testPolicyWaits, "Strimzi": testPolicyStrimzi,
 			"task": testPolicyTask, "task fails": testPolicyTaskFailed,
 		} {
 			t.Run("policy, "+name, func(t *testing.T) {

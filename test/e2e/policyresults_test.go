@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -85,7 +84,7 @@ func (p *policies) apply(file string) {
 // applyRackAwareness applies the policy, and waits until each replica has it.
 func (p *policies) applyRackAwareness() {
 	p.apply(filepath.Join(rackAwareness, "policy.yaml"))
-	p.untilReason(&v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}, v1alpha1.ReasonInForce)
+	p.untilInForce("rack-awareness")
 	p.probing(gen.Label("rack-awareness", "true"))
 	p.untilFound("rack-awareness")
 }
