@@ -21,8 +21,10 @@ import (
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
+	OtherAPIServer    = "other-kube-apiserver"
 	ControllerManager = "kube-controller-manager"
 	Scheduler         = "kube-scheduler"
+	SecondScheduler   = "second-scheduler"
 	Provisioner       = "test-provisioner"
 	Kwok              = "kwok"
 	Kubectl           = "kubectl"
@@ -149,10 +151,10 @@ func Build(ctx context.Context, progress io.Writer) error {
 type commands map[string][]string
 
 // findCommands returns the commands of the control plane, and builds what is not in Go's build cache.
-func findCommands(ctx context.Context, progress io.Writer) (commands, error) {
+func findCommands(ctx context.Context, o Options) (commands, error) {
 	found := commands{}
 	add := func(p program, components ...string) error {
-		path, err := p.binary(ctx, progress)
+		path, err := p.binary(ctx, o.Out)
 		for _, component := range components {
 			found[component] = []string{path, component}
 		}
@@ -166,6 +168,14 @@ func findCommands(ctx context.Context, progress io.Writer) (commands, error) {
 			return nil, fmt.Errorf("building Kubernetes %s, which %s selects: %w", version, VersionEnv, err)
 		}
 	}
+	if o.Beside != "" {
+		newer := found[APIServer]
+		if err := add(otherKubernetes(o.Beside), APIServer, ControllerManager, Scheduler); err != nil {
+			return nil, fmt.Errorf("building Kubernetes %s: %w", o.Beside, err)
+		}
+		found[APIServer], found[OtherAPIServer] = newer, found[APIServer]
+	}
+	found[SecondScheduler] = found[Scheduler]
 	return found, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,7 @@ type Cluster struct {
 	admin       *rest.Config
 	adminPath   string
 	egress      *egress
+	spread      net.Listener
 	services    *Services
 	processes   map[string]*Process
 
@@ -53,7 +55,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
 	o = o.complete()
-	commands, err := findCommands(ctx, o.Out)
+	commands, err := findCommands(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("start a cluster: %w", err)
 	}
@@ -90,11 +92,10 @@ func (c *Cluster) start(ctx context.Context) error {
 		}
 		c.processes[component] = process
 	}
-	if err := c.launch(ctx, Etcd); err != nil {
-		return err
-	}
-	if err := c.launch(ctx, APIServer); err != nil {
-		return err
+	for _, component := range c.o.servers() {
+		if err := c.launch(ctx, component); err != nil {
+			return err
+		}
 	}
 	client, err := kubernetes.NewForConfig(c.admin)
 	if err != nil {
@@ -105,7 +106,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
-	for _, component := range c.o.components()[2:] {
+	for _, component := range c.o.components()[len(c.o.servers()):] {
 		group.Go(func() error { return c.launch(groupCtx, component) })
 	}
 	if err := group.Wait(); err != nil {
@@ -146,7 +147,7 @@ func (c *Cluster) shutdown() error {
 	// Clients go before the server, and the server before its storage, so that
 	// no log ends in complaints about the others.
 	var clients errgroup.Group
-	for _, component := range []string{ControllerManager, Scheduler, Provisioner, Kwok} {
+	for _, component := range []string{ControllerManager, Scheduler, SecondScheduler, Provisioner, Kwok} {
 		if process := c.processes[component]; process != nil {
 			clients.Go(process.Stop)
 		}
@@ -155,13 +156,16 @@ func (c *Cluster) shutdown() error {
 		clients.Go(csi.stop)
 	}
 	errs = append(errs, clients.Wait())
-	for _, component := range []string{APIServer, Etcd} {
+	for _, component := range []string{APIServer, OtherAPIServer, Etcd} {
 		if process := c.processes[component]; process != nil {
 			errs = append(errs, process.Stop())
 		}
 	}
 	if c.services != nil {
 		errs = append(errs, c.services.close())
+	}
+	if c.spread != nil {
+		errs = append(errs, c.spread.Close())
 	}
 	if c.egress != nil {
 		errs = append(errs, c.egress.close())

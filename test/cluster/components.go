@@ -22,12 +22,12 @@ func (c *Cluster) args(component string) []string {
 	switch component {
 	case Etcd:
 		out = c.etcdArgs()
-	case APIServer:
-		out = c.apiServerArgs()
+	case APIServer, OtherAPIServer:
+		out = c.apiServerArgs(component)
 	case ControllerManager:
 		out = c.controllerManagerArgs()
-	case Scheduler:
-		out = c.schedulerArgs()
+	case Scheduler, SecondScheduler:
+		out = c.schedulerArgs(component)
 	case Provisioner:
 		out = c.provisionerArgs()
 	case Kwok:
@@ -53,7 +53,7 @@ func (c *Cluster) etcdArgs() []string {
 	}
 }
 
-func (c *Cluster) apiServerArgs() []string {
+func (c *Cluster) apiServerArgs(component string) []string {
 	out := []string{
 		"--etcd-servers=" + c.url(Etcd),
 		"--advertise-address=" + loopback,
@@ -82,7 +82,7 @@ func (c *Cluster) apiServerArgs() []string {
 	if c.o.WebhookClient != "" {
 		out = append(out, "--admission-control-config-file="+c.file(admissionConfigFile))
 	}
-	return append(out, c.servingArgs(APIServer)...)
+	return append(out, c.servingArgs(component)...)
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
@@ -104,9 +104,9 @@ func (c *Cluster) controllerManagerArgs() []string {
 	return slices.Concat(out, c.delegationArgs(ControllerManager), c.servingArgs(ControllerManager))
 }
 
-func (c *Cluster) schedulerArgs() []string {
-	out := []string{"--config=" + c.file(schedulerConfigFile)} // which names its kubeconfig
-	return slices.Concat(out, c.delegationArgs(Scheduler), c.servingArgs(Scheduler))
+func (c *Cluster) schedulerArgs(component string) []string {
+	out := []string{"--config=" + c.file(schedulerConfigFiles[component])} // which names its kubeconfig
+	return slices.Concat(out, c.delegationArgs(component), c.servingArgs(component))
 }
 
 func (c *Cluster) provisionerArgs() []string {

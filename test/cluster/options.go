@@ -65,6 +65,11 @@ type Options struct {
 	// WebhookClient is the user of the client certificate with which the API server calls webhooks. The CA in
 	// [Cluster.CAFile] signs it. Empty means no certificate.
 	WebhookClient string
+	// SecondScheduler adds a second kube-scheduler, with one profile of that name.
+	SecondScheduler bool
+	// Beside is an older minor version of Kubernetes, such as 1.36, for an upgrade in progress: [OtherAPIServer], kube-controller-manager
+	// and kube-scheduler have it. The address of the API server leads to both API servers in turn. Empty means one API server.
+	Beside string
 	// WithoutScheduler leaves kube-scheduler out.
 	WithoutScheduler bool
 	// WithoutProvisioner leaves the test provisioner out.
@@ -96,11 +101,23 @@ func (o Options) validate() error {
 	return nil
 }
 
+// servers are etcd and the API servers, in the order to start them in.
+func (o Options) servers() []string {
+	if o.Beside != "" {
+		return []string{Etcd, APIServer, OtherAPIServer}
+	}
+	return []string{Etcd, APIServer}
+}
+
 // components are those that run, in the order to start them in.
 func (o Options) components() []string {
-	out := []string{Etcd, APIServer, ControllerManager}
+	out := o.servers()
+	out = append(out, ControllerManager)
 	if !o.WithoutScheduler {
 		out = append(out, Scheduler)
+	}
+	if o.SecondScheduler {
+		out = append(out, SecondScheduler)
 	}
 	if !o.WithoutProvisioner {
 		out = append(out, Provisioner)

@@ -14,7 +14,10 @@ import (
 // have for its peers.
 const etcdPeer = "etcd-peer"
 
-const schedulerConfigFile = "scheduler.yaml"
+// bothAPIServers is the key, in Cluster.ports, of the port of [Cluster.spreadConnections].
+const bothAPIServers = "both-kube-apiservers"
+
+var schedulerConfigFiles = map[string]string{Scheduler: "scheduler.yaml", SecondScheduler: "second-scheduler.yaml"}
 
 // prepare makes everything that the components find when they start: the folder,
 // ports, certificates, credentials and configuration files.
@@ -35,7 +38,10 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	if err := c.makeCredentials(); err != nil {
 		return err
 	}
-	return c.writeConfigs(ctx)
+	if err := c.writeConfigs(ctx); err != nil || c.o.Beside == "" {
+		return err
+	}
+	return c.spreadConnections(ctx)
 }
 
 func (c *Cluster) makeDir() error {
@@ -64,7 +70,7 @@ func (c *Cluster) reservePorts(ctx context.Context) error {
 		return err
 	}
 	c.reserved = reserved
-	for _, name := range append(c.o.components(), etcdPeer) {
+	for _, name := range append(c.o.components(), etcdPeer, bothAPIServers) {
 		if c.ports[name], err = reserved.reserve(ctx); err != nil {
 			return fmt.Errorf("reserve a port for %s: %w", name, err)
 		}
@@ -93,6 +99,7 @@ func (c *Cluster) makeCredentials() error {
 	for component, user := range map[string]string{
 		ControllerManager: "system:kube-controller-manager",
 		Scheduler:         "system:kube-scheduler",
+		SecondScheduler:   "system:kube-scheduler",
 		Provisioner:       provisionerUser,
 		Kwok:              kwokUser,
 	} {
@@ -116,13 +123,18 @@ func (c *Cluster) writeConfigs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	secondConfig, err := withConnection(secondSchedulerConfig, c.kubeconfigs[SecondScheduler])
+	if err != nil {
+		return err
+	}
 	if err := c.writeAdmissionConfig(); err != nil {
 		return err
 	}
 	for name, content := range map[string][]byte{
-		egressConfigFile:    egressConfig,
-		schedulerConfigFile: schedulerConfig,
-		auditPolicyFile:     []byte(auditPolicy),
+		egressConfigFile:                      egressConfig,
+		schedulerConfigFiles[Scheduler]:       schedulerConfig,
+		schedulerConfigFiles[SecondScheduler]: secondConfig,
+		auditPolicyFile:                       []byte(auditPolicy),
 	} {
 		if err := os.WriteFile(c.file(name), content, 0o644); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)
@@ -133,10 +145,17 @@ func (c *Cluster) writeConfigs(ctx context.Context) error {
 
 // url returns the address of a component.
 func (c *Cluster) url(component string) string {
+	if component == APIServer && c.o.Beside != "" {
+		return "https://" + address(c.ports[bothAPIServers])
+	}
+	return c.scheme(component) + address(c.ports[component])
+}
+
+func (c *Cluster) scheme(component string) string {
 	switch component {
 	case Etcd, Provisioner, Kwok:
-		return "http://" + address(c.ports[component])
+		return "http://"
 	default:
-		return "https://" + address(c.ports[component])
+		return "https://"
 	}
 }

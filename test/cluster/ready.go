@@ -33,12 +33,14 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 	path := map[string]string{
 		Etcd:              "/health",
 		APIServer:         "/readyz",
+		OtherAPIServer:    "/readyz",
 		ControllerManager: "/healthz", // it has no other that waits for its caches
 		Scheduler:         "/readyz",
+		SecondScheduler:   "/readyz",
 		Provisioner:       "/readyz",
 		Kwok:              "/readyz",
 	}[component]
-	return c.serves(c.url(component) + path)
+	return c.serves(c.scheme(component) + address(c.ports[component]) + path)
 }
 
 // serves returns a check whether the URL answers with 200. It trusts the CA of the cluster.

@@ -37,6 +37,12 @@ profiles:
 `)
 }
 
+// secondSchedulerConfig is the configuration of [Options.SecondScheduler].
+var secondSchedulerConfig = []byte(`apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: ` + SecondScheduler)
+
 // withConnection sets what only this package knows in a scheduler configuration:
 // the API server's address and that there is one scheduler only.
 func withConnection(config []byte, kubeconfig string) ([]byte, error) {

@@ -32,6 +32,10 @@ func (t *tunnel) pipe() {
 			return
 		}
 	}
+	t.carry()
+}
+
+func (t *tunnel) carry() {
 	var both sync.WaitGroup
 	both.Go(func() { t.copy(t.backend, t.client) })
 	both.Go(func() { t.copy(t.client, t.backend) })
