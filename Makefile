@@ -160,6 +160,16 @@ DURATION ?= 1m
 faults: control-plane ## Inject faults into a cluster during binds, and check the result (SEED=7 SEEDS=1: one seed; DURATION=5m: duration; ATTACK=false: no attacking tenant)
 	go test -race -count=1 -timeout 12h -v -run TestFaults ./test/faults -args -seed $(SEED) -seeds $(SEEDS) -length $(DURATION) $(if $(ATTACK),-attack=$(ATTACK)) || $(FOUND)
 
+HOURS ?= 6
+
+.PHONY: soak
+soak: control-plane ## Run faults, attacks and load for hours against the same replicas, and check memory and goroutines (HOURS=6; SEED=7: first seed; DURATION=10m: faults of each round)
+	go test -count=1 -timeout 24h -v -run TestSoak ./test/faults -args -soak $(HOURS)h -seed $(SEED) -length $(if $(filter file,$(origin DURATION)),10m,$(DURATION)) || $(FOUND)
+
+.PHONY: rare-faults
+rare-faults: control-plane ## Run the load while etcd has no space, and with API servers of two versions (SEED=7; as root, for a full disk)
+	go test -race -count=1 -timeout 1h -v -run TestRare ./test/faults -args -rare -seed $(SEED) -length $(DURATION) || $(FOUND)
+
 FUZZTIME ?= 10m
 
 # Every go test runs the seeds and the inputs in testdata/fuzz. Minimization is limited, because it uses most of the time of a

@@ -58,10 +58,9 @@ const (
 // attackNamespaces lists the namespaces of the attacker.
 func attackNamespaces() []string { return []string{"attack-0", "attack-1"} }
 
-// attack is a tenant that uses its role against Prebind. All counts are bounded. The seed determines all choices.
+// attack is a tenant that uses its role against Prebind. All counts are bounded.
 type attack struct {
 	w      *world
-	seed   uint64
 	tenant client.Client
 	// other is the client of rival.
 	other client.Client
@@ -75,10 +74,13 @@ type attack struct {
 	did, failed map[string]int
 }
 
-// newAttack creates the attacker's namespaces, permissions and running pods.
-func newAttack(t *testing.T, w *world, seed uint64) *attack {
+// newAttack creates the attacker's namespaces and permissions. It returns nil with -attack=false.
+func newAttack(t *testing.T, w *world) *attack {
 	t.Helper()
-	a := &attack{w: w, seed: seed, did: map[string]int{}, failed: map[string]int{}}
+	if !*attacked {
+		return nil
+	}
+	a := &attack{w: w, did: map[string]int{}, failed: map[string]int{}}
 	for user, c := range map[string]*client.Client{attacker: &a.tenant, rival: &a.other} {
 		config, err := w.cluster.UserConfig(user)
 		require.NoError(t, err)
@@ -110,9 +112,6 @@ func newAttack(t *testing.T, w *world, seed uint64) *attack {
 		return true
 	}, cluster.Patience, 50*time.Millisecond, "the attacker's namespaces should be ready")
 	require.Error(t, a.tenant.List(t.Context(), &corev1.PodList{}, client.InNamespace(ns)), "the attacker should have no permissions in other namespaces")
-	for i := range targets {
-		a.run(t, i)
-	}
 	return a
 }
 
@@ -136,11 +135,17 @@ func (a *attack) run(t *testing.T, i int) {
 
 func (a *attack) namespace(i int) string { return attackNamespaces()[i%len(attackNamespaces())] }
 
-// begin starts the attack and returns immediately.
-func (a *attack) begin(ctx context.Context) {
-	ctx, a.stop = context.WithCancel(ctx)
+// begin creates the attacker's running pods and starts the attack of the seed. Call end before you call it again.
+func (a *attack) begin(t *testing.T, seed uint64) {
+	t.Helper()
+	a.running = nil
+	for i := range targets {
+		a.run(t, i)
+	}
+	var ctx context.Context
+	ctx, a.stop = context.WithCancel(t.Context())
 	for n, do := range []func(context.Context, *rand.Rand){a.forge, a.fatten, a.wait, a.trap} {
-		rng := rand.New(rand.NewPCG(a.seed, 1000+uint64(n)))
+		rng := rand.New(rand.NewPCG(seed, 1000+uint64(n)))
 		a.wg.Go(func() { do(ctx, rng) })
 	}
 }

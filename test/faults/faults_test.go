@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -48,25 +49,29 @@ func survive(t *testing.T, binary string, seed uint64) {
 			t.Logf("to repeat this seed: make faults SEED=%d SEEDS=1 DURATION=%s ATTACK=%t", seed, *length, *attacked)
 		}
 	})
-	schedule := draw(seed, *length)
-	for _, f := range schedule {
-		t.Log(f)
-	}
-	w := newWorld(t, binary)
+	w := newWorld(t, binary, replicas, cluster.Options{})
 	if i, wrong := drawConstant(seed); wrong != 0 {
 		t.Logf("during the whole test: %s (replica-%d) by %+.1fs", wrongClock, i, wrong.Seconds())
 		w.replicas[i].wrong = wrong
 		require.NoError(t, w.replicas[i].SetClock(wrong))
 	}
-	var a *attack
-	if *attacked {
-		a = newAttack(t, w, seed)
+	l := newLoad(w, seed)
+	schedule := draw(seed, *length, 1)
+	rest := w.endure(t, l, newAttack(t, w), seed, schedule)
+	l.summary(t, len(schedule), rest)
+}
+
+// endure runs the load, and the attack unless it is nil, during the faults, and then checks the cluster. It returns how long the
+// cluster needed until it was at rest. It may be called again.
+func (w *world) endure(t *testing.T, l *load, a *attack, seed uint64, schedule []fault) time.Duration {
+	t.Helper()
+	for _, f := range schedule {
+		t.Log(f)
 	}
 	g := newGuard(t, w, seed)
-	l := newLoad(w, seed)
 	l.begin(t.Context())
 	if a != nil {
-		a.begin(t.Context())
+		a.begin(t, seed)
 	}
 	r := newRunner(t, w)
 	r.run(t.Context(), schedule)
@@ -78,7 +83,7 @@ func survive(t *testing.T, binary string, seed uint64) {
 		a.end(t)
 	}
 	assert.Empty(t, g.end(t), "the guard reports no broken promise")
-	l.made["ordinary"] = g.made // All goroutines that write to it have ended.
+	l.made["ordinary"] += g.made // All goroutines that write to it have ended.
 	began := time.Now()
 	left := w.untilClean(t, l, settled)
 	rest := time.Since(began)
@@ -87,5 +92,5 @@ func survive(t *testing.T, binary string, seed uint64) {
 	assert.Empty(t, w.logs(), "no replica logs a data race, a panic or a fatal error")
 	_, locked := w.ledger.locks.wrongs()
 	t.Logf("the holder of the node lock is known for %d pods with the lock", locked)
-	l.summary(t, len(schedule), rest)
+	return rest
 }

@@ -235,7 +235,7 @@ func (g *guard) read(ctx context.Context, key client.ObjectKey, into client.Obje
 func (g *guard) bindOrdinary(ctx, creating context.Context, seed uint64) {
 	for n := 0; creating.Err() == nil; n++ {
 		rng := rand.New(rand.NewPCG(seed, 1<<32+uint64(n)))
-		g.ordinary.Go(func() { g.bindOne(ctx, rng, fmt.Sprintf("ordinary-%d", n)) })
+		g.ordinary.Go(func() { g.bindOne(ctx, rng, fmt.Sprintf("ordinary-%d-%d", seed, n)) })
 		pause(creating, ordinaryEvery)
 	}
 }
@@ -333,9 +333,9 @@ type disturbances struct {
 	last   map[string]time.Time
 }
 
-func newDisturbances() *disturbances {
+func newDisturbances(n int) *disturbances {
 	d := &disturbances{active: map[string]int{}, last: map[string]time.Time{}}
-	for i := range replicas {
+	for i := range n {
 		d.last[fmt.Sprintf("replica-%d", i)] = time.Now()
 	}
 	return d
@@ -343,9 +343,9 @@ func newDisturbances() *disturbances {
 
 // during records a fault until the returned function is called.
 func (d *disturbances) during(f fault) func() {
-	touched := touchedBy(f)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	touched := d.touchedBy(f)
 	for _, name := range touched {
 		d.active[name]++
 	}
@@ -360,11 +360,10 @@ func (d *disturbances) during(f fault) func() {
 }
 
 // touchedBy returns the replicas that the fault can keep from renewing a Lease.
-func touchedBy(f fault) []string {
+func (d *disturbances) touchedBy(f fault) []string {
 	var touched []string
-	for i := range replicas {
-		name := fmt.Sprintf("replica-%d", i)
-		if slices.Contains([]string{name, clockOf(name), cluster.Etcd, cluster.APIServer}, f.target) {
+	for name := range d.last {
+		if slices.Contains([]string{name, clockOf(name), cluster.Etcd, cluster.APIServer, cluster.OtherAPIServer}, f.target) {
 			touched = append(touched, name)
 		}
 	}

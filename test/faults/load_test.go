@@ -25,7 +25,7 @@ import (
 const (
 	// byHand is a scheduler that only posts Bindings.
 	byHand = "by-hand"
-	// every is the interval of new pods.
+	// every is the interval of new pods, unless a test sets another one.
 	every = 150 * time.Millisecond
 	// crowd is the maximum number of pods. The load deletes the oldest pods above it.
 	crowd = 70
@@ -51,10 +51,13 @@ var pods = []struct {
 
 // load creates pods, binds some of them, and deletes them.
 type load struct {
-	w    *world
-	seed uint64
-	stop context.CancelFunc
-	wg   sync.WaitGroup
+	w     *world
+	seed  uint64
+	every time.Duration
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+	// n counts the created pods.
+	n uint64
 
 	mu sync.Mutex
 	// made counts pods by kind. calls counts the Bindings that were posted by hand.
@@ -66,22 +69,23 @@ type load struct {
 }
 
 func newLoad(w *world, seed uint64) *load {
-	return &load{w: w, seed: seed, made: map[string]int{}, allowed: map[types.UID]string{}, answers: map[string]string{}}
+	return &load{w: w, seed: seed, every: every, made: map[string]int{}, allowed: map[types.UID]string{}, answers: map[string]string{}}
 }
 
-// begin starts the load and returns immediately.
+// begin starts or continues the load and returns immediately.
 func (l *load) begin(ctx context.Context) {
 	ctx, l.stop = context.WithCancel(ctx)
 	l.wg.Go(func() {
-		for n := uint64(1); ctx.Err() == nil; n++ {
-			l.create(ctx, n)
-			pause(ctx, every)
+		for ctx.Err() == nil {
+			l.n++
+			l.create(ctx, l.n)
+			pause(ctx, l.every)
 		}
 	})
 	l.wg.Go(func() {
 		for ctx.Err() == nil {
 			l.thin(ctx)
-			pause(ctx, every)
+			pause(ctx, l.every)
 		}
 	})
 	l.wg.Go(func() {
@@ -103,6 +107,9 @@ func (l *load) create(ctx context.Context, n uint64) {
 	rng := rand.New(rand.NewPCG(l.seed, n))
 	kind := pods[rng.IntN(len(pods))]
 	p := &bound{load: l, rng: rng, name: fmt.Sprintf("pod-%d", n), kind: kind.name, scheduler: kind.schedulers[rng.IntN(len(kind.schedulers))]}
+	if l.w.cluster.Process(cluster.SecondScheduler) != nil && p.scheduler == cluster.NoPreBindScheduler && rng.IntN(2) == 0 {
+		p.scheduler = cluster.SecondScheduler
+	}
 	options, objects := p.needs()
 	for _, o := range objects {
 		if l.w.watcher.Create(ctx, o) != nil {

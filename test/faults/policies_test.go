@@ -37,6 +37,7 @@ const (
 // binders contains the users that bind the pods of the schedulers of the load.
 var binders = map[string]string{
 	byHand: "prebind-test-admin", cluster.DefaultScheduler: "system:kube-scheduler", cluster.NoPreBindScheduler: "system:kube-scheduler",
+	cluster.SecondScheduler: "system:kube-scheduler",
 }
 
 // decidedFor returns the value that the policies give to a pod on its node, if the user posted the Binding.

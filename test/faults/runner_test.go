@@ -6,6 +6,7 @@ package faults
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -44,8 +45,10 @@ type supervised struct {
 func newRunner(t *testing.T, w *world) *runner {
 	t.Helper()
 	r := &runner{t: t, w: w, processes: map[string]*supervised{}, replicas: map[string]*replica{}, over: make(chan struct{})}
-	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler, cluster.Provisioner} {
-		r.processes[name] = &supervised{Process: w.cluster.Process(name)}
+	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.OtherAPIServer, cluster.ControllerManager, cluster.Scheduler, cluster.SecondScheduler, cluster.Provisioner} {
+		if p := w.cluster.Process(name); p != nil {
+			r.processes[name] = &supervised{Process: p}
+		}
 	}
 	for i, one := range w.replicas {
 		name := fmt.Sprintf("replica-%d", i)
@@ -139,6 +142,11 @@ func (r *runner) one(ctx context.Context, f fault) {
 		defer on.proxy.Hold(nil)
 	case "watches end":
 		on.proxy.Disconnect()
+	case "quota of etcd":
+		r.alarm(ctx, "ACTIVATE")
+		defer r.alarm(context.WithoutCancel(ctx), "DEACTIVATE")
+	case "full disk of etcd":
+		defer fill(ctx, r.t, r.w.disk)()
 	case "history lost":
 		r.loseHistory(ctx)
 		defer p.kill()()
@@ -179,21 +187,34 @@ func (r *runner) loseHistory(ctx context.Context) {
 			Revision string `json:"revision"`
 		} `json:"header"`
 	}
-	post := func(path, body string, into any) {
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, r.w.cluster.URL(cluster.Etcd)+path, strings.NewReader(body))
-		if err != nil {
-			return
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return // etcd may be down.
-		}
-		defer response.Body.Close()
-		content, _ := io.ReadAll(response.Body)
-		_ = json.Unmarshal(content, into)
+	_ = r.etcd(ctx, "/v3/maintenance/status", "{}", &found) // etcd may be down.
+	_ = r.etcd(ctx, "/v3/kv/compaction", fmt.Sprintf(`{"revision":%q,"physical":true}`, found.Header.Revision), &struct{}{})
+}
+
+// alarm sets or resets the alarm that etcd raises at its space quota. It then rejects all requests that need space. The
+// alarm outlives etcd, so alarm returns only after etcd has accepted the change.
+func (r *runner) alarm(ctx context.Context, action string) {
+	for r.etcd(ctx, "/v3/maintenance/alarm", fmt.Sprintf(`{"action":%q,"alarm":"NOSPACE"}`, action), &struct{}{}) != nil && ctx.Err() == nil {
+		pause(ctx, 200*time.Millisecond)
 	}
-	post("/v3/maintenance/status", "{}", &found)
-	post("/v3/kv/compaction", fmt.Sprintf(`{"revision":%q,"physical":true}`, found.Header.Revision), &struct{}{})
+}
+
+// etcd posts to the JSON API of etcd.
+func (r *runner) etcd(ctx context.Context, path, body string, into any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, r.w.cluster.URL(cluster.Etcd)+path, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("etcd answers %s: %s", response.Status, content)
+	}
+	return errors.Join(err, json.Unmarshal(content, into))
 }
 
 // storm continuously changes annotations of all objects that Prebind writes.
@@ -216,8 +237,7 @@ func (r *runner) heal(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), settled)
 	defer cancel()
-	for _, name := range []string{cluster.Etcd, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler, cluster.Provisioner, "replica-0", "replica-1"} {
-		p := r.processes[name]
+	for name, p := range r.processes {
 		for p.WaitReady(ctx) != nil { // The process may have exited and restarted.
 			require.NoError(t, ctx.Err(), "%s should be ready:\n%s", name, p.Tail(30))
 			pause(ctx, time.Second)

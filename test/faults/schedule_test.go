@@ -54,6 +54,7 @@ var kinds = []struct {
 	{"writes without answer", []string{"replica-0", "replica-1"}},
 	{"watches end", []string{"replica-0", "replica-1"}},
 	{"history lost", []string{cluster.APIServer}},
+	{"quota of etcd", []string{cluster.Etcd}},
 	{"conflict storm", []string{"objects"}},
 	// A clock is a separate target, so that its fault can overlap with other faults of the replica.
 	{wrongClock, []string{clockOf("replica-0"), clockOf("replica-1")}},
@@ -94,8 +95,8 @@ func drawConstant(seed uint64) (replica int, wrong time.Duration) {
 // slack is the minimum time between two faults of the same target.
 const slack = 3 * time.Second
 
-// draw draws a schedule. It repeats all kinds of faults in random order.
-func draw(seed uint64, length time.Duration) []fault {
+// draw draws a schedule. It repeats all kinds of faults in random order. A fault starts every 0.5 to 3 s, multiplied by pace.
+func draw(seed uint64, length time.Duration, pace int) []fault {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var faults []fault
 	busy := map[string]time.Duration{}
@@ -117,7 +118,7 @@ func draw(seed uint64, length time.Duration) []fault {
 		if at+f.length > length {
 			return faults
 		}
-		at += time.Duration(500+rng.IntN(2500)) * time.Millisecond
+		at += time.Duration((500+rng.IntN(2500))*pace) * time.Millisecond
 		if f.at < busy[f.target] {
 			continue
 		}
@@ -133,12 +134,12 @@ func lasts(rng *rand.Rand, most time.Duration) time.Duration {
 
 // TestDraw checks that a seed determines the schedule, and that 20 schedules of one minute contain every kind of fault for every target.
 func TestDraw(t *testing.T) {
-	first, again := draw(7, time.Minute), draw(7, time.Minute)
+	first, again := draw(7, time.Minute, 1), draw(7, time.Minute, 1)
 	assert.Equal(t, first, again)
 	seen := map[string]bool{}
 	for s := range uint64(20) {
 		busy := map[string]time.Duration{}
-		for _, f := range draw(s, time.Minute) {
+		for _, f := range draw(s, time.Minute, 1) {
 			assert.GreaterOrEqual(t, f.at, busy[f.target], "one at a time: %s", f)
 			assert.LessOrEqual(t, f.at+f.length, time.Minute)
 			busy[f.target], seen[f.kind+f.target] = f.at+f.length, true

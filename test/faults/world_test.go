@@ -28,8 +28,9 @@ import (
 const (
 	ns = "faults"
 	// nodes is the number of nodes. Each node has the given number of devices of each kind.
-	nodes    = 6
-	devices  = 8
+	nodes   = 6
+	devices = 8
+	// replicas is the number of replicas that faults target.
 	replicas = 2
 	// unreserved is the DeviceClass of claims that their scheduler allocates but does not reserve. scheduled is the one of
 	// claims that kube-scheduler allocates and reserves. Their templates have the same names.
@@ -39,7 +40,7 @@ const (
 	openKey = "faults.example.com/open"
 )
 
-// world is a control plane with two replicas. Each replica uses a separate proxy to the API server.
+// world is a control plane with replicas. Each replica uses a separate proxy to the API server.
 type world struct {
 	cluster  *cluster.Cluster
 	prebind  *install.Prebind
@@ -49,6 +50,8 @@ type world struct {
 	ledger   *ledger
 	// disturbed records the replicas that faults affect.
 	disturbed *disturbances
+	// disk is the folder of a small disk for etcd, if there is one.
+	disk string
 }
 
 type replica struct {
@@ -62,9 +65,10 @@ type replica struct {
 	atFirst held
 }
 
-func newWorld(t *testing.T, binary string) *world {
+// newWorld starts a cluster with n replicas. Faults target only the first of them.
+func newWorld(t *testing.T, binary string, n int, o cluster.Options) *world {
 	t.Helper()
-	w := &world{cluster: clustertest.Start(t, cluster.Options{}), disturbed: newDisturbances()}
+	w := &world{cluster: clustertest.Start(t, o), disturbed: newDisturbances(n)}
 	require.NoError(t, w.connect())
 	open := cluster.WithLabels(map[string]string{openKey: "yes"})
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", nodes, open)...))
@@ -74,7 +78,7 @@ func newWorld(t *testing.T, binary string) *world {
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
 	w.startReplica(t)
 	w.policies(t)
-	for range replicas - 1 {
+	for range n - 1 {
 		w.startReplica(t) // It is ready when it has the policies.
 	}
 	w.objects(t)
