@@ -301,6 +301,9 @@ func (s *state) checkReplicas(ctx context.Context) error {
 	if *attacked {
 		heap, ours = moreHeapAttacked, moreOursAttacked
 	}
+	if *soak > 0 {
+		heap, ours = 2*heap, 2*ours // Its attacks last longer, and client-go keeps their events for up to 12 minutes.
+	}
 	for _, r := range s.replicas {
 		now, err := r.held(ctx)
 		if err != nil {
