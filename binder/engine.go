@@ -21,36 +21,17 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/work"
 )
 
-// Options of an Engine. All fields are required but Term.
+// Options of an Engine. All fields are required.
 type Options struct {
-	// Cached reads pods without a node, nodes, and what plugins watch. The engine never changes the returned objects.
-	Cached framework.Reader
-	// Live reads pods and nodes from the API server, if the cache lacks them.
-	Live framework.Reader
+	// Options are those of the work on binds. The engine reads nodes, and what plugins watch, like pods. It never changes the objects.
+	work.Options
 	// Settings are those of the configuration.
 	Settings Settings
-	// Replica identifies this process, by letters and digits only.
-	Replica string
-	// Term returns the number of the replica's current term, and whether the replica holds
-	// it. A bind may rely only on writes in a term that is still held: other replicas may
-	// have rolled back the others. Term must be fast, and safe for concurrent use. It may be
-	// nil if there are no other replicas.
-	Term func() (term int64, held bool)
-	// Changes reports changes of the objects of the cache.
-	Changes *notify.Hub
-	// Events records on the pod what its bind waits for, and why it is rejected.
-	Events events.EventRecorder
-	// Recorder records the work on binds.
-	Recorder Recorder
-	Clock    clock.Clock
 }
 
 // Engine decides on Bindings. It is safe for concurrent use.
@@ -95,15 +76,10 @@ func participants(plugins []framework.Plugin) []*participant {
 
 // New returns the engine. It starts nothing.
 func New(o Options) *Engine {
-	if o.Term == nil {
-		o.Term = func() (int64, bool) { return 0, true }
-	}
 	draining := make(chan struct{})
 	return &Engine{
 		o: o, enabled: participants(o.Settings.Plugins), waits: newWaits(o.Clock), jitter: rand.Float64,
-		work: work.NewSet(work.Options{
-			Cached: o.Cached, Live: o.Live, Events: o.Events, Recorder: o.Recorder, Replica: o.Replica, Changes: o.Changes, Term: o.Term, Clock: o.Clock,
-		}),
+		work:     work.NewSet(o.Options),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}
 }
@@ -171,18 +147,16 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline. A panic rejects only this bind, and ends its work.
-func (e *Engine) Bind(ctx context.Context, r Request) (d Decision) {
+func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	e.called.Store(true)
-	ctx, began := e.o.Recorder.Begin(ctx), e.o.Clock.Now()
-	defer func() { e.o.Recorder.Decided(ctx, r, d, e.o.Clock.Since(began)) }()
 	settings := e.o.Settings.in(r.Pod.Namespace)
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Engine: e, Request: r, settings: settings, plugins: e.enabled, began: began}
+	c := &call{Engine: e, Request: r, settings: settings, plugins: e.enabled, began: e.o.Clock.Now()}
 	c.audit = !r.DryRun && settings.Mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
-	d = c.run(ctx)
+	d := c.run(ctx)
 	if c.DryRun && !d.PassThrough {
 		d = c.explained(d)
 	}

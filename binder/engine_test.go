@@ -23,6 +23,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -71,7 +72,10 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *fixtur
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
 		chain := mutation.NewChain([]mutators.Mutator{s}, nil)
 		o := Options{
-			Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
+			Options: work.Options{
+				Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Term: func() (int64, bool) { return 0, true },
+				Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
+			},
 			Settings: Settings{
 				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
 				PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 20 * time.Minute,

@@ -50,11 +50,13 @@ func newWorld(t *testing.T) *world {
 	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
 	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
 	w.Engine = New(Options{
-		Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
-		Term: func() (int64, bool) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return w.term, w.held
+		Options: work.Options{
+			Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
+			Term: func() (int64, bool) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.term, w.held
+			},
 		},
 		Settings: Settings{
 			Mode: ModeEnforce, Mutators: chain, Hold: 8 * time.Second, MaxHolds: 100, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: time.Hour,
@@ -256,10 +258,6 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 
 // unrecorded is a Recorder that ignores all calls.
 type unrecorded struct{}
-
-func (unrecorded) Begin(ctx context.Context) context.Context { return ctx }
-
-func (unrecorded) Decided(context.Context, Request, Decision, time.Duration) {}
 
 func (unrecorded) Step(ctx context.Context, _ work.Step) (context.Context, func(error)) {
 	return ctx, func(error) {}

@@ -20,7 +20,6 @@ import (
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/mutation"
-	"github.com/prebind/prebind/test/gen"
 )
 
 func TestRecorder_Decided(t *testing.T) {
@@ -40,9 +39,8 @@ func TestRecorder_Decided(t *testing.T) {
 	}
 	m, err := New(Options{Registry: registry, Clock: clock})
 	require.NoError(t, err)
-	pod := gen.Pod("web-7f", gen.InNamespace("shop"))
 	for _, d := range decisions {
-		m.Decided(t.Context(), binder.Request{Binding: gen.Binding(pod, "node-a")}, d, time.Second)
+		m.decided(d, time.Second)
 	}
 
 	families, err := registry.Gather()
@@ -112,7 +110,7 @@ func TestRecorder_AuditAndReady(t *testing.T) {
 	problem := errors.New("away")
 	m.Show(func() binder.Stats { return binder.Stats{} }, func() error { return problem })
 	for _, d := range []binder.Decision{{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {}} {
-		m.Decided(t.Context(), binder.Request{}, d, time.Second)
+		m.decided(d, time.Second)
 	}
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP prebind_audited_decisions_total Decisions that mode Audit did not apply, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.

@@ -71,7 +71,7 @@ type Recorder struct {
 	ready func() error
 }
 
-var _ binder.Recorder = (*Recorder)(nil)
+var _ work.Recorder = (*Recorder)(nil)
 
 // New returns a Recorder whose metrics are registered. The registry has no metrics of Prebind yet.
 func New(o Options) (*Recorder, error) {
@@ -116,14 +116,29 @@ func (r *Recorder) Handler(h http.Handler) http.Handler {
 	return tracing.WithTracing(h, r.traces.provider, "AdmissionReview")
 }
 
-// Begin implements binder.Recorder: it begins the span of a decision.
-func (r *Recorder) Begin(ctx context.Context) context.Context {
-	ctx, _ = r.tracer.Start(ctx, "Bind")
-	return ctx
+// Engine returns an engine that records the decisions of e, each with a span.
+func (r *Recorder) Engine(e webhook.Engine) webhook.Engine { return recorded{Recorder: r, engine: e} }
+
+type recorded struct {
+	*Recorder
+	engine webhook.Engine
 }
 
-// Decided implements binder.Recorder.
-func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder.Decision, took time.Duration) {
+// Bind implements webhook.Engine.
+func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decision {
+	begin := r.clock.Now()
+	ctx, span := r.tracer.Start(ctx, "Bind")
+	defer span.End()
+	d := r.engine.Bind(ctx, request)
+	r.decided(d, r.clock.Since(begin))
+	if span.IsRecording() {
+		describeDecision(span, request, d)
+	}
+	return d
+}
+
+// decided counts a decision.
+func (r *Recorder) decided(d binder.Decision, took time.Duration) {
 	kind, plugin := d.Kind(), ""
 	if d.Err != nil {
 		plugin = d.Err.Plugin
@@ -150,11 +165,6 @@ func (r *Recorder) Decided(ctx context.Context, request binder.Request, d binder
 	if d.Err == nil && d.Calls > 0 {
 		r.wait.Observe(d.Waited.Seconds())
 	}
-	span := trace.SpanFromContext(ctx)
-	if span.IsRecording() {
-		describeDecision(span, request, d)
-	}
-	span.End()
 }
 
 // describeDecision sets the attributes of the span of a decision.
@@ -171,7 +181,7 @@ func describeDecision(span trace.Span, r binder.Request, d binder.Decision) {
 	}
 }
 
-// Step implements binder.Recorder: it measures calls of plugins and creates a span for each
+// Step implements work.Recorder: it measures calls of plugins and creates a span for each
 // step.
 func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func(error)) {
 	begin := r.clock.Now()
@@ -214,23 +224,23 @@ func describeResult(span trace.Span, result string, err error) {
 	}
 }
 
-// ReadLive implements binder.Recorder.
+// ReadLive implements work.Recorder.
 func (r *Recorder) ReadLive(kind, reason string) {
 	r.reads.WithLabelValues(engineItself, kind, reason).Inc()
 }
 
-// HoldRefused implements binder.Recorder.
+// HoldRefused implements work.Recorder.
 func (r *Recorder) HoldRefused() { r.holdsRefused.Inc() }
 
-// AttemptEnded implements binder.Recorder.
+// AttemptEnded implements work.Recorder.
 func (r *Recorder) AttemptEnded(outcome string) { r.attempts.WithLabelValues(outcome).Inc() }
 
-// RolledBack implements binder.Recorder.
+// RolledBack implements work.Recorder.
 func (r *Recorder) RolledBack(plugin string, err error) {
 	r.rollBacks.WithLabelValues(plugin, resultOf(err)).Inc()
 }
 
-// Swept implements binder.Recorder.
+// Swept implements work.Recorder.
 func (r *Recorder) Swept(plugin, verdict string, err error) {
 	r.swept.WithLabelValues(plugin, verdict, resultOf(err)).Inc()
 }

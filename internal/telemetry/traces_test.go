@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
@@ -35,11 +34,11 @@ type bindOnce struct {
 }
 
 func (b *bindOnce) bind(ctx context.Context, r binder.Request) {
-	ctx = b.recorder.Begin(ctx)
-	b.recorder.Decided(ctx, r, b.decide(ctx, r), time.Second)
+	b.recorder.Engine(b).Bind(ctx, r)
 }
 
-func (b *bindOnce) decide(ctx context.Context, r binder.Request) binder.Decision {
+// Bind implements webhook.Engine.
+func (b *bindOnce) Bind(ctx context.Context, r binder.Request) binder.Decision {
 	step := func(ctx context.Context, name, plugin, attempt string) (context.Context, func(error)) {
 		return b.recorder.Step(ctx, work.Step{Name: name, Plugin: plugin, Pod: r.Pod, Node: "node-a", Attempt: attempt})
 	}
@@ -152,7 +151,7 @@ func TestTracing_Sampling(t *testing.T) {
 func TestTracing_Off(t *testing.T) {
 	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
-	ctx, end := r.Step(r.Begin(t.Context()), work.Step{Name: work.StepPreBind, Plugin: "device"})
+	ctx, end := r.Step(t.Context(), work.Step{Name: work.StepPreBind, Plugin: "device"})
 	end(nil)
 	assert.False(t, trace.SpanFromContext(ctx).IsRecording())
 	h := http.NotFoundHandler()

@@ -76,16 +76,17 @@ const (
 type Options struct {
 	// Cached reads pods without a node from a cache, and Live reads pods from the API server.
 	Cached, Live framework.Reader
-	// Events records events on pods.
-	Events   events.EventRecorder
+	// Events records on the pod what its bind waits for, why it is rejected, and that it was rolled back.
+	Events events.EventRecorder
+	// Recorder records the work on binds.
 	Recorder Recorder
-	// Replica identifies this process.
+	// Replica identifies this process, by letters and digits only.
 	Replica string
-	// Changes reports changes of pods.
+	// Changes reports changes of the objects of the cache.
 	Changes *notify.Hub
-	// Term returns the number of the replica's current term, and whether the replica holds it. Work
-	// allows binds only in the term in which it began. Term must be fast, and safe for concurrent
-	// use.
+	// Term returns the number of the replica's current term, and whether the replica holds it. A bind may rely only on
+	// writes in a term that is still held: other replicas may have rolled back the others. Term must be fast, and safe for
+	// concurrent use.
 	Term  func() (term int64, held bool)
 	Clock clock.Clock
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/prebind/prebind/internal/claimed"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -68,7 +69,10 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	}
 	all := mutation.NewChain(chain, s.required)
 	engine := binder.New(binder.Options{
-		Cached: c, Live: c,
+		Options: work.Options{
+			Cached: c, Live: c, Replica: "replica", Changes: changes, Term: func() (int64, bool) { return 0, true },
+			Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Mutators: all,
 			Claimed: func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
@@ -76,7 +80,6 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 			},
 			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
-		Replica: "replica", Changes: changes, Events: events.NewFakeRecorder(100), Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 	})
 	handler := &webhook.Handler{Engine: engine, Ready: func() error { return nil }, Log: logr.Discard(), Clock: clock.RealClock{}}
 	return &prebind{server: server, client: c, engine: engine, handler: handler}

@@ -37,6 +37,7 @@ import (
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -160,7 +161,9 @@ func (w *world) start() {
 	}
 	p.plugins = all
 	p.engine = binder.New(binder.Options{
-		Cached: p.cached(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
+		Options: work.Options{
+			Cached: p.cached(), Live: connection, Replica: id, Term: p.lease.Term, Changes: p.changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: suspendedClock{p: p},
+		},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: all, Hold: []time.Duration{5 * time.Second, 25 * time.Second}[p.dice.below(2)],
 			RejectWaits: p.dice.below(4) == 0, MaxHolds: 1 + p.dice.below(4), PreBindTimeout: p.dice.between(2*time.Minute, 5*time.Minute), MaxPreBindTimeout: 10 * time.Minute,

@@ -1,25 +1,17 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package unrecorded has a binder.Recorder for tests that need none.
+// Package unrecorded has a work.Recorder for tests that need none.
 package unrecorded
 
 import (
 	"context"
-	"time"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/internal/work"
 )
 
 // Recorder ignores all calls.
 type Recorder struct{}
-
-// Begin implements binder.Recorder.
-func (Recorder) Begin(ctx context.Context) context.Context { return ctx }
-
-// Decided implements binder.Recorder.
-func (Recorder) Decided(context.Context, binder.Request, binder.Decision, time.Duration) {}
 
 // Step implements work.Recorder.
 func (Recorder) Step(ctx context.Context, _ work.Step) (context.Context, func(error)) {

@@ -24,6 +24,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -119,7 +120,10 @@ func Around(t testing.TB, server *fakeapi.Server, hub *notify.Hub, h framework.H
 func (c *Cluster) build() *binder.Engine {
 	chain := mutation.NewChain(nil, nil)
 	e := binder.New(binder.Options{
-		Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		Options: work.Options{
+			Cached: c.Handle.Cached, Live: c.Handle.Live, Replica: "test", Changes: c.Changes, Term: func() (int64, bool) { return 0, true },
+			Events: &events.FakeRecorder{}, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
+		},
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Mutators: chain, Plugins: []framework.Plugin{c.Plugin}, Hold: c.Hold, MaxHolds: 1000,
 			PreBindTimeout: c.Budget, MaxPreBindTimeout: c.Budget,

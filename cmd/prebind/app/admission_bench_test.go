@@ -42,6 +42,7 @@ import (
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/telemetry"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
@@ -126,11 +127,11 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	handlerOf := func(e prebindwebhook.Engine) http.Handler {
 		return &prebindwebhook.Handler{Engine: e, Ready: func() error { return nil }, Log: klog.Background(), Clock: clock.RealClock{}}
 	}
-	return handlerOf(engine), handlerOf(benchEngine(tb, recorder.Mutator, recorder))
+	return handlerOf(engine), handlerOf(recorder.Engine(benchEngine(tb, recorder.Mutator, recorder)))
 }
 
 // benchEngine returns an engine with the default configuration.
-func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder binder.Recorder) *binder.Engine {
+func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder work.Recorder) *binder.Engine {
 	tb.Helper()
 	registry := newRegistry()
 	s := configuration.Default(registry.Components())
@@ -157,8 +158,10 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	}
 	mutate := mutation.NewChain(chain, nil)
 	e := binder.New(binder.Options{
-		Cached: world, Live: world, Replica: "replica", Changes: changes,
-		Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
+		Options: work.Options{
+			Cached: world, Live: world, Replica: "replica", Changes: changes, Term: func() (int64, bool) { return 0, true },
+			Events: events.NewFakeRecorder(1), Recorder: recorder, Clock: clock.RealClock{},
+		},
 		Settings: binder.Settings{
 			Mode: s.Mode, Mutators: mutate, Plugins: plugins, Hold: s.Budgets.Hold.Duration, MaxHolds: s.Budgets.MaxHolds,
 			PreBindTimeout: s.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: s.Budgets.MaxPreBindTimeout.Duration,

@@ -32,6 +32,7 @@ import (
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/telemetry"
+	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -171,15 +172,17 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	}
 	p.ready.Require(p.replicas.Held)
 	p.engine = binder.New(binder.Options{
-		Cached:   p.assembly.Cached(),
-		Live:     p.assembly.GetAPIReader(),
 		Settings: settings,
-		Replica:  p.id,
-		Term:     p.replicas.Term,
-		Changes:  p.assembly.Changes,
-		Events:   p.assembly.GetEventRecorder("prebind"),
-		Recorder: p.recorder,
-		Clock:    clock.RealClock{},
+		Options: work.Options{
+			Cached:   p.assembly.Cached(),
+			Live:     p.assembly.GetAPIReader(),
+			Replica:  p.id,
+			Term:     p.replicas.Term,
+			Changes:  p.assembly.Changes,
+			Events:   p.assembly.GetEventRecorder("prebind"),
+			Recorder: p.recorder,
+			Clock:    clock.RealClock{},
+		},
 	})
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
 	return p.add(p.replicas, always(func(ctx context.Context) { p.engine.Sweep(ctx, p.replicas) }))
@@ -209,7 +212,7 @@ func always(run func(context.Context)) manager.RunnableFunc {
 
 // buildServers adds the certificates and all servers.
 func (p *process) buildServers() error {
-	handler := &webhook.Handler{Engine: p.engine, Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{}}
+	handler := &webhook.Handler{Engine: p.recorder.Engine(p.engine), Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{}}
 	p.certs.Manage(p.assembly.GetClient(), p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
 	server := webhook.NewServer(webhook.ServerOptions{
