@@ -116,7 +116,10 @@ func (c *call) run(ctx context.Context) Decision {
 		return d
 	}
 	if d.Err != nil && d.Err.Kind == framework.KindWait {
-		d.RetryAfter = c.retryAfter()
+		d.RetryAfter = atOnce // It probably gets a seat again, in this replica or in another.
+		if !c.held {
+			d.RetryAfter = retryAfter(c.o.Clock.Since(c.first))
+		}
 		c.awaits(d.Err, end.first(), 1, d.RetryAfter)
 	} else { // The wait of the bind is over.
 		c.waits.cache.Remove(c.key)
@@ -199,7 +202,7 @@ func (c *call) loop(ctx context.Context) (end step) {
 	}
 }
 
-// ended returns the end of a call whose context has ended while it waited as in the step.
+// ended returns the end of a call whose hold has ended while it waited as in the step.
 func (c *call) ended(ctx context.Context, s step) step {
 	c.held = true
 	return s.end(c.waiting(s).Because(context.Cause(ctx)))

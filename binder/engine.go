@@ -13,7 +13,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -43,8 +42,6 @@ type Engine struct {
 	seats   seats
 	// called says that Bind was called.
 	called atomic.Bool
-	// jitter returns a random number from 0 to 1.
-	jitter func() float64
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -78,7 +75,7 @@ func participants(plugins []framework.Plugin) []*participant {
 func New(o Options) *Engine {
 	draining := make(chan struct{})
 	return &Engine{
-		o: o, enabled: participants(o.Settings.Plugins), waits: newWaits(o.Clock), jitter: rand.Float64,
+		o: o, enabled: participants(o.Settings.Plugins), waits: newWaits(o.Clock),
 		work:     work.NewSet(o.Options),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 	}

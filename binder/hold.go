@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiwait "k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
@@ -16,9 +17,9 @@ import (
 )
 
 const (
-	// MaxRetryAfter is the longest time that Prebind asks a client to wait before it calls again, without its spread.
-	MaxRetryAfter = 30 * time.Second
-	// minRetry and MaxRetryAfter limit Retry-After of a call that got no seat. atOnce is that of any other.
+	// maxRetry is the longest time that Prebind asks a client to wait before it calls again, without its spread.
+	maxRetry = 30 * time.Second
+	// minRetry and maxRetry limit Retry-After of a call that got no seat. atOnce is that of any other.
 	minRetry, atOnce = 2 * time.Second, time.Second
 )
 
@@ -50,27 +51,10 @@ func (c *call) awaits(err *framework.Error, wait framework.Wait, over int, next 
 	})
 }
 
-// retryAfter returns when the client should post the Binding again: at once if it probably gets a seat again, and otherwise after half
-// of the time that the bind has waited so far, within limits, spread by a quarter.
-func (c *call) retryAfter() time.Duration {
-	select {
-	case <-c.draining:
-		// Another replica may have a seat.
-		return atOnce
-	default:
-	}
-	if c.held {
-		return atOnce
-	}
-	return RetryAfter(c.o.Clock.Since(c.first), c.jitter())
-}
-
-// RetryAfter returns half of the elapsed time, at least 2 s and at most 30 s, plus up to a quarter by
-// the jitter from 0 to 1, in whole seconds.
-func RetryAfter(elapsed time.Duration, jitter float64) time.Duration {
-	after := min(max(elapsed/2, minRetry), MaxRetryAfter)
-	after += time.Duration(jitter * float64(after) / 4)
-	return after.Round(time.Second)
+// retryAfter returns when a client that got no seat should post the Binding again: after half of the time that the bind has waited so
+// far, at least 2 s and at most 30 s, plus up to a quarter by chance, in whole seconds.
+func retryAfter(waited time.Duration) time.Duration {
+	return apiwait.Jitter(min(max(waited/2, minRetry), maxRetry), 0.25).Round(time.Second)
 }
 
 // The objects whose changes every call awaits that waits.
@@ -121,7 +105,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 	case <-c.changes.C():
 	case <-timer.C():
 	case <-c.draining:
-		return s.end(c.waiting(s))
+		return c.ended(ctx, s)
 	case <-ctx.Done():
 	}
 	clear(c.asked)

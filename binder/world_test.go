@@ -62,7 +62,6 @@ func newWorld(t *testing.T) *world {
 			Mode: ModeEnforce, Mutators: chain, Hold: 8 * time.Second, MaxHolds: 100, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: time.Hour,
 		},
 	})
-	w.jitter = func() float64 { return 0 }
 	return w
 }
 

@@ -135,13 +135,15 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 
 // BindWaits implements framework.Observer.
 func (p *Plugin) BindWaits(_ context.Context, bc *framework.BindContext, _ []framework.Wait) {
-	p.report(bc)
+	if l, err := framework.Extension[looked](bc); err == nil {
+		p.report(bc, l.results)
+	}
 }
 
 // BindDecided implements framework.Observer.
 func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) {
-	p.report(bc)
-	if l, err := framework.Extension[looked](bc); err == nil {
+	if l, err := framework.Extension[looked](bc); err == nil && len(l.results) > 0 {
+		p.report(bc, l.results)
 		p.metrics.tasks.Observe(bc, l.asked)
 	}
 }
@@ -181,12 +183,8 @@ func aboutPolicy(name string) framework.Object {
 }
 
 // report reports the results that are not only part of the answer: in the metrics and, for policies in mode Audit, in events.
-func (p *Plugin) report(bc *framework.BindContext) {
-	l, err := framework.Extension[looked](bc)
-	if err != nil {
-		return
-	}
-	for _, r := range l.results {
+func (p *Plugin) report(bc *framework.BindContext, results []policy.Result) {
+	for _, r := range results {
 		p.metrics.count(r)
 		if note := auditText(r); note != "" && p.h.Events != nil {
 			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", text.Clip(note, maxNote))
