@@ -17,10 +17,9 @@ import (
 )
 
 const (
-	// maxRetry is the longest time that Prebind asks a client to wait before it calls again, without its spread.
-	maxRetry = 30 * time.Second
-	// minRetry and maxRetry limit Retry-After of a call that got no seat. atOnce is that of any other.
-	minRetry, atOnce = 2 * time.Second, time.Second
+	// minRetry and maxRetry limit Retry-After of a call that got no seat, without its spread. atOnce is that of any other.
+	minRetry, maxRetry = 2 * time.Second, 30 * time.Second
+	atOnce             = time.Second
 )
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
