@@ -64,18 +64,11 @@ func (e *evaluation) decide() (err error) {
 	return nil
 }
 
-// ruleError is the error of an expression.
-type ruleError struct {
-	// rule is Result.Rule.
-	rule string
-	err  error
+// at returns the error of a rule, which becomes Result.Rule if the policy fails.
+func (e *evaluation) at(rule string, err error) error {
+	e.rule = rule
+	return fmt.Errorf("%s: %w", rule, err)
 }
-
-// Error implements error.
-func (r *ruleError) Error() string { return r.rule + ": " + r.err.Error() }
-
-// Unwrap returns the cause.
-func (r *ruleError) Unwrap() error { return r.err }
 
 // pendingAgain is when a policy that cannot be evaluated yet is evaluated again if no object changes.
 const pendingAgain = time.Second
@@ -97,10 +90,7 @@ func (e *evaluation) fail(err error) {
 	if e.result.Verdict == Waiting {
 		e.result.Message = line("waiting for the policy to become ready: " + err.Error())
 	}
-	e.result.Rule = "spec"
-	if r := (*ruleError)(nil); errors.As(err, &r) {
-		e.result.Rule = r.rule
-	}
+	e.result.Rule = cmp.Or(e.rule, "spec")
 	e.result.Waived, e.result.Tasks, e.result.Annotations, e.result.Labels = nil, nil, nil, nil
 }
 
@@ -135,7 +125,7 @@ func (e *evaluation) firstFalse(rules []rule) (*rule, error) {
 		ok, err := evalAs[types.Bool](e, r.expression)
 		switch {
 		case err != nil && failed == nil:
-			failed = &ruleError{rule: r.path, err: err}
+			failed = e.at(r.path, err)
 		case err == nil && !bool(ok):
 			return r, nil
 		}
@@ -152,7 +142,7 @@ func (e *evaluation) wait() error {
 		ok, err := evalAs[types.Bool](e, w.expression)
 		switch {
 		case err != nil && first == nil && over == nil:
-			return &ruleError{rule: w.path, err: err}
+			return e.at(w.path, err)
 		case bool(ok):
 			continue
 		}
@@ -222,7 +212,7 @@ func (e *evaluation) ask() error {
 			size += len(key) + len(value)
 		}
 		if size > MaxParameters {
-			return &ruleError{rule: t.path, err: limit("the parameters have %d bytes, more than %d", size, MaxParameters)}
+			return e.at(t.path, limit("the parameters have %d bytes, more than %d", size, MaxParameters))
 		}
 		e.result.Tasks = append(e.result.Tasks, asked)
 	}
@@ -235,7 +225,7 @@ func (e *evaluation) mutate() (err error) {
 		return err
 	}
 	if err := apivalidation.ValidateAnnotationsSize(e.result.Annotations); err != nil {
-		return &ruleError{rule: "spec.mutations.annotations", err: err}
+		return e.at("spec.mutations.annotations", err)
 	}
 	e.result.Labels, err = e.texts(e.policy.labels, validation.IsValidLabelValue)
 	return err
@@ -253,7 +243,7 @@ func (e *evaluation) texts(mutations []mutation, validate func(string) []string)
 			}
 		}
 		if err != nil {
-			return nil, &ruleError{rule: m.path, err: err}
+			return nil, e.at(m.path, err)
 		}
 		if ok {
 			if values == nil {

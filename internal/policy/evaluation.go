@@ -32,6 +32,8 @@ type evaluation struct {
 	objects Objects
 	result  Result
 	cost    uint64
+	// rule is the path of the expression that failed.
+	rule string
 	// size is that of the objects that were read, and unread the error of a read that can succeed later.
 	size   int
 	unread error
@@ -62,11 +64,14 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 func (e *evaluation) value(name string) ref.Val {
 	switch name {
 	case varPod:
-		return limited(&e.subject.pod, "pod", e.subject.Pod)
+		return limited("pod", e.subject.Pod.DeepCopy())
 	case varNode:
 		return common.SchemalessTypedToVal(e.subject.Node)
 	case varObject:
-		return limited(&e.subject.binding, "Binding", e.subject.Binding)
+		if e.subject.Binding == nil {
+			return types.NullValue
+		}
+		return limited("Binding", e.subject.Binding.DeepCopy())
 	case varRequest:
 		u := &e.subject.User
 		r := &request{DryRun: e.subject.DryRun, UserInfo: userInfo{Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra}}
@@ -86,22 +91,12 @@ func (e *evaluation) value(name string) ref.Val {
 	return nil
 }
 
-// limited returns the value of an object that is not too large, and keeps it for the next policy. The size of a nil pointer is
-// zero. Binds share the object, and Size changes quantities, so it needs a copy.
-func limited[T interface {
-	DeepCopy() T
-	Size() int
-}](value *ref.Val, name string, o T) ref.Val {
-	if *value == nil {
-		o = o.DeepCopy()
-		if o.Size() > MaxObject {
-			*value = types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
-		} else {
-			fillNil(reflect.ValueOf(o))
-			*value = common.SchemalessTypedToVal(o)
-		}
+// limited returns the value of a copy of an object, unless it is too large.
+func limited(name string, o client.Object) ref.Val {
+	if o = Reduce(o); isLarge(o) {
+		return types.WrapErr(limit("the %s is larger than %d KiB", name, MaxObject>>10))
 	}
-	return *value
+	return common.SchemalessTypedToVal(o)
 }
 
 // errBudget means that the expressions of a policy cost too much together.

@@ -208,18 +208,12 @@ func run(ctx context.Context, policies []*files.Policy, t *Test, c *Case) (*Case
 
 // find returns the index of the policy with the name. An empty name means the only one.
 func find(policies []*files.Policy, name string) (int, error) {
-	if name == "" && len(policies) == 1 {
-		return 0, nil
-	}
 	var names []string
 	for i, p := range policies {
-		if p.Name() == name {
+		if p.Name() == name || name == "" && len(policies) == 1 {
 			return i, nil
 		}
 		names = append(names, p.Name())
 	}
-	if name == "" {
-		return 0, fmt.Errorf("expect: policy: required, because the directory contains several: %s", strings.Join(names, ", "))
-	}
-	return 0, fmt.Errorf("expect: policy %q: the directory contains only %s", name, strings.Join(names, ", "))
+	return 0, fmt.Errorf("expect: policy %q: must be one of %s", name, strings.Join(names, ", "))
 }

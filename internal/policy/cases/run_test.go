@@ -186,8 +186,8 @@ func TestRun_Several(t *testing.T) {
 	require.Len(t, r.Cases, 1)
 	assert.Empty(t, r.Cases[0].Failures)
 	require.Len(t, r.Cases[0].Results, 2)
-	assert.ErrorContains(t, r.Err, `case "unnamed": expect: policy: required, because the directory contains several: a, b`)
-	assert.ErrorContains(t, r.Err, `case "unknown": expect: policy "c": the directory contains only a, b`)
+	assert.ErrorContains(t, r.Err, `case "unnamed": expect: policy "": must be one of a, b`)
+	assert.ErrorContains(t, r.Err, `case "unknown": expect: policy "c": must be one of a, b`)
 	assert.Equal(t, []string{"BindPolicy b: no case is allowed"}, r.Uncovered())
 }
 

@@ -108,9 +108,11 @@ func child(of *yaml.Node, step string) (key, value *yaml.Node) {
 func Read(in io.Reader, paths ...string) (read []*Document, problems, err error) {
 	var all []error
 	for _, path := range paths {
-		names, err := expand(path)
-		if err != nil {
-			return nil, nil, err
+		names := []string{path}
+		if path != "-" {
+			if names, err = find(path, IsObjects); err != nil {
+				return nil, nil, err
+			}
 		}
 		for _, name := range names {
 			content, err := load(in, name)
@@ -131,11 +133,8 @@ func load(in io.Reader, name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// expand returns the files of a directory, or the path.
-func expand(path string) ([]string, error) {
-	if path == "-" {
-		return []string{path}, nil
-	}
+// find returns the files at or below a directory whose names match, except in hidden directories. It returns the path of a file.
+func find(path string, matches func(name string) bool) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.IsDir() {
 		return []string{path}, err
@@ -148,7 +147,7 @@ func expand(path string) ([]string, error) {
 			return err
 		case entry.IsDir() && name != root && strings.HasPrefix(entry.Name(), "."):
 			return fs.SkipDir
-		case !entry.IsDir() && IsObjects(name):
+		case !entry.IsDir() && matches(name):
 			names = append(names, name)
 		}
 		return nil
@@ -169,15 +168,15 @@ func IsObjects(name string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !IsTest(name)
 }
 
-// TestDirs returns the directories with tests at or below the directory, in order.
+// TestDirs returns the directories with tests at or below the directory, in order, except hidden ones.
 func TestDirs(dir string) ([]string, error) {
+	names, err := find(dir, IsTest)
 	var dirs []string
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() && IsTest(path) {
-			dirs = append(dirs, filepath.Dir(path))
+	for _, name := range names {
+		if IsTest(name) { // It can be the path itself.
+			dirs = append(dirs, filepath.Dir(name))
 		}
-		return err
-	})
+	}
 	slices.Sort(dirs)
 	return slices.Compact(dirs), err
 }
