@@ -55,7 +55,6 @@ func TestObjects_FailurePolicy(t *testing.T) {
 	const all = `
 resources: [{name: limits, apiVersion: v1, kind: ConfigMap, labelSelector: {}}]
 validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
-	const namespace = `validations: [{expression: "namespaceObject.metadata.name == 'default'"}]`
 	with := func(n, size int) []client.Object {
 		var objects []client.Object
 		for i := range n {
@@ -74,12 +73,10 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 		want      policy.Verdict
 		says      string
 	}{
-		"Small":       {reason: "the cache has the objects", objects: with(2, 1000), spec: all, want: policy.Allowed},
-		"Own":         {reason: "policies cannot read Prebind's own objects", objects: []client.Object{own}, spec: strings.Replace(all, "resources.limits.all(l, l.data['a'].size() > 0)", "resources.limits == []", 1), want: policy.Allowed},
-		"NoNamespace": {reason: "the cache is behind", spec: namespace, want: policy.Waiting, says: "the cache does not contain Namespace default yet"},
-		"Namespace":   {reason: "the cache has it", objects: []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gen.DefaultNamespace}}}, spec: namespace, want: policy.Allowed},
-		"Unwatched":   {reason: "the watch can begin later", spec: all, unwatched: errors.New("spec.resources[limits]: forbidden"), want: policy.Waiting, says: "spec.resources[limits]: forbidden"},
-		"Read":        {reason: "the next read can succeed", spec: all, read: errors.New("no answer"), want: policy.Waiting, says: "no answer"},
+		"Small":     {reason: "the cache has the objects", objects: with(2, 1000), spec: all, want: policy.Allowed},
+		"Own":       {reason: "policies cannot read Prebind's own objects", objects: []client.Object{own}, spec: strings.Replace(all, "resources.limits.all(l, l.data['a'].size() > 0)", "resources.limits == []", 1), want: policy.Allowed},
+		"Unwatched": {reason: "the watch can begin later", spec: all, unwatched: errors.New("spec.resources[limits]: forbidden"), want: policy.Waiting, says: "spec.resources[limits]: forbidden"},
+		"Read":      {reason: "the next read can succeed", spec: all, read: errors.New("no answer"), want: policy.Waiting, says: "no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cached := fakeapi.New(tc.objects...).Connect()

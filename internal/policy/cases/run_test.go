@@ -232,7 +232,7 @@ func TestRun_WrongTypes(t *testing.T) {
 		"Map":    {reason: "expectations are a list", content: "cases:\n- name: c\n  expect: {verdict: allowed}\n", line: ":3", says: "cases.expect: must be of type []cases.Expectation, got object"},
 		"Object": {reason: "a mistake in an object is reported once, not in each case", content: "objects:\n- {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}\ncases: [{name: c, expect: [{verdict: allowed}]}, {name: d, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: v1 Node n1: metadata.labels: must be of type string, got number"},
 		"Waited": {reason: "a duration has a unit", content: "cases:\n- name: c\n  waited: 3\n  expect: [{verdict: allowed}]\n", line: ":3", says: "cases.waited: must be of type string, got number"},
-		"Custom": {reason: "the metadata of all kinds is typed", content: "cases:\n- name: c\n  objects: [{apiVersion: example.com/v1, kind: Rack, metadata: {name: r1, labels: {a: 1}}}]\n  expect: [{verdict: allowed}]\n", line: ":4", says: "case \"c\": example.com/v1 Rack r1: metadata.labels: must be of type string, got number"},
+		"OfCase": {reason: "an object of a case is named", content: "cases:\n- name: c\n  objects: [{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}]\n  expect: [{verdict: allowed}]\n", line: ":4", says: "case \"c\": v1 Node n1: metadata.labels: must be of type string, got number"},
 		"Kind":   {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: apps/v1 Pod a: apps/v1 has no kind Pod"},
 	}
 	for name, tc := range tests {

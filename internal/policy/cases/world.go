@@ -103,11 +103,6 @@ func typed(raw map[string]any) (client.Object, error) {
 	built, _ := scheme.Scheme.New(u.GroupVersionKind())
 	o, ok := built.(client.Object)
 	if !ok {
-		metadata, _ := raw["metadata"].(map[string]any) // identity has read it.
-		if problems := files.DecodeStrict(metadata, &metav1.ObjectMeta{}); len(problems) > 0 {
-			problems[0].Field = "metadata." + problems[0].Field
-			return nil, &problems[0]
-		}
 		return u, nil
 	}
 	if problems := files.DecodeStrict(raw, o); len(problems) > 0 {

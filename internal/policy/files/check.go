@@ -57,11 +57,8 @@ func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Pol
 		switch kind := d.Kind(); {
 		case kind.Group != v1alpha1.Kind.Group || kind.Kind == "BindTask":
 			continue
-		case kind.Kind != v1alpha1.Kind.Kind:
-			problems = append(problems, fmt.Errorf("%s: kind %s: must be BindPolicy, or BindPolicyTest in files *%s", d.At("kind"), kind.Kind, TestSuffix))
-			continue
 		case kind != v1alpha1.Kind:
-			problems = append(problems, fmt.Errorf("%s: apiVersion %s: must be %s", d.At("apiVersion"), kind.GroupVersion(), v1alpha1.GroupVersion))
+			problems = append(problems, fmt.Errorf("%s: %s: must be %s, or BindPolicyTest in files *%s", d.At("kind"), kind, v1alpha1.Kind, TestSuffix))
 			continue
 		}
 		p := check(ctx, v, d, o)
