@@ -11,16 +11,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apimachinery/pkg/util/wait"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -99,29 +94,11 @@ func (b *bench) record(node string) map[string]string {
 	return record.Data
 }
 
-// untilRecord watches the node's record until the condition holds for its data. The data is nil while the record does not exist.
+// untilRecord reads the node's record until the condition holds for its data. The data is nil while the record does not exist.
 func (b *bench) untilRecord(node, what string, condition func(data map[string]string) bool) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 2*patience)
-	defer cancel()
-	only := fields.OneTermEqualSelector("metadata.name", recordOf(node)).String()
-	_, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = only
-			return b.records().List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = only
-			return b.records().Watch(ctx, o)
-		},
-	}, &corev1.ConfigMap{}, func(store cache.Store) (bool, error) {
-		return len(store.List()) == 0 && condition(nil), nil
-	}, func(e watch.Event) (bool, error) {
-		if e.Type == watch.Deleted {
-			return condition(nil), nil
-		}
-		record, ok := e.Object.(*corev1.ConfigMap)
-		return ok && condition(record.Data), nil
+	err := wait.PollUntilContextTimeout(b.t.Context(), reads, 2*patience, true, func(context.Context) (bool, error) {
+		return condition(b.record(node)), nil
 	})
 	require.NoError(b.t, err, "waiting for the record of node %s to be %s: %v", node, what, b.record(node))
 }

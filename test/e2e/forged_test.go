@@ -4,11 +4,8 @@
 package e2e
 
 import (
-	"bytes"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -20,7 +17,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/gencert"
 	"github.com/prebind/prebind/test/install"
-	"github.com/prebind/prebind/webhook"
 )
 
 // apiServer is the name in the API server's client certificate.
@@ -48,7 +44,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	b.claim("data", b.dynamic("0s"))
 	pod := b.podWith(byHand, gen.UsesClaim("data"))
 	review := b.reviewOf(b.binding("node-1", gen.UID(pod.UID)), false)
-	before := b.state()
+	before, replica := b.state(), w.prebind.Replicas()[0]
 
 	stranger := gencert.NewCA(t, "stranger").Sign(t, apiServer).TLS(t)
 	refused := map[string]struct {
@@ -57,15 +53,17 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	}{
 		"no certificate": {says: "certificate required"},
 		"another CA's":   {client: &stranger, says: "unknown certificate authority"},
-		"a kubelet's":    {client: b.certificateOf("system:node:node-1"), says: `403 Forbidden: prebind: client certificate "system:node:node-1" is not allowed to call`},
+		"a kubelet's":    {client: b.certificateOf("system:node:node-1"), says: `client certificate \"system:node:node-1\" is not allowed to call`},
 	}
 	for name, tc := range refused {
-		assert.ErrorContains(t, b.post(tc.client, review), tc.says, name)
+		_, err := ask(t.Context(), replica, tc.client, review)
+		assert.ErrorContains(t, err, tc.says, name)
 	}
 	assert.Equal(t, before, b.state(), "no object should be written")
 
 	// The same review from the API server provisions the volume of the claim.
-	require.NoError(t, b.post(b.certificateOf(apiServer), review))
+	_, err := ask(t.Context(), replica, b.certificateOf(apiServer), review)
+	require.NoError(t, err)
 	assert.Equal(t, "node-1", b.untilSelected())
 }
 
@@ -95,29 +93,4 @@ func (b *bench) certificateOf(user string) *tls.Certificate {
 	pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
 	require.NoError(b.t, err)
 	return &pair
-}
-
-// post posts the review directly to a replica, with the optional certificate. A response with another code than 200 is an error.
-func (b *bench) post(client *tls.Certificate, review []byte) error {
-	config := &tls.Config{InsecureSkipVerify: true} // A forging client does not verify the server.
-	if client != nil {
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return client, nil }
-	}
-	url := "https://" + b.prebind.Replicas()[0].WebhookAddress() + webhook.Path + "?timeout=10s"
-	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, url, bytes.NewReader(review))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}).Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode == http.StatusOK {
-		return nil
-	}
-	var status metav1.Status
-	_ = json.NewDecoder(response.Body).Decode(&status) // An answer that is not a Status has an empty message.
-	return fmt.Errorf("%s: %s", response.Status, status.Message)
 }

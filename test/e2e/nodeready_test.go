@@ -53,7 +53,7 @@ func testNodeReady(t *testing.T, w *world) {
 			b.csiClaim()
 			b.podWith(cluster.DefaultScheduler, toleration, b.steered(), gen.UsesClaim("data"))
 			b.untilEvent(append(tc.says(node), "WaitingForPreBind")...)
-			assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+			b.assertNotBound()
 			tc.late(b, node)
 			began := time.Now()
 			pod := b.untilBound()

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -86,7 +87,7 @@ func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.Admi
 	review := b.reviewOf(binding, true)
 	for _, r := range b.prebind.Replicas() {
 		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-			answer, err := ask(b.t.Context(), r, review)
+			answer, err := ask(b.t.Context(), r, nil, review)
 			require.NoError(c, err)
 			assert.True(c, is(answer))
 		}, patience, 50*time.Millisecond, "%s should hear of it", r.Name())
@@ -110,28 +111,29 @@ func (b *bench) reviewOf(binding *corev1.Binding, dryRun bool) []byte {
 	return review
 }
 
-var insecure = &http.Client{Transport: &http.Transport{
-	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // Any client that can reach the port.
-}}
-
-// ask posts the review directly to the replica.
-func ask(ctx context.Context, r *install.Replica, review []byte) (*admissionv1.AdmissionResponse, error) {
+// ask posts the review directly to the replica, with the optional client certificate.
+func ask(ctx context.Context, r *install.Replica, certificate *tls.Certificate, review []byte) (*admissionv1.AdmissionResponse, error) {
+	config := &tls.Config{InsecureSkipVerify: true} // Any client that can reach the port.
+	if certificate != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
+	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+r.WebhookAddress()+webhook.Path+"?timeout=5s", bytes.NewReader(review))
 	if err != nil {
 		return nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	response, err := insecure.Do(request)
+	response, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}).Do(request)
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
-	var answer admissionv1.AdmissionReview
-	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
 		return nil, err
 	}
-	if answer.Response == nil {
-		return nil, fmt.Errorf("%s returned %s", r.Name(), response.Status)
+	var answer admissionv1.AdmissionReview
+	if response.StatusCode != http.StatusOK || json.Unmarshal(body, &answer) != nil || answer.Response == nil {
+		return nil, fmt.Errorf("%s returned %s: %s", r.Name(), response.Status, body)
 	}
 	return answer.Response, nil
 }
@@ -144,7 +146,7 @@ func (b *bench) assertRefused(err error, words ...string) {
 		assert.ErrorContains(b.t, err, w)
 	}
 	b.untilEvent(append([]string{"BindRefused"}, words...)...)
-	assert.Empty(b.t, b.until("still unbound", notBound).Spec.NodeName)
+	b.assertNotBound()
 }
 
 // A node is drained between the scheduler's decision and the bind.

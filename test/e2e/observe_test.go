@@ -15,10 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -31,35 +28,34 @@ const patience = cluster.Patience
 // attemptKey is the annotation with the attempt that bound the pod.
 const attemptKey = "binder.prebind.dev/attempt"
 
-// until watches the pod until the condition holds, and returns it.
+// reads is the pause between two reads of an object that a test waits for.
+const reads = 50 * time.Millisecond
+
+// until reads the pod until the condition holds, and returns it.
 func (b *bench) until(what string, condition func(*corev1.Pod) bool) *corev1.Pod {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	only := fields.OneTermEqualSelector("metadata.name", "pod").String()
-	pods := b.client.CoreV1().Pods(b.ns)
-	event, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = only
-			return pods.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = only
-			return pods.Watch(ctx, o)
-		},
-	}, &corev1.Pod{}, nil, func(e watch.Event) (bool, error) {
-		pod, ok := e.Object.(*corev1.Pod)
-		return ok && condition(pod), nil
+	var pod *corev1.Pod
+	err := wait.PollUntilContextTimeout(b.t.Context(), reads, patience, true, func(context.Context) (bool, error) {
+		var err error
+		pod, err = b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
+		return err == nil && condition(pod), nil
 	})
 	require.NoError(b.t, err, "waiting for the pod to be %s; its events: %v", what, b.events())
-	pod, ok := event.Object.(*corev1.Pod)
-	require.True(b.t, ok)
 	return pod
 }
 
 func (b *bench) untilBound() *corev1.Pod {
 	b.t.Helper()
 	return b.until("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" })
+}
+
+// assertNotBound checks that the pod has no node, and returns it.
+func (b *bench) assertNotBound() *corev1.Pod {
+	b.t.Helper()
+	pod, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
+	require.NoError(b.t, err)
+	assert.Empty(b.t, pod.Spec.NodeName, "the pod should not be bound")
+	return pod
 }
 
 // events returns "reason: message" of the pod's events.

@@ -27,7 +27,7 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 		assert.ErrorContains(t, err, words)
 	}
 	assert.Equal(t, []string{"invalid"}, b.decisions())
-	assert.Equal(t, created.ResourceVersion, b.until("still unbound", notBound).ResourceVersion, "the API server should not store the metadata")
+	assert.Equal(t, created.ResourceVersion, b.assertNotBound().ResourceVersion, "the API server should not store the metadata")
 
 	require.NoError(t, b.bindByHand(b.binding("node-1")), "without it")
 	b.assertTopology(b.untilBound())

@@ -79,7 +79,7 @@ func testPolicyTask(p *policies) {
 	task := p.untilTask("the bind creates it", anyTask)
 	assert.Equal(p.t, map[string]v1alpha1.ParameterValue{"node": v1alpha1.ParameterValue(node)}, task.Spec.Parameters)
 	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for handler "+prefetch+" to begin BindTask "+task.Name)
-	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
+	p.assertNotBound()
 	p.answers(task, v1alpha1.TaskReady, "")
 	pod := p.endSoon(bound)
 	assert.Equal(p.t, "hit", pod.Annotations[key(policy, "cache")])

@@ -27,7 +27,7 @@ waitFor:
 	node, toleration := p.ownNode("late")
 	bound := p.begin(cluster.DefaultScheduler, node, toleration)
 	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for driver: CSI driver not registered on "+node)
-	assert.Empty(p.t, p.until("still unbound", notBound).Spec.NodeName)
+	p.assertNotBound()
 	p.registerDriver(node)
 	p.assertTopology(p.endSoon(bound))
 	p.untilCounted(policy.Name, "waiting")

@@ -49,7 +49,7 @@ func TestPluginFromOutside(t *testing.T) {
 		require.NoError(t, killed.Kill())
 		require.NotEmpty(t, b.lock("node-4"))
 		b.untilUnlocked("node-4")
-		assert.Empty(t, b.until("still unbound", notBound).Spec.NodeName)
+		b.assertNotBound()
 		// The replica restarts, and its binds continue.
 		require.NoError(t, killed.Restart(t.Context()))
 		require.NoError(t, b.bindByHand(b.binding("node-4")))
@@ -174,5 +174,3 @@ func (b *bench) replicaOfAttempt(attempt string) *install.Replica {
 	require.Fail(b.t, "no replica has the attempt", attempt)
 	return nil
 }
-
-func notBound(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" }

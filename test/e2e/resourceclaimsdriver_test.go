@@ -15,11 +15,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/prebind/prebind/test/gen"
@@ -143,39 +139,17 @@ func (b *bench) resourceClaims() []*resourcev1.ResourceClaim {
 	return claims
 }
 
-// untilResourceClaim watches the claim until the condition holds, and returns it.
+// untilResourceClaim reads the claim until the condition holds, and returns it.
 func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1.ResourceClaim) bool) *resourcev1.ResourceClaim {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	only := fields.OneTermEqualSelector("metadata.name", name).String()
-	claims := b.client.ResourceV1().ResourceClaims(b.ns)
-	var last *resourcev1.ResourceClaim
-	event, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = only
-			return claims.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = only
-			return claims.Watch(ctx, o)
-		},
-	}, &resourcev1.ResourceClaim{}, nil, func(e watch.Event) (bool, error) {
-		claim, ok := e.Object.(*resourcev1.ResourceClaim)
-		last = claim
-		return ok && e.Type != watch.Deleted && condition(claim), nil
+	var claim *resourcev1.ResourceClaim
+	err := wait.PollUntilContextTimeout(b.t.Context(), reads, patience, true, func(context.Context) (bool, error) {
+		var err error
+		claim, err = b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+		return err == nil && condition(claim), nil
 	})
-	require.NoError(b.t, err, "waiting for the claim %s to be %s: its marks are %v, its status %v; events: %v", name, what, marksOn(last), statusOf(last), b.allEvents())
-	claim, ok := event.Object.(*resourcev1.ResourceClaim)
-	require.True(b.t, ok)
+	require.NoError(b.t, err, "waiting for the claim %s to be %s: %v; events: %v", name, what, claim, b.allEvents())
 	return claim
-}
-
-func statusOf(claim *resourcev1.ResourceClaim) string {
-	if claim == nil {
-		return "none"
-	}
-	return claim.Status.String()
 }
 
 // States of a claim.

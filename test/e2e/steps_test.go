@@ -72,28 +72,6 @@ func (b *bench) end(done <-chan error) error {
 	}
 }
 
-// insist posts the Binding until it succeeds, like a scheduler with only one possible node. It returns the errors of all calls. The
-// last one is nil. It is safe for concurrent use.
-func (b *bench) insist(ctx context.Context, binding *corev1.Binding) []error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	tick := time.NewTicker(again)
-	defer tick.Stop()
-	var errs []error
-	for {
-		err := b.client.CoreV1().Pods(b.ns).Bind(ctx, binding, metav1.CreateOptions{})
-		errs = append(errs, err)
-		if err == nil {
-			return errs
-		}
-		select {
-		case <-ctx.Done():
-			return errs
-		case <-tick.C:
-		}
-	}
-}
-
 // untilSelected waits for the selected-node of the claim "data", and returns it.
 func (b *bench) untilSelected() string {
 	b.t.Helper()
