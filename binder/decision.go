@@ -73,8 +73,6 @@ type Audit struct {
 	Kind string
 	// Err is the reason why the bind would be rejected, or nil.
 	Err *framework.Error
-	// WaitsFor is what it would wait for.
-	WaitsFor []string
 }
 
 // Kind is "allowed", "passed-through", "audited", or the kind of the error. These

@@ -93,10 +93,11 @@ func auditOnly(d Decision) Decision {
 		out.Warnings = []string{"audit: the bind would be rejected (" + a.Kind + "): " + d.Err.Error()}
 	case x.Verdict == VerdictWait:
 		a.Kind = string(framework.KindWait)
+		var awaited []string
 		for _, p := range x.Plugins {
-			a.WaitsFor = append(a.WaitsFor, p.WaitsFor...)
+			awaited = append(awaited, p.WaitsFor...)
 		}
-		out.Warnings = []string{"audit: the bind would wait for " + strings.Join(a.WaitsFor, "; ")}
+		out.Warnings = []string{"audit: the bind would wait for " + strings.Join(awaited, "; ")}
 	}
 	out.Warnings = append(out.Warnings, d.Warnings...)
 	return out
