@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,10 +72,12 @@ func fill(ctx context.Context, t *testing.T, disk string) func() {
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(ctx)
 	over := make(chan struct{})
+	var failed error
 	go func() {
 		defer close(over)
 		for content := make([]byte, 64<<10); ctx.Err() == nil; {
 			if _, err := file.Write(content); err != nil {
+				failed = err
 				pause(ctx, 10*time.Millisecond)
 			}
 		}
@@ -82,6 +85,7 @@ func fill(ctx context.Context, t *testing.T, disk string) func() {
 	return func() {
 		stop()
 		<-over
+		assert.ErrorIs(t, failed, syscall.ENOSPC, "the disk was full")
 		assert.NoError(t, file.Close())
 		assert.NoError(t, os.Remove(name))
 	}
