@@ -2,17 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package operator shows how an operator uses the racks of Prebind's policy rack-awareness: it detects Prebind, changes the template of
-// its pods, and verifies each pod. docs/for-operators.md explains the steps.
+// its pods, and verifies each pod. It is code to copy; docs/for-operators.md explains the steps.
 package operator
 
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -23,19 +26,33 @@ const (
 	decisionAnnotation = "store.example.com/prebind"
 )
 
-// Installed returns whether Prebind is registered, which does not mean that it is healthy. The reader is GetAPIReader of the manager:
-// its cached client would need list and watch.
+// Installed returns whether Prebind is registered and has the policy. This shows neither the mode of Prebind nor its health, and Helm
+// keeps the policy after an uninstallation. The reader is GetAPIReader of the manager: its cached client would need list and watch.
 //
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,resourceNames=rack-awareness,verbs=get
 func Installed(ctx context.Context, reader client.Reader) (bool, error) {
-	err := reader.Get(ctx, client.ObjectKey{Name: "prebind"}, &admissionregistrationv1.MutatingWebhookConfiguration{})
-	return err == nil, client.IgnoreNotFound(err)
+	policy := &metav1.PartialObjectMetadata{}
+	policy.SetGroupVersionKind(schema.GroupVersionKind{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"})
+	for name, object := range map[string]client.Object{
+		"prebind":        &admissionregistrationv1.MutatingWebhookConfiguration{},
+		"rack-awareness": policy,
+	} {
+		err := reader.Get(ctx, client.ObjectKey{Name: name}, object)
+		if meta.IsNoMatchError(err) { // The CustomResourceDefinition of policies is not installed.
+			return false, nil
+		}
+		if err != nil {
+			return false, client.IgnoreNotFound(err)
+		}
+	}
+	return true, nil
 }
 
 // Decide returns whether the pods of the custom resource rely on Prebind. It makes the decision once, and adds it to the resource,
-// which the caller writes before it creates pods. Store "false" in resources that already have pods, before the first call: a changed
-// template restarts them. Unlike a status, an annotation is part of a backup.
-func Decide(ctx context.Context, reader client.Reader, resource client.Object) (bool, error) {
+// which the caller writes before it creates pods. The user can set another one. A resource that already has pods decides false, because
+// a changed template restarts them. Unlike a status, an annotation is part of a backup.
+func Decide(ctx context.Context, reader client.Reader, resource client.Object, hasPods bool) (bool, error) {
 	annotations := resource.GetAnnotations()
 	if decision, ok := annotations[decisionAnnotation]; ok {
 		return strconv.ParseBool(decision)
@@ -44,23 +61,29 @@ func Decide(ctx context.Context, reader client.Reader, resource client.Object) (
 	if err != nil {
 		return false, err
 	}
+	decision := installed && !hasPods
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[decisionAnnotation] = strconv.FormatBool(installed)
+	annotations[decisionAnnotation] = strconv.FormatBool(decision)
 	resource.SetAnnotations(annotations)
-	return installed, nil
+	return decision, nil
 }
 
 // Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
-// is off, and their containers have the variable RACK.
+// is off, and their containers and init containers have the variable RACK. It replaces a variable with that name.
 func Require(template *corev1.PodTemplateSpec) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, "rack-awareness", "true")
 	metav1.SetMetaDataAnnotation(&template.ObjectMeta, "binder.prebind.dev/require", "policy")
-	rack := &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rackAnnotation + "']"}}
-	for i := range template.Spec.Containers {
-		c := &template.Spec.Containers[i]
-		c.Env = append(c.Env, corev1.EnvVar{Name: "RACK", ValueFrom: rack})
+	rack := corev1.EnvVar{Name: "RACK", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rackAnnotation + "']"},
+	}}
+	for _, containers := range [][]corev1.Container{template.Spec.InitContainers, template.Spec.Containers} {
+		for i := range containers {
+			c := &containers[i]
+			others := slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == rack.Name })
+			c.Env = slices.Insert(others, 0, rack) // First, so that the others can refer to it.
+		}
 	}
 }
 
