@@ -103,7 +103,8 @@ func checkConfig(t *testing.T, documents []string, options ...app.Option) error 
 // valuesInComments are the Helm values of Prebind in the first comment of an example.
 var valuesInComments = regexp.MustCompile(`Helm values(?: of Prebind)?:\n#\n((?:#   .*\n)+)`)
 
-// TestChartExamples checks that each example workload names Helm values of Prebind, and that the chart and the program accept them.
+// TestChartExamples checks that each example workload names Helm values of Prebind, and that the chart and the program accept them
+// and then change binds.
 func TestChartExamples(t *testing.T) {
 	examples, err := filepath.Glob(filepath.Join(root, "docs/manifests/*.yaml"))
 	require.NoError(t, err)
@@ -122,7 +123,9 @@ func TestChartExamples(t *testing.T) {
 			values := bytes.ReplaceAll(found[1], []byte("#   "), nil)
 			file := filepath.Join(t.TempDir(), "values.yaml")
 			require.NoError(t, os.WriteFile(file, values, 0o600))
-			requireAccepted(t, rendered(t, "--values="+file))
+			objects := rendered(t, "--values="+file)
+			requireAccepted(t, objects)
+			assert.Contains(t, strings.Join(objects, ""), "mode: Enforce", "in the default mode, the pod gets no annotations")
 		})
 	}
 }
