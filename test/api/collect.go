@@ -22,6 +22,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -275,10 +276,13 @@ func (i items) addLibrary(pattern string) error {
 	return nil
 }
 
-// addManifests adds the kustomizations, and the kinds and names of the objects below the directory.
+// examples are files with custom resources of other products, which are no part of an installation.
+var examples = sets.New("elasticsearch.yaml", "nodeset.yaml", "raycluster.yaml", "strimzi-kafka.yaml")
+
+// addManifests adds the kustomizations, and the kinds and names of the objects below the directory, without examples.
 func (i items) addManifests(dir string) error {
 	return filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || filepath.Ext(file) != ".yaml" {
+		if err != nil || entry.IsDir() || filepath.Ext(file) != ".yaml" || examples.Has(entry.Name()) {
 			return err
 		}
 		if entry.Name() == "kustomization.yaml" {
