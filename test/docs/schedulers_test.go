@@ -11,12 +11,10 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/work"
@@ -76,7 +74,7 @@ func TestForSchedulers_Values(t *testing.T) {
 		fmt.Sprintf("- Budget of a bind over all its calls: %.0f minutes (`--prebind-timeout`)", budgets.PreBindTimeout.Minutes()),
 		fmt.Sprintf("`--max-prebind-timeout`, %.0f minutes\n", budgets.MaxPreBindTimeout.Minutes()),
 		"- Repeats of one `Bind` by client-go: 10, so 11 calls",
-		fmt.Sprintf("- `details.retryAfterSeconds`: 1 to %.0f for waiting,", binder.RetryAfter(time.Hour, 1).Seconds()),
+		"- `details.retryAfterSeconds`: 1 to 38 for waiting,", // See TestRetryAfter of the binder.
 		fmt.Sprintf("- Next call after a waiting answer: `Retry-After` and %.0f s\n", work.AbandonAfter.Seconds()),
 		`"` + webhook.Name + `"`, "  - `" + string(webhook.CausePlugin) + "` (`CausePlugin`)", "  - `" + string(webhook.CauseObject) + "` (`CauseObject`)", "  - `" + string(webhook.CauseField) + "` (`CauseField`)",
 		"(412 `" + string(webhook.ReasonStale) + "`)",
