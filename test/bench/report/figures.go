@@ -56,16 +56,18 @@ func chart(binds []stat.Sample) string {
 		"    bar [" + strings.Join(bars, ", ") + "]\n```\n"
 }
 
-// neighbors returns the list of products that can change a Binding.
+// neighbors returns a table of products that can change a Binding.
 func neighbors(samples []stat.Sample) string {
-	var list strings.Builder
+	var rows strings.Builder
+	rows.WriteString("\n| | p50 (ms) | p99 (ms) | binds/s | CPU (ms) | memory (MiB) | requests |\n|---|---|---|---|---|---|---|\n")
 	for _, product := range []struct{ variant, name string }{
 		{none, "None"}, {constant, "Constant webhook"}, {prebind, "Prebind"}, {admissionPolicy, "MutatingAdmissionPolicy, constant"},
 		{kyverno, "Kyverno, cache"}, {kyvernoLive, "Kyverno, live read"},
 	} {
 		median := func(metric string) float64 { return stat.Median(stat.Values(samples, metric, product.variant)) }
-		fmt.Fprintf(&list, "- %s: %.1f ms, %.0f ms, %.0f binds/s, %.2f ms, %.0f MiB, %.1f\n", product.name,
+		fmt.Fprintf(&rows, "| %s | %.1f | %.0f | %.0f | %.2f | %.0f | %.1f |\n", product.name,
 			median("p50"), median("p99"), median("binds/s"), median(cpuOfWebhook)/1000, median("resident MiB"), median("requests/bind"))
 	}
-	return list.String()
+	rows.WriteString("\n")
+	return rows.String()
 }
