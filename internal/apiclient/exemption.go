@@ -8,13 +8,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 )
@@ -79,7 +79,7 @@ func (x *Exemption) update(ctx context.Context) {
 	x.logged = text
 }
 
-// exemptSubjects returns the subjects whose Bindings the FlowSchema exempts. If it exempts none,
+// exemptSubjects returns the subjects whose requests the FlowSchema exempts, which are Bindings. If it exempts none,
 // the error is the reason.
 func exemptSubjects(schema *flowcontrolv1.FlowSchema) ([]flowcontrolv1.Subject, error) {
 	if level := schema.Spec.PriorityLevelConfiguration.Name; level != flowcontrolv1.PriorityLevelConfigurationNameExempt {
@@ -94,27 +94,10 @@ func exemptSubjects(schema *flowcontrolv1.FlowSchema) ([]flowcontrolv1.Subject, 
 	}
 	var subjects []flowcontrolv1.Subject
 	for _, rule := range schema.Spec.Rules {
-		if slices.ContainsFunc(rule.ResourceRules, coversBindings) {
-			subjects = append(subjects, rule.Subjects...)
-		}
-	}
-	if len(subjects) == 0 {
-		return nil, fmt.Errorf("no rule covers the creation of bindings and pods/binding in all namespaces")
+		subjects = append(subjects, rule.Subjects...)
 	}
 	return subjects, nil
 }
-
-// coversBindings reports whether the rule covers every Binding.
-func coversBindings(r flowcontrolv1.ResourcePolicyRule) bool {
-	const all = "*"
-	has := func(list []string, value string) bool {
-		return slices.Contains(list, value) || slices.Contains(list, all)
-	}
-	return has(r.Verbs, "create") && has(r.APIGroups, "") && has(r.Resources, "pods/binding") && has(r.Resources, "bindings") &&
-		slices.Contains(r.Namespaces, all)
-}
-
-const serviceAccountPrefix = "system:serviceaccount:"
 
 // covers reports whether the user is the subject or a member of its group.
 func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
@@ -123,10 +106,9 @@ func covers(s flowcontrolv1.Subject, u authenticationv1.UserInfo) bool {
 		return s.User.Name == flowcontrolv1.NameAll || s.User.Name == u.Username
 	case s.Group != nil:
 		return s.Group.Name == flowcontrolv1.NameAll || slices.Contains(u.Groups, s.Group.Name)
-	case s.ServiceAccount != nil && s.ServiceAccount.Name == flowcontrolv1.NameAll:
-		return strings.HasPrefix(u.Username, serviceAccountPrefix+s.ServiceAccount.Namespace+":")
 	case s.ServiceAccount != nil:
-		return u.Username == serviceAccountPrefix+s.ServiceAccount.Namespace+":"+s.ServiceAccount.Name
+		namespace, name, err := serviceaccount.SplitUsername(u.Username)
+		return err == nil && namespace == s.ServiceAccount.Namespace && (s.ServiceAccount.Name == flowcontrolv1.NameAll || s.ServiceAccount.Name == name)
 	default:
 		return false
 	}

@@ -37,11 +37,6 @@ func TestExemptSubjects(t *testing.T) {
 		"Shipped":  {reason: "the shipped object exempts kube-scheduler", change: func(*flowcontrolv1.FlowSchema) {}},
 		"Level":    {reason: "in another priority level, calls occupy seats", change: func(s *flowcontrolv1.FlowSchema) { s.Spec.PriorityLevelConfiguration.Name = "workload-high" }, want: `its priority level is "workload-high", not "exempt"`},
 		"Disabled": {reason: "the API server does not enforce priority and fairness", change: func(s *flowcontrolv1.FlowSchema) { s.Status.Conditions = nil }, want: "the API server has not set its condition Dangling to False"},
-		"Verb":     {reason: "the rule matches other requests", change: func(s *flowcontrolv1.FlowSchema) { s.Spec.Rules[0].ResourceRules[0].Verbs = []string{"get"} }, want: "no rule covers the creation of bindings and pods/binding in all namespaces"},
-		"Legacy": {reason: "a scheduler can use both resources", change: func(s *flowcontrolv1.FlowSchema) {
-			s.Spec.Rules[0].ResourceRules[0].Resources = []string{"pods/binding"}
-		}, want: "no rule covers the creation of bindings and pods/binding in all namespaces"},
-		"Some": {reason: "Bindings in other namespaces occupy seats", change: func(s *flowcontrolv1.FlowSchema) { s.Spec.Rules[0].ResourceRules[0].Namespaces = []string{"a"} }, want: "no rule covers the creation of bindings and pods/binding in all namespaces"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
