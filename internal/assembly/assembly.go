@@ -18,7 +18,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/prebind/prebind/binder"
@@ -106,9 +105,7 @@ func (a *Assembly) Cached() framework.Reader { return &view{a: a} }
 // watch adds the kinds to the cache, so that Changes reports their changes. Readiness waits for them.
 func (a *Assembly) watch(ctx context.Context, by string, examples ...client.Object) error {
 	for _, example := range examples {
-		if err := a.usedBy(example, by); err != nil {
-			return err
-		}
+		a.denied.usedBy(example, by)
 		kind := framework.KindOf(example)
 		informer, err := a.GetCache().GetInformer(ctx, example)
 		if err != nil {
@@ -123,20 +120,6 @@ func (a *Assembly) watch(ctx context.Context, by string, examples ...client.Obje
 		a.o.WaitFor(kind, informer.HasSynced)
 		a.watched.Insert(kind)
 	}
-	return nil
-}
-
-// usedBy sets the user of the kind that errors of its watch name.
-func (a *Assembly) usedBy(example client.Object, by string) error {
-	kind, err := apiutil.GVKForObject(example, a.GetScheme())
-	if err != nil {
-		return err
-	}
-	mapping, err := a.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
-	if err != nil {
-		return fmt.Errorf("watching %s objects: %w", kind.Kind, err)
-	}
-	a.denied.usedBy(mapping.Resource.GroupResource(), by)
 	return nil
 }
 

@@ -45,8 +45,8 @@ func TestDenied(t *testing.T) {
 	}, unstreamed{}), &corev1.PersistentVolume{}, toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), 0)
 
 	f := &denied{}
-	f.usedBy(volumes, "PreBind plugin volumebinding")
-	f.usedBy(volumes, "PreBind plugin node-ready")
+	f.usedBy(&corev1.PersistentVolume{}, "PreBind plugin volumebinding")
+	f.usedBy(&corev1.PersistentVolume{}, "PreBind plugin node-ready")
 	// run runs the reflector until its watch ends.
 	run := func(listFails, watchFails error) error {
 		lists, watches = listFails, watchFails
