@@ -44,7 +44,7 @@ func TestCheck_Library(t *testing.T) {
 			assert.NotEmpty(t, r.Cases)
 			for _, c := range r.Cases {
 				assert.Empty(t, c.Failures)
-				assert.Len(t, c.Verdicts, 1)
+				assert.Len(t, c.Results, 1)
 			}
 		})
 	}
@@ -119,10 +119,10 @@ func TestCheck_Verdicts(t *testing.T) {
 	test := objects + "cases: [{name: waits, expect: [{verdict: waiting}]}, {name: goes on, waited: 2m, expect: [{verdict: allowed}]}]\n"
 	r := check(t.Context(), policies, test)
 	require.Len(t, r.Cases, 2, r.Text)
-	waits := r.Cases[0].Verdicts[0]
+	waits := r.Cases[0].Results[0]
 	assert.Equal(t, "spec.waitFor[label]", waits.Rule)
 	assert.True(t, waits.Audit)
-	goesOn := r.Cases[1].Verdicts[0]
+	goesOn := r.Cases[1].Results[0]
 	assert.Equal(t, []string{"label"}, goesOn.Waived)
 	assert.Equal(t, map[string]string{"rack.policy.prebind.dev/rack": "r1"}, goesOn.Annotations)
 	assert.NotZero(t, goesOn.Cost)

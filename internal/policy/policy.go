@@ -114,7 +114,7 @@ type Result struct {
 	// Annotations and Labels of the pod by complete key. They are set for Allowed only.
 	Annotations, Labels map[string]string
 	// Err is the reason why the policy cannot be evaluated.
-	Err error
+	Err error `json:"-"`
 	// Cost of all expressions, in units of CEL.
 	Cost uint64
 }

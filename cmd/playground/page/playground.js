@@ -153,10 +153,10 @@ function plural(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}
 
 // show shows the report of the program.
 function show(report) {
-  const errors = report.errors ?? [];
-  const warnings = report.warnings ?? [];
-  const all = report.cases ?? [];
-  const failed = all.filter((c) => c.failures).length;
+  const errors = report.Errors ?? [];
+  const warnings = report.Warnings ?? [];
+  const all = report.Cases ?? [];
+  const failed = all.filter((c) => c.Failures).length;
   if (errors.length > 0) {
     setStatus("bad", plural(errors.length, "error"));
   } else if (failed > 0) {
@@ -167,48 +167,48 @@ function show(report) {
   messages.replaceChildren(...errors.map((m) => showMessage(m, "error")), ...warnings.map((m) => showMessage(m, "warning")));
   cases.replaceChildren(...all.map(showCase));
   command.hidden = false;
-  command.querySelector("pre").textContent = report.text;
+  command.querySelector("pre").textContent = report.Text;
   for (const [file, editor] of Object.entries(editors)) {
-    editor.mark(errors.concat(warnings).filter((m) => m.file === file).map((m) => m.line));
+    editor.mark(errors.concat(warnings).filter((m) => m.File === file).map((m) => m.Line));
   }
 }
 
 function showMessage(m, kind) {
   let place;
-  if (m.file) {
-    place = element("button", {type: "button"}, `${m.file}:${m.line}`);
-    place.addEventListener("click", () => editors[m.file].go(m.line));
+  if (m.File) {
+    place = element("button", {type: "button"}, `${m.File}:${m.Line}`);
+    place.addEventListener("click", () => editors[m.File].go(m.Line));
   }
-  return element("li", {class: kind}, element("strong", {}, kind), place, element("pre", {}, m.text));
+  return element("li", {class: kind}, element("strong", {}, kind), place, element("pre", {}, m.Text));
 }
 
 // The colors of verdicts.
 const colors = {allowed: "good", waiting: "wait", rejected: "bad", "timed-out": "bad", failed: "bad"};
 
 function showCase(c) {
-  const passed = !c.failures;
+  const passed = !c.Failures;
   const head = element("div", {class: "head"},
     element("span", {class: `mark ${passed ? "good" : "bad"}`, role: "img", "aria-label": passed ? "passed" : "failed"}, passed ? "✓" : "✗"),
-    element("h3", {}, c.name));
-  const failures = (c.failures ?? []).map((text) => element("pre", {class: "failure"}, text));
-  return element("li", {class: passed ? "" : "failed"}, head, ...failures, ...(c.verdicts ?? []).map((v) => showVerdict(v, c.verdicts.length > 1)));
+    element("h3", {}, c.Name));
+  const failures = (c.Failures ?? []).map((text) => element("pre", {class: "failure"}, text));
+  return element("li", {class: passed ? "" : "failed"}, head, ...failures, ...(c.Results ?? []).map((v) => showVerdict(v, c.Results.length > 1)));
 }
 
 function showVerdict(v, several) {
   const shown = element("div", {class: "verdict"},
     element("p", {},
-      element("span", {class: `badge ${colors[v.verdict] ?? "none"}`}, v.verdict),
-      v.audit ? element("span", {class: "badge none"}, "audit") : undefined,
-      several ? element("strong", {}, v.policy) : undefined,
-      v.rule ? element("code", {}, v.rule) : undefined,
-      element("span", {class: "cost", title: "Cost of all expressions in units of CEL. The limit of a policy is 1,000,000."}, `cost ${v.cost.toLocaleString("en")}`)));
-  if (v.message) {
-    shown.append(element("p", {class: "message"}, v.message));
+      element("span", {class: `badge ${colors[v.Verdict] ?? "none"}`}, v.Verdict),
+      v.Audit ? element("span", {class: "badge none"}, "audit") : undefined,
+      several ? element("strong", {}, v.Policy) : undefined,
+      v.Rule ? element("code", {}, v.Rule) : undefined,
+      element("span", {class: "cost", title: "Cost of all expressions in units of CEL. The limit of a policy is 1,000,000."}, `cost ${v.Cost.toLocaleString("en")}`)));
+  if (v.Message) {
+    shown.append(element("p", {class: "message"}, v.Message));
   }
   const rows = [
-    ...pairs("annotation", v.annotations), ...pairs("label", v.labels),
-    ...(v.tasks ?? []).flatMap((t) => [["task", t.name, t.handler], ...pairs("parameter", t.parameters)]),
-    ...(v.waived ?? []).map((name) => ["waived", name, "timed out, and the policy allows it"]),
+    ...pairs("annotation", v.Annotations), ...pairs("label", v.Labels),
+    ...(v.Tasks ?? []).flatMap((t) => [["task", t.Name, t.Handler], ...pairs("parameter", t.Parameters)]),
+    ...(v.Waived ?? []).map((name) => ["waived", name, "timed out, and the policy allows it"]),
   ];
   if (rows.length > 0) {
     shown.append(element("ul", {}, ...rows.map(([kind, key, value]) =>
