@@ -52,7 +52,7 @@ func layers() []layer {
 		{packages: []string{"internal/tasks"}, only: []string{"binder/framework", "internal/policy", "internal/podstate", "internal/text", "policy/v1alpha1"}},
 		{packages: []string{"internal/policy/cases"}, only: []string{"internal/policy/files", "internal/policy", "policy/v1alpha1"}},
 		{packages: []string{"internal/policy/files"}, only: []string{"internal/policy", "policy/v1alpha1", "config"}},
-		{packages: []string{"internal/policy"}, only: []string{"policy/v1alpha1"}},
+		{packages: []string{"internal/policy"}, only: []string{"policy/v1alpha1", "internal/text"}},
 		{packages: []string{"policy/v1alpha1"}, only: []string{}},
 		{packages: []string{"internal/ledger", "internal/volumes", "internal/notify"}},
 		{packages: []string{"binder/framework"}},
