@@ -71,7 +71,8 @@ func Decide(ctx context.Context, reader client.Reader, resource client.Object, h
 }
 
 // Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
-// is off, and their containers and init containers have the variable RACK. It replaces a variable with that name.
+// is off, and their containers and init containers have the variable RACK. It replaces a variable with that name. The constant
+// RequireAnnotation of the module github.com/prebind/prebind/client is the key below.
 func Require(template *corev1.PodTemplateSpec) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, "rack-awareness", "true")
 	metav1.SetMetaDataAnnotation(&template.ObjectMeta, "binder.prebind.dev/require", "policy")
