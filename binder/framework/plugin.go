@@ -54,7 +54,8 @@ type BindContextExtender interface {
 //
 // Two replicas can work on one bind, each with its own attempt. So every write contains
 // BindContext.Mark, beside the marks of other attempts. Never replace them: the other replica may
-// have allowed the bind, which can take effect for BindSettles. A write is free when its last mark is gone.
+// have allowed the bind, which can take effect for BindSettles. A lock is free when its last mark is gone.
+// PreBindRollBack deletes an object with its last mark.
 type PreBinder interface {
 	Plugin
 
@@ -84,7 +85,7 @@ type PreBinder interface {
 	PostBind(ctx context.Context, m Mark, bound *corev1.Pod) error
 
 	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
-	// PostBind. A mark may be listed twice. Each replica calls it every few seconds. For each mark whose replica is
+	// PostBind. A mark may be listed twice. Each replica calls it every few seconds. For each mark whose attempt is
 	// gone, the engine calls PostBind or PreBindRollBack.
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and
@@ -94,7 +95,7 @@ type PreBinder interface {
 
 // Reserver is a Plugin that reserves something in the memory of this replica, such as a slot.
 type Reserver interface {
-	// Reserve is called when all other plugins are ready and the plugin's verdict is Late. The
+	// Reserve is called when all other plugins are ready and the plugin's verdict has late Writes. The
 	// reservation must end by itself, because the engine does not report whether the pod is bound. It
 	// reads only the cache and is idempotent. False means that there was nothing to reserve any
 	// more: the bind waits for a change. It is not called for dry runs.
