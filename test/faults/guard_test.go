@@ -303,6 +303,11 @@ func (g *guard) bindOne(ctx context.Context, rng *rand.Rand, name string) {
 			}
 			return
 		case time.Since(began) > within:
+			for _, o := range objects {
+				if apierrors.IsNotFound(g.read(ctx, client.ObjectKeyFromObject(o), o)) {
+					return // The load has deleted the claim, but not the pod.
+				}
+			}
 			g.odd("the ordinary pod %s was not bound within %s: %v", name, within, err)
 			return
 		}

@@ -85,7 +85,7 @@ func (l *load) begin(ctx context.Context) {
 	l.wg.Go(func() {
 		for ctx.Err() == nil {
 			l.thin(ctx)
-			pause(ctx, l.every)
+			pause(ctx, every) // The guard creates pods as well.
 		}
 	})
 	l.wg.Go(func() {
