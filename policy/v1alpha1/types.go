@@ -46,7 +46,7 @@ type BindPolicySpec struct {
 	MatchConstraints MatchConstraints `json:"matchConstraints,omitzero"`
 
 	// MatchConditions are CEL expressions that must all be true for the policy to apply. They are
-	// evaluated after matchConstraints, in order, and may use the same variables as other expressions.
+	// evaluated after matchConstraints, in order.
 	//
 	// +listType=map
 	// +listMapKey=name
@@ -54,8 +54,7 @@ type BindPolicySpec struct {
 	MatchConditions []MatchCondition `json:"matchConditions,omitempty"`
 
 	// Resources are the objects that expressions use in addition to the pod, the node, the namespace,
-	// the Binding and the claims. Prebind watches them. It needs permission to get, list and watch
-	// their kinds.
+	// the Binding and the claims. Prebind needs permission to get, list and watch their kinds.
 	//
 	// +listType=map
 	// +listMapKey=name
@@ -283,8 +282,8 @@ type Task struct {
 	// +listMapKey=key
 	// +kubebuilder:validation:MaxItems=32
 	Parameters []Parameter `json:"parameters,omitempty"`
-	// Timeout limits the wait, such as 90s or 2m. It counts from the first call for the bind. --prebind-timeout
-	// applies as well.
+	// Timeout limits the wait, such as 90s or 2m. It counts from the first call for the bind, so it includes the time of waitFor.
+	// --prebind-timeout applies as well.
 	//
 	// +kubebuilder:default="2m"
 	// +kubebuilder:validation:Type=string
@@ -400,7 +399,7 @@ const (
 )
 
 // ConditionReady is the type of the condition that shows whether the latest generation is in force. If it is
-// False, an earlier generation can be in force.
+// False, the policy follows its failurePolicy.
 const ConditionReady = "Ready"
 
 // Reasons of ConditionReady.
