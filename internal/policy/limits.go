@@ -18,6 +18,7 @@ import (
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/common/types/traits"
 	"github.com/google/cel-go/interpreter"
+	apiservercel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/apiserver/pkg/cel/library"
 )
 
@@ -37,17 +38,28 @@ var works = map[string]func(args []ref.Val) int{
 	operators.Equals:    compareWork,
 	operators.NotEquals: compareWork,
 	operators.In:        func(args []ref.Val) int { return nestedSize(args[0]) * lengthOf(args[1]) },
+	overloads.Size:      stringWork,
+	"charAt":            stringWork,
+	"bool":              stringWork,
+	"int":               stringWork,
+	"uint":              stringWork,
+	"double":            stringWork,
+	"duration":          stringWork,
+	"getEscapedPath":    stringWork,
+	"getQuery":          func(args []ref.Val) int { return 8 * stringWork(args) },
+	"timestamp":         stringWork,
 	overloads.Matches:   searchWork,
 	"find":              searchWork,
 	"findAll":           searchWork,
 	"indexOf":           searchWork,
 	"lastIndexOf":       searchWork,
+	"includes":          searchWork,
 	"replace":           replaceWork,
 	"join":              joinWork,
 	"format":            formatWork,
-	"strings.quote":     func(args []ref.Val) int { return 3 * textSize(args[0], maxWork) },
-	"flatten":           func(args []ref.Val) int { return textSize(args[0], maxWork) },
-	"isURL":             func(args []ref.Val) int { return textSize(args[0], maxWork) },
+	"strings.quote":     func(args []ref.Val) int { return 3 * textSize(args[0]) },
+	"flatten":           func(args []ref.Val) int { return textSize(args[0]) },
+	"isURL":             func(args []ref.Val) int { return textSize(args[0]) },
 	"isSorted":          func(args []ref.Val) int { return nestedSize(args[0]) },
 	"sum":               func(args []ref.Val) int { return nestedSize(args[0]) },
 	"min":               func(args []ref.Val) int { return nestedSize(args[0]) },
@@ -72,25 +84,34 @@ func addWork(args []ref.Val) int {
 // compareWork is that of lists and maps. Those that share elements can be much larger than the expressions that made them.
 func compareWork(args []ref.Val) int { return min(nestedSize(args[0]), nestedSize(args[1])) }
 
+// stringWork is that of functions that read a whole string, or nothing of most other values. CEL counts it for other such functions.
+func stringWork(args []ref.Val) int {
+	switch v := args[0].(type) {
+	case types.String, apiservercel.URL:
+		return scalarSize(v)
+	}
+	return 0
+}
+
 // searchWork is a quarter of the product of the lengths, as the cost of a regular expression in CEL.
 func searchWork(args []ref.Val) int {
 	text, ok := args[0].(types.String)
 	if !ok {
-		return textSize(args[0], maxWork)
+		return textSize(args[0])
 	}
-	return len(text) * textSize(args[1], maxWork) / 4
+	return len(text) * textSize(args[1]) / 4
 }
 
 func replaceWork(args []ref.Val) int {
 	s, _ := args[0].(types.String)
 	from, _ := args[1].(types.String)
-	return len(s) + strings.Count(string(s), string(from))*textSize(args[2], maxWork)
+	return len(s) + strings.Count(string(s), string(from))*textSize(args[2])
 }
 
 func joinWork(args []ref.Val) int {
-	size := textSize(args[0], maxWork)
+	size := textSize(args[0])
 	if len(args) > 1 {
-		size += lengthOf(args[0]) * textSize(args[1], maxWork)
+		size += lengthOf(args[0]) * textSize(args[1])
 	}
 	return size
 }
@@ -104,15 +125,16 @@ func formatWork(args []ref.Val) int {
 	if longPrecision.MatchString(string(format)) {
 		return tooMuch
 	}
-	return len(format) + 2*textSize(args[1], maxWork) + 1_000*strings.Count(string(format), "%.")
+	return len(format) + 2*textSize(args[1]) + 1_000*strings.Count(string(format), "%.")
 }
 
-// pairsWork is that of comparing each element of a list with each of another, a unit each. Comparing texts is fast.
+// pairsWork is that of comparing each element of a list with each of another. The smaller of two values ends it, which is at most half of both.
 func pairsWork(a, b ref.Val) int {
-	const fast = 512
-	n, m := lengthOf(a), lengthOf(b)
-	return 10*n*m + (m*textSize(a, fast*maxWork)+n*textSize(b, fast*maxWork))/fast
+	return (lengthOf(b)*sumOf(a, maxWork, comparison) + lengthOf(a)*sumOf(b, maxWork, comparison)) / 2
 }
+
+// comparison is the work of comparing a scalar in a list: a unit, which includes the place in the list. Comparing texts is fast.
+func comparison(scalar ref.Val) int { return 9 + scalarSize(scalar)/256 }
 
 func rangeWork(args []ref.Val) int {
 	if n, _ := args[0].(types.Int); n > maxList {
@@ -133,11 +155,11 @@ func quantityWork(args []ref.Val) int {
 	return len(s) * len(s) / 4
 }
 
-// nestedSize is the size of a list or map as text, otherwise zero.
+// nestedSize is the size of a list, map, optional value or URL as text, otherwise zero.
 func nestedSize(v ref.Val) int {
 	switch v.(type) {
-	case traits.Lister, traits.Mapper:
-		return textSize(v, maxWork)
+	case traits.Lister, traits.Mapper, *types.Optional, apiservercel.URL:
+		return textSize(v)
 	}
 	return 0
 }
@@ -213,34 +235,47 @@ func invoke(f *functions.Overload, args []ref.Val) ref.Val {
 	return types.NewErr("no such overload: %s", f.Operator)
 }
 
-// scalarSize is the size of a number or another small value as text.
-const scalarSize = 20
+// textSize returns about the size of a value as text, without escapes. It ends when the size is larger than maxWork.
+func textSize(v ref.Val) int { return sumOf(v, maxWork, scalarSize) }
 
-// textSize returns about the size of a value as text, without escapes. It ends when the size is larger than the limit.
-func textSize(v ref.Val, limit int) int {
+// scalarSize is the size of a text, a number or another small value as text.
+func scalarSize(v ref.Val) int {
 	switch v := v.(type) {
 	case types.String:
 		return len(v)
 	case types.Bytes:
 		return len(v)
+	case apiservercel.URL:
+		return len(v.Path) + len(v.RawQuery) + len(v.Fragment)
+	}
+	return 20
+}
+
+// sumOf adds up scalars in a value. It ends when the sum is larger than the limit.
+func sumOf(v ref.Val, limit int, scalar func(ref.Val) int) int {
+	switch v := v.(type) {
 	case traits.Mapper:
 		size := len("{}")
 		for it := v.Iterator(); size <= limit && it.HasNext() == types.True; {
 			key := it.Next()
-			size += textSize(key, limit-size) + len(": ")
+			size += sumOf(key, limit-size, scalar) + len(": ")
 			if value, ok := v.Find(key); ok {
-				size += textSize(value, limit-size)
+				size += sumOf(value, limit-size, scalar)
 			}
 		}
 		return size
 	case traits.Lister:
 		size := len("[]")
 		for it := v.Iterator(); size <= limit && it.HasNext() == types.True; {
-			size += textSize(it.Next(), limit-size) + 1
+			size += sumOf(it.Next(), limit-size, scalar) + 1
 		}
 		return size
+	case *types.Optional:
+		if v.HasValue() {
+			return sumOf(v.GetValue(), limit, scalar)
+		}
 	}
-	return scalarSize
+	return scalar(v)
 }
 
 // costs counts the work of the functions with a limit. Otherwise, an expression that iterates over few elements could fill the memory.

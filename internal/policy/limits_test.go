@@ -37,16 +37,19 @@ func TestEvaluate_WorkLimit(t *testing.T) {
 		"Range":          {reason: "the list is long", expression: "lists.range(1000000000) == []"},
 		"Equal":          {reason: "lists share elements", expression: "variables.v19 == variables.w19"},
 		"NotEqual":       {reason: "lists share elements", expression: "variables.v19 != variables.w19"},
+		"EqualOptional":  {reason: "lists share elements", expression: "optional.of(variables.v19) == optional.of(variables.w19)"},
 		"In":             {reason: "lists share elements", expression: "variables.v18 in variables.w19"},
 		"IndexOf":        {reason: "each position is compared", expression: "C.indexOf(B) > 0 || C.indexOf(B, 1) > 0"},
 		"LastIndexOf":    {reason: "each position is compared", expression: "C.lastIndexOf(B) > 0"},
 		"ListIndexOf":    {reason: "lists share elements", expression: "variables.w19.indexOf(variables.v18) > 0"},
+		"ListIncludes":   {reason: "lists share elements", expression: "variables.w19.includes(variables.v18)"},
 		"Sum":            {reason: "lists share elements", expression: "dyn(variables.w19).sum() == 0 || dyn(variables.w19).isSorted()"},
 		"Matches":        {reason: "each state is compared", expression: "C.matches(B)"},
 		"MatchesDyn":     {reason: "each state is compared", expression: "matches(dyn(C), dyn(B))"},
 		"Find":           {reason: "each state is compared", expression: "C.find(B) == ''"},
 		"FindAll":        {reason: "each state is compared", expression: "C.findAll(B, 1) == []"},
 		"Distinct":       {reason: "each pair is compared", expression: "A.split('').distinct() == []"},
+		"DistinctNested": {reason: "lists share elements", expression: "[variables.v19, variables.w19].distinct() == []"},
 		"SetsIntersects": {reason: "each pair is compared", expression: "sets.intersects(A.split(''), A.split(''))"},
 		"SetsContains":   {reason: "the texts are long", expression: "sets.contains([C, C, C, C, C], lists.range(1000).map(i, C))"},
 		"Exponent":       {reason: "the time is exponential in the digits", expression: "quantity('1E+0020000000').isInteger()"},
@@ -107,6 +110,25 @@ func TestEvaluate_ResultCost(t *testing.T) {
 	}
 }
 
+// A call costs as much as what it reads, so that an expression cannot repeat it often.
+func TestEvaluate_RepeatedCost(t *testing.T) {
+	for _, call := range []string{
+		"@.charAt(i) == 'x'", "@.size() == i", "bool(@)", "int(@) == i", "uint(@) == 1u", "double(@) < 1.0", "duration(@) < duration('1h')", "timestamp(@) < timestamp('2026-01-01T00:00:00Z')",
+		"variables.url.getEscapedPath() == 'x'", "'x' in variables.url.getQuery()", "variables.url == variables.url && i < 0",
+	} {
+		t.Run(call, func(t *testing.T) {
+			s := subject()
+			s.Node.Annotations = map[string]string{"a": strings.Repeat("1", 20_000)}
+			c := compile(t, "variables:\n- {name: a, expression: \"node.metadata.annotations['a']\"}\n- {name: url, expression: \"url('http://a/' + variables.a + '?' + variables.a)\"}\n"+
+				validation("lists.range(1000).exists(i, "+strings.ReplaceAll(call, "@", "variables.a")+")"))
+			r, err := c.Evaluate(t.Context(), s, world())
+			require.NoError(t, err)
+			assert.Equal(t, policy.Failed, r.Verdict)
+			assert.Contains(t, r.Message, "cost limit exceeded")
+		})
+	}
+}
+
 // Functions with a limit have the same results as those of Kubernetes.
 func TestEvaluate_SameResults(t *testing.T) {
 	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
@@ -123,6 +145,9 @@ func TestEvaluate_SameResults(t *testing.T) {
 		"'a' + 'b'", "b'a' + b'b'", "[1] + [2, 3]", "1 + 2", "1u + 2u", "1.5 + 2.0", "duration('1h') + duration('1m')", "timestamp('2026-01-02T03:04:05Z') + duration('1h')",
 		"dyn('a') + dyn('b')", "dyn(1) + dyn('b')", "dyn(null) + dyn('b')", "dyn({}) + dyn({})", "dyn([1]) + dyn('x')", "9223372036854775807 + 1", "[1, 2, 3].map(i, i * 2)", "[1, 2, 3].filter(i, i > 1)", "[][0] + 'x'",
 		"[1, [2]] == [1, [2.0]]", "dyn([1]) != [1u]", "{'a': [1]} == {'a': [1]}", "dyn([1]) == 'x'", "dyn(1) != 'x'", "[1] in [[1], [2]]", "[3] in [[1]]", "1 in {1: 2}", "'a' in dyn(1)", "[][0] == 1", "[1, [][0]] != [1]",
+		"'äö'.size()", "b'äö'.size()", "[1].size()", "size({1: 2})", "size('ab')", "'äö'.charAt(1)", "'a'.charAt(1)", "'a'.charAt(2)", "int('12')", "int('x' + 'y')", "int(1.5)", "int(timestamp(5))", "uint('1')", "double('1.5')", "bool('true')",
+		"duration('1h')", "timestamp('2026-01-02T03:04:05Z')", "timestamp(5)", "url('http://a/b%20?c=d').getQuery()", "url('http://a/b ').getEscapedPath()", "[1, 2].includes(2)", "url('http://a') == url('http://a')",
+		"optional.of([1]) == optional.of([1])", "optional.none() != optional.of(1)", "['a', 'b', 'a'].distinct()", "[[1], [1.0], [2]].distinct()", "sets.contains([1, 2], [2])",
 	} {
 		t.Run(expression, func(t *testing.T) {
 			// The text has the type and the value.
