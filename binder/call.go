@@ -117,7 +117,7 @@ func (c *call) run(ctx context.Context) Decision {
 	}
 	if d.Err != nil && d.Err.Kind == framework.KindWait {
 		d.RetryAfter = atOnce // It probably gets a seat again, in this replica or in another.
-		if !c.held {
+		if !c.held && !errors.Is(d.Err, work.Stopped) {
 			d.RetryAfter = retryAfter(c.o.Clock.Since(c.first))
 		}
 		c.awaits(d.Err, end.first(), 1, d.RetryAfter)

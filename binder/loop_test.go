@@ -135,6 +135,16 @@ func TestRun_SlowRejection(t *testing.T) {
 	})
 }
 
+// TestRun_StoppedAsksAtOnce: another replica continues, however long the bind has waited.
+func TestRun_StoppedAsksAtOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		require.NoError(t, w.Stop(t.Context()))
+		o := w.run(t.Context(), w.bind(nodeName, w.writer("w")))
+		require.ErrorIs(t, o.Err, work.Stopped)
+		assert.Equal(t, time.Second, o.RetryAfter)
+	})
+}
+
 // TestRun_LateReservesLast: no slot is held while another plugin waits.
 func TestRun_LateReservesLast(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
