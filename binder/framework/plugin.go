@@ -55,7 +55,8 @@ type BindContextExtender interface {
 // Two replicas can work on one bind, each with its own attempt. So every write contains
 // BindContext.Mark, beside the marks of other attempts. Never replace them: the other replica may
 // have allowed the bind, which can take effect for BindSettles. A lock is free when its last mark is gone.
-// PreBindRollBack deletes an object with its last mark.
+// PreBindRollBack deletes an object with its last mark. An object that stays after the bind needs the pod UID and the node in
+// its name: otherwise, the rollback of an attempt for another node deletes what the bound pod uses.
 type PreBinder interface {
 	Plugin
 
