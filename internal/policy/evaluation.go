@@ -64,14 +64,20 @@ func (e *evaluation) ResolveName(name string) (any, bool) {
 func (e *evaluation) value(name string) ref.Val {
 	switch name {
 	case varPod:
-		return limited("pod", e.subject.Pod.DeepCopy())
+		if e.subject.pod == nil {
+			e.subject.pod = limited("pod", e.subject.Pod.DeepCopy())
+		}
+		return e.subject.pod
 	case varNode:
 		return common.SchemalessTypedToVal(e.subject.Node)
 	case varObject:
 		if e.subject.Binding == nil {
 			return types.NullValue
 		}
-		return limited("Binding", e.subject.Binding.DeepCopy())
+		if e.subject.binding == nil {
+			e.subject.binding = limited("Binding", e.subject.Binding.DeepCopy())
+		}
+		return e.subject.binding
 	case varRequest:
 		u := &e.subject.User
 		r := &request{DryRun: e.subject.DryRun, UserInfo: userInfo{Username: u.Username, UID: u.UID, Groups: u.Groups, Extra: u.Extra}}

@@ -11,6 +11,7 @@ package policy
 import (
 	"time"
 
+	"github.com/google/cel-go/common/types/ref"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -65,6 +66,10 @@ type Subject struct {
 	DryRun  bool
 	// Now is the time of the evaluation. Since is the start of the wait, or Now.
 	Now, Since time.Time
+
+	// pod and binding are the values of copies of Pod and Binding, once a policy has used them. All policies share them, because copies need more
+	// time than most policies. So policies must be evaluated one after the other.
+	pod, binding ref.Val
 }
 
 // Verdict is the result of a policy for a bind.
