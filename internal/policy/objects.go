@@ -71,7 +71,7 @@ func NewList(objects []client.Object) (List, error) {
 	return l, nil
 }
 
-// LimitError is an error of Objects if there are too many or too large objects, or if the kind does not exist: time does not help.
+// LimitError is an error of Objects if there are too many or too large objects: time does not help.
 type LimitError struct {
 	// Message describes the limit, and how to stay below it.
 	Message string
