@@ -123,6 +123,7 @@ bench: control-plane ## Benchmark binds against other webhooks, Kyverno and kube
 	done
 	$(BENCH) -bench 'BenchmarkBinds$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkCPU$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkBurst$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkNeighbors$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkOpenLoop$$' -benchtime=$$(( ($(ROUNDS) + 9) / 10 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkNodePlugins$$' -benchtime=$(ROUNDS)x -results=$(CURDIR)/$(RESULTS)
@@ -139,7 +140,7 @@ bench: control-plane ## Benchmark binds against other webhooks, Kyverno and kube
 	@echo "this run:" && go run ./test/bench/report $(RESULTS)
 
 .PHONY: scale
-scale: control-plane ## Benchmark a large cluster, many waiting pods and growth in 50 minutes (SCALE='-scale-nodes=500 -scale-running=0,5000 -scale-part=0.1' for a smaller cluster)
+scale: control-plane ## Benchmark a large cluster, many waiting pods and growth in 50 minutes (SCALE=-scale-part=0.1 for smaller clusters)
 	@mkdir -p $(RESULTS)
 	$(BENCH) -bench 'BenchmarkScale$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS) $(SCALE)
 	$(BENCH) -bench 'BenchmarkDelayOfACrowd$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)

@@ -6,6 +6,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -44,19 +45,65 @@ func BenchmarkCPU(b *testing.B) {
 	benchmarkBinds(b, "cpu", size{warmUp: 300, alone: 300, together: 1500, clients: 4}, constant, following, prebind)
 }
 
-// benchmarkBinds runs rounds in which each variant has a turn, and saves the samples under the name.
+// BenchmarkBurst measures 2,000 binds at once of pods that were created just before.
+func BenchmarkBurst(b *testing.B) {
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), none, constant, following, prebind)
+	takeTurns(b, "burst", r.burst, none, constant, following, prebind)
+}
+
+// benchmarkBinds runs rounds of binds, and saves the samples under the name.
 func benchmarkBinds(b *testing.B, name string, s size, variants ...string) {
 	b.Helper()
 	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), variants...)
+	takeTurns(b, name, func(ctx context.Context, out *results, variant string, round int) error {
+		return r.round(ctx, out, variant, round, s)
+	}, variants...)
+}
+
+// takeTurns runs rounds in which each variant has a turn, and saves the samples under the name.
+func takeTurns(b *testing.B, name string, turn func(ctx context.Context, out *results, variant string, round int) error, variants ...string) {
+	b.Helper()
 	out, round := &results{name: name}, 0
 	for b.Loop() {
 		for i := range variants {
-			variant := variants[(i+round)%len(variants)] // A different variant begins each round.
-			require.NoError(b, r.round(b.Context(), out, variant, round, s))
+			require.NoError(b, turn(b.Context(), out, variants[(i+round)%len(variants)], round)) // A different variant begins each round.
 		}
 		round++
 	}
 	require.NoError(b, out.save())
+}
+
+// burst measures a burst of binds of one variant.
+func (r *rivals) burst(ctx context.Context, out *results, variant string, round int) error {
+	return r.turn(ctx, variant, func(ctx context.Context) error {
+		warm, err := r.create(ctx, variant, fmt.Sprintf("warm-%d", round), 200)
+		if err != nil {
+			return err
+		}
+		if _, err := r.bindAll(ctx, 16, warm); err != nil {
+			return err
+		}
+		if err := r.calm(ctx, variant); err != nil {
+			return err
+		}
+		pods, err := r.create(ctx, variant, fmt.Sprintf("burst-%d", round), 2000)
+		if err != nil {
+			return err
+		}
+		var spent used
+		began := time.Now()
+		if _, err := r.spend(&spent, variant, func() ([]time.Duration, error) {
+			a := r.arrive(ctx, pods, math.Inf(1))
+			a.add(out, variant, round)
+			return nil, nil
+		}); err != nil {
+			return err
+		}
+		out.add(variant, round, "binds/s", float64(len(pods))/time.Since(began).Seconds())
+		out.add(variant, round, cpuOfWebhook, spent.own*1e6/float64(len(pods)))
+		out.add(variant, round, cpuOfAPIServer, spent.apiServer*1e6/float64(len(pods)))
+		return r.clear(ctx, variant)
+	})
 }
 
 // round measures one variant once.

@@ -19,8 +19,8 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// growthPart scales the sizes of BenchmarkGrowth.
-var growthPart = flag.Float64("scale-part", 1, "Fraction of the full sizes for BenchmarkGrowth, such as 0.1.")
+// growthPart scales the sizes of BenchmarkGrowth and BenchmarkScale.
+var growthPart = flag.Float64("scale-part", 1, "Fraction of the full sizes for BenchmarkGrowth and BenchmarkScale, such as 0.1.")
 
 // growth measures the cost of one operation in a cluster of one size and of ten times that size.
 type growth struct {

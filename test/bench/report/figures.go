@@ -19,14 +19,18 @@ func figures(data map[string][]stat.Sample) string {
 	median := func(file, metric, variant string) float64 {
 		return stat.Median(stat.Values(data[file], metric, variant))
 	}
-	memory := func(variant string) float64 {
-		return stat.Quantile(last(values("resident MiB", variant))(data["scale"]), 1)
+	memory := func(variant string) string {
+		var sizes []string
+		for _, size := range stat.Values(data["scale"], "resident MiB", variant) {
+			sizes = append(sizes, fmt.Sprintf("%.0f", size))
+		}
+		return strings.Join(sizes, ", ")
 	}
 	bare := median("binds", "p50", none)
 	return fmt.Sprintf("- Added latency of a bind, median: **%.1f ms** (a bind without a webhook: %.1f ms)\n", median("binds", "p50", prebind)-bare, bare) +
 		fmt.Sprintf("- CPU time per bind: **%.2f ms** (a webhook that adds one annotation: %.2f ms)\n",
 			median("cpu", cpuOfWebhook, prebind)/1000, median("cpu", cpuOfWebhook, constant)/1000) +
-		fmt.Sprintf("- Memory of a replica, 5,000 nodes and 50,000 running pods: **%.0f MiB** (an informer of all pods: %.0f MiB)\n",
+		fmt.Sprintf("- Memory of a replica, 500, 5,000 and 15,000 nodes: **%s MiB** (an informer of all pods: %s MiB)\n",
 			memory(prebind), memory(informer)) +
 		fmt.Sprintf("- Binds per second and processor, with the control plane on the same processors: **%.0f** (without a webhook: %.0f)\n",
 			median("binds", "binds/s", prebind)/processors, median("binds", "binds/s", none)/processors) +

@@ -77,18 +77,18 @@ func milliseconds(metric, variant string) func([]stat.Sample) []float64 {
 	}
 }
 
-// last selects the last round, which has the largest cluster.
-func last(of func([]stat.Sample) []float64) func([]stat.Sample) []float64 {
+// nth selects one round.
+func nth(n int, of func([]stat.Sample) []float64) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 {
 		all := of(samples)
-		return all[max(0, len(all)-1):]
+		return all[min(n, len(all)):min(n+1, len(all))]
 	}
 }
 
-// growth divides the last value of Prebind by the first one.
-func growth(metric string) func([]stat.Sample) []float64 {
+// growth divides the last value of the variant by the first one.
+func growth(metric, variant string) func([]stat.Sample) []float64 {
 	return func(samples []stat.Sample) []float64 {
-		all := stat.Values(samples, metric, prebind)
+		all := stat.Values(samples, metric, variant)
 		if len(all) < 2 || all[0] == 0 {
 			return nil
 		}
@@ -135,11 +135,16 @@ func table() []row {
 		{number: 4, what: "claim bound → pod bound, kube-scheduler without Prebind", file: "claims", of: values("ms", "kube-scheduler"), unit: " ms"},
 		{number: 5, what: "live reads per bind", file: "steady", of: values("live reads/bind", prebind), most: new(0.0)},
 		{number: 5, what: "writes per bind", file: "steady", of: values("writes/bind", prebind), most: new(0.0)},
-		{number: 6, what: "memory in use, 50,000 running pods / none", file: "scale", of: growth("live heap MiB"), most: new(1.05), unit: times},
-		{number: 6, what: "resident memory, 50,000 running pods / none", file: "scale", of: growth("resident MiB"), unit: times},
-		{number: 6, what: "time from start to ready, 50,000 running pods / none", file: "scale", of: growth("seconds to ready"), unit: times},
-		{number: 6, what: "resident memory, 50,000 running pods / informer of all pods", file: "scale", of: last(ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
-		{number: 6, what: "peak resident memory, 50,000 running pods / informer of all pods", file: "scale", of: last(ratio("most resident MiB", prebind, informer)), unit: times},
+		{number: 6, what: "resident memory, 500 nodes, 5,000 running pods", file: "scale", of: nth(0, values("resident MiB", prebind)), unit: " MiB"},
+		{number: 6, what: "resident memory, 5,000 nodes, 50,000 running pods", file: "scale", of: nth(1, values("resident MiB", prebind)), unit: " MiB"},
+		{number: 6, what: "resident memory, 15,000 nodes, 150,000 running pods", file: "scale", of: nth(2, values("resident MiB", prebind)), unit: " MiB"},
+		{number: 6, what: "the same: peak", file: "scale", of: nth(2, values("most resident MiB", prebind)), most: new(1024.0), unit: " MiB"},
+		{number: 6, what: "the same / informer of all pods", file: "scale", of: nth(2, ratio("resident MiB", prebind, informer)), most: new(0.25), unit: times},
+		{number: 6, what: "the same: time from start to ready", file: "scale", of: nth(2, values("seconds to ready", prebind)), most: new(60.0), unit: " s"},
+		{number: 6, what: "the same: processor for updates of nodes", file: "scale", of: nth(2, values("updates of nodes: processor %", prebind)), unit: " %"},
+		{number: 6, what: "CPU time per bind, webhook, 15,000 nodes / 500 nodes", file: "scale-binds", of: growth(cpuOfWebhook, prebind), most: new(1.2), unit: times},
+		{number: 6, what: "latency of a bind, p50, 15,000 nodes / 500 nodes", file: "scale-binds", of: growth("p50", prebind), most: new(1.2), unit: times},
+		{number: 6, what: "the same: no webhook", file: "scale-binds", of: growth("p50", none), unit: times},
 		{number: 7, what: "p99 of other requests while 1,000 pods wait / kube-scheduler without Prebind", file: "crowd", of: ratio("other p99", prebind, "kube-scheduler"), most: new(1.2), unit: times},
 		{number: 7, what: "calls held by one replica at the same time, maximum", file: "crowd", of: values("holds", prebind), by: highest, most: new(512.0)},
 		{number: 7, what: "API server seats of kube-scheduler, median", file: "crowd", of: values("seats p50", prebind), by: highest, most: new(32.0)},
@@ -203,7 +208,7 @@ func growthRows() []row {
 	add := func(what, file, operation string, metrics ...string) {
 		for _, metric := range metrics {
 			rows = append(rows, row{
-				number: 18, what: what + ": " + metric, file: "growth-" + file, of: growth(operation + ": " + metric), most: new(1.5), unit: times,
+				number: 18, what: what + ": " + metric, file: "growth-" + file, of: growth(operation+": "+metric, prebind), most: new(1.5), unit: times,
 			})
 		}
 	}
@@ -270,7 +275,13 @@ func openRows() []row {
 			row{number: 20, what: load.name + ", failed binds", file: file, of: values("errors %", load.variant), unit: " %"},
 		)
 	}
-	return rows
+	const burst = "burst"
+	return append(rows,
+		row{number: 21, what: "2,000 binds at once of new pods, binds/s" + overConstant, file: burst, of: ratio("binds/s", prebind, constant), least: new(0.9), unit: times},
+		row{number: 21, what: "the same" + overFollowing, file: burst, of: ratio("binds/s", prebind, following), unit: times},
+		row{number: 21, what: "the same: CPU time per bind, API server" + overConstant, file: burst, of: ratio(cpuOfAPIServer, prebind, constant), unit: times},
+		row{number: 21, what: "the same: failed binds", file: burst, of: values("errors %", prebind), by: highest, most: new(0.0), unit: " %"},
+	)
 }
 
 // result is a row with its values.
