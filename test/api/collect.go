@@ -276,7 +276,7 @@ func (i items) addLibrary(pattern string) error {
 	return nil
 }
 
-// examples are files with custom resources of other products, which are no part of an installation.
+// examples are files with custom resources of other products, which do not belong to an installation.
 var examples = sets.New("elasticsearch.yaml", "nodeset.yaml", "raycluster.yaml", "strimzi-kafka.yaml")
 
 // addManifests adds the kustomizations, and the kinds and names of the objects below the directory, without examples.
