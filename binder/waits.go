@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -64,10 +65,13 @@ func (w *waits) change(key work.Key, began time.Time, change func(*waited)) {
 	w.cache.Add(key, known, known.next+work.AbandonAfter)
 }
 
-// all returns the binds that wait.
+// all returns the binds that wait. It removes those that have expired, which the cache keeps until they are asked for.
 func (w *waits) all() map[work.Key]waited {
-	all := map[work.Key]waited{}
-	for _, k := range w.cache.Keys() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all, valid := map[work.Key]waited{}, sets.New(w.cache.Keys()...)
+	w.cache.RemoveAll(func(key any) bool { return !valid.Has(key) })
+	for k := range valid {
 		key, ok := k.(work.Key)
 		if known := w.before(key, time.Time{}); ok && known.waiting != nil {
 			all[key] = known
