@@ -80,6 +80,7 @@ func TestTasks_Ready(t *testing.T) {
 				bound := bc.Pod.DeepCopy()
 				bound.Spec.NodeName = bc.Node.Name
 				w.server.Put(bound)
+				synctest.Wait() // The engine also calls PostBind.
 				require.NoError(t, w.PostBind(t.Context(), marks[0], bound))
 				assert.Len(t, w.server.Writes(), 3, "Prebind confirms it, or deletes it: its second write")
 				marks, err = w.Marks(t.Context())
