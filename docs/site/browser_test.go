@@ -122,7 +122,7 @@ func TestPages(t *testing.T) {
 		{"front-dark", "/", desktop, []action{dark}},
 		{"front-phone", "/", phone, nil},
 		{"diagram-phone", "/docs/contributing/design.html", phone, []action{chromedp.ScrollIntoView(chromedp.CSS(`img[src*="packages"]`))}},
-		{"table-phone", "/docs/managed-clusters.html", phone, []action{chromedp.ScrollIntoView(chromedp.CSS("table"))}},
+		{"table-phone", "/docs/comparison.html", phone, []action{chromedp.ScrollIntoView(chromedp.CSS("table"))}},
 		{"index", "/docs/", desktop, nil},
 		{"guide", "/docs/install.html", desktop, nil},
 		{"guide-dark", "/docs/install.html#roll-out", desktop, []action{dark}},
