@@ -230,7 +230,7 @@ func (c *compiler) declareResources() {
 }
 
 // scopeProblem returns why the resource never finds an object: it names a namespace, but the kind is cluster-scoped, or it names an
-// object of a namespaced kind without a namespace. It is empty if there is no such problem, or if the kind is not built in.
+// object of a namespaced kind without a namespace. It is empty if the resource can find one, or if the kind is not built in.
 func scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
 	inNamespace := r.Namespace != "" || r.NamespaceExpression != ""
 	switch {
