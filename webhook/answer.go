@@ -44,9 +44,18 @@ var codes = map[framework.Kind]struct {
 
 // answer returns the response to a decision, with an explanation if the Binding requests one.
 func answer(b *corev1.Binding, d binder.Decision) admission.Response {
-	response := allow(b, d)
+	var response admission.Response
 	if d.Err != nil {
 		response = deny(d.Err, d.RetryAfter)
+	} else {
+		response.Patches = patchFor(b, d)
+		response.Allowed, response.AuditAnnotations = true, map[string]string{AuditKeyDecision: d.Kind()}
+	}
+	if a := d.Audit; a != nil {
+		response.AuditAnnotations[AuditKeyAudited] = a.Kind
+		if a.Err != nil {
+			response.AuditAnnotations[AuditKeyPlugin] = a.Err.Plugin
+		}
 	}
 	if d.Attempt != "" {
 		response.AuditAnnotations[AuditKeyAttempt] = d.Attempt
@@ -65,20 +74,6 @@ func answer(b *corev1.Binding, d binder.Decision) admission.Response {
 		response.Warnings = []string{text}
 	}
 	return response
-}
-
-// allow returns the response that allows the bind.
-func allow(b *corev1.Binding, d binder.Decision) admission.Response {
-	audit := map[string]string{AuditKeyDecision: d.Kind()}
-	if a := d.Audit; a != nil {
-		audit[AuditKeyAudited] = a.Kind
-		if a.Err != nil {
-			audit[AuditKeyPlugin] = a.Err.Plugin
-		}
-	}
-	return admission.Response{
-		Patches: patchFor(b, d), AdmissionResponse: admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: audit},
-	}
 }
 
 // deny returns the response to an error. The message is one line for people. The causes contain the same data for programs;

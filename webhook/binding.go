@@ -10,7 +10,6 @@ import (
 	"github.com/go-json-experiment/json"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -21,12 +20,6 @@ import (
 // notBinding is the warning of a request that is not the creation of a Binding. Such requests come from a webhook configuration
 // with rules that differ from the shipped ones. A denial would block every request that those rules match.
 const notBinding = "allowed without a check, because this is not the creation of a v1 Binding: the rules of the webhook configuration must match only CREATE of pods/binding and bindings"
-
-// isBinding reports whether a request is the creation of a Binding.
-func isBinding(r *admissionv1.AdmissionRequest) bool {
-	resource := r.Resource.Group == "" && (r.Resource.Resource == "pods" && r.SubResource == "binding" || r.Resource.Resource == "bindings" && r.SubResource == "")
-	return resource && r.Operation == admissionv1.Create && r.Kind == metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}
-}
 
 // parse returns the Binding of a request, which it releases. A Binding that cannot be decoded is an error.
 func parse(r *admissionv1.AdmissionRequest) (binder.Request, *framework.Error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -72,7 +73,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) admission.Response {
 	clip := func(s string) string { return text.Clip(s, maxCause) }
 	log := h.Log.WithValues("user", clip(request.UserInfo.Username))
-	if !isBinding(request) {
+	resource := schema.GroupResource{Group: request.Resource.Group, Resource: request.Resource.Resource + "/" + request.SubResource}
+	posted := resource == schema.GroupResource{Resource: "pods/binding"} || resource == schema.GroupResource{Resource: "bindings/"}
+	if !posted || request.Operation != admissionv1.Create || request.Kind != (metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}) {
 		log.Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
 		return admission.Allowed("").WithWarnings(warnings([]string{notBinding})...)
 	}

@@ -14,20 +14,18 @@ import (
 	"github.com/prebind/prebind/binder"
 )
 
-// add returns an operation that also replaces values in objects.
-func add(path string, value any) webhook.JSONPatchOp {
-	return webhook.JSONPatchOp{Operation: "add", Path: path, Value: value}
-}
+// opAdd is the operation that adds a value, or replaces the value of an object.
+const opAdd = "add"
 
 // patchFor returns the smallest patch that adds the annotations, labels, UID and resourceVersion of the decision. It omits keys
 // that already have the same value. The Binding of an API server always has metadata.
 func patchFor(b *corev1.Binding, d binder.Decision) []webhook.JSONPatchOp {
 	var all []webhook.JSONPatchOp
 	if d.UID != "" {
-		all = append(all, add("/metadata/uid", d.UID))
+		all = append(all, webhook.JSONPatchOp{Operation: opAdd, Path: "/metadata/uid", Value: d.UID})
 	}
 	if d.ResourceVersion != "" {
-		all = append(all, add("/metadata/resourceVersion", d.ResourceVersion))
+		all = append(all, webhook.JSONPatchOp{Operation: opAdd, Path: "/metadata/resourceVersion", Value: d.ResourceVersion})
 	}
 	all = append(all, addMap("/metadata/annotations", b.Annotations, d.Annotations)...)
 	return append(all, addMap("/metadata/labels", b.Labels, d.Labels)...)
@@ -41,12 +39,12 @@ func addMap(path string, had, want map[string]string) []webhook.JSONPatchOp {
 		return nil
 	}
 	if had == nil {
-		return []webhook.JSONPatchOp{add(path, want)}
+		return []webhook.JSONPatchOp{{Operation: opAdd, Path: path, Value: want}}
 	}
 	var all []webhook.JSONPatchOp
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		if value, ok := had[key]; !ok || value != want[key] {
-			all = append(all, add(path+"/"+escape.Replace(key), want[key]))
+			all = append(all, webhook.JSONPatchOp{Operation: opAdd, Path: path + "/" + escape.Replace(key), Value: want[key]})
 		}
 	}
 	return all

@@ -4,8 +4,6 @@
 package framework
 
 import (
-	"context"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -43,8 +41,6 @@ type Registration struct {
 	// Selections returns more objects that the cache holds while the plugin is on. Nil means none. namespace is Prebind's own.
 	// The role of the plugin must grant get, list, and watch on their kinds.
 	Selections func(namespace string, a Arguments) []Selection
-	// Index adds indexes to the cache, for kinds that the plugin watches. Their names begin with that of the plugin.
-	Index func(ctx context.Context, indexer client.FieldIndexer, a Arguments) error
 	// Metrics are served with those of Prebind, also while the plugin is off. Names begin with
 	// prebind_<plugin> or prebind_<its objects>, and labels never contain pods, nodes or namespaces.
 	Metrics []prometheus.Collector

@@ -193,11 +193,6 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	if err := a.watch(ctx, by, e.Watches...); err != nil {
 		return nil, err
 	}
-	if e.Index != nil {
-		if err := e.Index(ctx, v, arguments); err != nil {
-			return nil, fmt.Errorf("indexing the cache: %w", err)
-		}
-	}
 	watches := &selector{assembly: a, plugin: e.Name}
 	p, err := e.New(framework.Handle{
 		Cached: v, Live: a.o.Recorder.Reader(a.GetAPIReader(), e.Name), Writer: a.GetClient(), Status: a.GetClient(),

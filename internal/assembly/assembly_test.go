@@ -4,7 +4,6 @@
 package assembly
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/configuration"
@@ -76,8 +74,8 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	assert.Equal(t, "other", plugins[0].Name())
 }
 
-// TestPlugin_Contract checks what the author of a plugin gets wrong, and that handlers run after New.
-func TestPlugin_Contract(t *testing.T) {
+// TestPlugin_HandlersRunAfterNew: a handler can use the plugin.
+func TestPlugin_HandlersRunAfterNew(t *testing.T) {
 	s := newServer(t)
 	s.installed.Store(true)
 	plugins := func(t *testing.T, change func(a **Assembly, r *framework.Registration)) error {
@@ -89,11 +87,6 @@ func TestPlugin_Contract(t *testing.T) {
 		_, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
 		return err
 	}
-	require.ErrorContains(t, plugins(t, func(_ **Assembly, r *framework.Registration) {
-		r.Index = func(ctx context.Context, i client.FieldIndexer, _ framework.Arguments) error {
-			return i.IndexField(ctx, newGadget("", "", ""), "test/x", func(client.Object) []string { return nil })
-		}
-	}), "has an index of Gadget.example.com objects, and does not watch them")
 	require.NoError(t, plugins(t, func(a **Assembly, r *framework.Registration) {
 		build := r.New
 		r.Selections = func(string, framework.Arguments) []framework.Selection { return []framework.Selection{gadgets} }

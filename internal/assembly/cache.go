@@ -111,15 +111,6 @@ func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.
 	return v.a.GetCache().List(ctx, into, opts...)
 }
 
-// IndexField implements client.FieldIndexer. It would begin to watch another kind.
-func (v *view) IndexField(ctx context.Context, o client.Object, field string, keys client.IndexerFunc) error {
-	kind := framework.KindOf(o)
-	if !v.a.watched.Has(kind) {
-		return fmt.Errorf("has an index of %s objects, and does not watch them", kind)
-	}
-	return v.a.GetCache().IndexField(ctx, o, field, keys)
-}
-
 // CacheOptions returns the options of Prebind's cache. It contains pending pods and trimmed nodes.
 func CacheOptions() cache.Options {
 	options := commonCacheOptions()

@@ -42,8 +42,7 @@ func pass(d time.Duration) { <-time.After(d) }
 // TestTrusted_Relations: the times of all replicas are consistent.
 func TestTrusted_Relations(t *testing.T) {
 	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+work.Grace, "a bind is over before another replica rolls back")
-	const takes = 5 * time.Second // The time limit for a request.
-	assert.Greater(t, trusted, (takes+renewal)+(2*takes+renewAgain)+takes, "a renewal may time out with and without the status, and the next one is in time")
+	assert.Greater(t, trusted, (RequestTakes+renewal)+(2*RequestTakes+renewAgain)+RequestTakes, "a renewal may time out with and without the status, and the next one is in time")
 	assert.Less(t, blind, duration, "old observations are discarded before they count")
 	assert.Less(t, 2*observeEvery, blind)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -41,10 +42,23 @@ func (r *Replicas) Count() int {
 func (r *Replicas) Living(context.Context) (map[string]bool, error) {
 	r.observer.Lock()
 	defer r.observer.Unlock()
-	if r.looked.IsZero() || r.o.Clock.Since(r.looked) > 2*observeEvery {
+	if !r.fresh() {
 		return nil, fmt.Errorf("the leases of replicas in %s were not read for %s", r.o.Namespace, 2*observeEvery)
 	}
 	return maps.Clone(r.living), nil
+}
+
+// Leads returns whether this replica leads: it has the smallest ID of the live replicas, by the last read. For some seconds after a replica
+// starts or ends, two replicas or none can lead. So what the leader does is idempotent, and can wait.
+func (r *Replicas) Leads() bool {
+	r.observer.Lock()
+	defer r.observer.Unlock()
+	return !r.o.Elect || r.fresh() && r.living[r.o.ID] && r.o.ID == slices.Min(slices.Collect(maps.Keys(r.living)))
+}
+
+// fresh returns whether the last read is recent. It must be called with observer held.
+func (r *Replicas) fresh() bool {
+	return !r.looked.IsZero() && r.o.Clock.Since(r.looked) <= 2*observeEvery
 }
 
 // observe reads the leases. The leader removes those that are not renewed.

@@ -1,8 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replica keeps the Lease of this replica, with its status, observes the Leases of
-// the other replicas, and elects a leader.
+// Package replica keeps the Lease of this replica, with its status, and observes the Leases of
+// the other replicas. One of them leads.
 package replica
 
 import (
@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -36,6 +35,8 @@ const (
 	// that rely on its writes. Another replica considers it dead after duration, and rolls
 	// back its writes after work.Grace more. No allowed bind is open then.
 	trusted = duration + work.Grace - framework.BindSettles
+	// RequestTakes is the time limit for a request about leases. A renewal can be repeated often before the lease ends.
+	RequestTakes = 5 * time.Second
 	// goodbyeTakes limits the removal of the lease at shutdown.
 	goodbyeTakes = 10 * time.Second
 	// label marks the leases of replicas.
@@ -46,9 +47,9 @@ const (
 	prefix = "prebind-replica-"
 )
 
-// Replicas keep leases and elect a leader in Prebind's own namespace.
+// Replicas keep leases in Prebind's own namespace.
 //
-// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;patch;delete
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=list;create;patch;delete
 
 // NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }
@@ -63,15 +64,14 @@ type Options struct {
 	// Namespace of the leases.
 	Namespace string
 	Clock     clock.Clock
-	// Elect elects one of the replicas as the leader. Otherwise, every replica leads.
+	// Elect says that only one of the replicas leads. Otherwise, every replica leads.
 	Elect bool
 	// Status returns text about this process, which each renewal writes to the lease. It may
 	// be nil. A renewal that fails is repeated at once without the text.
 	Status func() (string, error)
 }
 
-// Replicas keeps the lease of this process, observes those of the others, and takes part in the election. Its methods other than
-// Start are safe for concurrent use.
+// Replicas keeps the lease of this process, and observes those of the others. Its methods other than Start are safe for concurrent use.
 type Replicas struct {
 	o Options
 
@@ -82,9 +82,6 @@ type Replicas struct {
 	term    int64
 	// lost is set if the next renewal begins a new term.
 	lost bool
-
-	// leads returns whether this replica still leads since it was elected. It is nil before.
-	leads atomic.Pointer[func() bool]
 
 	// observer guards the observations of the leases.
 	observer sync.Mutex
@@ -104,12 +101,11 @@ type observation struct {
 // New returns the Replicas. It starts nothing.
 func New(o Options) *Replicas { return &Replicas{o: o, lost: true} }
 
-// Start keeps the lease until the context ends, and then removes it. It observes the leases of all replicas, and takes part in the election.
+// Start keeps the lease until the context ends, and then removes it. It observes the leases of all replicas.
 func (r *Replicas) Start(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	var others sync.WaitGroup
-	others.Go(func() { r.elect(ctx) })
-	others.Go(func() {
+	var observing sync.WaitGroup
+	observing.Go(func() {
 		r.repeat(ctx, func() time.Duration {
 			if err := r.observe(ctx); err != nil && ctx.Err() == nil {
 				log.Error(err, "Could not observe the leases of the replicas, will retry")
@@ -125,7 +121,7 @@ func (r *Replicas) Start(ctx context.Context) error {
 		log.Error(err, "Could not renew the lease of this replica, will retry", "lease", klog.KRef(r.o.Namespace, r.name()))
 		return renewAgain
 	})
-	others.Wait()
+	observing.Wait()
 	r.leave(ctx)
 	return nil
 }

@@ -252,25 +252,33 @@ func TestTerm_EndsWhileSuspended(t *testing.T) {
 	})
 }
 
-// TestLeads_FollowsTheTerm: a replica that cannot renew the lease of the leader stops to lead, and another one follows.
-func TestLeads_FollowsTheTerm(t *testing.T) {
+// TestLeads: the live replica with the smallest ID leads.
+func TestLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
-		var cut atomic.Bool
+		var cut, blinded atomic.Bool
+		client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return blinded.Load(), nil, errCut
+		})
 		one, other := newReplicas(t, cuttable(client, &cut), "one"), newReplicas(t, client, "other")
-		assert.True(t, one.Leads(), "without an election, every replica leads")
+		leaders := func() []bool { return []bool{one.Leads(), other.Leads()} }
+		assert.Equal(t, []bool{true, true}, leaders(), "without an election, every replica leads")
 		one.o.Elect, other.o.Elect = true, true
-		assert.False(t, one.Leads(), "the replica has not been elected")
-		go func() { _ = one.Start(quiet(t)) }()
-		pass(time.Second)
+		assert.Equal(t, []bool{false, false}, leaders(), "no lease was read")
 		go func() { _ = other.Start(quiet(t)) }()
-		pass(time.Minute)
-		assert.Equal(t, []bool{true, false}, []bool{one.Leads(), other.Leads()})
+		pass(observeEvery + time.Second)
+		assert.Equal(t, []bool{false, true}, leaders())
+		go func() { _ = one.Start(quiet(t)) }()
+		pass(2 * observeEvery)
+		assert.Equal(t, []bool{true, false}, leaders())
 		cut.Store(true)
-		pass(time.Minute)
-		assert.Equal(t, []bool{false, true}, []bool{one.Leads(), other.Leads()})
+		pass(duration + 2*renewal)
+		assert.Equal(t, []bool{false, true}, leaders(), "a replica that cannot renew its lease stops to lead")
 		cut.Store(false)
-		pass(time.Minute)
-		assert.Equal(t, []bool{false, true}, []bool{one.Leads(), other.Leads()})
+		pass(duration)
+		assert.Equal(t, []bool{true, false}, leaders())
+		blinded.Store(true)
+		pass(blind)
+		assert.Equal(t, []bool{false, false}, leaders(), "old reads do not count")
 	})
 }

@@ -35,7 +35,7 @@ const (
 type Status struct {
 	// Replica is its ID. The IDs of its attempts begin with it.
 	Replica string `json:"replica"`
-	// Leader says that the replica leads; its lease does not say so.
+	// Leader says that the replica leads; see Replicas.Leads.
 	Leader bool `json:"leader,omitempty"`
 	// Pod is empty without --pod-name.
 	Pod     string `json:"pod,omitempty"`
@@ -91,22 +91,13 @@ func (s Status) Encode(all []work.InFlight) (string, error) {
 
 // Statuses returns the statuses of all replicas that have a lease, by ID.
 func Statuses(ctx context.Context, client kubernetes.Interface, namespace string) ([]Status, error) {
-	list, err := client.CoordinationV1().Leases(namespace).List(ctx, metav1.ListOptions{})
+	list, err := client.CoordinationV1().Leases(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
 	if err != nil {
 		return nil, fmt.Errorf("listing leases in %s: %w", namespace, err)
 	}
-	leader := ""
-	var all []Status
+	all := make([]Status, 0, len(list.Items))
 	for i := range list.Items {
-		switch l := &list.Items[i]; {
-		case l.Labels[label] != "":
-			all = append(all, statusOf(l))
-		case l.Name == leaderLease:
-			leader = ptr.Deref(l.Spec.HolderIdentity, "")
-		}
-	}
-	for i := range all {
-		all[i].Leader = all[i].Replica == leader
+		all = append(all, statusOf(&list.Items[i]))
 	}
 	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Replica, b.Replica) })
 	return all, nil

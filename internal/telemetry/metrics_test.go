@@ -4,6 +4,7 @@
 package telemetry
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"regexp"
@@ -21,6 +22,18 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/mutation"
 )
+
+// answering is an engine that returns the decision after a second.
+type answering struct {
+	decision binder.Decision
+	clock    *clocktesting.FakePassiveClock
+}
+
+// Bind implements webhook.Engine.
+func (a answering) Bind(context.Context, binder.Request) binder.Decision {
+	a.clock.SetTime(a.clock.Now().Add(time.Second))
+	return a.decision
+}
 
 func TestRecorder_Decided(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
@@ -40,7 +53,7 @@ func TestRecorder_Decided(t *testing.T) {
 	m, err := New(Options{Registry: registry, Clock: clock})
 	require.NoError(t, err)
 	for _, d := range decisions {
-		m.decided(d, time.Second)
+		m.Engine(answering{d, clock}).Bind(t.Context(), binder.Request{})
 	}
 
 	families, err := registry.Gather()
@@ -110,7 +123,7 @@ func TestRecorder_AuditAndReady(t *testing.T) {
 	problem := errors.New("away")
 	m.Show(func() binder.Stats { return binder.Stats{} }, func() error { return problem })
 	for _, d := range []binder.Decision{{Audit: &binder.Audit{Kind: "refused", Err: refusal}}, {Audit: &binder.Audit{Kind: "waiting"}}, {}} {
-		m.decided(d, time.Second)
+		m.Engine(answering{d, clock}).Bind(t.Context(), binder.Request{})
 	}
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP prebind_audited_decisions_total Decisions that mode Audit did not apply, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.

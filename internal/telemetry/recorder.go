@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -130,21 +129,15 @@ func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decis
 	ctx, span := r.tracer.Start(ctx, "Bind")
 	defer span.End()
 	d := r.engine.Bind(ctx, request)
-	r.decided(d, r.clock.Since(begin))
 	if span.IsRecording() {
 		describeDecision(span, request, d)
 	}
-	return d
-}
-
-// decided counts a decision.
-func (r *Recorder) decided(d binder.Decision, took time.Duration) {
 	kind, plugin := d.Kind(), ""
 	if d.Err != nil {
 		plugin = d.Err.Plugin
 	}
 	r.decisions.WithLabelValues(kind, plugin).Inc()
-	r.duration.WithLabelValues(kind).Observe(took.Seconds())
+	r.duration.WithLabelValues(kind).Observe(r.clock.Since(begin).Seconds())
 	if d.Audit != nil {
 		plugin := ""
 		if d.Audit.Err != nil {
@@ -165,6 +158,7 @@ func (r *Recorder) decided(d binder.Decision, took time.Duration) {
 	if d.Err == nil && d.Calls > 0 {
 		r.wait.Observe(d.Waited.Seconds())
 	}
+	return d
 }
 
 // describeDecision sets the attributes of the span of a decision.

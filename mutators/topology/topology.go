@@ -20,6 +20,7 @@ package topology
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -206,13 +207,17 @@ func (m *Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	out := mutators.Output{Annotations: make(map[string]string, len(m.copies)+1), ReplaceLabels: m.replace}
 	for _, c := range m.copies {
 		if value, ok := labels[c.From]; ok {
-			m.add(&out, c.Key, value)
+			out.Annotations[c.Key] = value
 		} else {
 			out.Missing = append(out.Missing, "the node has no label "+c.From)
 		}
 	}
 	if len(m.prefixes) > 0 {
 		m.copyByPrefix(&out, labels)
+	}
+	if len(m.pod) > 0 {
+		out.Labels = maps.Clone(out.Annotations)
+		maps.DeleteFunc(out.Labels, func(key, _ string) bool { return !m.pod["*"] && !m.pod[key] })
 	}
 	if len(m.path) > 0 {
 		m.addPath(&out, labels)
@@ -234,7 +239,7 @@ func (m *Mutator) copyByPrefix(out *mutators.Output, labels map[string]string) {
 	for _, label := range slices.Backward(matching) {
 		for i := range m.prefixes {
 			if key, ok := m.prefixes[i].key(label); ok && !m.short[key] {
-				m.add(out, key, labels[label])
+				out.Annotations[key] = labels[label]
 			}
 		}
 	}
@@ -257,16 +262,4 @@ func (m *Mutator) addPath(out *mutators.Output, labels map[string]string) {
 	if len(values) == len(m.path) {
 		out.Annotations[pathKey] = strings.Join(values, "/")
 	}
-}
-
-// add adds the annotation and, if requested, the label of the pod.
-func (m *Mutator) add(out *mutators.Output, key, value string) {
-	out.Annotations[key] = value
-	if !m.pod["*"] && !m.pod[key] {
-		return
-	}
-	if out.Labels == nil {
-		out.Labels = map[string]string{}
-	}
-	out.Labels[key] = value
 }

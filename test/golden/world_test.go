@@ -95,9 +95,6 @@ func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object
 	if arguments == nil && r.Arguments != nil {
 		arguments = r.Arguments()
 	}
-	if r.Index != nil {
-		require.NoError(t, r.Index(t.Context(), server, arguments))
-	}
 	plugin, err := r.New(h, arguments)
 	require.NoError(t, err)
 	if r.Selections != nil {

@@ -142,9 +142,6 @@ func (w *world) start() {
 				p.streams = append(p.streams, &stream{kind: fakeapi.Kind(s.Example), selection: &selected{Selection: s, known: map[client.ObjectKey]client.Object{}}})
 			}
 		}
-		if r.Index != nil {
-			require.NoError(w.t, r.Index(w.over, p.cache, arguments))
-		}
 		built, err := r.New(framework.Handle{
 			Cached: p.cached(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
 			Namespace: system, Replicas: func() int { return p.lease.Count() }, Leads: func() bool { return false },

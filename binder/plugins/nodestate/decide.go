@@ -83,7 +83,9 @@ func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[strin
 			return nil, err
 		}
 	}
-	f.checkLabels(e.labels, node.Labels, "")
+	for _, r := range e.labels {
+		f.checkLabel(r, node.Labels, "")
+	}
 	for _, expected := range e.conditions {
 		f.checkCondition(expected, node)
 	}
@@ -139,13 +141,17 @@ func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) error {
 	// The helper does not explain its result.
 	before := len(*f)
 	selector, _ := labels.SelectorFromSet(pod.Spec.NodeSelector).Requirements()
-	f.checkLabels(selector, node.Labels, " as required by the pod's nodeSelector")
+	for _, r := range selector {
+		f.checkLabel(r, node.Labels, " as required by the pod's nodeSelector")
+	}
 	if len(*f) > before {
 		return nil
 	}
 	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	if len(terms) == 1 && len(terms[0].MatchFields) == 0 {
-		f.checkLabels(requirementsOf(terms[0]), node.Labels, " as required by the pod's node affinity")
+		for _, r := range requirementsOf(terms[0]) {
+			f.checkLabel(r, node.Labels, " as required by the pod's node affinity")
+		}
 	}
 	if len(*f) == before {
 		f.add("the pod's required node affinity to admit the node", fmt.Sprintf("none of its %d terms matches", len(terms)))
@@ -169,18 +175,16 @@ func requirementsOf(term corev1.NodeSelectorTerm) labels.Requirements {
 	return all
 }
 
-// checkLabels checks the requirements. The mismatches end with their origin.
-func (f *findings) checkLabels(requirements labels.Requirements, of labels.Set, origin string) {
-	for _, r := range requirements {
-		if r.Matches(of) {
-			continue
-		}
-		found := "it is not set"
-		if value, has := of[r.Key()]; has {
-			found = fmt.Sprintf("it is %q", clip(value))
-		}
-		f.add(clip("the label "+r.Key()+" "+demand(r))+origin, found)
+// checkLabel checks the requirement. A mismatch ends with its origin.
+func (f *findings) checkLabel(r labels.Requirement, of labels.Set, origin string) {
+	if r.Matches(of) {
+		return
 	}
+	found := "it is not set"
+	if value, has := of[r.Key()]; has {
+		found = fmt.Sprintf("it is %q", clip(value))
+	}
+	f.add(clip("the label "+r.Key()+" "+demand(r))+origin, found)
 }
 
 // demand returns the requirement as words that follow the label's key.

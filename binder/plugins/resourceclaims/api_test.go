@@ -4,8 +4,6 @@
 package resourceclaims
 
 import (
-	"context"
-
 	resourcev1 "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -13,27 +11,17 @@ import (
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
-// apiServer is the API server of these tests. It has the plugin's index, and sends changes to a
-// hub.
+// apiServer is the API server of these tests. It sends changes to a hub.
 type apiServer struct {
 	*fakeapi.Server
 	hub *notify.Hub
 }
 
 func newAPI(objects ...client.Object) *apiServer {
-	s := &apiServer{Server: withIndex(), hub: notify.NewHub()}
+	s := &apiServer{Server: fakeapi.New(), hub: notify.NewHub()}
 	s.OnChange(func(o client.Object, _ bool) { s.hub.Wake(o) })
 	for _, o := range objects {
 		s.Put(o)
-	}
-	return s
-}
-
-// withIndex returns a server or a cache that has the index of the plugin.
-func withIndex() *fakeapi.Server {
-	s := fakeapi.New()
-	if err := addIndex(context.Background(), s, nil); err != nil {
-		panic(err)
 	}
 	return s
 }

@@ -141,7 +141,7 @@ func (p *Plugin) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) 
 // write marks. The number of marks per claim is limited.
 func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	var list resourcev1.ResourceClaimList
-	if err := p.h.Cached.List(ctx, &list, client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.h.Cached.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	var marks []framework.Mark

@@ -4,8 +4,6 @@
 package resourceclaims
 
 import (
-	"context"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -37,7 +35,6 @@ func Registration() framework.Registration {
 		},
 		Requires: []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")},
 		Watches:  []client.Object{&resourcev1.ResourceClaim{}},
-		Index:    addIndex,
 		New:      framework.Build(func(h framework.Handle, a *Arguments) (framework.Plugin, error) { return New(h, a), nil }),
 	}
 }
@@ -58,22 +55,4 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
 	return v1alpha1.Positive(path.Child("bindingTimeout"), a.BindingTimeout)
-}
-
-// markedIndex is an index of the cache. It contains the claims with marks, under "true". The
-// cost of a list by the index does not depend on the number of claims in the cluster.
-const markedIndex = Name + "/marked"
-
-// indexMarked is the index function of markedIndex.
-func indexMarked(o client.Object) []string {
-	for key := range o.GetAnnotations() {
-		if strings.HasPrefix(key, markPrefix) {
-			return []string{"true"}
-		}
-	}
-	return nil
-}
-
-func addIndex(ctx context.Context, indexer client.FieldIndexer, _ framework.Arguments) error {
-	return indexer.IndexField(ctx, &resourcev1.ResourceClaim{}, markedIndex, indexMarked)
 }

@@ -22,7 +22,7 @@ import (
 func (p *Plugin) marked(ctx context.Context, m framework.Mark) ([]string, error) {
 	var names []string
 	var list resourcev1.ResourceClaimList
-	err := p.h.Cached.List(ctx, &list, client.InNamespace(m.Pod.Namespace), client.MatchingFields{markedIndex: "true"}, client.UnsafeDisableDeepCopy)
+	err := p.h.Cached.List(ctx, &list, client.InNamespace(m.Pod.Namespace), client.UnsafeDisableDeepCopy)
 	for i := range list.Items {
 		if markOn(m, &list.Items[i]) != "" {
 			names = append(names, list.Items[i].Name)

@@ -103,7 +103,11 @@ func (tc decideCase) check(t *testing.T) {
 	assert.Equal(t, tc.about, pl.wait.Object.String(), tc.reason)
 	assert.Contains(t, pl.wait.For, tc.says)
 	if tc.about != "" {
-		assert.Empty(t, pl.verdict(contextFor(thePod())).Writes, "the wait comes before all writes")
+		bc := contextFor(thePod())
+		framework.Extend(bc, decision{plan: pl})
+		verdict, err := (&Plugin{}).PreFlight(bc)
+		require.NoError(t, err)
+		assert.Empty(t, verdict.Writes, "the wait comes before all writes")
 		return
 	}
 	var static, dynamic []string

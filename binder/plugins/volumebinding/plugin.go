@@ -19,9 +19,12 @@ package volumebinding
 import (
 	"cmp"
 	"context"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
@@ -85,14 +88,53 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 	return nil
 }
 
-// PreFlight returns the writes and the wait for the pod's claims. It rejects the same binds as Filter of
+// PreFlight returns the writes and the first wait for the pod's claims. It rejects the same binds as Filter of
 // kube-scheduler's VolumeBinding.
-func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
+func (*Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	d, err := framework.Extension[decision](bc)
 	if err = cmp.Or(err, d.err); err != nil {
 		return framework.Verdict{}, err
 	}
-	return d.plan.verdict(bc), nil
+	p := d.plan
+	v := framework.Verdict{Wait: p.wait}
+	waits := func(o client.Object, format string, args ...any) {
+		if v.Wait == (framework.Wait{}) {
+			v.Wait = framework.Wait{Object: object(o), For: fmt.Sprintf(format, args...)}
+		}
+	}
+	writes := func(format string, args ...any) {
+		v.Writes = append(v.Writes, fmt.Sprintf(format, args...))
+	}
+	for _, r := range p.exclusive {
+		if other, ok := r.other(bc); ok {
+			waits(r.claim, "the bind of pod %s, which uses the ReadWriteOncePod claim", other)
+		}
+	}
+	if v.Wait != (framework.Wait{}) {
+		return v, nil
+	}
+	for _, r := range p.exclusive {
+		// Without Written, the reservation can be older than the list of the pods that use the claim.
+		if !bc.Written || !r.by(bc) {
+			writes("reserve the ReadWriteOncePod %s", describe(r.claim))
+		}
+	}
+	for _, m := range p.static {
+		waits(m.claim, "the PersistentVolume controller to bind it to PersistentVolume %s", m.volume.Name)
+		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err != nil || changed {
+			writes("set the claimRef of PersistentVolume %s to %s and wait until the claim is bound", m.volume.Name, describe(m.claim))
+		}
+	}
+	for _, claim := range p.dynamic {
+		waits(claim, "provisioning on %s%s", bc.Node.Name, by(claim))
+		if claim.Annotations[volume.AnnSelectedNode] == "" {
+			writes("set selected-node of %s to %s and wait for provisioning", describe(claim), bc.Node.Name)
+		}
+	}
+	for _, claim := range p.late {
+		waits(claim, "its PersistentVolume %s", claim.Spec.VolumeName)
+	}
+	return v, nil
 }
 
 // PreBind reserves the ReadWriteOncePod claims, sets the claimRef of each matched volume, and then

@@ -56,5 +56,4 @@ func TestReplicas_RenewalWithoutAnswer(t *testing.T) {
 			t.Fatal("there should be another renewal")
 		}
 	}
-	assert.Less(t, 2*RequestTakes, leaseDuration)
 }
