@@ -169,8 +169,7 @@ func readVersion(ctx context.Context, o options, p profile) (version, error) {
 	}
 	name, err := git("describe", "--tags", "--exact-match")
 	if err != nil { // Not a release.
-		date, err := git("log", "-1", "--format=%cs")
-		return version{name: "main-" + date, commit: commit}, err
+		return version{name: commit, commit: commit}, nil
 	}
 	return version{name: strings.TrimPrefix(name, "v"), commit: commit}, nil
 }
