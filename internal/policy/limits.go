@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/google/cel-go/cel"
@@ -100,6 +101,34 @@ func searchWork(args []ref.Val) int {
 		return textSize(args[0])
 	}
 	return len(text) * textSize(args[1]) / 4
+}
+
+// perCall is the overload of calls that compile their pattern each time, because it is not constant.
+const perCall = "pattern_per_call"
+
+// slowSyntax makes short patterns slow: repetitions, flags such as (?i), and classes of Unicode.
+var slowSyntax = regexp.MustCompile(`[{]|[(][?][^:]|\\[pP]`)
+
+func patternWork(args []ref.Val) int {
+	pattern, _ := args[1].(types.String)
+	if slowSyntax.MatchString(string(pattern)) {
+		return tooMuch
+	}
+	return searchWork(args) + 50*len(pattern)
+}
+
+// zoneWork is that of functions that read the file of a time zone.
+func zoneWork(args []ref.Val) int { return 500 + 10*textSize(args[1]) }
+
+// workOf returns nil for functions without a limit.
+func workOf(function, overload string) func(args []ref.Val) int {
+	switch {
+	case overload == perCall:
+		return patternWork
+	case strings.HasSuffix(overload, "_with_tz"):
+		return zoneWork
+	}
+	return works[function]
 }
 
 func replaceWork(args []ref.Val) int {
@@ -207,12 +236,17 @@ func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV
 		if !ok {
 			return i, nil
 		}
-		name := call.Function()
-		work, ok := works[name]
-		if !ok {
+		name, overload := call.Function(), call.OverloadID()
+		if all[name] == nil {
 			return i, nil
 		}
-		return interpreter.NewCall(call.ID(), name, call.OverloadID(), call.Args(), func(args ...ref.Val) ref.Val {
+		if slices.Contains([]string{overloads.Matches, "find", "findAll"}, name) {
+			if _, constant := call.Args()[1].(interpreter.InterpretableConst); !constant {
+				overload = perCall
+			}
+		}
+		work := workOf(name, overload)
+		return interpreter.NewCall(call.ID(), name, overload, call.Args(), func(args ...ref.Val) ref.Val {
 			if work(args) > maxWork {
 				return types.NewErr("%s: the call exceeds the cost limit of an expression", strings.Trim(name, "_@"))
 			}
@@ -284,7 +318,7 @@ type costs struct{ library.CostEstimator }
 // CallCost implements interpreter.ActualCostEstimator. Nil means that CEL counts the cost itself.
 func (c *costs) CallCost(function, overload string, args []ref.Val, result ref.Val) *uint64 {
 	counted := uint64(0)
-	if work, ok := works[function]; ok {
+	if work := workOf(function, overload); work != nil {
 		counted = uint64(math.Ceil(float64(work(args)) * common.StringTraversalCostFactor))
 	}
 	if counted > expressionCostLimit {

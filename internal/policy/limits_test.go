@@ -129,6 +129,39 @@ func TestEvaluate_RepeatedCost(t *testing.T) {
 	}
 }
 
+// The data of a tenant decides neither the time to compile a pattern that is not constant nor that to read a time zone. Constant patterns are
+// compiled with the policy.
+func TestEvaluate_DataCost(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason, expression, data string
+		want                     policy.Verdict
+	}{
+		"Repetition":  {reason: "seven bytes are 1,000 states", expression: "''.matches(variables.d)", data: "x{1000}", want: policy.Failed},
+		"Unicode":     {reason: "a class has hundreds of ranges", expression: "''.find(variables.d) == 'x'", data: `[^\pL]`, want: policy.Failed},
+		"Flag":        {reason: "each character of a range is folded", expression: "''.findAll(variables.d) == []", data: "(?i:[B-\U0010FFFF])", want: policy.Failed},
+		"Concatenate": {reason: "a part of the pattern is data", expression: "''.matches('(?i:' + variables.d + ')')", data: "[B-\U0010FFFF]", want: policy.Failed},
+		"Dyn":         {reason: "the type does not matter", expression: "matches(dyn(''), dyn(variables.d))", data: `\PL`, want: policy.Failed},
+		"Patterns":    {reason: "each call compiles the pattern", expression: "lists.range(6000).all(i, 'node'.matches(variables.d))", data: "(n)(o)(d)(e)", want: policy.Failed},
+		"Pattern":     {reason: "few calls are cheap", expression: "lists.range(100).all(i, 'node-a'.matches(variables.d))", data: "^node-([a-c]|x)?$", want: policy.Allowed},
+		"Constant":    {reason: "the policy contains the pattern", expression: "lists.range(6000).all(i, ''.matches('^(?i:[a-z]{0,61})$'))", want: policy.Allowed},
+		"Zones":       {reason: "each call reads a file", expression: "lists.range(6000).all(i, variables.t.getHours(variables.d) >= 0)", data: "Europe/Berlin", want: policy.Failed},
+		"LongZone":    {reason: "the name is copied for each directory", expression: "lists.range(6).exists(i, variables.t.getHours(variables.d) == i)", data: strings.Repeat("x", 30_000), want: policy.Failed},
+		"Zone":        {reason: "some calls are cheap", expression: "lists.range(1000).all(i, variables.t.getHours(variables.d) >= 0)", data: "UTC", want: policy.Allowed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := subject()
+			s.Node.Annotations = map[string]string{"d": tc.data}
+			c := compile(t, "variables:\n- {name: d, expression: \"node.metadata.annotations['d']\"}\n- {name: t, expression: \"timestamp('2026-01-02T03:04:05Z')\"}\n"+validation(tc.expression))
+			r, err := c.Evaluate(t.Context(), s, world())
+			require.NoError(t, err)
+			require.Equal(t, tc.want, r.Verdict, "%s: %s", tc.reason, r.Message)
+			if tc.want == policy.Failed {
+				assert.Contains(t, r.Message, "cost limit", tc.reason)
+			}
+		})
+	}
+}
+
 // Functions with a limit have the same results as those of Kubernetes.
 func TestEvaluate_SameResults(t *testing.T) {
 	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
