@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +32,9 @@ type Document struct {
 	// Object has the types of JSON. It is nil if the document is not valid YAML.
 	Object map[string]any
 
-	node *yaml.Node
+	// before is the number of lines of the file before the document.
+	before int
+	node   *yaml.Node
 }
 
 // Kind returns the kind of the object. Parts that the document lacks are empty.
@@ -58,7 +61,7 @@ func (d *Document) At(path string) string {
 		}
 		line, node = key.Line, value
 	}
-	return d.File + ":" + strconv.Itoa(line)
+	return d.File + ":" + strconv.Itoa(d.before+line)
 }
 
 // quoteExpression is the advice for an expression that YAML reads as something else than a text.
@@ -92,10 +95,8 @@ func child(of *yaml.Node, step string) (key, value *yaml.Node) {
 			}
 		}
 	case of.Kind == yaml.SequenceNode:
-		for i, item := range of.Content {
-			if strconv.Itoa(i) == step {
-				return item, item
-			}
+		if i, err := strconv.ParseUint(step, 10, 0); err == nil && i < uint64(len(of.Content)) {
+			return of.Content[i], of.Content[i]
 		}
 	}
 	return nil, nil
@@ -185,41 +186,39 @@ func TestDirs(dir string) ([]string, error) {
 func Parse(file string, content []byte) ([]*Document, error) {
 	var all []*Document
 	var problems []error
-	for _, document := range split(content) {
-		documents, err := parse(file, document)
+	var document []byte
+	before, number := 0, 0
+	add := func() {
+		documents, err := parse(file, before, document)
 		all, problems = append(all, documents...), append(problems, err)
+		document, before = nil, number
 	}
+	for line := range bytes.Lines(content) {
+		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok {
+			add()
+			line = rest // Such as a comment.
+		}
+		document = append(document, line...)
+		number++
+	}
+	add()
 	return all, errors.Join(problems...)
 }
 
-// split splits a file into its documents. Each begins with empty lines instead of the documents before it, so that its lines are those of the file.
-func split(content []byte) [][]byte {
-	documents := [][]byte{nil}
-	for i, line := range bytes.SplitAfter(content, []byte("\n")) {
-		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok {
-			documents = append(documents, bytes.Repeat([]byte("\n"), i))
-			line = rest // Such as a comment.
-		}
-		last := len(documents) - 1
-		documents[last] = append(documents[last], line...)
-	}
-	return documents
-}
-
 // parse returns the object of a document, or the items of a list.
-func parse(file string, content []byte) ([]*Document, error) {
+func parse(file string, before int, content []byte) ([]*Document, error) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
-		return nil, fmt.Errorf("%w; if this is an expression, quote it", located(file, err))
+		return nil, fmt.Errorf("%w; if this is an expression, quote it", located(file, before, err))
 	}
 	if root.Kind == 0 || len(root.Content) == 0 || root.Content[0].Tag == "!!null" {
 		return nil, nil
 	}
 	encoded, err := sigsyaml.YAMLToJSONStrict(content)
 	if err != nil {
-		return nil, located(file, err)
+		return nil, located(file, before, err)
 	}
-	d := &Document{File: file, node: root.Content[0]}
+	d := &Document{File: file, before: before, node: root.Content[0]}
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(encoded, &d.Object); err != nil {
 		return nil, fmt.Errorf("%s: not a Kubernetes object", d.At(""))
 	}
@@ -238,7 +237,7 @@ func parse(file string, content []byte) ([]*Document, error) {
 			node = &yaml.Node{Line: d.node.Line}
 		}
 		object, _ := item.(map[string]any)
-		inList := &Document{File: file, Object: object, node: node}
+		inList := &Document{File: file, Object: object, before: before, node: node}
 		if err := inList.validate(); err != nil {
 			return nil, fmt.Errorf("%s: items[%d]: %w", d.At(""), i, err)
 		}
@@ -255,12 +254,18 @@ func (d *Document) validate() error {
 	return nil
 }
 
+// lineNumber is a line in an error of a YAML library.
+var lineNumber = regexp.MustCompile(`line \d+: `)
+
 // located returns the error of a YAML library as one line that begins with the file and the line.
-func located(file string, err error) error {
+func located(file string, before int, err error) error {
 	text := strings.Join(strings.Fields(strings.NewReplacer("yaml: ", "", "unmarshal errors: ", "", "error converting YAML to JSON: ", "").Replace(err.Error())), " ")
-	_, after, _ := strings.Cut(text, "line ")
-	if number, rest, ok := strings.Cut(after, ": "); ok {
-		return fmt.Errorf("%s:%s: %s", file, number, rest)
+	text = lineNumber.ReplaceAllStringFunc(text, func(found string) string {
+		number, _ := strconv.Atoi(strings.Trim(found, "line: "))
+		return fmt.Sprintf("line %d: ", before+number)
+	})
+	if at := lineNumber.FindStringIndex(text); at != nil {
+		return fmt.Errorf("%s:%s", file, text[at[0]+len("line "):])
 	}
 	return fmt.Errorf("%s: %s", file, text)
 }

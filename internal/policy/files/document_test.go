@@ -6,6 +6,7 @@ package files
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -28,6 +29,7 @@ func TestParse(t *testing.T) {
 		"List":      {reason: "the output of kubectl get is a list", content: "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata: {name: a}\n- apiVersion: v1\n  kind: Node\n  metadata: {name: b}\n", names: []string{"a", "b"}},
 		"Duplicate": {reason: "a duplicate key is an error in its line", content: "---\napiVersion: v1\nkind: Node\nkind: Pod\n", problem: "f.yaml:4: "},
 		"Syntax":    {reason: "the line of a syntax error is that of the file", content: "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Node: x\n", names: []string{"a"}, problem: "f.yaml:6: "},
+		"Lines":     {reason: "each line is that of the file", content: "---\nkind: Node\nkind: Pod\nkind: Pod\n", problem: `f.yaml:3: key "kind" already set in map line 4: `},
 		"Scalar":    {reason: "a text is not an object", content: "\nhello\n", problem: "f.yaml:2: not a Kubernetes object"},
 		"NoKind":    {reason: "an object without kind is not a Kubernetes object", content: "apiVersion: v1\nmetadata: {name: a}\n", problem: "f.yaml:1: not a Kubernetes object: apiVersion and kind are required"},
 		"BadItem":   {reason: "the items of a list are objects", content: "apiVersion: v1\nkind: List\nitems: [{a: b}]\n", problem: "items[0]"},
@@ -48,6 +50,19 @@ func TestParse(t *testing.T) {
 			assert.NotContains(t, err.Error(), "\n", "an error is one line")
 		})
 	}
+}
+
+// The memory grows with the file, not with the number of documents and their lines: 20,000 documents needed 2 GB.
+func TestParse_Memory(t *testing.T) {
+	content := []byte(strings.Repeat("---\napiVersion: v1\nkind: Node\nmetadata: {name: a}\n"+strings.Repeat("#\n", 500), 500))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	documents, err := Parse("f.yaml", content)
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	require.Len(t, documents, 500)
+	assert.Equal(t, "f.yaml:251500", documents[499].At("metadata.name"))
+	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(100*len(content)))
 }
 
 const twoPolicies = `# Licence
