@@ -45,8 +45,6 @@ var changing = []string{"time", "calls", "waited", "attempt"}
 // Mutator adds information about the bind; see New.
 type Mutator struct{}
 
-var _ mutators.Mutator = Mutator{}
-
 // New returns the mutator.
 func New() Mutator { return Mutator{} }
 

@@ -41,8 +41,6 @@ const hashLength = 8
 // Mutator adds the devices; see New.
 type Mutator struct{}
 
-var _ mutators.Mutator = Mutator{}
-
 // New returns the mutator.
 func New() Mutator { return Mutator{} }
 
@@ -54,9 +52,6 @@ func (Mutator) Mutate(in mutators.Input) (mutators.Output, error) {
 	var missing []string
 	if in.DevicesErr != nil {
 		missing = []string{"the devices of its ResourceClaims are unknown: " + in.DevicesErr.Error()}
-	}
-	if len(in.Devices) == 0 {
-		return mutators.Output{Missing: missing}, nil
 	}
 	annotations := make(map[string]string, len(in.Devices))
 	for i := range in.Devices {

@@ -21,7 +21,7 @@ func TestMutate(t *testing.T) {
 		devices []mutators.Device
 		want    map[string]string
 	}{
-		"None":      {reason: "a pod without devices gets no annotations"},
+		"None":      {reason: "a pod without devices gets no annotations", want: map[string]string{}},
 		"Named":     {reason: "a device without a driver is its name", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1"}}, want: map[string]string{"gpu": "GPU-1"}},
 		"Allocated": {reason: "a device of a driver has a driver and a pool", devices: []mutators.Device{{Request: "gpu", Driver: "gpu.example.com", Pool: "node-a", Name: "gpu-0"}}, want: map[string]string{"gpu": "gpu.example.com/node-a/gpu-0"}},
 		"Share":     {reason: "the value contains the share", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "nic", Driver: "d", Pool: "p", Name: "n", Share: "s1"}}, want: map[string]string{"gpu": "GPU-1:0.5", "nic": "d/p/n:s1"}},

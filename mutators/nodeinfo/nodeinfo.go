@@ -95,8 +95,6 @@ func (a *Arguments) Validate(path *field.Path) field.ErrorList {
 // Mutator adds information about the node; see New.
 type Mutator struct{ copies []keys.Copy }
 
-var _ mutators.Mutator = (*Mutator)(nil)
-
 // New returns the mutator, or an error if the arguments are invalid.
 func New(a *Arguments) (*Mutator, error) {
 	copies, err := keys.Parse(keys.Annotation, a.Annotations)

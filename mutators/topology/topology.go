@@ -110,8 +110,6 @@ type Mutator struct {
 	replace bool
 }
 
-var _ mutators.Mutator = (*Mutator)(nil)
-
 // New returns the mutator, or an error if the arguments are invalid.
 func New(a *Arguments) (*Mutator, error) {
 	m, invalid := a.build(nil)
