@@ -27,34 +27,17 @@ import (
 func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	schemas := o.Schemas
 	o.Schemas = nil
-	c, err := compile(p, o)
+	c, err := newCompiler(p, o).compile()
 	if err != nil || schemas == nil {
 		return c, err
 	}
 	o.Schemas = schemas
-	if _, err := compile(p, o); err != nil {
+	if _, err := newCompiler(p, o).compile(); err != nil {
 		for _, problem := range Problems(err) {
 			c.warnings = append(c.warnings, v1alpha1.ExpressionWarning{FieldRef: problem.Field, Warning: problem.Message})
 		}
 	}
 	return c, nil
-}
-
-func compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
-	scope, err := newScope()
-	if err != nil {
-		return nil, fmt.Errorf("CEL environment: %w", err)
-	}
-	c := newCompiler(p, o)
-	c.scope = scope
-	c.compile()
-	if len(c.problems) > 0 {
-		return nil, c.problems
-	}
-	if c.claims {
-		c.out.reads = append(c.out.reads, Claims)
-	}
-	return c.out, nil
 }
 
 // Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (PendingError). It follows its
@@ -132,12 +115,14 @@ func (c *compiler) expression(field, source string, want returns) *expression {
 	}
 	c.claims = c.claims || mentions(checked, varClaims)
 	return &expression{
-		field: field, source: source, program: program, output: checked.OutputType(), constant: constant(checked), resources: mentions(checked, varResources),
+		field: field, source: source, program: program, output: checked.OutputType(), resources: mentions(checked, varResources),
 	}
 }
 
-func (c *compiler) compile() {
+// compile compiles the expressions.
+func (c *compiler) compile() (*Compiled, error) {
 	spec := &c.policy.Spec
+	c.scope = newScope()
 	c.declareResources()
 	c.compileVariables()
 	c.compileNames()
@@ -150,15 +135,23 @@ func (c *compiler) compile() {
 		c.out.validations = append(c.out.validations, c.rule(field, field, v.Expression, v.Message, v.MessageExpression))
 	}
 	for i, w := range spec.WaitFor {
-		r := c.rule(fmt.Sprintf("spec.waitFor[%s]", w.Name), fmt.Sprintf("spec.waitFor[%d]", i), w.Expression, w.Message, w.MessageExpression)
-		timeout := c.timeout(fmt.Sprintf("spec.waitFor[%d].timeout", i), w.Timeout)
-		c.out.waits = append(c.out.waits, wait{rule: r, name: w.Name, timeout: timeout, allow: w.OnTimeout == v1alpha1.OnTimeoutAllow})
+		field := fmt.Sprintf("spec.waitFor[%d]", i)
+		r := c.rule("spec.waitFor["+w.Name+"]", field, w.Expression, w.Message, w.MessageExpression)
+		r.name, r.timeout, r.allow = w.Name, c.timeout(field+".timeout", w.Timeout), w.OnTimeout == v1alpha1.OnTimeoutAllow
+		c.out.waits = append(c.out.waits, r)
 	}
 	c.compileTasks()
 	if m := spec.Mutations; m != nil {
 		c.out.annotations = c.mutations("spec.mutations.annotations", m.Annotations)
 		c.out.labels = c.mutations("spec.mutations.labels", m.Labels)
 	}
+	if c.claims {
+		c.out.reads = append(c.out.reads, Claims)
+	}
+	if len(c.problems) > 0 {
+		return nil, c.problems
+	}
+	return c.out, nil
 }
 
 // timeout returns the timeout of a wait or task, with a warning if that of the bind is shorter.
@@ -214,9 +207,6 @@ func (c *compiler) declareResources() {
 			Labels: c.selector(field+".labelSelector", r.LabelSelector), ByName: r.NameExpression != "", OnNode: r.OnNode,
 		}}
 		object := c.typeOf(d.Kind)
-		if r.OnNode && !c.scope.structs.mayHave(object, "spec", "nodeName") {
-			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
-		}
 		if problem := scopeProblem(d.Kind, r); problem != "" {
 			c.problem(v1alpha1.ReasonCompileError, field, problem)
 		}
@@ -226,6 +216,9 @@ func (c *compiler) declareResources() {
 		c.scope.declare(typeResources, r.Name, object)
 		c.out.resources[r.Name] = d
 		c.out.reads = append(c.out.reads, d.Resource)
+		if _, text := c.scope.check("resources."+r.Name+"[0].spec.nodeName", returnsAny); r.OnNode && text != "" {
+			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
+		}
 	}
 }
 
@@ -271,16 +264,6 @@ func (c *compiler) compileVariables() {
 	}
 }
 
-// constant returns the value of an expression that is only a text, otherwise an empty text.
-func constant(checked *cel.Ast) string {
-	literal := checked.NativeRep().Expr().AsLiteral()
-	if literal == nil {
-		return ""
-	}
-	text, _ := literal.Value().(string)
-	return text
-}
-
 // compileNames compiles the expressions for the names of resources, which cannot use resources. If they use one through a variable, lazy prevents an
 // endless recursion.
 func (c *compiler) compileNames() {
@@ -294,7 +277,10 @@ func (c *compiler) compileNames() {
 		d.name = c.expression(field+".nameExpression", r.NameExpression, returnsString)
 		d.namespace = c.expression(field+".namespaceExpression", r.NamespaceExpression, returnsString)
 		if d.name != nil {
-			d.Constant = d.name.constant
+			// Without variables, an expression fails, or always returns the same.
+			if v, _, err := d.name.program.Eval(cel.NoVars()); err == nil {
+				d.Constant, _ = v.Value().(string)
+			}
 		}
 		for _, x := range []*expression{d.name, d.namespace} {
 			if x != nil && x.resources {

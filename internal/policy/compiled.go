@@ -61,7 +61,7 @@ type Compiled struct {
 	resources   map[string]*declared
 	variables   map[string]*expression
 	validations []rule
-	waits       []wait
+	waits       []rule
 	tasks       []task
 	annotations []mutation
 	labels      []mutation
@@ -70,27 +70,22 @@ type Compiled struct {
 	warnings []v1alpha1.ExpressionWarning
 }
 
-// rule is an expression that must be true.
+// rule is an expression that must be true. Waits also have a name and a timeout.
 type rule struct {
 	// path identifies the rule in results.
 	path string
 	*expression
 	message *expression
 	// text is the message without a message expression.
-	text string
+	text    string
+	name    string
+	timeout time.Duration
+	allow   bool
 }
 
 // defaultTimeout is that of the CustomResourceDefinition, for policies that do not come from the API server. The empty values of other fields are their
 // defaults.
 const defaultTimeout = 2 * time.Minute
-
-// wait is a rule with a timeout.
-type wait struct {
-	rule
-	name    string
-	timeout time.Duration
-	allow   bool
-}
 
 // task is a task with the expressions of its parameters.
 type task struct {

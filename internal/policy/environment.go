@@ -15,6 +15,7 @@ import (
 	"github.com/google/cel-go/common/types"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
 )
@@ -64,7 +65,8 @@ type base struct {
 	limits  cel.ProgramOption
 }
 
-var newBase = sync.OnceValues(func() (*base, error) {
+// newBase panics if the library lacks a function. Tests compile policies, so they find that.
+var newBase = sync.OnceValue(func() *base {
 	all := structs{}
 	// The functions are those of the version of Kubernetes that Prebind is built with, for all API servers.
 	env, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv().Extend(
@@ -77,11 +79,8 @@ var newBase = sync.OnceValues(func() (*base, error) {
 		cel.Variable(varResources, typeResources),
 		cel.Variable(varVariables, typeVariables),
 	)
-	if err != nil {
-		return nil, err
-	}
-	functions, err := implementations(env)
-	return &base{Env: env, structs: all, limits: cel.CustomDecoratorV2(bounded(functions))}, err
+	utilruntime.Must(err)
+	return &base{Env: env, structs: all, limits: cel.CustomDecoratorV2(bounded(implementations(env)))}
 })
 
 // scope is the environment of a policy's expressions. It knows their types. It changes only while the policy is being compiled.
@@ -91,15 +90,14 @@ type scope struct {
 	structs structs
 }
 
-func newScope() (*scope, error) {
-	base, err := newBase()
-	if err != nil {
-		return nil, err
-	}
+func newScope() *scope {
+	base := newBase()
 	s := &scope{Provider: base.CELTypeProvider(), structs: maps.Clone(base.structs)}
 	s.structs[typeResources.TypeName()], s.structs[typeVariables.TypeName()] = map[string]*types.Type{}, map[string]*types.Type{}
+	var err error
 	s.env, err = base.Extend(cel.CustomTypeProvider(s))
-	return s, err
+	utilruntime.Must(err)
+	return s
 }
 
 // declare adds a field of a struct type.
@@ -114,9 +112,6 @@ func (sc *scope) FindStructType(name string) (*types.Type, bool) {
 	}
 	return sc.Provider.FindStructType(name)
 }
-
-// FindStructFieldNames implements types.Provider.
-func (sc *scope) FindStructFieldNames(string) ([]string, bool) { return nil, false }
 
 // FindStructFieldType implements types.Provider.
 func (sc *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
@@ -159,8 +154,6 @@ type expression struct {
 	program cel.Program
 	// output is the type of its results.
 	output *types.Type
-	// constant is the value if the expression is only a text. Otherwise, it is empty.
-	constant string
 	// resources means that it uses resources itself.
 	resources bool
 }
@@ -190,10 +183,7 @@ func textOf(issues *cel.Issues) string {
 // programOf makes a checked expression executable. Programs of all policies share an environment, because each keeps
 // its own in memory. They need only the types in the checked expression.
 func programOf(ast *cel.Ast) (cel.Program, error) {
-	base, err := newBase()
-	if err != nil {
-		return nil, err
-	}
+	base := newBase()
 	return base.Program(ast,
 		base.limits,
 		cel.CostTracking(&costs{}),

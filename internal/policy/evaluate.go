@@ -135,7 +135,7 @@ func (e *evaluation) firstFalse(rules []rule) (*rule, error) {
 
 // wait evaluates all waits.
 func (e *evaluation) wait() error {
-	var first, over *wait
+	var first, over *rule
 	others := 0
 	for i := range e.policy.waits {
 		w := &e.policy.waits[i]
@@ -165,11 +165,11 @@ func (e *evaluation) wait() error {
 	}
 	switch {
 	case over != nil:
-		message := e.message(&over.rule, "the condition "+over.name+" is not met")
+		message := e.message(over, "the condition "+over.name+" is not met")
 		e.result.Verdict, e.result.Rule, e.result.Until = TimedOut, over.path, time.Time{}
 		e.result.Message = suffixed(message, fmt.Sprintf(" (timed out after %s)", over.timeout))
 	case first != nil:
-		message := e.message(&first.rule, "waiting for "+first.name)
+		message := e.message(first, "waiting for "+first.name)
 		e.result.Verdict, e.result.Rule, e.result.Message = Waiting, first.path, message
 		if others > 0 {
 			e.result.Message = suffixed(message, fmt.Sprintf(" (and %d more)", others))

@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"fmt"
 	"math"
 	"regexp"
 	"slices"
@@ -19,6 +18,8 @@ import (
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/common/types/traits"
 	"github.com/google/cel-go/interpreter"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apiservercel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/apiserver/pkg/cel/library"
 )
@@ -39,16 +40,7 @@ var works = map[string]func(args []ref.Val) int{
 	operators.Equals:    compareWork,
 	operators.NotEquals: compareWork,
 	operators.In:        func(args []ref.Val) int { return nestedSize(args[0]) * lengthOf(args[1]) },
-	overloads.Size:      stringWork,
-	"charAt":            stringWork,
-	"bool":              stringWork,
-	"int":               stringWork,
-	"uint":              stringWork,
-	"double":            stringWork,
-	"duration":          stringWork,
-	"getEscapedPath":    stringWork,
 	"getQuery":          func(args []ref.Val) int { return 8 * stringWork(args) },
-	"timestamp":         stringWork,
 	overloads.Matches:   searchWork,
 	"find":              searchWork,
 	"findAll":           searchWork,
@@ -60,7 +52,6 @@ var works = map[string]func(args []ref.Val) int{
 	"format":            formatWork,
 	"strings.quote":     func(args []ref.Val) int { return 3 * textSize(args[0]) },
 	"flatten":           func(args []ref.Val) int { return textSize(args[0]) },
-	"isURL":             func(args []ref.Val) int { return textSize(args[0]) },
 	"isSorted":          func(args []ref.Val) int { return nestedSize(args[0]) },
 	"sum":               func(args []ref.Val) int { return nestedSize(args[0]) },
 	"min":               func(args []ref.Val) int { return nestedSize(args[0]) },
@@ -74,6 +65,9 @@ var works = map[string]func(args []ref.Val) int{
 	"isQuantity":        quantityWork,
 }
 
+// readers are functions that read a whole string once, without a cost in CEL. One call needs no limit.
+var readers = sets.New(overloads.Size, "charAt", "bool", "int", "uint", "double", "duration", "timestamp", "getEscapedPath", "isURL")
+
 // addWork limits lists, which need no time to be added. CEL counts the cost of strings.
 func addWork(args []ref.Val) int {
 	if lengthOf(args[0])+lengthOf(args[1]) > maxList {
@@ -85,7 +79,7 @@ func addWork(args []ref.Val) int {
 // compareWork is that of lists and maps. Those that share elements can be much larger than the expressions that made them.
 func compareWork(args []ref.Val) int { return min(nestedSize(args[0]), nestedSize(args[1])) }
 
-// stringWork is that of functions that read a whole string, or nothing of most other values. CEL counts it for other such functions.
+// stringWork is the size of a string or URL, and zero for most other values.
 func stringWork(args []ref.Val) int {
 	switch v := args[0].(type) {
 	case types.String, apiservercel.URL:
@@ -127,6 +121,8 @@ func workOf(function, overload string) func(args []ref.Val) int {
 		return patternWork
 	case strings.HasSuffix(overload, "_with_tz"):
 		return zoneWork
+	case readers.Has(function):
+		return stringWork
 	}
 	return works[function]
 }
@@ -202,7 +198,7 @@ func lengthOf(list ref.Val) int {
 }
 
 // implementations returns the implementations of the functions with a limit, by name. They select the overload by the arguments.
-func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
+func implementations(env *cel.Env) map[string]*functions.Overload {
 	// CEL does not declare these two as functions.
 	all := map[string]*functions.Overload{
 		operators.Equals:    {Operator: operators.Equals, Binary: types.Equal},
@@ -212,21 +208,15 @@ func implementations(env *cel.Env) (map[string]*functions.Overload, error) {
 		if all[name] != nil {
 			continue
 		}
-		f, ok := env.Functions()[name]
-		if !ok {
-			return nil, fmt.Errorf("no function %s", name)
-		}
-		bindings, err := f.Bindings()
-		if err != nil {
-			return nil, err
-		}
+		bindings, err := env.Functions()[name].Bindings()
+		utilruntime.Must(err)
 		for _, b := range bindings {
 			if b.Operator == name {
 				all[name] = b
 			}
 		}
 	}
-	return all, nil
+	return all
 }
 
 // bounded returns a decorator that measures the work of calls before it calls the implementation.

@@ -51,7 +51,7 @@ type Resource struct {
 	Labels labels.Selector
 	// ByName means that the policy reads one object by its name. Otherwise, it reads all that match.
 	ByName bool
-	// Constant is the name if nameExpression is a text, such as "'limits'". Otherwise, it is empty.
+	// Constant is the name if nameExpression uses no variables, such as "'limits'". Otherwise, it is empty.
 	Constant string
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
@@ -93,6 +93,9 @@ const (
 	// Ignored: the policy cannot be evaluated, and the failure policy is Ignore.
 	Ignored Verdict = "ignored"
 )
+
+// Verdicts are all verdicts.
+var Verdicts = []Verdict{NotMatched, Allowed, Rejected, Waiting, TimedOut, Failed, Ignored}
 
 // Rejects returns whether the verdict rejects the bind.
 func (v Verdict) Rejects() bool { return v == Rejected || v == TimedOut || v == Failed }

@@ -117,21 +117,6 @@ func (s structs) ofStruct(t reflect.Type) *types.Type {
 	return types.NewObjectType(name)
 }
 
-// mayHave returns whether a value of the type can have the field at the path. A type that is not a struct can have any field.
-func (s structs) mayHave(t *types.Type, path ...string) bool {
-	for _, field := range path {
-		if t.Kind() != types.StructKind {
-			break
-		}
-		below, ok := s[t.TypeName()][field]
-		if !ok {
-			return false
-		}
-		t = below
-	}
-	return true
-}
-
 // ofSchema returns the type of unstructured values with the schema, and adds its structs with names that begin with the name. It is dyn if the schema
 // allows fields that it does not describe.
 func (s structs) ofSchema(name string, schema *spec.Schema, resource bool) *types.Type {

@@ -56,9 +56,10 @@ func (m *metrics) show(inForce, notReady int) {
 
 // begin creates the series of a policy, so that the first result is an increase.
 func (m *metrics) begin(policyName string, audit bool) {
-	for _, v := range []policy.Verdict{policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored, resultWaived} {
+	for _, v := range policy.Verdicts[1:] { // All but NotMatched.
 		m.results.WithLabelValues(policyName, mode(audit), string(v))
 	}
+	m.results.WithLabelValues(policyName, mode(audit), resultWaived)
 }
 
 // count counts the result of a policy that applies.

@@ -27,7 +27,7 @@ matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}
 resources:
 - {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
 - {name: again, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other'"}
-- {name: same, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other' + ''"}
+- {name: same, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "node.metadata.name + ''"}
 - {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
 - {name: racks, apiVersion: example.com/v1, kind: Rack, labelSelector: {matchLabels: {ready: "yes"}}}
 - {name: unused, apiVersion: v1, kind: Secret, nameExpression: "'token'", namespace: default}

@@ -91,14 +91,14 @@ func checkPolicies(ctx context.Context, in io.Reader, out io.Writer, paths []str
 	for _, p := range policies {
 		if p.Ready() {
 			ready++
-			fmt.Fprintf(out, "%s: BindPolicy %s: ready\n", p.At(""), p.Name())
+			fmt.Fprintf(out, "%s: BindPolicy %s: ready\n", p.At(""), p.GetName())
 		}
 		for _, problem := range p.Problems {
-			fmt.Fprintf(out, "%s: BindPolicy %s: %s: %s\n", p.At(problem.Field), p.Name(), problem.Reason, block(problem.Error()+hint(problem.Reason)))
+			fmt.Fprintf(out, "%s: BindPolicy %s: %s: %s\n", p.At(problem.Field), p.GetName(), problem.Reason, block(problem.Error()+hint(problem.Reason)))
 		}
 		for _, w := range p.Warnings {
 			warnings++
-			fmt.Fprintf(out, "%s: BindPolicy %s: warning: %s: %s\n", p.At(w.FieldRef), p.Name(), w.FieldRef, block(w.Warning))
+			fmt.Fprintf(out, "%s: BindPolicy %s: warning: %s: %s\n", p.At(w.FieldRef), p.GetName(), w.FieldRef, block(w.Warning))
 		}
 	}
 	if len(policies) == 0 && problems == nil {

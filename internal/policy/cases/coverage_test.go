@@ -19,9 +19,9 @@ func (r *Result) Uncovered() []string {
 	for _, p := range r.Policies {
 		has := func(what string, is func(policy.Result) bool) {
 			if !slices.ContainsFunc(r.Cases, func(c CaseResult) bool {
-				return slices.ContainsFunc(c.Results, func(got policy.Result) bool { return got.Policy == p.Name() && is(got) })
+				return slices.ContainsFunc(c.Results, func(got policy.Result) bool { return got.Policy == p.GetName() && is(got) })
 			}) {
-				missing = append(missing, fmt.Sprintf("BindPolicy %s: no case is %s", p.Name(), what))
+				missing = append(missing, fmt.Sprintf("BindPolicy %s: no case is %s", p.GetName(), what))
 			}
 		}
 		with := func(v policy.Verdict, rule string) {

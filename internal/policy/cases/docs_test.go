@@ -44,7 +44,7 @@ func TestDocs_Policies(t *testing.T) {
 			require.Len(t, policies, 1)
 			assert.Empty(t, policies[0].Problems, "%s", m[1])
 			name := filepath.Base(page)
-			all[name] = append(all[name], cases.File{Name: policies[0].Name() + ".yaml", Content: m[1]})
+			all[name] = append(all[name], cases.File{Name: policies[0].GetName() + ".yaml", Content: m[1]})
 		}
 	}
 	assert.Len(t, all["tasks.md"], 1)

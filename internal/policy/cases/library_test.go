@@ -43,7 +43,7 @@ func TestLibrary(t *testing.T) {
 
 			require.Len(t, r.Policies, 1)
 			p := r.Policies[0]
-			assert.Equal(t, name, p.Name(), "the directory has the name of the policy")
+			assert.Equal(t, name, p.GetName(), "the directory has the name of the policy")
 			assert.Empty(t, p.Warnings)
 			listed := kustomization(t, dir)
 			assert.Contains(t, listed, "policy.yaml")

@@ -36,15 +36,16 @@ func (r *Result) WriteText(out io.Writer, verbose bool) error {
 	if r.Err != nil {
 		fmt.Fprintln(out, r.Err)
 	}
-	var err error
+	result, after := "FAIL", ""
 	switch {
 	case r.Err != nil:
-		_, err = fmt.Fprintf(out, "FAIL  %s  %s, invalid\n", r.Dir, count(len(r.Cases)))
+		after = ", invalid"
 	case failed > 0:
-		_, err = fmt.Fprintf(out, "FAIL  %s  %s, %d failed\n", r.Dir, count(len(r.Cases)), failed)
+		after = fmt.Sprintf(", %d failed", failed)
 	default:
-		_, err = fmt.Fprintf(out, "ok    %s  %s\n", r.Dir, count(len(r.Cases)))
+		result = "ok"
 	}
+	_, err := fmt.Fprintf(out, "%-4s  %s  %s%s\n", result, r.Dir, count(len(r.Cases)), after)
 	return err
 }
 

@@ -103,7 +103,7 @@ func (r *Result) file(ctx context.Context, documents []*files.Document, name str
 			return err
 		}
 		policies, err := files.Check(ctx, documents, policy.Options{KeyPrefixes: t.KeyPrefixes})
-		r.Policies = slices.SortedFunc(slices.Values(policies), func(a, b *files.Policy) int { return strings.Compare(a.Name(), b.Name()) })
+		r.Policies = slices.SortedFunc(slices.Values(policies), func(a, b *files.Policy) int { return strings.Compare(a.GetName(), b.GetName()) })
 		if err := errors.Join(err, usable(policies)); err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func usable(policies []*files.Policy) error {
 	var all []error
 	for _, p := range policies {
 		for _, problem := range p.Problems {
-			all = append(all, fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.Name(), &problem))
+			all = append(all, fmt.Errorf("%s: BindPolicy %s: %w", p.At(problem.Field), p.GetName(), &problem))
 		}
 	}
 	return errors.Join(all...)
@@ -136,8 +136,8 @@ func usable(policies []*files.Policy) error {
 
 // decode decodes and validates a test.
 func decode(d *files.Document) (*Test, error) {
-	if d.Kind() != Kind {
-		return nil, fmt.Errorf("%s: %s: files with the suffix %s may contain only %s", d.At("kind"), d.Kind(), files.TestSuffix, Kind)
+	if d.GroupVersionKind() != Kind {
+		return nil, fmt.Errorf("%s: %s: files with the suffix %s may contain only %s", d.At("kind"), d.GroupVersionKind(), files.TestSuffix, Kind)
 	}
 	var t Test
 	var problems []error
@@ -165,17 +165,12 @@ func decode(d *files.Document) (*Test, error) {
 			problem(path+".expect", "required")
 		}
 		for j, e := range c.Expect {
-			if !slices.Contains(verdicts, e.Verdict) {
-				problem(fmt.Sprintf("%s.expect[%d].verdict", path, j), "must be one of %q, got %q", verdicts, e.Verdict)
+			if !slices.Contains(policy.Verdicts, e.Verdict) {
+				problem(fmt.Sprintf("%s.expect[%d].verdict", path, j), "must be one of %q, got %q", policy.Verdicts, e.Verdict)
 			}
 		}
 	}
 	return &t, errors.Join(problems...)
-}
-
-// verdicts are all verdicts.
-var verdicts = []policy.Verdict{
-	policy.NotMatched, policy.Allowed, policy.Rejected, policy.Waiting, policy.TimedOut, policy.Failed, policy.Ignored,
 }
 
 // run runs a case. An error means that the case is invalid.
@@ -192,7 +187,7 @@ func run(ctx context.Context, policies []*files.Policy, t *Test, c *Case) (*Case
 	for _, p := range policies {
 		got, err := p.Compiled.Evaluate(ctx, s, &reader{world: w, node: s.Node.Name})
 		if err != nil {
-			return nil, fmt.Errorf("BindPolicy %s: %w", p.Name(), err)
+			return nil, fmt.Errorf("BindPolicy %s: %w", p.GetName(), err)
 		}
 		result.Results = append(result.Results, got)
 	}
@@ -210,10 +205,10 @@ func run(ctx context.Context, policies []*files.Policy, t *Test, c *Case) (*Case
 func find(policies []*files.Policy, name string) (int, error) {
 	var names []string
 	for i, p := range policies {
-		if p.Name() == name || name == "" && len(policies) == 1 {
+		if p.GetName() == name || name == "" && len(policies) == 1 {
 			return i, nil
 		}
-		names = append(names, p.Name())
+		names = append(names, p.GetName())
 	}
 	return 0, fmt.Errorf("expect: policy %q: must be one of %s", name, strings.Join(names, ", "))
 }

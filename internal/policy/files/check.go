@@ -39,14 +39,10 @@ const ReasonInvalid = "Invalid"
 // Check validates and compiles the BindPolicies of the documents, like the API server and Prebind. Schemas of custom resources are those of
 // the CustomResourceDefinitions among the documents. Other documents are ignored. An error is a problem with a CustomResourceDefinition.
 func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Policy, error) {
-	v, err := sharedValidator()
-	if err != nil {
-		return nil, err
-	}
 	schemas := Schemas{}
 	var problems []error
 	for _, d := range documents {
-		if kind := d.Kind(); kind.Group == "apiextensions.k8s.io" && kind.Kind == "CustomResourceDefinition" {
+		if kind := d.GroupVersionKind(); kind.Group == "apiextensions.k8s.io" && kind.Kind == "CustomResourceDefinition" {
 			problems = append(problems, schemas.Add(d))
 		}
 	}
@@ -54,35 +50,35 @@ func Check(ctx context.Context, documents []*Document, o policy.Options) ([]*Pol
 	var all []*Policy
 	seen := map[string]*Policy{}
 	for _, d := range documents {
-		switch kind := d.Kind(); {
+		switch kind := d.GroupVersionKind(); {
 		case kind.Group != v1alpha1.Kind.Group || kind.Kind == "BindTask":
 			continue
 		case kind != v1alpha1.Kind:
 			problems = append(problems, fmt.Errorf("%s: %s: must be %s, or BindPolicyTest in files *%s", d.At("kind"), kind, v1alpha1.Kind, TestSuffix))
 			continue
 		}
-		p := check(ctx, v, d, o)
+		p := check(ctx, d, o)
 		p.checkKinds(schemas)
-		if first := seen[d.Name()]; first != nil && d.Name() != "" {
+		if first := seen[d.GetName()]; first != nil && d.GetName() != "" {
 			p.invalid("metadata.name", "another BindPolicy has the same name: "+first.At("metadata.name"))
 		}
 		if !p.Ready() {
 			p.Compiled = nil
 		}
-		seen[d.Name()] = p
+		seen[d.GetName()] = p
 		all = append(all, p)
 	}
 	return all, errors.Join(problems...)
 }
 
 // check validates the policy and compiles it. A problem of the compiler in a field that is not valid anyway is not reported.
-func check(ctx context.Context, v *validator, d *Document, o policy.Options) *Policy {
+func check(ctx context.Context, d *Document, o policy.Options) *Policy {
 	p := &Policy{Document: d, Policy: &v1alpha1.BindPolicy{}}
-	if d.Name() == "" {
+	if d.GetName() == "" {
 		p.invalid("metadata.name", "a string is required; quote it")
 		return p // Rules of the schema need the name.
 	}
-	for _, err := range v.validate(ctx, runtime.DeepCopyJSON(d.Object)) {
+	for _, err := range sharedValidator().validate(ctx, runtime.DeepCopyJSON(d.Object)) {
 		path := strings.TrimPrefix(err.Field, "<nil>")
 		if path == "" {
 			path = "metadata.name" // The only rule of the object itself.

@@ -110,8 +110,7 @@ func TestCheck_Timeout(t *testing.T) {
 }
 
 func TestValidator_Defaults(t *testing.T) {
-	v, err := sharedValidator()
-	require.NoError(t, err)
+	v := sharedValidator()
 	object := map[string]any{"spec": map[string]any{"waitFor": []any{map[string]any{"name": "a", "expression": "true"}}}}
 	v.validate(t.Context(), object)
 	spec, _, err := unstructured.NestedMap(object, "spec")

@@ -20,7 +20,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	kjson "sigs.k8s.io/json"
 	sigsyaml "sigs.k8s.io/yaml"
 )
@@ -29,25 +28,11 @@ import (
 type Document struct {
 	// File is the name of the file, or "-" for the standard input.
 	File string
-	// Object has the types of JSON. It is nil if the document is not valid YAML.
-	Object map[string]any
+	unstructured.Unstructured
 
 	// before is the number of lines of the file before the document.
 	before int
 	node   *yaml.Node
-}
-
-// Kind returns the kind of the object. Parts that the document lacks are empty.
-func (d *Document) Kind() schema.GroupVersionKind {
-	version, _ := d.Object["apiVersion"].(string)
-	kind, _ := d.Object["kind"].(string)
-	return schema.FromAPIVersionAndKind(version, kind)
-}
-
-// Name returns metadata.name, or an empty string.
-func (d *Document) Name() string {
-	name, _, _ := unstructured.NestedString(d.Object, "metadata", "name")
-	return name
 }
 
 // At returns the file and the line of a field, such as "policy.yaml:12". Without such a field, it is the
@@ -226,7 +211,7 @@ func parse(file string, before int, content []byte) ([]*Document, error) {
 		return nil, fmt.Errorf("%s: %w", d.At(""), err)
 	}
 	items, isList := d.Object["items"].([]any)
-	if !isList || !strings.HasSuffix(d.Kind().Kind, "List") {
+	if !isList || !strings.HasSuffix(d.GroupVersionKind().Kind, "List") {
 		return []*Document{d}, nil
 	}
 	_, list := child(d.node, "items")
@@ -237,7 +222,7 @@ func parse(file string, before int, content []byte) ([]*Document, error) {
 			node = &yaml.Node{Line: d.node.Line}
 		}
 		object, _ := item.(map[string]any)
-		inList := &Document{File: file, Object: object, before: before, node: node}
+		inList := &Document{File: file, Unstructured: unstructured.Unstructured{Object: object}, before: before, node: node}
 		if err := inList.validate(); err != nil {
 			return nil, fmt.Errorf("%s: items[%d]: %w", d.At(""), i, err)
 		}
@@ -248,7 +233,7 @@ func parse(file string, before int, content []byte) ([]*Document, error) {
 
 // validate returns an error if the document is not an object of Kubernetes.
 func (d *Document) validate() error {
-	if kind := d.Kind(); kind.Kind == "" || kind.Version == "" {
+	if kind := d.GroupVersionKind(); kind.Kind == "" || kind.Version == "" {
 		return errors.New("not a Kubernetes object: apiVersion and kind are required")
 	}
 	return nil

@@ -39,7 +39,7 @@ func TestParse(t *testing.T) {
 			documents, err := Parse("f.yaml", []byte(tc.content))
 			var names []string
 			for _, d := range documents {
-				names = append(names, d.Name())
+				names = append(names, d.GetName())
 			}
 			assert.Equal(t, tc.names, names, tc.reason)
 			if tc.problem == "" {
@@ -127,7 +127,7 @@ func TestDocument_AtAlias(t *testing.T) {
 			documents, err := Parse("f.yaml", []byte(tc.content))
 			require.NoError(t, err)
 			require.Len(t, documents, 1)
-			assert.Equal(t, "a", documents[0].Name())
+			assert.Equal(t, "a", documents[0].GetName())
 			assert.Equal(t, tc.at, documents[0].At(""), tc.reason)
 			assert.Equal(t, tc.name, documents[0].At("metadata.name"), tc.reason)
 			assert.Equal(t, tc.key, documents[0].At("metadata.nothing"), tc.reason)
@@ -138,7 +138,7 @@ func TestDocument_AtAlias(t *testing.T) {
 func namesOf(documents []*Document) []string {
 	var names []string
 	for _, d := range documents {
-		names = append(names, d.Name())
+		names = append(names, d.GetName())
 	}
 	return names
 }
@@ -187,7 +187,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		documents, err := Parse("f.yaml", content)
 		for _, d := range documents {
-			if d.Kind().Kind == "" || !strings.HasPrefix(d.At("metadata.name"), "f.yaml:") {
+			if d.GroupVersionKind().Kind == "" || !strings.HasPrefix(d.At("metadata.name"), "f.yaml:") {
 				t.Errorf("invalid document %v", d.Object)
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -75,23 +76,15 @@ type validator struct {
 }
 
 // sharedValidator returns a validator with the embedded CustomResourceDefinition. It is immutable.
-var sharedValidator = sync.OnceValues(newValidator)
-
-func newValidator() (*validator, error) {
+var sharedValidator = sync.OnceValue(func() *validator {
 	crd, err := config.BindPolicyCRD()
-	if err != nil {
-		return nil, err
-	}
+	utilruntime.Must(err)
 	structural, props, err := schemaOf(crd.Spec.Versions[0].Schema) // The only version is v1alpha1.
-	if err != nil {
-		return nil, err
-	}
+	utilruntime.Must(err)
 	byType, _, err := validation.NewSchemaValidator(props)
-	if err != nil {
-		return nil, fmt.Errorf("schema of BindPolicy: %w", err)
-	}
-	return &validator{structural: structural, schema: byType, rules: schemacel.NewValidator(structural, true, celconfig.PerCallLimit)}, nil
-}
+	utilruntime.Must(err)
+	return &validator{structural: structural, schema: byType, rules: schemacel.NewValidator(structural, true, celconfig.PerCallLimit)}
+})
 
 // validate returns the violations. It sets the defaults of the object.
 func (v *validator) validate(ctx context.Context, object map[string]any) field.ErrorList {
