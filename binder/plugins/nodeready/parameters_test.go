@@ -20,9 +20,6 @@ func TestValidate(t *testing.T) {
 		says   string
 	}{
 		"Defaults": {reason: "the defaults are valid", change: func(*Arguments) {}},
-		"Agent": {reason: "a selector can have several requirements", change: func(a *Arguments) {
-			a.Agents = []Agent{{Namespace: "n", Selector: "a=b,!c", NodeSelector: "d in (e,f)"}}
-		}},
 		"Selector": {reason: "the line names the index and the field", change: func(a *Arguments) {
 			a.Agents = []Agent{{Namespace: "n", Selector: "a"}, {Namespace: "n", Selector: "a=b,,=c"}}
 		}, field: "agents[1].selector", says: `Invalid value: "a=b,,=c": must be a label selector for the pods of the agent`},

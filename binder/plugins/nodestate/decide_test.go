@@ -53,12 +53,6 @@ func TestJudge(t *testing.T) {
 		corev1.Toleration{Key: unreachable, Operator: whateverItIs, Effect: noExecute},
 		corev1.Toleration{Key: notSchedule, Operator: whateverItIs, Effect: noSchedule},
 	)
-	wait := int64(300)
-	// The tolerations that the admission plugin DefaultTolerationSeconds adds to every pod.
-	ordinary := tolerating(
-		corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noExecute, TolerationSeconds: &wait},
-		corev1.Toleration{Key: unreachable, Operator: whateverItIs, Effect: noExecute, TolerationSeconds: &wait},
-	)
 	cases := map[string]struct {
 		reason             string
 		pod                *corev1.Pod
@@ -80,7 +74,6 @@ func TestJudge(t *testing.T) {
 		"NotReadyTolerated":     {reason: "the pod is meant for such nodes", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: both(notReady)},
 		"UnknownTolerated":      {reason: "the pod tolerates the taint unreachable", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: both(unreachable)},
 		"UnknownIsNotNotReady":  {reason: "another taint applies", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: both(notReady), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
-		"NotReadyOrdinaryPod":   {reason: "the tolerations are for NoExecute only", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: ordinary, want: []string{"expected the condition Ready to be True, but it is False"}},
 		"NotReadyDaemon":        {reason: "like in kube-scheduler, tolerations for NoExecute are not enough", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: daemon, want: []string{"expected the condition Ready to be True, but it is False"}},
 		"NotReadyOneEffect":     {reason: "both effects must be tolerated", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: tolerating(corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noSchedule}), want: []string{"expected the condition Ready to be True, but it is False"}},
 		"Cordoned":              {reason: "the node is cordoned", checks: sets.New("schedulable"), node: theNode(cordoned), want: []string{"expected the node to be schedulable, but it is cordoned"}},

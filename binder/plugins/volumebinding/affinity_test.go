@@ -51,10 +51,6 @@ func TestCheckAffinity(t *testing.T) {
 			reason: "the affinity comes from the translation", want: framework.KindRefuse, says: "excludes",
 			volume: gceDisk("z1"), node: inZone("z2"), csiNode: migrated,
 		},
-		"MigratedNodeWithoutLabel": {
-			reason: "the driver does not run on the node", want: framework.KindRefuse, says: "excludes",
-			volume: gceDisk("z1"), node: theNode(), csiNode: migrated,
-		},
 		"MigratedOldAffinity": {
 			reason: "the affinity of the in-tree plugin is translated to the labels of the driver",
 			volume: gceDisk("z1", gen.OnNodesWith(corev1.LabelTopologyZone, "z1")), node: gen.Node("node-a", gen.Label(gceZone, "z1")), csiNode: migrated,

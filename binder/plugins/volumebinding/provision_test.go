@@ -49,10 +49,6 @@ func TestCheckCapacity(t *testing.T) {
 			reason: "another node can reach the capacity", want: framework.KindRefuse, says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.ReachableWith(corev1.LabelTopologyZone, "z2"), gen.Amount("1Gi"))},
 		},
-		"OtherClass": {
-			reason: "the capacity is for another class", want: framework.KindRefuse, says: "reports no storage",
-			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "other", here, gen.Amount("1Gi"))},
-		},
 		"SmallVolumes": {
 			reason: "the largest volume counts, not the amount", want: framework.KindRefuse, says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("1Gi"), gen.LargestVolume("1Mi"))},

@@ -26,7 +26,6 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/gen"
@@ -224,11 +223,4 @@ The explanation is incomplete: it is longer than the API server allows.
 Warning: another's
 Warning: ours
 `, out.String())
-}
-
-func TestExitCode(t *testing.T) {
-	assert.Equal(t, 0, cli.ExitCode(nil))
-	assert.Equal(t, 1, cli.ExitCode(errors.New("any")))
-	assert.Equal(t, 2, cli.ExitCode(cli.ExitError{Code: exitRefuse}))
-	assert.Empty(t, cli.ExitError{Code: exitRefuse}.Error(), "the report already has the reason")
 }
