@@ -7,14 +7,12 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -55,19 +53,13 @@ func agent(i int) string { return fmt.Sprintf("agent-%d", i) }
 // BenchmarkNodePlugins measures the latency of a bind that does not have to wait, and its CPU time, with the plugins of nodes
 // and without them. Each node has its agents and CSI drivers.
 func BenchmarkNodePlugins(b *testing.B) {
-	const nodes = 300
-	r := newNodePlugins(b, nodes)
-	out, round := &results{name: "node-plugins"}, 0
-	variants := []string{prebind, nodePlugins}
-	for b.Loop() {
-		for i := range variants {
-			variant := variants[(i+round)%len(variants)] // A different variant begins each round.
-			require.NoError(b, r.forgetLeases(b.Context()))
-			require.NoError(b, r.round(b.Context(), out, variant, round, size{warmUp: 200, alone: 600, together: 600, clients: 16}))
+	r := newNodePlugins(b, 300)
+	takeTurns(b, "node-plugins", func(ctx context.Context, out *results, variant string, round int) error {
+		if err := r.forgetLeases(ctx); err != nil {
+			return err
 		}
-		round++
-	}
-	require.NoError(b, out.save())
+		return r.round(ctx, out, variant, round, size{warmUp: 200, alone: 600, together: 600, clients: 16})
+	}, prebind, nodePlugins)
 }
 
 // newNodePlugins starts a control plane whose nodes have their agents, and prepares both variants.
@@ -153,14 +145,5 @@ func (r *rivals) createRunning(ctx context.Context, made *corev1.Pod) error {
 
 // untilAccounts waits until pods can be created in the namespaces.
 func (r *rivals) untilAccounts(ctx context.Context, namespaces ...string) error {
-	for _, ns := range namespaces {
-		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-			_, err := r.client.CoreV1().ServiceAccounts(ns).Get(ctx, "default", metav1.GetOptions{})
-			return err == nil, nil
-		})
-		if err != nil {
-			return fmt.Errorf("waiting for the service account of pods in %s: %w", ns, err)
-		}
-	}
-	return nil
+	return cluster.WaitForPods(ctx, r.client, namespaces...)
 }

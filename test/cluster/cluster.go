@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -112,7 +113,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return c.waitUsable(ctx, client)
+	return WaitForPods(ctx, client, corev1.NamespaceDefault)
 }
 
 // graces are shorter than the usual for components that would use all of it when

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -129,14 +128,16 @@ func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
 }
 
-// waitUsable waits for what controllers make after a start.
-func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) error {
-	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		_, err := client.CoreV1().ServiceAccounts(corev1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("wait for the service account default/default: %w", err)
+// WaitForPods waits until the namespaces may have pods: the API server rejects pods until the default service account exists.
+func WaitForPods(ctx context.Context, client kubernetes.Interface, namespaces ...string) error {
+	for _, namespace := range namespaces {
+		err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, Patience, true, func(ctx context.Context) (bool, error) {
+			_, err := client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+			return err == nil, nil
+		})
+		if err != nil {
+			return fmt.Errorf("wait for the service account %s/default: %w", namespace, err)
+		}
 	}
 	return nil
 }

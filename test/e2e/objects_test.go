@@ -5,9 +5,7 @@ package e2e
 
 import (
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,11 +30,7 @@ func newBench(t *testing.T, w *world, labels map[string]string) *bench {
 	ns, err := w.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-", Labels: labels}}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	// The API server rejects pods until the service account exists.
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		_, err := w.client.CoreV1().ServiceAccounts(ns.Name).Get(t.Context(), "default", metav1.GetOptions{})
-		assert.NoError(c, err)
-	}, patience, 50*time.Millisecond, "the namespace should be ready")
+	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, ns.Name))
 	return &bench{world: w, t: t, ns: ns.Name}
 }
 

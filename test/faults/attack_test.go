@@ -101,11 +101,10 @@ func newAttack(t *testing.T, w *world) *attack {
 			require.NoError(t, err, "%s", out)
 		}
 	}
+	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, attackNamespaces()...))
 	require.Eventually(t, func() bool {
 		for _, namespace := range attackNamespaces() {
-			pods := &corev1.PodList{}
-			_, err := w.client.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
-			if err != nil || a.tenant.List(t.Context(), pods, client.InNamespace(namespace)) != nil {
+			if a.tenant.List(t.Context(), &corev1.PodList{}, client.InNamespace(namespace)) != nil {
 				return false
 			}
 		}

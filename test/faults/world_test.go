@@ -127,10 +127,7 @@ func (w *world) objects(t *testing.T) {
 		}
 	}
 	create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
-	require.Eventually(t, func() bool {
-		_, err := w.client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
-		return err == nil
-	}, cluster.Patience, 50*time.Millisecond, "the namespace should be ready")
+	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, ns))
 	create(
 		gen.StorageClass("dynamic", cluster.ProvisionerName, gen.Parameter("delay", "500ms")),
 		gen.StorageClass("slow", cluster.ProvisionerName, gen.Parameter("delay", "6s")),

@@ -54,10 +54,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", 2)...))
 	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: users}}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		_, err := w.client.CoreV1().ServiceAccounts(users).Get(t.Context(), "default", metav1.GetOptions{})
-		assert.NoError(c, err)
-	}, patience, 50*time.Millisecond)
+	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, users))
 	w.before = w.objects()
 	t.Cleanup(func() {
 		if w.prebind == nil {
