@@ -4,10 +4,9 @@
 package bench
 
 import (
+	"context"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/test/bench/stat"
 	"github.com/prebind/prebind/test/cluster"
@@ -20,21 +19,19 @@ const batch = 10
 // to two seconds. kube-scheduler polls once a second, so the claims of a batch are bound at different times after a poll. Both
 // times are those of a client's watch. Set the number of batches of ten claims with -benchtime, such as 5x.
 func BenchmarkClaimBoundToPodBound(b *testing.B) {
-	w, out, round := newWorld(b, cluster.Options{}), &results{name: "claims"}, 0
-	waits := spread(batch, time.Second, 2*time.Second)
-	for b.Loop() {
+	w := newWorld(b, cluster.Options{})
+	rounds(b, "claims", func(ctx context.Context, out *results, round int) error {
 		for _, way := range ways {
-			namespace, err := w.namespace(b.Context())
-			require.NoError(b, err)
-			found, err := w.delays(b.Context(), way.scheduler, namespace, round, waits)
-			require.NoError(b, err)
+			found, err := w.delays(ctx, way.scheduler, spread(batch, time.Second, 2*time.Second))
+			if err != nil {
+				return err
+			}
 			for i, seconds := range found.seconds {
 				out.add(way.name, round*batch+i, "ms", seconds*1000)
 			}
 		}
-		round++
-	}
-	require.NoError(b, out.save())
+		return nil
+	})
 }
 
 // quantile returns the quantile of the durations in milliseconds. See [stat.Quantile].

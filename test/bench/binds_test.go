@@ -63,11 +63,22 @@ func benchmarkBinds(b *testing.B, name string, s size, variants ...string) {
 // takeTurns runs rounds in which each variant has a turn, and saves the samples under the name.
 func takeTurns(b *testing.B, name string, turn func(ctx context.Context, out *results, variant string, round int) error, variants ...string) {
 	b.Helper()
+	rounds(b, name, func(ctx context.Context, out *results, round int) error {
+		for i := range variants {
+			if err := turn(ctx, out, variants[(i+round)%len(variants)], round); err != nil { // A different variant begins each round.
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// rounds runs the rounds of a benchmark, and saves the samples under the name.
+func rounds(b *testing.B, name string, measure func(ctx context.Context, out *results, round int) error) {
+	b.Helper()
 	out, round := &results{name: name}, 0
 	for b.Loop() {
-		for i := range variants {
-			require.NoError(b, turn(b.Context(), out, variants[(i+round)%len(variants)], round)) // A different variant begins each round.
-		}
+		require.NoError(b, measure(b.Context(), out, round))
 		round++
 	}
 	require.NoError(b, out.save())

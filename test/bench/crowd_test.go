@@ -5,6 +5,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -58,35 +59,37 @@ const maxHolds = 32
 // crowds runs the rounds of a benchmark. Each round measures every way once.
 func (w *world) crowds(b *testing.B, name string, ways []way) {
 	b.Helper()
-	out, round := &results{name: name}, 0
-	namespaces := make([]string, len(ways))
-	for i := range ways {
-		var err error
-		namespaces[i], err = w.namespace(b.Context())
-		require.NoError(b, err)
-	}
-	for b.Loop() {
+	rounds(b, name, func(ctx context.Context, out *results, round int) error {
 		for i := range ways {
-			i = (i + round) % len(ways)
-			variant, observe := ways[i].name, observer{cluster: w.cluster, client: w.client}
-			if variant == prebind {
-				observe.replicas = w.prebind.Replicas()
+			if err := w.crowd(ctx, out, ways[(i+round)%len(ways)], round); err != nil {
+				return err
 			}
-			if variant == prebind && round == 0 {
-				variant += unlearned
-			}
-			require.NoError(b, calm(b.Context(), w.cluster.Process(cluster.APIServer).PID(), w.cluster.Process(cluster.ControllerManager).PID()))
-			watching, stop := context.WithCancel(b.Context())
-			look := observe.look(watching)
-			found, err := w.delays(b.Context(), ways[i].scheduler, namespaces[i], round, slices.Repeat([]time.Duration{40 * time.Second}, 1000))
-			stop()
-			require.NoError(b, err)
-			seen := <-look
-			require.NoError(b, seen.err)
-			found.add(out, variant, round)
-			seen.add(out, variant, round)
 		}
-		round++
+		return nil
+	})
+}
+
+// crowd measures one way once.
+func (w *world) crowd(ctx context.Context, out *results, way way, round int) error {
+	variant, observe := way.name, observer{cluster: w.cluster, client: w.client}
+	if variant == prebind {
+		observe.replicas = w.prebind.Replicas()
 	}
-	require.NoError(b, out.save())
+	if variant == prebind && round == 0 {
+		variant += unlearned
+	}
+	if err := calm(ctx, w.cluster.Process(cluster.APIServer).PID(), w.cluster.Process(cluster.ControllerManager).PID()); err != nil {
+		return err
+	}
+	watching, stop := context.WithCancel(ctx)
+	look := observe.look(watching)
+	found, err := w.delays(ctx, way.scheduler, slices.Repeat([]time.Duration{40 * time.Second}, 1000))
+	stop()
+	seen := <-look
+	if err := errors.Join(err, seen.err); err != nil {
+		return err
+	}
+	found.add(out, variant, round)
+	seen.add(out, variant, round)
+	return nil
 }

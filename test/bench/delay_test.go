@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,14 +45,17 @@ type delayed struct {
 	failed float64
 }
 
-// delays binds one pod per wait, all at the same time, and returns the delay from each claim bound to its
-// pod bound. The namespace must exist, and must not have been used for this round before. delays deletes the
-// pods and claims at the end.
-func (w *world) delays(ctx context.Context, scheduler, namespace string, round int, waits []time.Duration) (delayed, error) {
+// delays binds one pod per wait, all at the same time and in a new namespace. It returns the delay from each
+// claim bound to its pod bound, and deletes the pods and claims at the end.
+func (w *world) delays(ctx context.Context, scheduler string, waits []time.Duration) (delayed, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, slices.Max(waits)+2*patience, fmt.Errorf("the pods of %s are not bound", scheduler))
 	defer cancel()
 	var d delayed
 	core := w.client.CoreV1()
+	namespace, err := w.namespace(ctx)
+	if err != nil {
+		return d, err
+	}
 	for _, wait := range slices.Compact(slices.Sorted(slices.Values(waits))) {
 		class := gen.StorageClass(classOf(wait), cluster.ProvisionerName, gen.Parameter("delay", wait.String()))
 		if _, err := w.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -60,8 +63,8 @@ func (w *world) delays(ctx context.Context, scheduler, namespace string, round i
 		}
 	}
 	// Create the claims first. A scheduler that does not see a pod's claim yet reports a failure.
-	err := inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
-		claim := gen.Claim(nameInCrowd(round, i), gen.InNamespace(namespace), gen.OfClass(classOf(waits[i])))
+	err = inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
+		claim := gen.Claim(strconv.Itoa(i), gen.InNamespace(namespace), gen.OfClass(classOf(waits[i])))
 		_, err := core.PersistentVolumeClaims(namespace).Create(ctx, claim, metav1.CreateOptions{})
 		return err
 	})
@@ -83,13 +86,13 @@ func (w *world) delays(ctx context.Context, scheduler, namespace string, round i
 	created := make(chan error, 1)
 	go func() {
 		created <- inParallel(ctx, 16, len(waits), func(ctx context.Context, i int) error {
-			name := nameInCrowd(round, i)
+			name := strconv.Itoa(i)
 			pod := gen.Pod(name, gen.InNamespace(namespace), gen.EndsAtOnce(), gen.Scheduler(scheduler), gen.UsesClaim(name))
 			_, err := core.Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		})
 	}()
-	took, err := follow(ctx, len(waits), prefixInCrowd(round), claims.ResultChan(), pods.ResultChan())
+	took, err := follow(ctx, len(waits), claims.ResultChan(), pods.ResultChan())
 	if err != nil {
 		return d, err
 	}
@@ -112,7 +115,6 @@ func (w *world) delays(ctx context.Context, scheduler, namespace string, round i
 	return d, errors.Join(
 		core.Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
 		core.PersistentVolumeClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-		core.Events(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
 	)
 }
 
@@ -151,22 +153,19 @@ func (d delayed) add(out *results, way string, round int) {
 // Every pod has a seat, so the result also applies to a single pod. Both ways run at the same time, because
 // they only wait.
 func BenchmarkDelay(b *testing.B) {
-	w, out, round := newWorld(b, cluster.Options{}), &results{name: "delay"}, 0
-	for b.Loop() {
+	w := newWorld(b, cluster.Options{})
+	rounds(b, "delay", func(ctx context.Context, out *results, round int) error {
 		found := make([]delayed, len(ways))
-		err := inParallel(b.Context(), len(ways), len(ways), func(ctx context.Context, i int) error {
-			ns, err := w.namespace(ctx)
-			if err != nil {
-				return err
-			}
-			found[i], err = w.delays(ctx, ways[i].scheduler, ns, round, spread(30, 2*time.Second, 4*time.Minute))
+		err := inParallel(ctx, len(ways), len(ways), func(ctx context.Context, i int) (err error) {
+			found[i], err = w.delays(ctx, ways[i].scheduler, spread(30, 2*time.Second, 4*time.Minute))
 			return err
 		})
-		require.NoError(b, err)
+		if err != nil {
+			return err
+		}
 		for i, way := range ways {
 			found[i].add(out, way.name, round)
 		}
-		round++
-	}
-	require.NoError(b, out.save())
+		return nil
+	})
 }

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
@@ -33,25 +31,22 @@ var losses = []struct {
 // holds 60 calls of kube-scheduler is killed, or both replicas restart one after another. No claim is bound
 // before that. Afterwards one claim is bound every half second.
 func BenchmarkLostReplica(b *testing.B) {
-	w, out, round := newWorld(b, cluster.Options{}, "--max-holds=60"), &results{name: "lost"}, 0
-	for b.Loop() {
+	w := newWorld(b, cluster.Options{}, "--max-holds=60")
+	rounds(b, "lost", func(ctx context.Context, out *results, round int) error {
 		for _, l := range losses {
-			found, err := w.delaysWithLoss(b.Context(), 60, 500*time.Millisecond, l.lose)
-			require.NoError(b, err)
+			found, err := w.delaysWithLoss(ctx, 60, 500*time.Millisecond, l.lose)
+			if err != nil {
+				return err
+			}
 			found.add(out, l.name, round)
 		}
-		round++
-	}
-	require.NoError(b, out.save())
+		return nil
+	})
 }
 
 // delaysWithLoss returns the delays of n pods whose calls the first replica holds when it is lost. The
 // provisioner is paused until then. Afterwards it provisions one volume per step.
 func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, lose func(ctx context.Context, w *world) error) (delayed, error) {
-	namespace, err := w.namespace(ctx)
-	if err != nil {
-		return delayed{}, err
-	}
 	waits := make([]time.Duration, 0, n)
 	for i := range n {
 		waits = append(waits, time.Duration(i)*step)
@@ -79,7 +74,7 @@ func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, l
 		}
 		lost <- err
 	}()
-	d, err := w.delays(ctx, cluster.NoPreBindScheduler, namespace, 0, waits)
+	d, err := w.delays(ctx, cluster.NoPreBindScheduler, waits)
 	if err := errors.Join(err, <-lost); err != nil {
 		return d, err
 	}

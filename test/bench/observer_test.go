@@ -5,8 +5,6 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,12 +15,6 @@ import (
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/install"
 )
-
-// nameInCrowd returns the name of the n-th pod and of its claim.
-func nameInCrowd(round, n int) string { return prefixInCrowd(round) + strconv.Itoa(n) }
-
-// prefixInCrowd returns the prefix of the names of a round.
-func prefixInCrowd(round int) string { return fmt.Sprintf("round-%d-", round) }
 
 // found contains the observations of the API server.
 type found struct {

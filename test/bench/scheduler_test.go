@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -39,16 +38,9 @@ const unlimited = 5000
 func BenchmarkScheduler(b *testing.B) {
 	variants := []string{none, constant, prebind}
 	r := newRivals(b, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(200)}, cluster.Nodes("node", 500), variants...)
-	out, round := &results{name: "scheduler"}, 0
-	for b.Loop() {
-		for i := range variants {
-			if err := r.schedule(b.Context(), out, variants[(i+round)%len(variants)], round, 2000); err != nil {
-				b.Fatal(err)
-			}
-		}
-		round++
-	}
-	require.NoError(b, out.save())
+	takeTurns(b, "scheduler", func(ctx context.Context, out *results, variant string, round int) error {
+		return r.schedule(ctx, out, variant, round, 2000)
+	}, variants...)
 }
 
 // schedule measures one variant once. The pods exist before kube-scheduler starts. The result is the time from

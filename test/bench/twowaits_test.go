@@ -45,17 +45,18 @@ var twoWays = []struct {
 // BenchmarkTwoWaits measures the time until a pod is bound that waits 10 s for a volume and 10 s for a device. The baseline is
 // Prebind with the volume alone. All pods of a round wait at the same time.
 func BenchmarkTwoWaits(b *testing.B) {
-	w, out, round := newWorld(b, cluster.Options{}), &results{name: "twowaits"}, 0
+	w := newWorld(b, cluster.Options{})
 	require.NoError(b, w.publishDevices(b.Context()))
-	for b.Loop() {
-		seconds, err := w.twoWaits(b.Context(), round)
-		require.NoError(b, err)
+	rounds(b, "twowaits", func(ctx context.Context, out *results, round int) error {
+		seconds, err := w.twoWaits(ctx, round)
+		if err != nil {
+			return err
+		}
 		for i, way := range twoWays {
 			out.add(way.name, round, "seconds", seconds[i])
 		}
-		round++
-	}
-	require.NoError(b, out.save())
+		return nil
+	})
 }
 
 // publishDevices creates the class of the volumes, and devices that a node can use only after they are attached.

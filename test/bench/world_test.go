@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -68,11 +67,11 @@ func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 }
 
 // follow returns the delays from claim bound to pod bound when n claims and n pods are bound. A pod has the name of its
-// claim. Names without the prefix are ignored.
-func follow(ctx context.Context, n int, prefix string, claims, pods <-chan watch.Event) ([]time.Duration, error) {
+// claim.
+func follow(ctx context.Context, n int, claims, pods <-chan watch.Event) ([]time.Duration, error) {
 	claimBound, podBound := map[string]time.Time{}, map[string]time.Time{}
 	note := func(seen map[string]time.Time, name string, bound bool) {
-		if _, known := seen[name]; bound && !known && strings.HasPrefix(name, prefix) {
+		if _, known := seen[name]; bound && !known {
 			seen[name] = time.Now()
 		}
 	}
