@@ -113,9 +113,7 @@ func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shi
 	require.NoError(tb, r.register(ctx, variants))
 	tb.Cleanup(func() {
 		for _, p := range r.processes {
-			if err := errors.Join(p.Err(), p.Kill()); err != nil {
-				tb.Error(err)
-			}
+			clustertest.Kill(tb, p)
 		}
 	})
 	return r

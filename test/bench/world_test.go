@@ -5,7 +5,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -57,11 +56,7 @@ func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	for range 2 {
 		replica, err := prebind.Start(tb.Context(), args...)
 		require.NoError(tb, err)
-		tb.Cleanup(func() {
-			if err := errors.Join(replica.Err(), replica.Kill()); err != nil {
-				tb.Error(err)
-			}
-		})
+		tb.Cleanup(func() { clustertest.Kill(tb, replica.Process) })
 	}
 	return &world{cluster: c, client: client, prebind: prebind}
 }

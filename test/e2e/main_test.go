@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/kubernetes"
 
@@ -186,18 +185,10 @@ func (w *world) killAfter(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
 		if m := w.prebind.CertManager(); m != nil {
-			assert.NoError(t, m.Err())
-			assert.NoError(t, m.Kill())
-			if t.Failed() {
-				t.Logf("last lines of the log of %s:\n%s", m.Name(), m.Tail(100))
-			}
+			clustertest.Kill(t, m)
 		}
 		for _, r := range w.prebind.Replicas() {
-			assert.NoError(t, r.Err())
-			assert.NoError(t, r.Kill())
-			if t.Failed() {
-				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(100))
-			}
+			clustertest.Kill(t, r.Process)
 		}
 	})
 }

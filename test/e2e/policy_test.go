@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -26,9 +25,7 @@ type policies struct {
 
 func newPolicies(t *testing.T, w *world) *policies {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	require.NoError(t, v1alpha1.AddToScheme(scheme))
-	c, err := client.New(w.cluster.Config(), client.Options{Scheme: scheme})
+	c, err := policyClient(w.cluster.Config())
 	require.NoError(t, err)
 	p := &policies{bench: newBench(t, w, nil), client: c}
 	p.untilValidated()

@@ -98,13 +98,7 @@ func start(t *testing.T, name, path string, args func(kubeconfig string) []strin
 	})
 	require.NoError(t, err)
 	require.NoError(t, process.Start())
-	t.Cleanup(func() {
-		assert.NoError(t, process.Err())
-		assert.NoError(t, process.Kill())
-		if t.Failed() {
-			t.Logf("the log of %s:\n%s", name, process.Tail(50))
-		}
-	})
+	t.Cleanup(func() { clustertest.Kill(t, process) })
 	return process
 }
 

@@ -4,7 +4,6 @@
 package install
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 )
 
 // BuildOptions configures Build.
@@ -110,12 +108,9 @@ func writeOverlay(dir string, files map[string][]byte) (string, error) {
 
 // moduleDir returns the directory of a module.
 func moduleDir(ctx context.Context, module string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	dir, err := output(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module))
 	if err != nil {
-		return "", fmt.Errorf("finding the directory of module %s: run this in a checkout with go in PATH: %w\n%s", module, err, &stderr)
+		return "", fmt.Errorf("finding the directory of module %s: run this in a checkout with go in PATH: %w", module, err)
 	}
-	return strings.TrimSpace(string(out)), nil
+	return dir, nil
 }

@@ -4,8 +4,8 @@
 package install
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -48,16 +48,21 @@ func toolPath(ctx context.Context, root, name string) (path string, err error) {
 	for range 2 {
 		cmd := exec.CommandContext(ctx, "go", "tool", "-modfile="+filepath.Join(root, "tools.mod"), "-n", name)
 		cmd.Dir = root
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if err != nil {
-			return "", fmt.Errorf("%w\n%s", err, &stderr)
+		if path, err = output(cmd); err != nil {
+			return "", err
 		}
-		path = strings.TrimSpace(string(out))
 		if _, err = os.Stat(path); err == nil {
 			return path, nil
 		}
 	}
 	return "", fmt.Errorf("%s does not exist after the build", path)
+}
+
+// output returns what the command prints, without surrounding space. An error contains what it prints to standard error.
+func output(cmd *exec.Cmd) (string, error) {
+	out, err := cmd.Output()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		err = fmt.Errorf("%w\n%s", err, failed.Stderr)
+	}
+	return strings.TrimSpace(string(out)), err
 }

@@ -4,7 +4,6 @@
 package install
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -104,13 +103,11 @@ func git(ctx context.Context, args ...string) (string, error) {
 	}
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = root
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	out, err := output(cmd)
 	if err != nil {
-		return "", fmt.Errorf("git %s (the upgrade test needs a clone, not an archive of the sources): %w\n%s", strings.Join(args, " "), err, &stderr)
+		return "", fmt.Errorf("git %s (the upgrade test needs a clone, not an archive of the sources): %w", strings.Join(args, " "), err)
 	}
-	return strings.TrimSpace(string(out)), nil
+	return out, nil
 }
 
 // Use sets the program for replicas that start later. It does not change the manifests, like 'kubectl set image'.

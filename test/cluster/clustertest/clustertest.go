@@ -9,6 +9,7 @@ package clustertest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,6 +48,17 @@ func Start(t testing.TB, o cluster.Options) *cluster.Cluster {
 		remove(o.Dir, t.Failed(), t.Output())
 	})
 	return c
+}
+
+// Kill kills a process at the end of a test. The test fails if the process ended by itself before. A failed test shows the end of its log.
+func Kill(t testing.TB, p *cluster.Process) {
+	t.Helper()
+	if err := errors.Join(p.Err(), p.Kill()); err != nil {
+		t.Error(err)
+	}
+	if t.Failed() {
+		t.Logf("the end of the log of %s:\n%s", p.Name(), p.Tail(100))
+	}
 }
 
 // RunMain starts one control plane for all tests of a package, lends it to use
