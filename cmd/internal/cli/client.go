@@ -34,34 +34,32 @@ func (c *Client) AddFlags(fs *pflag.FlagSet) {
 	fs.AddFlagSet(connection)
 }
 
-// Config returns the client configuration and the namespace.
-func (c *Client) Config() (*rest.Config, string, error) {
+// Connection is what the flags of a Client select.
+type Connection struct {
+	kubernetes.Interface
+	Config    *rest.Config
+	Namespace string
+}
+
+// Connect returns a client with its configuration and the namespace. It does not contact the API server.
+func (c *Client) Connect() (*Connection, error) {
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides)
 	config, err := loader.ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, "", fmt.Errorf("no kubeconfig: set --kubeconfig or the environment variable %s to a kubeconfig file, or create the default %s",
+		return nil, fmt.Errorf("no kubeconfig: set --kubeconfig or the environment variable %s to a kubeconfig file, or create the default %s",
 			clientcmd.RecommendedConfigPathEnvVar, clientcmd.RecommendedHomeFile)
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("client configuration: %w", err)
+		return nil, fmt.Errorf("client configuration: %w", err)
 	}
 	namespace, _, err := loader.Namespace()
 	if err != nil {
-		return nil, "", fmt.Errorf("client configuration: namespace: %w", err)
+		return nil, fmt.Errorf("client configuration: namespace: %w", err)
 	}
 	config.UserAgent = UserAgent()
-	return config, namespace, nil
-}
-
-// Connect returns a client for the configuration.
-func (c *Client) Connect() (kubernetes.Interface, error) {
-	config, _, err := c.Config()
-	if err != nil {
-		return nil, err
-	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("setting up a client: %w", err)
 	}
-	return client, nil
+	return &Connection{Interface: client, Config: config, Namespace: namespace}, nil
 }

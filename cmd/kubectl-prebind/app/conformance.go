@@ -89,11 +89,11 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 	if err := o.Validate(); err != nil {
 		return cli.Usage(err)
 	}
-	config, _, err := o.client.Config()
+	client, err := o.client.Connect()
 	if err != nil {
 		return err
 	}
-	report, err := conformance.Run(ctx, config, o.Options)
+	report, err := conformance.Run(ctx, client.Config, o.Options)
 	if report != nil && ctx.Err() == nil {
 		err = errors.Join(err, report.WriteText(out), writeFile("--junit", o.junit, report.WriteJUnit))
 	}

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -119,15 +119,11 @@ func (o *explainOptions) run(ctx context.Context, out, notes io.Writer, name str
 	if err := o.output.validate(); err != nil {
 		return err
 	}
-	config, namespace, err := o.client.Config()
+	client, err := o.client.Connect()
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("setting up a client: %w", err)
-	}
-	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := client.CoreV1().Pods(client.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the pod: %w", err)
 	}
@@ -142,7 +138,7 @@ func (o *explainOptions) run(ctx context.Context, out, notes io.Writer, name str
 		}
 		fmt.Fprintf(notes, "%s, from %s; choose another one with --node\n", o.node, source)
 	}
-	answer, err := dryrun.Explain(ctx, config, pod, o.node, o.annotations)
+	answer, err := dryrun.Explain(ctx, client.Config, pod, o.node, o.annotations)
 	if err != nil {
 		return err
 	}
@@ -280,7 +276,7 @@ func undecided(answer error) error {
 }
 
 // textBound writes the report about a pod that is bound.
-func (r *report) textBound(out io.Writer) error {
+func (r *report) textBound(out *bytes.Buffer) {
 	fmt.Fprintf(out, "Pod %s/%s: bound to node %s since %s", r.Namespace, r.Pod, r.Node, r.Since.UTC().Format(time.RFC3339))
 	if waited := r.Annotations[bindinfo.Name+"."+v1alpha1.Domain+"/waited"]; waited != "" {
 		fmt.Fprintf(out, ", after a wait of %s", waited)
@@ -289,11 +285,11 @@ func (r *report) textBound(out io.Writer) error {
 	if len(r.Annotations) == 0 {
 		fmt.Fprintln(out, "Prebind added no annotations: it did not take part in the bind, or had nothing to add.")
 	}
-	return textAdded(out, &binder.Explanation{Annotations: r.Annotations})
+	textAdded(out, &binder.Explanation{Annotations: r.Annotations})
 }
 
 // text writes the report in the text format.
-func (r *report) text(out io.Writer) error {
+func (r *report) text(out *bytes.Buffer) {
 	verdicts := map[binder.Verdict]string{binder.VerdictBind: "would be bound", binder.VerdictWait: "would wait", binder.VerdictRefuse: "would be rejected"}
 	fmt.Fprintf(out, "Bind of pod %s/%s to node %s: %s\n", r.Namespace, r.Pod, r.Node, verdicts[r.Verdict])
 	if r.Reason != "" {
@@ -303,35 +299,31 @@ func (r *report) text(out io.Writer) error {
 	switch {
 	case x == nil && r.absence != "":
 		fmt.Fprintf(out, "\nPrebind does not take part in this bind: %s.\n", r.absence)
-		return textWarnings(out, r.Warnings)
+		textWarnings(out, r.Warnings)
+		return
 	case x == nil:
 		fmt.Fprintln(out, "\nPrebind does not take part in this bind. Possible reasons: it is not installed; the namespace is exempt, or its mode\nis Off; all mutators and plugins are off; the API server decides by itself; or it cannot reach Prebind, and\nfailurePolicy is Ignore.")
-		return textWarnings(out, r.Warnings)
+		textWarnings(out, r.Warnings)
+		return
 	}
 	if x.Mode == binder.ModeAudit {
 		fmt.Fprintf(out, "\nPrebind is in mode Audit in this namespace: it only reports the following (verdict: %s).\n", x.Verdict)
 	}
 	if len(x.Plugins) > 0 {
 		fmt.Fprintln(out)
-		if err := textPlugins(out, x.Plugins); err != nil {
-			return err
-		}
+		writeTable(out, "PLUGIN\tVERDICT\tDETAIL", func(w io.Writer) { textPlugins(w, x.Plugins) })
 	}
-	if err := textAdded(out, x); err != nil {
-		return err
-	}
+	textAdded(out, x)
 	if x.Incomplete {
 		fmt.Fprintln(out, "\nThe explanation is incomplete: it is longer than the API server allows.")
 	}
 	// Omit warnings about the dry run, because the lines of the plugins already contain them.
 	own := slices.DeleteFunc(slices.Clone(x.Warnings), func(w string) bool { return strings.HasPrefix(w, "dry run: ") })
-	return textWarnings(out, slices.Concat(r.Warnings, own))
+	textWarnings(out, slices.Concat(r.Warnings, own))
 }
 
 // textPlugins writes each plugin, with a line for each detail.
-func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "PLUGIN\tVERDICT\tDETAIL")
+func textPlugins(w io.Writer, plugins []binder.PluginExplanation) {
 	for _, p := range plugins {
 		var details []string
 		if p.Refusal != nil {
@@ -350,33 +342,26 @@ func textPlugins(out io.Writer, plugins []binder.PluginExplanation) error {
 			fmt.Fprintf(w, "  %s\t%s\t%s\n", f.Name, f.Verdict, f.Message)
 		}
 	}
-	return w.Flush()
 }
 
 // textAdded writes the annotations and labels that the pod would get.
-func textAdded(out io.Writer, x *binder.Explanation) error {
+func textAdded(out *bytes.Buffer, x *binder.Explanation) {
 	if len(x.Annotations)+len(x.Labels) == 0 {
-		return nil
+		return
 	}
 	fmt.Fprintln(out)
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "ADDED\tKEY\tVALUE")
-	add := func(kind string, values map[string]string) {
-		for _, key := range slices.Sorted(maps.Keys(values)) {
-			fmt.Fprintf(w, "%s\t%s\t%s\n", kind, key, values[key])
+	writeTable(out, "ADDED\tKEY\tVALUE", func(w io.Writer) {
+		for _, key := range slices.Sorted(maps.Keys(x.Annotations)) {
+			fmt.Fprintf(w, "annotation\t%s\t%s\n", key, x.Annotations[key])
 		}
-	}
-	add("annotation", x.Annotations)
-	add("label", x.Labels)
-	return w.Flush()
+		for _, key := range slices.Sorted(maps.Keys(x.Labels)) {
+			fmt.Fprintf(w, "label\t%s\t%s\n", key, x.Labels[key])
+		}
+	})
 }
 
-func textWarnings(out io.Writer, warnings []string) error {
-	for i, w := range warnings {
-		if i == 0 {
-			fmt.Fprintln(out)
-		}
-		fmt.Fprintf(out, "Warning: %s\n", w)
+func textWarnings(out *bytes.Buffer, warnings []string) {
+	if len(warnings) > 0 {
+		fmt.Fprintf(out, "\nWarning: %s\n", strings.Join(warnings, "\nWarning: "))
 	}
-	return nil
 }

@@ -4,11 +4,13 @@
 package app
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"text/tabwriter"
 
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
@@ -42,19 +44,32 @@ func (f format) validate() error {
 }
 
 // write writes the value in the format. It calls text for the text format.
-func (f format) write(out io.Writer, value any, text func(io.Writer) error) error {
-	if f == formatText {
-		return text(out)
-	}
-	encoded, err := json.MarshalIndent(value, "", "  ")
-	encoded = append(encoded, '\n')
-	if f == formatYAML {
+func (f format) write(out io.Writer, value any, text func(*bytes.Buffer)) error {
+	var encoded []byte
+	var err error
+	switch f {
+	case formatText:
+		var written bytes.Buffer
+		text(&written)
+		encoded = written.Bytes()
+	case formatYAML:
 		encoded, err = yaml.Marshal(value)
+	default:
+		encoded, err = json.MarshalIndent(value, "", "  ")
+		encoded = append(encoded, '\n')
 	}
 	if err == nil {
 		_, err = out.Write(encoded)
 	}
 	return err
+}
+
+// writeTable writes a table. Tabs separate the columns of the header and of the rows.
+func writeTable(out *bytes.Buffer, header string, rows func(io.Writer)) {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, header)
+	rows(w)
+	_ = w.Flush() // A buffer returns no errors.
 }
 
 // writeFile writes the file of a flag. An empty name means no file.

@@ -4,13 +4,13 @@
 package app
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,25 +84,20 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 	if err := o.output.validate(); err != nil {
 		return err
 	}
-	config, _, err := o.client.Config()
+	client, err := o.client.Connect()
 	if err != nil {
 		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("setting up a client: %w", err)
 	}
 	all, err := o.read(ctx, client)
 	if err != nil {
 		return err
 	}
-	reached := probe(ctx, config)
-	err = o.output.write(out, withHealth(all, o.clock.Now()), func(out io.Writer) error {
-		err := o.text(out, all)
+	reached := probe(ctx, client.Config)
+	err = o.output.write(out, withHealth(all, o.clock.Now()), func(out *bytes.Buffer) {
+		o.text(out, all)
 		if found := findings(ctx, client, all, reached, o.clock.Now()); len(found) > 0 {
 			fmt.Fprintf(out, "\nNEXT\n- %s\n", strings.Join(found, "\n- "))
 		}
-		return err
 	})
 	if err == nil && reached.failure != "" {
 		err = cli.ExitError{Code: 1}
@@ -141,30 +136,27 @@ func (o *statusOptions) filter(all []replica.Status) {
 }
 
 // text writes the replicas and their binds.
-func (o *statusOptions) text(out io.Writer, all []replica.Status) error {
+func (o *statusOptions) text(out *bytes.Buffer, all []replica.Status) {
 	if len(all) == 0 {
-		_, err := fmt.Fprintf(out, "No replica of Prebind has a lease in namespace %s.\n", o.own)
-		return err
+		fmt.Fprintf(out, "No replica of Prebind has a lease in namespace %s.\n", o.own)
+		return
 	}
 	now := o.clock.Now()
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "REPLICA\tLEADER\tPOD\tVERSION\tMODE\tCONFIG\tPREPARING\tPREPARED\tHOLDS\tREPORTED\tREADY")
-	for _, s := range all {
-		leader := "no"
-		if s.Leader {
-			leader = "yes"
+	writeTable(out, "REPLICA\tLEADER\tPOD\tVERSION\tMODE\tCONFIG\tPREPARING\tPREPARED\tHOLDS\tREPORTED\tREADY", func(w io.Writer) {
+		for _, s := range all {
+			leader := "no"
+			if s.Leader {
+				leader = "yes"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d/%d\t%s ago\t%s\n", s.Replica, leader, orDash(s.Pod), orDash(s.Version), orDash(s.Mode),
+				orDash(s.Config), s.Attempts["preparing"], s.Attempts["prepared"], s.Holds, s.MaxHolds, age(now, s.Reported.Time), health(s, now))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d/%d\t%s ago\t%s\n", s.Replica, leader, orDash(s.Pod), orDash(s.Version), orDash(s.Mode),
-			orDash(s.Config), s.Attempts["preparing"], s.Attempts["prepared"], s.Holds, s.MaxHolds, age(now, s.Reported.Time), health(s, now))
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return textBinds(out, all, now)
+	})
+	textBinds(out, all, now)
 }
 
 // textBinds writes the binds of all replicas, the oldest first.
-func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
+func textBinds(out *bytes.Buffer, all []replica.Status, now time.Time) {
 	type bind struct {
 		work.InFlight
 		replica string
@@ -180,18 +172,14 @@ func textBinds(out io.Writer, all []replica.Status, now time.Time) error {
 		fmt.Fprintln(out, "No binds in progress.")
 	} else {
 		slices.SortStableFunc(binds, func(a, b bind) int { return a.Since.Compare(b.Since.Time) })
-		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-		fmt.Fprintln(w, "NAMESPACE\tPOD\tNODE\tREPLICA\tPHASE\tAGE\tTIMEOUT\tPLUGIN\tWAITING FOR")
-		for _, b := range binds {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.replica, b.Phase, age(now, b.Since.Time),
-				budget(b.Budget.Duration), orDash(b.Plugin), orDash(b.WaitsFor))
-		}
-		if err := w.Flush(); err != nil {
-			return err
-		}
+		writeTable(out, "NAMESPACE\tPOD\tNODE\tREPLICA\tPHASE\tAGE\tTIMEOUT\tPLUGIN\tWAITING FOR", func(w io.Writer) {
+			for _, b := range binds {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.replica, b.Phase, age(now, b.Since.Time),
+					budget(b.Budget.Duration), orDash(b.Plugin), orDash(b.WaitsFor))
+			}
+		})
 	}
 	textLeftOut(out, all)
-	return nil
 }
 
 // textLeftOut writes how many binds the replicas do not report, if any.

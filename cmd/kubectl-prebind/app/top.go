@@ -4,12 +4,12 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -64,8 +64,10 @@ func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error
 		if err != nil {
 			return false, err
 		}
-		fmt.Fprint(out, before)
-		return once, textWaits(out, all, o.clock.Now())
+		table := bytes.NewBufferString(before)
+		textWaits(table, all, o.clock.Now())
+		_, err = out.Write(table.Bytes())
+		return once, err
 	})
 	if !once && ctx.Err() != nil {
 		err = nil // The user has interrupted the command.
@@ -111,7 +113,7 @@ func reasonsOf(all []replica.Status) []*reason {
 }
 
 // textWaits writes the table.
-func textWaits(out io.Writer, all []replica.Status, now time.Time) error {
+func textWaits(out *bytes.Buffer, all []replica.Status, now time.Time) {
 	reasons := reasonsOf(all)
 	binds, holds := 0, 0
 	for _, s := range all {
@@ -122,17 +124,13 @@ func textWaits(out io.Writer, all []replica.Status, now time.Time) error {
 	}
 	fmt.Fprintf(out, "%s  %d binds wait, %d calls are held, %d replicas\n\n", now.Format(time.TimeOnly), binds, holds, len(all))
 	if binds > 0 {
-		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-		fmt.Fprintln(w, "BINDS\tOLDEST\tTIMEOUT\tPOD\tNODE\tPLUGIN\tWAITING FOR")
-		for _, r := range reasons {
-			oldest := r.binds[0]
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s/%s\t%s\t%s\t%s\n", len(r.binds), age(now, oldest.Since.Time), budget(oldest.Budget.Duration), oldest.Namespace, oldest.Pod,
-				oldest.Node, orDash(r.plugin), r.text)
-		}
-		if err := w.Flush(); err != nil {
-			return err
-		}
+		writeTable(out, "BINDS\tOLDEST\tTIMEOUT\tPOD\tNODE\tPLUGIN\tWAITING FOR", func(w io.Writer) {
+			for _, r := range reasons {
+				oldest := r.binds[0]
+				fmt.Fprintf(w, "%d\t%s\t%s\t%s/%s\t%s\t%s\t%s\n", len(r.binds), age(now, oldest.Since.Time), budget(oldest.Budget.Duration), oldest.Namespace, oldest.Pod,
+					oldest.Node, orDash(r.plugin), r.text)
+			}
+		})
 	}
 	textLeftOut(out, all)
-	return nil
 }
