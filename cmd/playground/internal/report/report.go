@@ -1,7 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package report checks and tests BindPolicies for the playground.
+package report
 
 import (
 	"context"
@@ -18,28 +19,28 @@ const (
 	testFile   = "policy_test.yaml"
 )
 
-// report is what the page shows of a policy and its test. In JSON, it has the names of the Go fields.
-type report struct {
+// Report is what the page shows of a policy and its test. In JSON, it has the names of the Go fields.
+type Report struct {
 	// Text is the output of kubectl prebind policy test in a directory with the policy and the test.
 	Text string
 	// Errors are the reasons why cases did not run.
-	Errors []message
+	Errors []Message
 	// Warnings are those of kubectl prebind policy check.
-	Warnings []message
+	Warnings []Message
 	Cases    []cases.CaseResult
 }
 
-// message is about a line of a file. Without a known line, both are empty.
-type message struct {
+// Message is about a line of a file. Without a known line, both are empty.
+type Message struct {
 	File string
 	Line int
 	Text string
 }
 
-// check runs the cases of a test with the policies, like kubectl prebind policy test.
-func check(ctx context.Context, policies, test string) *report {
+// New runs the cases of a test with the policies, like kubectl prebind policy test.
+func New(ctx context.Context, policies, test string) *Report {
 	result := cases.RunFiles(ctx, ".", []cases.File{{Name: policyFile, Content: []byte(policies)}, {Name: testFile, Content: []byte(test)}})
-	r := &report{Errors: messagesOf(result.Err), Cases: result.Cases}
+	r := &Report{Errors: messagesOf(result.Err), Cases: result.Cases}
 	var text strings.Builder
 	_ = result.WriteText(&text, false) // A strings.Builder returns no errors.
 	r.Text = text.String()
@@ -52,15 +53,15 @@ func check(ctx context.Context, policies, test string) *report {
 }
 
 // messagesOf returns a message for each error that err joins.
-func messagesOf(err error) []message {
+func messagesOf(err error) []Message {
 	var joined interface{ Unwrap() []error }
 	switch {
 	case err == nil:
 		return nil
 	case !errors.As(err, &joined):
-		return []message{located(err.Error())}
+		return []Message{located(err.Error())}
 	}
-	var all []message
+	var all []Message
 	for _, e := range joined.Unwrap() {
 		all = append(all, messagesOf(e)...)
 	}
@@ -68,11 +69,11 @@ func messagesOf(err error) []message {
 }
 
 // located splits a text that begins with a file and a line, such as "policy.yaml:12: ".
-func located(text string) message {
+func located(text string) Message {
 	at, rest, _ := strings.Cut(text, ": ")
 	file, number, _ := strings.Cut(at, ":")
 	if line, err := strconv.Atoi(number); err == nil && (file == policyFile || file == testFile) {
-		return message{File: file, Line: line, Text: rest}
+		return Message{File: file, Line: line, Text: rest}
 	}
-	return message{Text: text}
+	return Message{Text: text}
 }
