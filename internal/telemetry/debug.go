@@ -20,19 +20,12 @@ import (
 // maxLevel is the maximum length of a log level in a request, in bytes.
 const maxLevel = 16
 
-// DebugOptions are the sources of the debug endpoints. All fields are required.
-type DebugOptions struct {
-	// InFlight returns the attempts in progress.
-	InFlight func() []work.InFlight
-	Config   *configuration.Loaded
-}
-
-// Debug returns a handler of the endpoints below /debug. It does not authenticate clients, so its server must listen on a loopback
-// address.
-func Debug(o DebugOptions) http.Handler {
+// Debug returns a handler of the endpoints below /debug, which show the attempts in progress and the configuration. It does not authenticate
+// clients, so its server must listen on a loopback address.
+func Debug(inFlight func() []work.InFlight, c *configuration.Loaded) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/attempts", func(w http.ResponseWriter, _ *http.Request) {
-		all := o.InFlight()
+		all := inFlight()
 		if all == nil {
 			all = []work.InFlight{}
 		}
@@ -42,13 +35,13 @@ func Debug(o DebugOptions) http.Handler {
 		_ = encoder.Encode(all) // An error means that the client has disconnected.
 	})
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
-		encoded, err := o.Config.Encode()
+		encoded, err := c.Encode()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/yaml")
-		fmt.Fprintf(w, "# The configuration from flags and file. hash: %s\n# %s\n%s", o.Config.Hash, o.Config.Summary(), encoded)
+		fmt.Fprintf(w, "# The configuration from flags and file. hash: %s\n# %s\n%s", c.Hash, c.Summary(), encoded)
 	})
 	mux.HandleFunc("PUT /debug/flags/v", setLevel)
 	mux.HandleFunc("/debug/pprof/", pprof.Index)

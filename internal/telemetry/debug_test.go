@@ -36,7 +36,7 @@ func TestDebugHandler(t *testing.T) {
 	c, err := configuration.Load(registered, "", given)
 	require.NoError(t, err)
 	attempts := []work.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
-	h := Debug(DebugOptions{Config: c, InFlight: func() []work.InFlight { return attempts }})
+	h := Debug(func() []work.InFlight { return attempts }, c)
 	get := func(path string, into any) string {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
@@ -71,7 +71,7 @@ func TestDebugHandler(t *testing.T) {
 
 // TestDebugHandler_LogLevel checks that the level changes without a restart, and that an invalid level is rejected.
 func TestDebugHandler_LogLevel(t *testing.T) {
-	h := Debug(DebugOptions{})
+	h := Debug(nil, nil)
 	put := func(level string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/debug/flags/v", strings.NewReader(level)))

@@ -58,16 +58,14 @@ type Options struct {
 }
 
 // Recorder records metrics and spans of binds. Labels of metrics never contain pods, nodes or
-// namespaces. Call Show first. All other methods are safe for concurrent use.
+// namespaces. All methods are safe for concurrent use.
 type Recorder struct {
 	metrics
-	clock  clock.PassiveClock
-	traces *Traces
+	register promauto.Factory
+	clock    clock.PassiveClock
+	traces   *Traces
 	// tracer creates spans that record nothing if tracing is off.
 	tracer trace.Tracer
-	// stats and ready are the sources that Show sets.
-	stats func() binder.Stats
-	ready func() error
 }
 
 var _ work.Recorder = (*Recorder)(nil)
@@ -75,11 +73,7 @@ var _ work.Recorder = (*Recorder)(nil)
 // New returns a Recorder whose metrics are registered. The registry has no metrics of Prebind yet.
 func New(o Options) (*Recorder, error) {
 	register := promauto.With(o.Registry)
-	r := &Recorder{
-		metrics: newMetrics(register, o.Version, o.Config), clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{},
-		stats: func() binder.Stats { return binder.Stats{} },
-		ready: func() error { return nil },
-	}
+	r := &Recorder{metrics: newMetrics(register, o.Version, o.Config), register: register, clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{}}
 	if o.Traces != nil {
 		r.tracer = o.Traces.tracer
 	}
@@ -92,19 +86,12 @@ func New(o Options) (*Recorder, error) {
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}
-	r.addGauges(register)
 	for _, c := range o.Metrics {
 		if err := o.Registry.Register(c); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
 	return r, nil
-}
-
-// Show sets the sources of the engine's statistics and of the replica's readiness. Call it
-// before you serve the metrics.
-func (r *Recorder) Show(stats func() binder.Stats, ready func() error) {
-	r.stats, r.ready = stats, ready
 }
 
 // Handler creates a server span for each request, under the span of the API server.
@@ -163,13 +150,8 @@ func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decis
 
 // describeDecision sets the attributes of the span of a decision.
 func describeDecision(span trace.Span, r binder.Request, d binder.Decision) {
-	span.SetAttributes(
-		semconv.K8SNamespaceName(r.Pod.Namespace), semconv.K8SPodName(r.Pod.Name), semconv.K8SNodeName(r.Binding.Target.Name),
-		decisionAttribute.String(d.Kind()), callsAttribute.Int(max(d.Calls, 1)),
-	)
-	if d.Attempt != "" {
-		span.SetAttributes(attemptAttribute.String(d.Attempt))
-	}
+	describeBind(span, r.Pod.Namespace, r.Pod.Name, r.Binding.Target.Name, d.Attempt)
+	span.SetAttributes(decisionAttribute.String(d.Kind()), callsAttribute.Int(max(d.Calls, 1)))
 	if d.Err != nil {
 		span.SetAttributes(pluginAttribute.String(d.Err.Plugin), reasonAttribute.String(d.Err.Error()))
 	}
@@ -197,12 +179,17 @@ func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func
 
 // describeStep sets the attributes of the span of a step.
 func describeStep(span trace.Span, s work.Step) {
-	span.SetAttributes(semconv.K8SNamespaceName(s.Pod.Namespace), semconv.K8SPodName(s.Pod.Name), semconv.K8SNodeName(s.Node))
+	describeBind(span, s.Pod.Namespace, s.Pod.Name, s.Node, s.Attempt)
 	if s.Plugin != "" {
 		span.SetAttributes(pluginAttribute.String(s.Plugin))
 	}
-	if s.Attempt != "" {
-		span.SetAttributes(attemptAttribute.String(s.Attempt))
+}
+
+// describeBind sets the attributes of the span of a decision or step.
+func describeBind(span trace.Span, namespace, pod, node, attempt string) {
+	span.SetAttributes(semconv.K8SNamespaceName(namespace), semconv.K8SPodName(pod), semconv.K8SNodeName(node))
+	if attempt != "" {
+		span.SetAttributes(attemptAttribute.String(attempt))
 	}
 }
 

@@ -59,11 +59,15 @@ func All() ([]Metric, error) {
 }
 
 func registerAll(r *register) error {
-	_, err := telemetry.New(telemetry.Options{
+	recorder, err := telemetry.New(telemetry.Options{
 		Registry: r, Clock: clock.RealClock{},
 		Metrics: slices.Concat(startlimit.Registration().Metrics, policy.Registration().Metrics, certificates.NewMetrics().Collectors()),
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	recorder.Show(nil, nil) // Only a collection would call them.
+	return nil
 }
 
 // register is a Registerer that writes down what it is given.

@@ -229,7 +229,7 @@ func (p *process) buildServers() error {
 	for flag, handler := range map[string]http.Handler{
 		"health-probe-bind-address": p.ready.Probes(),
 		"metrics-bind-address":      scrapes,
-		"debug-bind-address":        telemetry.Debug(telemetry.DebugOptions{InFlight: p.engine.InFlight, Config: p.configuration}),
+		"debug-bind-address":        telemetry.Debug(p.engine.InFlight, p.configuration),
 	} {
 		if listener := p.listeners[flag]; listener != nil {
 			plain := plainServer(handler)

@@ -30,14 +30,9 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-const defaultNamespace = "prebind-system"
-
 // serveOptions are the flags of prebind serve.
 type serveOptions struct {
-	registry *assembly.Registry
-	// given contains the parsed flags.
-	given *pflag.FlagSet
-
+	registry        *assembly.Registry
 	kubeconfig      string
 	webhookAddress  string
 	certificates    certificates.Options
@@ -55,7 +50,7 @@ type serveOptions struct {
 }
 
 func newServeCommand(r *assembly.Registry) *cobra.Command {
-	o := defaultServeOptions(r)
+	o := newServeOptions(r)
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the webhook",
@@ -86,46 +81,35 @@ another replica.`,
 	return cmd
 }
 
-func defaultServeOptions(r *assembly.Registry) *serveOptions {
-	return &serveOptions{
-		registry:        r,
-		webhookAddress:  ":9443",
-		certificates:    certificates.DefaultOptions(),
-		metricsAddress:  ":8080",
-		healthAddress:   ":8081",
-		namespace:       defaultNamespace,
-		leaderElect:     true,
-		shutdownDelay:   5 * time.Second,
-		shutdownTimeout: 15 * time.Second,
-		logging:         logsapi.NewLoggingConfiguration(),
-	}
+func newServeOptions(r *assembly.Registry) *serveOptions {
+	return &serveOptions{registry: r, certificates: certificates.DefaultOptions(), logging: logsapi.NewLoggingConfiguration()}
 }
 
-// flags returns the flags by section, bound to the options.
+// flags returns the flags by section, and sets the options to their defaults.
 func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	var sets cliflag.NamedFlagSets
 
 	fs := sets.FlagSet("Serving")
-	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path to a kubeconfig file. If empty, Prebind uses the service account of its pod.")
-	fs.StringVar(&o.webhookAddress, "webhook-bind-address", o.webhookAddress, "Address and port of the webhook (HTTPS).")
-	fs.StringVar(&o.metricsAddress, "metrics-bind-address", o.metricsAddress, "Address and port of /metrics (HTTP). 0 disables it.")
-	fs.StringVar(&o.healthAddress, "health-probe-bind-address", o.healthAddress, "Address and port of /healthz and /readyz (HTTP).")
-	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", o.shutdownDelay, "Time after SIGTERM during which new calls get HTTP 503. It should be longer than the cluster needs to remove a pod from a Service.")
-	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", o.shutdownTimeout, "Grace period for in-flight requests, after --shutdown-delay.")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, Prebind uses the service account of its pod.")
+	fs.StringVar(&o.webhookAddress, "webhook-bind-address", ":9443", "Address and port of the webhook (HTTPS).")
+	fs.StringVar(&o.metricsAddress, "metrics-bind-address", ":8080", "Address and port of /metrics (HTTP). 0 disables it.")
+	fs.StringVar(&o.healthAddress, "health-probe-bind-address", ":8081", "Address and port of /healthz and /readyz (HTTP).")
+	fs.DurationVar(&o.shutdownDelay, "shutdown-delay", 5*time.Second, "Time after SIGTERM during which new calls get HTTP 503. It should be longer than the cluster needs to remove a pod from a Service.")
+	fs.DurationVar(&o.shutdownTimeout, "shutdown-timeout", 15*time.Second, "Grace period for in-flight requests, after --shutdown-delay.")
 
 	fs = sets.FlagSet("Observability")
-	fs.StringVar(&o.debugAddress, "debug-bind-address", o.debugAddress,
+	fs.StringVar(&o.debugAddress, "debug-bind-address", "",
 		"Loopback address and port, such as 127.0.0.1:6060, of /debug/attempts, /debug/config, /debug/pprof and /debug/flags/v (HTTP). Empty disables them.")
 	o.tracing.AddFlags(fs)
 	o.certificates.AddFlags(sets.FlagSet("Certificates"))
 
 	fs = sets.FlagSet("Replicas")
-	fs.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Prebind's own objects, such as the leases of its replicas.")
-	fs.StringVar(&o.podName, "pod-name", o.podName, "Name of this replica's pod in --namespace. 'kubectl prebind status' shows it.")
-	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Elect one replica that completes or rolls back the attempts of replicas that are gone. If false, every replica does.")
+	fs.StringVar(&o.namespace, "namespace", "prebind-system", "Namespace of Prebind's own objects, such as the leases of its replicas.")
+	fs.StringVar(&o.podName, "pod-name", "", "Name of this replica's pod in --namespace. 'kubectl prebind status' shows it.")
+	fs.BoolVar(&o.leaderElect, "leader-elect", true, "Elect one replica that completes or rolls back the attempts of replicas that are gone. If false, every replica does.")
 
 	fs = sets.FlagSet("Configuration")
-	fs.StringVar(&o.configFile, "config", o.configFile, "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. It has a field for each flag of the following sections; flags override it. A change needs a restart.")
+	fs.StringVar(&o.configFile, "config", "", "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. It has a field for each flag of the following sections; flags override it. A change needs a restart.")
 
 	configuration.Default(o.registry.Components()).AddFlags(&sets)
 
@@ -141,7 +125,6 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 // complete returns the configuration from flags and file. Its error contains all problems in
 // one line.
 func (o *serveOptions) complete(given *pflag.FlagSet) (*configuration.Loaded, error) {
-	o.given = given
 	problems := o.validate()
 	c, err := configuration.Load(o.registry.Components(), o.configFile, given)
 	if err != nil {

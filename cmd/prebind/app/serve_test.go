@@ -22,7 +22,7 @@ import (
 // completed returns the configuration of serve with these flags.
 func completed(t *testing.T, args ...string) (*configuration.Loaded, error) {
 	t.Helper()
-	o := defaultServeOptions(newRegistry())
+	o := newServeOptions(newRegistry())
 	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	sets := o.flags()
 	for _, section := range sets.Order {
@@ -91,7 +91,8 @@ func TestDebugAddress(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := defaultServeOptions(newRegistry())
+			o := newServeOptions(newRegistry())
+			o.flags()
 			require.Empty(t, o.debugAddress)
 			o.debugAddress = tc.address
 			err := cli.Usage(o.validate()...)
@@ -116,7 +117,7 @@ func TestListen(t *testing.T) {
 		"metrics-bind-address":      func(o *serveOptions, address string) { o.metricsAddress = address },
 		"debug-bind-address":        func(o *serveOptions, address string) { o.debugAddress = address },
 	} {
-		o := defaultServeOptions(newRegistry())
+		o := &serveOptions{}
 		o.webhookAddress, o.healthAddress, o.metricsAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 		open, err := o.listen(t.Context())
 		require.NoError(t, err)
