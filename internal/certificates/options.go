@@ -12,8 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Options select the source of the serving certificate and restrict the callers of the webhook. Start with
-// DefaultOptions.
+// Options select the source of the serving certificate and restrict the callers of the webhook. AddFlags sets the defaults.
 type Options struct {
 	// Dir is the directory with tls.crt and tls.key. It is ignored if SelfManaged is set.
 	Dir string
@@ -36,29 +35,17 @@ type Options struct {
 
 const defaultDir = "/etc/prebind/tls"
 
-// DefaultOptions returns the defaults of the flags.
-func DefaultOptions() Options {
-	return Options{
-		Dir:                  defaultDir,
-		Service:              "prebind-webhook",
-		WebhookConfiguration: "prebind",
-		CAValidity:           365 * 24 * time.Hour,
-		CertValidity:         7 * 24 * time.Hour,
-		Overlap:              time.Minute,
-	}
-}
-
-// AddFlags adds the flags to fs, bound to the options.
+// AddFlags adds the flags to fs, and sets the options to their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Dir, "cert-dir", o.Dir, "Directory with the webhook's certificate, tls.crt, and its key, tls.key, such as a mounted Secret. Changed files are reloaded.")
-	fs.BoolVar(&o.SelfManaged, "self-managed-certs", o.SelfManaged, "Create the webhook's certificates without files: a CA in the Secret "+SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both before they expire.")
-	fs.StringVar(&o.Service, "webhook-service", o.Service, "Service in --namespace through which the API server calls the webhook, for --self-managed-certs.")
-	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "MutatingWebhookConfiguration that Prebind writes the CA into, for --self-managed-certs.")
-	fs.DurationVar(&o.CAValidity, "self-managed-ca-validity", o.CAValidity, "Validity of a self-managed CA, which is replaced after two thirds of it.")
-	fs.DurationVar(&o.CertValidity, "self-managed-cert-validity", o.CertValidity, "Validity of a self-managed certificate, which is renewed after two thirds of it. An earlier CA stays trusted for the same time.")
-	fs.DurationVar(&o.Overlap, "self-managed-ca-overlap", o.Overlap, "Time for which the API servers trust a new self-managed CA before it signs anything.")
-	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "PEM file with CAs. Callers of the webhook need a client certificate of one of them; see docs/certificates.md. Prebind reloads a changed file. If empty, every client that can reach the port can call.")
-	fs.StringSliceVar(&o.ClientNames, "client-allowed-names", o.ClientNames, "Allowed common names of client certificates. Empty allows every name that the CA has signed. The CA of the cluster also signs certificates of kubelets and users, so set the name of the API server.")
+	fs.StringVar(&o.Dir, "cert-dir", defaultDir, "Directory with the webhook's certificate, tls.crt, and its key, tls.key, such as a mounted Secret. Changed files are reloaded.")
+	fs.BoolVar(&o.SelfManaged, "self-managed-certs", false, "Create the webhook's certificates without files: a CA in the Secret "+SecretName+" of --namespace, which Prebind writes into the webhook configuration, and a certificate for each replica. Prebind renews both before they expire.")
+	fs.StringVar(&o.Service, "webhook-service", "prebind-webhook", "Service in --namespace through which the API server calls the webhook, for --self-managed-certs.")
+	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", "prebind", "MutatingWebhookConfiguration that Prebind writes the CA into, for --self-managed-certs.")
+	fs.DurationVar(&o.CAValidity, "self-managed-ca-validity", 365*24*time.Hour, "Validity of a self-managed CA, which is replaced after two thirds of it.")
+	fs.DurationVar(&o.CertValidity, "self-managed-cert-validity", 7*24*time.Hour, "Validity of a self-managed certificate, which is renewed after two thirds of it. An earlier CA stays trusted for the same time.")
+	fs.DurationVar(&o.Overlap, "self-managed-ca-overlap", time.Minute, "Time for which the API servers trust a new self-managed CA before it signs anything.")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", "", "PEM file with CAs. Callers of the webhook need a client certificate of one of them; see docs/certificates.md. Prebind reloads a changed file. If empty, every client that can reach the port can call.")
+	fs.StringSliceVar(&o.ClientNames, "client-allowed-names", nil, "Allowed common names of client certificates. Empty allows every name that the CA has signed. The CA of the cluster also signs certificates of kubelets and users, so set the name of the API server.")
 }
 
 // Validate returns an error for each problem of the flags. It does not read files.

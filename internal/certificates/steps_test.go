@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -200,13 +201,20 @@ func TestParseRecord(t *testing.T) {
 	}
 }
 
+// defaults returns the defaults of the flags.
+func defaults() Options {
+	var o Options
+	o.AddFlags(pflag.NewFlagSet("test", pflag.ContinueOnError))
+	return o
+}
+
 func TestOptions_Validate(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		o      Options
 		says   string
 	}{
-		"Default":      {reason: "the defaults are valid", o: DefaultOptions()},
+		"Default":      {reason: "the defaults are valid", o: defaults()},
 		"NoOverlap":    {reason: "API servers need time to receive a CA", o: Options{CAValidity: 365 * day, CertValidity: 7 * day}, says: "--self-managed-ca-overlap"},
 		"ShortCert":    {reason: "certificates would expire before a new CA signs", o: Options{CAValidity: time.Hour, CertValidity: time.Minute, Overlap: 20 * time.Second}, says: "--self-managed-cert-validity"},
 		"ShortCA":      {reason: "the CA would rotate too often", o: Options{CAValidity: time.Hour, CertValidity: 30 * time.Minute, Overlap: time.Second}, says: "--self-managed-ca-validity"},
@@ -215,7 +223,7 @@ func TestOptions_Validate(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := DefaultOptions()
+			o := defaults()
 			o.SelfManaged, o.CAValidity, o.CertValidity, o.Overlap = true, tc.o.CAValidity, tc.o.CertValidity, tc.o.Overlap
 			problems := o.Validate()
 			if tc.says == "" {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,7 +27,7 @@ type conformanceOptions struct {
 }
 
 func newConformanceCommand() *cobra.Command {
-	o := &conformanceOptions{Options: conformance.Default()}
+	o := &conformanceOptions{}
 	cmd := &cobra.Command{
 		Use:   "conformance --scheduler-name=NAME",
 		Short: "Test a scheduler on a cluster with Prebind",
@@ -58,15 +59,15 @@ not be completed, for example because a permission is missing, 3 if a check has 
 	fs := cmd.Flags()
 	fs.StringVar(&o.Scheduler, "scheduler-name", "", "Name of the scheduler (spec.schedulerName of pods). Required.")
 	fs.StringVar(&o.run, "run", "", "Regular expression that selects checks by name. The check bind always runs.")
-	fs.DurationVar(&o.Wait, "wait", o.Wait, "Time for which Prebind makes a pod wait in the check wait.")
-	fs.DurationVar(&o.Timeout, "timeout", o.Timeout, "Time in which the scheduler must bind a pod that does not have to wait, or post a Binding again.")
-	fs.IntVar(&o.Burst, "burst", o.Burst, "Number of pods in the check burst.")
+	fs.DurationVar(&o.Wait, "wait", 35*time.Second, "Time for which Prebind makes a pod wait in the check wait.")
+	fs.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "Time in which the scheduler must bind a pod that does not have to wait, or post a Binding again.")
+	fs.IntVar(&o.Burst, "burst", 50, "Number of pods in the check burst.")
 	fs.StringSliceVar(&o.Nodes, "nodes", nil, "Nodes that the checks use, at least two. By default, two nodes that are Ready and have no taints.")
 	fs.StringVar(&o.BindingAnnotation, "binding-annotation", "", "Key of an annotation that the scheduler sets on every Binding, for the check wait.")
 	fs.BoolVar(&o.NoFailureEvents, "no-failure-events", false, "Fail the check wait if the scheduler reports a warning about a pod that waits.")
-	fs.StringVar(&o.NamespacePrefix, "namespace-prefix", o.NamespacePrefix, "Prefix of the names of the namespaces that the command creates.")
+	fs.StringVar(&o.NamespacePrefix, "namespace-prefix", "prebind-conformance-", "Prefix of the names of the namespaces that the command creates.")
 	fs.StringToStringVar(&o.PodLabels, "pod-labels", nil, "Labels of the pods, as key=value, such as the queue of the scheduler.")
-	fs.StringVar(&o.Image, "image", o.Image, "Image of the pods. They need not start.")
+	fs.StringVar(&o.Image, "image", "registry.k8s.io/pause:3.10", "Image of the pods. They need not start.")
 	fs.StringVar(&o.junit, "junit", "", "File for the results as JUnit XML.")
 	fs.BoolVar(&o.cleanup, "cleanup", false, "Remove the objects of all runs with the namespace prefix, also of runs in progress, and exit.")
 	o.client.AddFlags(fs)
@@ -110,9 +111,6 @@ func (o *conformanceOptions) removeRuns(ctx context.Context, out io.Writer) erro
 		return err
 	}
 	runs, err := conformance.Cleanup(ctx, client, o.NamespacePrefix)
-	for _, run := range runs {
-		fmt.Fprintln(out, "run", run)
-	}
 	if err == nil {
 		fmt.Fprintf(out, "Runs removed: %d\n", len(runs))
 	}

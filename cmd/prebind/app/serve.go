@@ -82,7 +82,7 @@ another replica.`,
 }
 
 func newServeOptions(r *assembly.Registry) *serveOptions {
-	return &serveOptions{registry: r, certificates: certificates.DefaultOptions(), logging: logsapi.NewLoggingConfiguration()}
+	return &serveOptions{registry: r, logging: logsapi.NewLoggingConfiguration()}
 }
 
 // flags returns the flags by section, and sets the options to their defaults.

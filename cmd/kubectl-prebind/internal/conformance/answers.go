@@ -35,7 +35,7 @@ func checkWait(ctx context.Context, t *trial) string {
 	if warnings != "" && t.NoFailureEvents {
 		t.violates(adviceStay, "the scheduler reported the waiting pod as a failure: %s", warnings)
 	}
-	t.release(ctx, pod, nodes[0])
+	t.must(labelNode(ctx, t.client, nodes[0], nodeLabel(pod.Namespace, pod.Name), set))
 	released := time.Now()
 	pod = t.bound(ctx, pod, adviceRepeat)
 	t.on(pod, nodes[0], "it waited there", adviceStay)
@@ -94,7 +94,7 @@ func checkRefused(ctx context.Context, t *trial) string {
 
 // checkInvalid checks that the scheduler does not repeat a Binding with an invalid annotation in a loop.
 func checkInvalid(ctx context.Context, t *trial) string {
-	t.backsOff(ctx, t.creates(ctx, "invalid", annotation(timeoutAnnotation, "soon")))
+	t.backsOff(ctx, t.creates(ctx, "invalid", annotation("binder.prebind.dev/timeout", "soon")))
 	return "refused as invalid (422), and not repeated in a loop"
 }
 

@@ -22,16 +22,13 @@ import (
 
 // Names of PreBind plugins that checks use.
 const (
-	nodeState     = "node-state"
-	device        = "device"
-	volumeBinding = "volumebinding"
+	nodeState = "node-state"
+	device    = "device"
 )
 
 const (
 	// deviceAnnotation requests a device of a resource that no node has. Prebind does not check that devices exist.
 	deviceAnnotation = "device.prebind.dev/conformance"
-	// timeoutAnnotation is the budget of a bind.
-	timeoutAnnotation = "binder.prebind.dev/timeout"
 	// expectAnnotation and waitAnnotation make a pod wait in Prebind for a label of its node.
 	expectAnnotation = "node-state.prebind.dev/expect"
 	waitAnnotation   = "node-state.prebind.dev/wait"
@@ -93,7 +90,7 @@ func checks() []check {
 		{name: "invalid", rule: "Do not repeat an invalid Binding (422) in a loop.", section: "answers", run: checkInvalid},
 		{name: "internal", rule: "Try again after an internal error (500), with backoff.", section: "answers", plugins: []string{device}, run: checkInternal},
 		{name: "stale", rule: "Drop the bind of a deleted pod.", section: "set-the-uid", plugins: []string{nodeState}, run: checkStale},
-		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{volumeBinding}, run: checkVolume},
+		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{"volumebinding"}, run: checkVolume},
 		{name: "workers", rule: "Bind other pods while some wait.", section: "few-bind-workers", plugins: []string{nodeState}, alone: true, run: checkWorkers},
 		{name: "burst", rule: "Bind many pods, each once.", section: "time-limits", alone: true, run: checkBurst},
 	}
@@ -126,7 +123,12 @@ func checkBind(ctx context.Context, t *trial) string {
 // checkAnnotations checks that a bound pod has the annotations of Prebind's mutators, and keeps them.
 func checkAnnotations(ctx context.Context, t *trial) string {
 	pod := t.bound(ctx, t.creates(ctx, "annotations", annotation(ownAnnotation, "kept")), "Bind the pod.")
-	want := t.announced(ctx, pod.Spec.NodeName)
+	x, err := t.explain(ctx, pod.Spec.NodeName, nil)
+	t.must(err)
+	want := x.Annotations // Only those that depend on the node alone.
+	maps.DeleteFunc(want, func(key, _ string) bool {
+		return !strings.HasPrefix(key, "topology.prebind.dev/") && !strings.HasPrefix(key, "node-info.prebind.dev/")
+	})
 	count := len(want)
 	if count == 0 {
 		t.skips("no mutator adds annotations of the node, so it cannot be observed that binds pass Prebind; switch on the mutator topology")
@@ -144,24 +146,9 @@ func checkAnnotations(ctx context.Context, t *trial) string {
 	return fmt.Sprintf("%d annotations equal those that Prebind announces for node %s", count, pod.Spec.NodeName)
 }
 
-// announced returns the annotations that Prebind adds to a pod on the node, and that depend on the node only.
-func (t *trial) announced(ctx context.Context, node string) map[string]string {
-	x, err := t.explain(ctx, node, nil)
-	t.must(err)
-	maps.DeleteFunc(x.Annotations, func(key, _ string) bool {
-		return !strings.HasPrefix(key, "topology.prebind.dev/") && !strings.HasPrefix(key, "node-info.prebind.dev/")
-	})
-	return x.Annotations
-}
-
-// waits makes the pod wait until release.
+// waits makes the pod wait until its node has a label.
 func waits(pod *corev1.Pod) {
 	pod.Annotations[expectAnnotation], pod.Annotations[waitAnnotation] = nodeLabel(pod.Namespace, pod.Name), (maxWait + time.Minute).String()
-}
-
-// release ends the wait on the node: the held call, or the next one, binds the pod.
-func (t *trial) release(ctx context.Context, pod *corev1.Pod, node string) {
-	t.must(labelNode(ctx, t.client, node, nodeLabel(pod.Namespace, pod.Name), set))
 }
 
 // checkUID checks that the Binding has the UID of the pod. Prebind adds a missing UID, so it cannot be observed later. The check

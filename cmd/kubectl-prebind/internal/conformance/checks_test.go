@@ -94,8 +94,7 @@ func TestOptions_Validate(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			o := Default()
-			o.Scheduler = "my-scheduler"
+			o := Options{Scheduler: "my-scheduler", Wait: time.Minute, Timeout: time.Minute, Burst: 10}
 			tc.change(&o)
 			err := o.Validate()
 			if tc.err == "" {

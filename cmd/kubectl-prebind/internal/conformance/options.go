@@ -40,15 +40,6 @@ type Options struct {
 	Progress io.Writer
 }
 
-// Default returns the options of a run with the default settings.
-func Default() Options {
-	return Options{
-		NamespacePrefix: "prebind-conformance-",
-		Wait:            35 * time.Second, Timeout: 2 * time.Minute, Burst: 50,
-		Image: "registry.k8s.io/pause:3.10", Progress: io.Discard,
-	}
-}
-
 // Validate returns an error that names the first wrong flag.
 func (o Options) Validate() error {
 	switch {

@@ -23,7 +23,7 @@ import (
 
 // sessionOn returns a session in the namespace prebind-conformance-a.
 func sessionOn(client *fakeapi.Clientset, progress *bytes.Buffer) *session {
-	o := Default()
+	o := Options{NamespacePrefix: "prebind-conformance-", Wait: 35 * time.Second, Timeout: 2 * time.Minute, Burst: 50}
 	return &session{Options: o, client: client, log: log.New(progress, "", 0), ns: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-a"}}}
 }
 

@@ -106,7 +106,7 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 				return
 			}
 		}
-	case pod.Annotations[deviceAnnotation] != "" || pod.Annotations[timeoutAnnotation] != "":
+	case pod.Annotations[deviceAnnotation] != "" || pod.Annotations["binder.prebind.dev/timeout"] != "":
 		s.retry(ctx, pod)
 	default:
 		node := nodeOf(pod)
