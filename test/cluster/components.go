@@ -4,7 +4,10 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"path/filepath"
 	"slices"
 )
 
@@ -83,6 +86,34 @@ func (c *Cluster) apiServerArgs(component string) []string {
 		out = append(out, "--admission-control-config-file="+c.file(admissionConfigFile))
 	}
 	return append(out, c.servingArgs(component)...)
+}
+
+// AddAPIServer starts another API server and waits until it is ready. It returns its address. The caller stops it before the cluster.
+func (c *Cluster) AddAPIServer(ctx context.Context, name string) (*Process, string, error) {
+	listen, err := c.ReserveAddress(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	_, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return nil, "", err
+	}
+	command := c.commands[APIServer]
+	process, err := NewProcess(ProcessOptions{
+		Name:    name,
+		Path:    command[0],
+		Args:    slices.Concat(command[1:], c.args(APIServer), []string{"--secure-port=" + port}), // The last of two equal flags applies.
+		LogFile: c.file(filepath.Join("logs", name+".log")),
+		Health:  c.serves("https://" + listen + "/readyz"),
+		Grace:   graces[APIServer],
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	if err := process.Start(); err != nil {
+		return nil, "", err
+	}
+	return process, "https://" + listen, process.WaitReady(ctx)
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
