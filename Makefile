@@ -133,6 +133,7 @@ bench: control-plane ## Benchmark binds against other webhooks, Kyverno and kube
 	$(BENCH) -bench 'BenchmarkDelay$$' -benchtime=1x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkTwoWaits$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
 	$(BENCH) -bench 'BenchmarkLostReplica$$' -benchtime=$$(( ($(ROUNDS) + 2) / 3 ))x -results=$(CURDIR)/$(RESULTS)
+	$(BENCH) -bench 'BenchmarkBalance$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
 	@echo "in-process review, compared with the committed result; on another machine compare only the allocations and the ratios below:"
 	$(TOOL) benchstat kept=$(KEPT)/admission.txt now=$(RESULTS)/admission.txt

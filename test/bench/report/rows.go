@@ -281,6 +281,8 @@ func openRows() []row {
 		row{number: 21, what: "the same" + overFollowing, file: burst, of: ratio("binds/s", prebind, following), unit: times},
 		row{number: 21, what: "the same: CPU time per bind, API server" + overConstant, file: burst, of: ratio(cpuOfAPIServer, prebind, constant), unit: times},
 		row{number: 21, what: "the same: failed binds", file: burst, of: values("errors %", prebind), by: highest, most: new(0.0), unit: " %"},
+		row{number: 22, what: "three API servers, three replicas, 16 clients: binds of the busiest replica", file: "balance", of: values("busiest %", "3 replicas"), unit: " %"},
+		row{number: 22, what: "the same, after a fourth replica has been added: binds of that replica", file: "balance", of: values("fourth %", "4 replicas"), unit: " %"},
 	)
 }
 
