@@ -90,10 +90,10 @@ func memory(pid int, key string) (float64, error) {
 	return 0, fmt.Errorf("the state of process %d has no %s", pid, key)
 }
 
-// liveHeap returns the live heap of the last garbage collection, in bytes. The Go runtime lets the heap grow to twice its size.
+// liveHeap returns the live heap of the last garbage collection, in bytes. Prebind lets the heap grow to three times its size.
 func liveHeap(ctx context.Context, replica *install.Replica) (float64, error) {
 	metrics, err := replica.Metrics(ctx)
-	return sum(metrics, "go_memstats_next_gc_bytes", "") / 2, err
+	return sum(metrics, "go_memstats_next_gc_bytes", "") / 3, err
 }
 
 // calm waits until the processes are nearly idle, for at most ten seconds.
