@@ -165,7 +165,7 @@ func (p *policyBench) round(ctx context.Context, out *results, variant string, r
 	if err := p.forgetLeases(ctx); err != nil {
 		return err
 	}
-	if variant == constant || variant == prebind {
+	if variant == none || variant == constant || variant == prebind {
 		return p.rivals.round(ctx, out, variant, round, s)
 	}
 	all, err := policiesOf(variant)
@@ -306,11 +306,7 @@ waitFor: [{name: driver, expression: "resources.csinode != null && resources.csi
 // weigh measures the memory of a replica without the plugin, and with 200 policies that read one of 10,000 CSINodes.
 func (p *policyBench) weigh(ctx context.Context, out *results) error {
 	err := inParallel(ctx, 32, 10000, func(ctx context.Context, i int) error {
-		node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("weighed-%d", i)}}
-		for _, driver := range []string{"ebs.csi.example.com", "efs.csi.example.com", "secrets-store.csi.example.com"} {
-			node.Spec.Drivers = append(node.Spec.Drivers, storagev1.CSINodeDriver{Name: driver, NodeID: node.Name, TopologyKeys: []string{"topology.kubernetes.io/zone"}})
-		}
-		_, err := p.client.StorageV1().CSINodes().Create(ctx, node, metav1.CreateOptions{})
+		_, err := p.client.StorageV1().CSINodes().Create(ctx, csiNode(fmt.Sprintf("weighed-%d", i)), metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -14,10 +15,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
 )
 
 // settle is the time before BenchmarkScale reads the memory of a process. The Go runtime returns memory gradually.
@@ -30,23 +34,27 @@ const informer = "informer"
 const standing = "standing"
 
 // scale is the size of a cluster.
-type scale struct{ nodes, claims, pending, running int }
+type scale struct {
+	nodes, claims, pending, running, records int
+	// policies adds a replica with 200 BindPolicies.
+	policies bool
+}
 
 // scales are the sizes of BenchmarkScale. Each contains the one before it.
 var scales = []scale{
-	{nodes: 500, claims: 1_000, pending: 500, running: 5_000},
-	{nodes: 5_000, claims: 10_000, pending: 500, running: 50_000},
-	{nodes: 15_000, claims: 50_000, pending: 10_000, running: 150_000},
+	{nodes: 500, claims: 1_000, pending: 500, running: 5_000, records: 500},
+	{nodes: 5_000, claims: 10_000, pending: 500, running: 50_000, records: 5_000},
+	{nodes: 15_000, claims: 50_000, pending: 10_000, running: 150_000, records: 5_000, policies: true},
 }
 
 // BenchmarkScale measures by the size of the cluster: the time until Prebind is ready, its memory, the cost of its binds, and of updates
 // of nodes. The baseline is a program that keeps all pods in an ordinary informer, and binds without a webhook. Each loop is a complete
 // run: use -benchtime=1x.
 func BenchmarkScale(b *testing.B) {
-	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), none, prebind)
+	p := newPolicyBench(b, 6)
 	for b.Loop() {
 		memory, binds := &results{name: "scale"}, &results{name: "scale-binds"}
-		require.NoError(b, r.grow(b, memory, binds))
+		require.NoError(b, p.grow(b, memory, binds))
 		require.NoError(b, memory.save())
 		require.NoError(b, binds.save())
 	}
@@ -54,36 +62,67 @@ func BenchmarkScale(b *testing.B) {
 
 // grow fills the cluster step by step, and measures at each step. The number of nodes is the round. kube-controller-manager is stopped
 // first, because its work is not part of the measurement.
-func (r *rivals) grow(tb testing.TB, memory, binds *results) error {
+func (p *policyBench) grow(tb testing.TB, memory, binds *results) error {
 	ctx := tb.Context()
-	if err := r.addInformer(ctx); err != nil {
+	if err := p.addInformer(ctx); err != nil {
 		return err
 	}
-	if _, err := r.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: standing}}, metav1.CreateOptions{}); err != nil {
+	if _, err := p.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: standing}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if err := r.untilAccounts(ctx, none, prebind, standing); err != nil {
+	if err := p.untilAccounts(ctx, none, standing); err != nil {
 		return err
 	}
-	if err := r.cluster.Process(cluster.ControllerManager).Stop(); err != nil {
+	if err := p.cluster.Process(cluster.ControllerManager).Stop(); err != nil {
 		return err
 	}
 	var was scale
 	for _, full := range scales {
-		now := scale{nodes: part(full.nodes), claims: part(full.claims), pending: part(full.pending), running: part(full.running)}
-		if err := r.fill(ctx, was, now); err != nil {
+		now := scale{
+			nodes: part(full.nodes), claims: part(full.claims), pending: part(full.pending), running: part(full.running), records: part(full.records),
+			policies: full.policies,
+		}
+		if err := p.fill(ctx, was, now); err != nil {
 			return err
 		}
 		was = now
 		tb.Logf("%+v", now)
-		if err := r.weigh(ctx, memory, now.nodes); err != nil {
+		if err := p.limitMemory(full.nodes); err != nil {
 			return err
 		}
-		for _, variant := range []string{none, prebind} {
-			if err := r.round(ctx, binds, variant, now.nodes, size{warmUp: 300, alone: 300, together: 1500, clients: 4}); err != nil {
+		replicas, variants := []string{prebind}, []string{none, prebind}
+		if now.policies {
+			replicas, variants = append(replicas, policies), append(variants, policiesUnmatched)
+			all, err := policiesOf(policiesUnmatched)
+			if err := errors.Join(err, p.apply(ctx, all)); err != nil {
 				return err
 			}
 		}
+		if err := p.weighAll(ctx, memory, now.nodes, append(replicas, informer)); err != nil {
+			return err
+		}
+		for _, variant := range variants {
+			if err := p.round(ctx, binds, variant, now.nodes, size{warmUp: 300, alone: 300, together: 1500, clients: 4}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// limitMemory sets the memory limit that the chart sets for clusterNodes.
+func (p *policyBench) limitMemory(clusterNodes int) error {
+	text, err := os.ReadFile("../../charts/prebind/files/sizes.yaml")
+	if err != nil {
+		return err
+	}
+	var sizes map[int]struct{ Resources corev1.ResourceRequirements }
+	if err := yaml.Unmarshal(text, &sizes); err != nil {
+		return err
+	}
+	limits := sizes[clusterNodes].Resources.Limits
+	for _, variant := range []string{prebind, policies} {
+		p.processes[variant].Setenv("GOMEMLIMIT", fmt.Sprint(limits.Memory().Value()))
 	}
 	return nil
 }
@@ -117,9 +156,13 @@ func (r *rivals) addInformer(ctx context.Context) error {
 // fill creates the objects that the smaller cluster lacks.
 func (r *rivals) fill(ctx context.Context, was, now scale) error {
 	core := r.client.CoreV1()
-	nodes := cluster.Nodes("large", now.nodes)
-	return errors.Join(
+	nodes, running := cluster.Nodes("large", now.nodes), make([]*corev1.Pod, now.running-was.running)
+	err := errors.Join(
 		inParallel(ctx, 32, now.nodes-was.nodes, func(ctx context.Context, i int) error { return r.addNode(ctx, nodes[was.nodes+i]) }),
+		inParallel(ctx, 32, now.nodes-was.nodes, func(ctx context.Context, i int) error {
+			_, err := r.client.StorageV1().CSINodes().Create(ctx, csiNode(large(was.nodes+i)), metav1.CreateOptions{})
+			return err
+		}),
 		inParallel(ctx, 32, now.claims-was.claims, func(ctx context.Context, i int) error {
 			name := fmt.Sprintf("data-%d", was.claims+i)
 			volume := gen.Volume(name)
@@ -137,11 +180,25 @@ func (r *rivals) fill(ctx context.Context, was, now scale) error {
 			_, err := core.Pods(standing).Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		}),
-		inParallel(ctx, 32, now.running-was.running, func(ctx context.Context, i int) error {
-			_, err := core.Pods(standing).Create(ctx, runningPod(was.running+i, now.nodes), metav1.CreateOptions{})
+		inParallel(ctx, 32, len(running), func(ctx context.Context, i int) error {
+			pod, err := core.Pods(standing).Create(ctx, runningPod(was.running+i, now.nodes), metav1.CreateOptions{})
+			// Do not keep 150,000 pods in memory.
+			running[i] = gen.Pod(pod.Name, gen.InNamespace(standing), gen.UID(pod.UID), gen.BoundTo(pod.Spec.NodeName))
 			return err
 		}),
 	)
+	if err != nil {
+		return err
+	}
+	on := map[string][]*corev1.Pod{}
+	for _, pod := range running {
+		on[pod.Spec.NodeName] = append(on[pod.Spec.NodeName], pod)
+	}
+	return inParallel(ctx, 32, now.records-was.records, func(ctx context.Context, i int) error {
+		node := large(was.records + i)
+		_, err := core.ConfigMaps(install.Namespace).Create(ctx, deviceRecord(node, on[node]), metav1.CreateOptions{})
+		return err
+	})
 }
 
 // images returns the images that a kubelet reports for its node, with the default maximum number.
@@ -159,12 +216,11 @@ func images(n int) []corev1.ContainerImage {
 	return list
 }
 
-// weigh starts both programs. It records the time until each is ready, its memory at rest, and its peak memory.
-func (r *rivals) weigh(ctx context.Context, out *results, round int) (err error) {
-	both := []string{prebind, informer}
-	for _, who := range both {
+// weighAll starts the processes. It records the time until each is ready, its memory at rest, and its peak memory.
+func (p *policyBench) weighAll(ctx context.Context, out *results, round int, processes []string) (err error) {
+	for _, who := range processes {
 		began := time.Now()
-		process := r.processes[who]
+		process := p.processes[who]
 		if err := process.Start(); err != nil {
 			return err
 		}
@@ -173,29 +229,23 @@ func (r *rivals) weigh(ctx context.Context, out *results, round int) (err error)
 			return err
 		}
 		out.add(who, round, "seconds to ready", time.Since(began).Seconds())
-		if err := r.calm(ctx, who); err != nil {
+		if err := p.calm(ctx, who); err != nil {
 			return err
 		}
 	}
 	if err := pass(ctx, settle); err != nil {
 		return err
 	}
-	for _, who := range both {
+	for _, who := range processes {
 		for metric, key := range map[string]string{"resident MiB": "VmRSS", "most resident MiB": "VmHWM"} {
-			bytes, err := memory(r.processes[who].PID(), key)
+			bytes, err := memory(p.processes[who].PID(), key)
 			if err != nil {
 				return err
 			}
 			out.add(who, round, metric, bytes/(1<<20))
 		}
 	}
-	// Resident memory also depends on the time of the last garbage collection.
-	live, err := liveHeap(ctx, r.prebind.Replicas()[0])
-	if err != nil {
-		return err
-	}
-	out.add(prebind, round, "live heap MiB", live/(1<<20))
-	return r.beat(ctx, out, round)
+	return p.beat(ctx, out, round)
 }
 
 // beat measures Prebind's CPU time, in percent of a processor, while each node updates its status every five minutes.
@@ -219,6 +269,28 @@ func (r *rivals) beat(ctx context.Context, out *results, nodes int) error {
 	after, err := r.used(prebind)
 	out.add(prebind, nodes, "updates of nodes: processor %", 100*(after.own-before.own)/time.Since(began).Seconds())
 	return err
+}
+
+// csiNode returns the CSINode of a node with three drivers.
+func csiNode(name string) *storagev1.CSINode {
+	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for _, driver := range []string{"ebs.csi.example.com", "efs.csi.example.com", "secrets-store.csi.example.com"} {
+		node.Spec.Drivers = append(node.Spec.Drivers, storagev1.CSINodeDriver{Name: driver, NodeID: name, TopologyKeys: []string{corev1.LabelTopologyZone}})
+	}
+	return node
+}
+
+// deviceRecord returns the record of a node whose running pods have one device each.
+func deviceRecord(node string, running []*corev1.Pod) *corev1.ConfigMap {
+	record := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "prebind-devices-" + node, Labels: map[string]string{"app.kubernetes.io/component": "prebind-device-record"}},
+		Data:       map[string]string{"node": node},
+	}
+	for i, pod := range running {
+		record.Data[string(pod.UID)] = fmt.Sprintf(
+			`{"pod":"%s/%s","bound":true,"grants":[{"attempt":"r7x2k-m2p4","devices":{"gpu":{"GPU-%d":"1"}}}]}`, pod.Namespace, pod.Name, i)
+	}
+	return record
 }
 
 // runningPod returns a pod of typical size: two containers with environment variables, an owner, tolerations

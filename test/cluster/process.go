@@ -82,6 +82,13 @@ func (p *Process) Name() string { return p.o.Name }
 // LogFile returns the path of its log.
 func (p *Process) LogFile() string { return p.o.LogFile }
 
+// Setenv sets an environment variable for later starts.
+func (p *Process) Setenv(name, value string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.o.Env = append(p.o.Env, name+"="+value)
+}
+
 // Start starts the process and returns without waiting for it to be ready. It is
 // an error if it runs already.
 func (p *Process) Start() error {
