@@ -6,7 +6,6 @@ package fakeapi
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,7 +59,7 @@ func (s *Server) list(into client.ObjectList, o *client.ListOptions) error {
 		if o.Continue != "" && !after(key, o.Continue) {
 			continue
 		}
-		selected, err := s.selects(kind, object, o)
+		selected, err := selects(object, o)
 		if err != nil {
 			return err
 		}
@@ -98,7 +97,7 @@ func metadataOf(o client.Object) *metav1.PartialObjectMetadata {
 }
 
 // selects reports whether the object is selected.
-func (s *Server) selects(kind string, object client.Object, o *client.ListOptions) (bool, error) {
+func selects(object client.Object, o *client.ListOptions) (bool, error) {
 	if o.Namespace != "" && o.Namespace != object.GetNamespace() {
 		return false, nil
 	}
@@ -109,40 +108,35 @@ func (s *Server) selects(kind string, object client.Object, o *client.ListOption
 		return true, nil
 	}
 	for _, term := range o.FieldSelector.Requirements() {
-		values, known := s.values(kind, term.Field, object)
+		value, known := valueOf(term.Field, object)
 		if !known {
 			return false, apierrors.NewBadRequest("field label not supported: " + term.Field)
 		}
-		if slices.Contains(values, term.Value) == (term.Operator == selection.NotEquals) {
+		if (value == term.Value) == (term.Operator == selection.NotEquals) {
 			return false, nil
 		}
 	}
 	return true, nil
 }
 
-// values are those of a field or an index.
-func (s *Server) values(kind, field string, object client.Object) (values []string, known bool) {
-	for _, i := range s.indexes {
-		if i.kind == kind && i.field == field {
-			return i.keys(object), true
-		}
-	}
+// valueOf returns the value of a field.
+func valueOf(field string, object client.Object) (value string, known bool) {
 	pod, isPod := object.(*corev1.Pod)
 	task, isTask := object.(*v1alpha1.BindTask)
 	switch {
 	case field == "metadata.name":
-		return []string{object.GetName()}, true
+		return object.GetName(), true
 	case field == "metadata.namespace":
-		return []string{object.GetNamespace()}, true
+		return object.GetNamespace(), true
 	case isPod && field == "spec.nodeName":
-		return []string{pod.Spec.NodeName}, true
+		return pod.Spec.NodeName, true
 	case isPod && field == "status.nominatedNodeName":
-		return []string{pod.Status.NominatedNodeName}, true
+		return pod.Status.NominatedNodeName, true
 	case isPod && field == "status.phase":
-		return []string{string(pod.Status.Phase)}, true
+		return string(pod.Status.Phase), true
 	case isTask && field == "spec.pod.uid":
-		return []string{string(task.Spec.Pod.UID)}, true
+		return string(task.Spec.Pod.UID), true
 	default:
-		return nil, false
+		return "", false
 	}
 }

@@ -59,21 +59,15 @@ import (
 const firstVersion = 100
 
 // Server holds the objects. Its methods are safe for concurrent use, but for those that
-// set it up: OnChange, IndexField and PageSize come before everything else.
+// set it up: OnChange and PageSize come before everything else.
 type Server struct {
 	mu      sync.Mutex
 	version int
 	objects map[string]map[client.ObjectKey]client.Object
-	indexes []index
 	changed []func(o client.Object, deleted bool)
 	page    int
 	writes  []Call
 	reads   int
-}
-
-type index struct {
-	kind, field string
-	keys        client.IndexerFunc
 }
 
 // New returns a server with the objects.
@@ -88,13 +82,6 @@ func New(objects ...client.Object) *Server {
 // OnChange has f called after each change, with the object as it is or was. The server is
 // not locked then.
 func (s *Server) OnChange(f func(o client.Object, deleted bool)) { s.changed = append(s.changed, f) }
-
-// IndexField lets lists of the object's kind select by the field, as an index of a cache
-// does. It implements client.FieldIndexer.
-func (s *Server) IndexField(_ context.Context, of client.Object, field string, keys client.IndexerFunc) error {
-	s.indexes = append(s.indexes, index{kind: Kind(of), field: field, keys: keys})
-	return nil
-}
 
 // PageSize limits the pages of lists, also where the client asks for longer ones.
 func (s *Server) PageSize(n int) { s.page = n }

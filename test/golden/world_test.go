@@ -60,7 +60,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 	handle := framework.Handle{Cached: c, Live: c, Writer: c, Status: c, Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: namespace}
 	plugins := make([]framework.Plugin, 0, len(s.plugins)+len(s.added))
 	for _, p := range s.plugins {
-		plugins = append(plugins, p.plugin(t, server, objects, handle))
+		plugins = append(plugins, p.plugin(t, objects, handle))
 		start(t, plugins[len(plugins)-1])
 	}
 	var chain []mutators.Mutator
@@ -86,7 +86,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 }
 
 // plugin creates the plugin like the program does.
-func (o on) plugin(t *testing.T, server *fakeapi.Server, objects []client.Object, h framework.Handle) framework.Plugin {
+func (o on) plugin(t *testing.T, objects []client.Object, h framework.Handle) framework.Plugin {
 	t.Helper()
 	all := app.RegisteredPlugins()
 	i := slices.IndexFunc(all, func(r framework.Registration) bool { return r.Name == o.name })

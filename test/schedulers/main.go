@@ -167,9 +167,9 @@ func readVersion(ctx context.Context, o options, p profile) (version, error) {
 	if err != nil {
 		return version{}, fmt.Errorf("reading the commit of %s: %w", o.source, err)
 	}
-	name, err := git("describe", "--tags", "--exact-match")
-	if err != nil { // Not a release.
-		return version{name: commit, commit: commit}, nil
+	name, notRelease := git("describe", "--tags", "--exact-match")
+	if notRelease != nil {
+		name = commit
 	}
 	return version{name: strings.TrimPrefix(name, "v"), commit: commit}, nil
 }

@@ -62,7 +62,7 @@ func profile(ctx context.Context, reviews string) (map[string]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	out := filepath.Join(dir, "cover")
 	test := exec.CommandContext(ctx, "go", "test", "./cmd/prebind/app", "-run=^$", "-bench=BenchmarkAdmission/webhook=prebind$", "-benchtime="+reviews,
 		"-covermode=count", "-coverpkg=./binder/...,./webhook/...,./mutators/...,./internal/...,./cmd/...", "-coverprofile="+out)
@@ -91,7 +91,8 @@ func profile(ctx context.Context, reviews string) (map[string]int, error) {
 // functionAt returns the function at a position of a coverage profile, such as "12.3,15.4". A function literal counts as the function that
 // contains it.
 func functionAt(name, position string) (string, error) {
-	line, err := strconv.Atoi(position[:strings.Index(position, ".")])
+	first, _, _ := strings.Cut(position, ".")
+	line, err := strconv.Atoi(first)
 	if err != nil {
 		return "", err
 	}

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -124,7 +124,7 @@ func nodeOf(pod *corev1.Pod) string {
 
 // failing returns whether the webhooks of the check internal exist.
 func (s *scheduler) failing(run string) bool {
-	_, err := s.client.Tracker().Get(admissionv1.SchemeGroupVersion.WithResource("validatingwebhookconfigurations"), "", run+".conformance.prebind.dev")
+	_, err := s.client.Tracker().Get(admissionregistrationv1.SchemeGroupVersion.WithResource("validatingwebhookconfigurations"), "", run+".conformance.prebind.dev")
 	return err == nil
 }
 
@@ -268,7 +268,7 @@ func TestViolations(t *testing.T) {
 					assert.NoError(t, err)
 					s.nodes = append(s.nodes, *n)
 				}
-				webhooks := &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: s.ns.Name + ".conformance.prebind.dev"}}
+				webhooks := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: s.ns.Name + ".conformance.prebind.dev"}}
 				assert.NoError(t, client.Tracker().Add(webhooks))
 				s.dynamic = dynamicfake.NewSimpleDynamicClient(scheme.Scheme)
 				s.probe = s.pod("probe", unscheduled)
