@@ -10,6 +10,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -30,13 +31,19 @@ type explained struct {
 	Warnings []string
 }
 
-// command runs the program as an administrator, and returns its standard output, its standard error and its exit code.
+// command runs the program and returns its standard output, its standard error and its exit code.
 func (b *bench) command(args ...string) (stdout, stderr string, code int) {
 	b.t.Helper()
-	cmd := exec.CommandContext(b.t.Context(), shared.prebind.Client(), args...)
+	return b.ran(exec.CommandContext(b.t.Context(), shared.prebind.Client(), args...))
+}
+
+// ran runs the command against the cluster as an administrator.
+func (b *bench) ran(cmd *exec.Cmd) (stdout, stderr string, code int) {
+	b.t.Helper()
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+b.cluster.Kubeconfig())
+	cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(cmd.Path)+":"+os.Getenv("PATH"))
 	err := cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return out.String(), errs.String(), exit.ExitCode()
@@ -111,6 +118,24 @@ func TestExplain(t *testing.T) {
 		assert.Regexp(t, `^node-3, from the event BindRefused of \d+s ago; choose another one with --node\n$`, errs)
 		assert.Contains(t, out, "to node node-3: would be rejected")
 	})
+
+	t.Run("a pod that has to wait, as a plugin of kubectl", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		b.claim("data", b.dynamic("10m"))
+		b.pod(byHand, "data")
+		dir := t.TempDir()
+		require.NoError(t, os.Symlink(b.prebind.Client(), filepath.Join(dir, "kubectl-prebind")))
+		kubectl := b.cluster.Kubectl(t.Context()).Path
+		require.NoError(t, os.Symlink(kubectl, filepath.Join(dir, "kubectl")))
+		out, errs, code := b.ran(exec.CommandContext(t.Context(), filepath.Join(dir, "kubectl"), "prebind", "explain", "pod", "--node=node-4", "-n="+b.ns))
+		assert.Equal(t, 1, code, "%s", errs)
+		for _, words := range []string{"would wait", "volumebinding", "waiting for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
+			assert.Contains(t, out, words)
+		}
+		assert.Empty(t, b.events(), "explain should not change objects")
+		t.Logf("text output:\n%s", out)
+	})
 }
 
 // status shows the waits of all replicas.
@@ -133,27 +158,38 @@ func TestStatus(t *testing.T) {
 		require.Equal(c, 0, code, errs)
 		var all []status
 		require.NoError(c, json.Unmarshal([]byte(out), &all))
-		var found []work.InFlight
+		var found *work.InFlight
 		leaders := 0
 		for _, s := range all {
 			if s.Leader {
 				leaders++
 			}
-			found = append(found, s.InFlight...)
+			for i := range s.InFlight {
+				if s.InFlight[i].Namespace == b.ns {
+					found = &s.InFlight[i]
+				}
+			}
 		}
 		assert.Equal(c, 1, leaders, "one replica should be the leader: %s", out)
-		require.NotEmpty(c, found, "%s", out)
-		assert.Equal(c, []string{b.ns, "pod", "node-5"}, []string{found[0].Namespace, found[0].Pod, found[0].Node})
-		assert.Contains(c, []string{"preparing", "waiting"}, found[0].Phase, "another replica may have written")
-		assert.Equal(c, "volumebinding", found[0].Plugin)
-		assert.Contains(c, found[0].WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: provisioning on node-5")
+		require.NotNil(c, found, "%s", out)
+		assert.Equal(c, "pod", found.Pod)
+		assert.Equal(c, "node-5", found.Node)
+		assert.Contains(c, []string{"preparing", "waiting"}, found.Phase, "another replica may have written")
+		assert.Equal(c, "volumebinding", found.Plugin)
+		assert.Contains(c, found.WaitsFor, "PersistentVolumeClaim "+b.ns+"/data: provisioning on node-5")
 	}, patience, again)
+	out, _, code := b.command("status")
+	assert.Equal(t, 0, code)
+	for _, words := range []string{"REPLICA", "Enforce", "WAITING FOR", b.ns, "volumebinding", "29m"} {
+		assert.Contains(t, out, words)
+	}
+	t.Logf("text output:\n%s", out)
 	_, errs, _ := b.command("explain", "pod", "-n="+b.ns)
 	assert.Contains(t, errs, "node-5, from the ", "explain finds the node of the bind")
 	cancel()
 	require.Error(t, <-waiting, "the client should have canceled the call")
 
-	_, errs, code := b.command("status", "--as=user-without-permissions")
+	_, errs, code = b.command("status", "--as=user-without-permissions")
 	assert.Equal(t, 1, code)
 	assert.Contains(t, errs, "cannot list resource \"leases\"")
 }

@@ -47,6 +47,22 @@ func TestPlainClient(t *testing.T) {
 	got = b.postBinding(b.binding("node-1", gen.AtVersion("1")), 30*time.Second)
 	assert.Equal(t, http.StatusPreconditionFailed, got.code)
 	b.assertDenied(got.status, webhook.ReasonStale, "binder", "Pod "+b.ns+"/pod")
+
+	got = b.postBinding(b.binding("node-1", gen.Annotation("device.prebind.dev/gpu", "a,a")), 30*time.Second)
+	assert.Equal(t, http.StatusUnprocessableEntity, got.code)
+	b.assertDenied(got.status, metav1.StatusReasonInvalid, "device", "Binding "+b.ns+"/pod")
+	assert.Equal(t, metav1.StatusCause{Type: webhook.CauseField, Field: "metadata.annotations[device.prebind.dev/gpu]", Message: `device "a" is listed twice`},
+		got.status.Details.Causes[2])
+
+	other := b.binding("node-1", gen.Annotation("device.prebind.dev/gpu", b.ns))
+	other.Name = "other"
+	_, err := b.createPod(other.Name, byHand)
+	require.NoError(t, err)
+	got = b.postBinding(other, 30*time.Second)
+	assert.Equal(t, http.StatusCreated, got.code, "%v", got.status)
+	got = b.postBinding(other, 30*time.Second)
+	// Prebind answers itself if its cache did not have the bound pod yet.
+	assert.Contains(t, []int{http.StatusConflict, http.StatusPreconditionFailed}, got.code, "the pod is bound: %v", got.status)
 }
 
 // plainAnswer is a response of the API server.
