@@ -91,3 +91,22 @@ func testAnnounceKubeScheduler(t *testing.T, w *world) {
 	assert.Equal(t, corev1.PodPending, b.untilBound().Status.Phase, "the rest of the status stays")
 	b.assertNeverFailed()
 }
+
+// A pod that Prebind rejects is not stuck on the announced node: kube-scheduler prefers another one then.
+func testAnnounceAnotherNode(t *testing.T, w *world) {
+	b := newBench(t, w, nil)
+	first, toleration := b.ownNode("first")
+	second, _ := b.ownNode("second")
+	b.forbid(second)
+	b.installDriver(second)
+	h := b.watchNominations()
+	b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver(), waits("10s"))
+	b.untilAnnounced(first)
+	// The first node is still possible, and only a nomination would make kube-scheduler choose it.
+	b.taint(first, "example.com/busy", corev1.TaintEffectPreferNoSchedule)
+	b.allow(second)
+	assert.Equal(t, second, b.untilBound().Spec.NodeName)
+	nodes := h.nodes()
+	assert.Equal(t, []string{"", first + "*", ""}, nodes[:min(3, len(nodes))])
+	assert.Len(t, slices.DeleteFunc(nodes, func(node string) bool { return node != first+"*" }), 1, "the first node should be tried once")
+}

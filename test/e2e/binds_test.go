@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/gen"
 )
 
 // byHand is a scheduler that does not support volumes. It only posts a Binding.
@@ -78,6 +79,16 @@ func TestSlowProvisioning(t *testing.T) {
 	assert.Greater(t, len(said), 1, "no call should be held for 35 s")
 	assert.Equal(t, "waiting", said[0])
 	assert.LessOrEqual(t, len(said), 11, "client-go should repeat a call at most ten times")
+}
+
+// A controller creates the claim of a generic ephemeral volume after the pod. The bind of a faster scheduler waits.
+func TestEphemeralVolume(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, shared, nil)
+	b.podWith(byHand, gen.EphemeralVolume("scratch", gen.OfClass(b.dynamic("1s"))))
+	require.NoError(t, b.bindByHand(b.binding("node-3")))
+	b.assertTopology(b.untilBound())
+	b.assertClaimBound("pod-scratch", "node-3")
 }
 
 // The older API to bind a pod, which a webhook rule for only pods/binding does not match.

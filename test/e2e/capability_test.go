@@ -17,14 +17,16 @@ import (
 
 // Features that not all supported versions of Kubernetes enable. Each is a feature gate of kube-apiserver.
 const (
-	copiesLabels     = "PodTopologyLabelsAdmission"
-	mutatingPolicies = "MutatingAdmissionPolicy"
+	copiesLabels      = "PodTopologyLabelsAdmission"
+	bindingConditions = "DRADeviceBindingConditions"
+	mutatingPolicies  = "MutatingAdmissionPolicy"
 )
 
 // effects are the behaviors that tests need.
 var effects = map[string]string{
-	copiesLabels:     "the API server copies labels of a Binding to the pod",
-	mutatingPolicies: "the API server applies MutatingAdmissionPolicies",
+	copiesLabels:      "the API server copies labels of a Binding to the pod",
+	bindingConditions: "ResourceClaims have binding conditions",
+	mutatingPolicies:  "the API server applies MutatingAdmissionPolicies",
 }
 
 // features are the feature gates that the kube-apiserver of each cluster enables. They do not change.

@@ -4,12 +4,16 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/xml"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -71,21 +75,40 @@ func conformance(t *testing.T, w *world, args ...string) conformanceRun {
 	return conformanceRun{}
 }
 
-// assertNothingLeft checks that no object or node label of the test's runs exists.
+// assertNothingLeft checks that no object of the test's runs exists.
 func assertNothingLeft(t *testing.T, w *world) {
+	t.Helper()
+	for kind, list := range conformanceObjects(t, w) {
+		assert.Empty(t, list, "%s should be removed", kind)
+	}
+}
+
+// conformanceObjects returns the names of the objects and node labels of the test's runs, by kind.
+func conformanceObjects(t *testing.T, w *world) map[string][]string {
 	t.Helper()
 	out, err := w.cluster.Kubectl(t.Context(), "get", "namespaces,persistentvolumes,storageclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,validatingwebhookconfigurations",
 		"-l", "app.kubernetes.io/managed-by=prebind-conformance", "-o", "name").Output()
 	require.NoError(t, err)
-	assert.NotContains(t, string(out), "/"+conformancePrefix(t))
+	found := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		kind, name, _ := strings.Cut(strings.TrimSpace(line), "/")
+		if strings.HasPrefix(name, conformancePrefix(t)) {
+			found[kind] = append(found[kind], name)
+		}
+	}
 	for kind, template := range map[string]string{
 		"nodes":    `go-template={{range .items}}{{range $key, $value := .metadata.labels}}{{$key}}{{"\n"}}{{end}}{{end}}`,
 		"csinodes": `go-template={{range .items}}{{range .spec.drivers}}{{.name}}{{"\n"}}{{end}}{{end}}`,
 	} {
 		out, err = w.cluster.Kubectl(t.Context(), "get", kind, "-o", template).Output()
 		require.NoError(t, err)
-		assert.NotContains(t, "\n"+string(out), "\n"+conformancePrefix(t), kind)
+		for mark := range strings.Lines(string(out)) {
+			if strings.HasPrefix(mark, conformancePrefix(t)) {
+				found[kind] = append(found[kind], strings.TrimSpace(mark))
+			}
+		}
 	}
+	return found
 }
 
 // grantDocumented creates the ClusterRole of docs/conformance.md, and binds it to a user.
@@ -196,4 +219,53 @@ func TestConformance_CannotRun(t *testing.T) {
 		assert.Contains(t, r.progress, words)
 	}
 	assertNothingLeft(t, shared)
+}
+
+// A second interrupt ends a run at once. The run has printed the command that removes its objects.
+func TestConformance_Interrupted(t *testing.T) {
+	t.Parallel()
+	var progress output
+	cmd := exec.CommandContext(t.Context(), shared.prebind.Client(), "conformance", "--namespace-prefix="+conformancePrefix(t),
+		"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|internal|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
+	cmd.Stderr = &progress
+	require.NoError(t, cmd.Start())
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		found := conformanceObjects(t, shared)
+		assert.Len(c, found["namespace"], 2)
+		for _, kind := range []string{"storageclass.storage.k8s.io", "validatingadmissionpolicybinding.admissionregistration.k8s.io"} {
+			assert.NotEmpty(c, found[kind], kind)
+		}
+	}, patience, again)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "interrupt again") }, patience, again/10)
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.Error(t, cmd.Wait())
+	assert.Equal(t, -1, cmd.ProcessState.ExitCode(), "the signal kills it: 1 is the exit code of a failed check")
+	t.Log(progress.String())
+	assert.NotContains(t, progress.String(), "burst: started", "an interrupted run should not start other checks")
+	assert.NotContains(t, progress.String(), "ERROR", "the interruption should be the only message")
+	assert.Contains(t, progress.String(), "--cleanup --namespace-prefix="+conformancePrefix(t))
+	r := conformance(t, shared, "--cleanup")
+	assert.Equal(t, 0, r.code)
+	// The API server may complete the deletion that the first run has begun.
+	assert.Regexp(t, "Runs removed: [01]", r.out)
+	assertNothingLeft(t, shared)
+}
+
+// output collects what a process prints. It is safe for concurrent use.
+type output struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.String()
 }

@@ -41,6 +41,7 @@ func TestOptional(t *testing.T) {
 		newPolicies(t, w).applyRackAwareness()
 		for name, test := range map[string]func(*testing.T, *world){
 			"manifests": testManifests, "operator": testOperator, "announce to kube-scheduler": testAnnounceKubeScheduler,
+			"announce, another node": testAnnounceAnotherNode,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -50,7 +51,7 @@ func TestOptional(t *testing.T) {
 		for name, test := range map[string]func(*policies){
 			"keys": testPolicyKeys, "reject": testPolicyRejectsNode,
 			"wait": testPolicyWaits, "Strimzi": testPolicyStrimzi,
-			"task": testPolicyTask,
+			"task": testPolicyTask, "task fails": testPolicyTaskFailed,
 		} {
 			t.Run("policy, "+name, func(t *testing.T) {
 				t.Parallel()

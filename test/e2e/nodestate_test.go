@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 	"github.com/prebind/prebind/webhook"
@@ -50,6 +51,12 @@ func (b *bench) patchNode(node, patch string, subresources ...string) {
 func (b *bench) installDriver(node string) {
 	b.t.Helper()
 	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"550"}}}`)
+}
+
+// taint adds a taint and keeps the existing ones.
+func (b *bench) taint(node, key string, effect corev1.TaintEffect) {
+	b.t.Helper()
+	b.kubectl("taint", "node", node, key+":"+string(effect))
 }
 
 func (b *bench) kubectl(args ...string) {
@@ -152,4 +159,28 @@ func TestNodeIsDrainedBeforeBind(t *testing.T) {
 	b.untilDenied(b.binding(node))
 	b.assertRefused(b.bindByHand(b.binding(node)), "node-state: Node "+node, "expected the node to be schedulable, but it is cordoned")
 	assert.Equal(t, []string{"refused"}, b.decisions(), "no controller would evict the pod")
+}
+
+// The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.
+func TestNodeStateWithKubeScheduler(t *testing.T) {
+	t.Parallel()
+	t.Run("refused until the expectation matches", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		node, toleration := b.ownNode("late")
+		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver())
+		b.untilEvent("FailedScheduling", "node-state: Node "+node, `expected the label `+driver+` to be "550", but it is not set`)
+		b.installDriver(node)
+		b.assertTopology(b.untilBound())
+	})
+	t.Run("waits until the expectation matches", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t, shared, nil)
+		node, toleration := b.ownNode("late")
+		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver(), waits("2m"))
+		b.untilEvent("WaitingForPreBind", "node-state: Node "+node, `waiting for the label `+driver)
+		b.installDriver(node)
+		b.assertTopology(b.untilBound())
+		b.assertNeverFailed()
+	})
 }

@@ -10,8 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/gen"
 )
@@ -38,7 +36,5 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 
 // patchStatus reports the pod as ready, like its kubelet.
 func (b *bench) patchStatus(name string) error {
-	patch := []byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`)
-	_, err := b.client.CoreV1().Pods(b.ns).Patch(b.t.Context(), name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	return err
+	return b.patch(name, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`)
 }

@@ -59,19 +59,6 @@ func testPolicyRejectsNode(p *policies) {
 	assert.Equal(p.t, ml, p.untilBound().Spec.NodeName)
 }
 
-// prefersNot creates the pod "pod". If kube-scheduler can, it chooses another node than the given one.
-func (b *bench) prefersNot(node string, options ...gen.PodOption) {
-	b.t.Helper()
-	pod := gen.Pod("pod", append([]gen.PodOption{gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce()}, options...)...)
-	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-		Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: []string{node}},
-		}},
-	}}}}
-	_, err := b.client.CoreV1().Pods(b.ns).Create(b.t.Context(), pod, metav1.CreateOptions{})
-	require.NoError(b.t, err)
-}
-
 // A replica that restarts is not ready before it applies the policies.
 func testPolicyRestart(p *policies) {
 	policy := p.add("restart", `validations: [{expression: "false", message: "locked"}]`)

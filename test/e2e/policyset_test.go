@@ -102,18 +102,28 @@ func findingsIn(a *admissionv1.AdmissionResponse) []framework.Finding {
 	return nil
 }
 
-// aMoment is the maximum time between the end of a wait and the bind. A client repeats a call after one second at first, and later
-// after up to five seconds. The rest is for a busy machine.
-const aMoment = time.Minute
+// begin creates the pod "pod". It posts its Binding to the node if the scheduler is byHand. The result of the Binding is nil for
+// kube-scheduler.
+func (p *policies) begin(scheduler, node string, options ...gen.PodOption) <-chan error {
+	p.t.Helper()
+	p.podWith(scheduler, append(options, p.steered())...)
+	if scheduler == byHand {
+		return p.beginBind(node)
+	}
+	return nil
+}
 
-// untilSoonBound checks that the pod is bound within a moment, without an error of its scheduler.
-func (p *policies) untilSoonBound() *corev1.Pod {
+// endSoon checks that the pod is bound within a moment, without an error of its scheduler.
+func (p *policies) endSoon(bound <-chan error) *corev1.Pod {
 	p.t.Helper()
 	began := time.Now()
 	pod := p.untilBound()
 	took := time.Since(began)
 	assert.Less(p.t, took, aMoment)
 	p.t.Logf("bound after %s", took.Round(time.Millisecond))
+	if bound != nil {
+		require.NoError(p.t, p.end(bound))
+	}
 	p.assertNeverFailed()
 	return pod
 }

@@ -8,14 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 )
-
-const csiDriver = "csi.e2e.prebind.dev"
 
 // A bind waits until a CSI driver is registered on the node, and continues within a moment.
 func testPolicyWaits(p *policies) {
@@ -28,23 +25,13 @@ waitFor:
   messageExpression: "'CSI driver not registered on ' + node.metadata.name"
 `)
 	node, toleration := p.ownNode("late")
-	p.podWith(cluster.DefaultScheduler, toleration, p.steered())
+	bound := p.begin(cluster.DefaultScheduler, node, toleration)
 	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for driver: CSI driver not registered on "+node)
 	p.assertNotBound()
 	p.registerDriver(node)
-	p.assertTopology(p.untilSoonBound())
+	p.assertTopology(p.endSoon(bound))
 	p.untilCounted(policy.Name, "waiting")
 	p.untilCounted(policy.Name, "allowed")
-}
-
-// registerDriver registers the CSI driver on the node, like its kubelet.
-func (b *bench) registerDriver(node string) {
-	b.t.Helper()
-	d := storagev1.CSINodeDriver{Name: csiDriver, NodeID: node}
-	_, err := b.client.StorageV1().CSINodes().Create(b.t.Context(), &storagev1.CSINode{
-		ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{d}},
-	}, metav1.CreateOptions{})
-	require.NoError(b.t, err)
 }
 
 // untilInForce waits until the condition Ready says that the policy is in force.

@@ -57,6 +57,8 @@ func TestPluginFromOutside(t *testing.T) {
 		b.untilUnlocked("node-4")
 	})
 
+	t.Run("a killed replica leaves a task", func(t *testing.T) { testTaskOfKilledReplica(newPolicies(t, w)) })
+	t.Run("a killed replica has not confirmed a task", func(t *testing.T) { testTaskOfBoundPodIsSwept(newPolicies(t, w)) })
 	t.Run("a pod waits for a Job, by the plugin that the documentation builds", func(t *testing.T) { testAfter(t, w) })
 }
 

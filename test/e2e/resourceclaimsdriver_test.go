@@ -5,16 +5,18 @@ package e2e
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/prebind/prebind/test/gen"
 )
@@ -37,6 +39,64 @@ func (d *deviceDriver) publish(node string, devices ...resourcev1.Device) {
 	d.t.Helper()
 	_, err := d.client.ResourceV1().ResourceSlices().Create(d.t.Context(), gen.ResourceSlice(d.name, node, devices...), metav1.CreateOptions{})
 	require.NoError(d.t, err)
+}
+
+// slowClaim is a claim whose devices need time. A condition reports success or failure.
+const (
+	slowClaim = "nic"
+	attached  = "attached"
+	broken    = "broken"
+)
+
+func (d *deviceDriver) tryReport(condition, reason, message string) error {
+	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), context.WithoutCancel(d.t.Context())
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		stored, err := claims.Get(ctx, slowClaim, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		stored.Status.Devices = nil
+		for _, r := range stored.Status.Allocation.Devices.Results {
+			stored.Status.Devices = append(stored.Status.Devices, resourcev1.AllocatedDeviceStatus{
+				Driver: r.Driver, Pool: r.Pool, Device: r.Device,
+				Conditions: []metav1.Condition{{
+					Type: condition, Status: metav1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
+				}},
+			})
+		}
+		_, err = claims.UpdateStatus(ctx, stored, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// readyAfter reports the devices as attached after the given duration. It returns immediately.
+func (d *deviceDriver) readyAfter(work time.Duration) {
+	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(attached, "Attached", "")) })
+	d.t.Cleanup(func() { timer.Stop() })
+}
+
+// assertReadyBefore checks that the pod was not bound before the devices of the slow claim were attached. The API stores times in whole
+// seconds.
+func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
+	d.t.Helper()
+	stored := d.getResourceClaim(slowClaim)
+	require.NotEmpty(d.t, stored.Status.Devices)
+	for _, device := range stored.Status.Devices {
+		ready := apimeta.FindStatusCondition(device.Conditions, attached)
+		require.NotNil(d.t, ready)
+		at := scheduledAt(pod)
+		assert.False(d.t, at.Before(&ready.LastTransitionTime), "bound at %s, ready at %s", at, ready.LastTransitionTime)
+	}
+}
+
+// scheduledAt returns the time at which the pod was bound.
+func scheduledAt(pod *corev1.Pod) metav1.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime
+		}
+	}
+	return metav1.Time{}
 }
 
 // resourceClaim creates a claim. If the options set a status, it writes the status like a scheduler.
@@ -92,6 +152,12 @@ func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1
 	return claim
 }
 
+// States of a claim.
+
+func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil }
+
+func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
+
 // reservedOnceFor reports whether the claim is reserved once for each of the pods, and for no others.
 func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
 	var want []string
@@ -115,9 +181,19 @@ func reservationsOf(claim *resourcev1.ResourceClaim) []string {
 // markPrefix is the prefix of the annotations with which Prebind marks claims.
 const markPrefix = "resource-claims.prebind.dev/"
 
-// marksOn returns the keys of the marks on the claim.
-func marksOn(claim *resourcev1.ResourceClaim) []string {
-	return slices.DeleteFunc(slices.Collect(maps.Keys(claim.Annotations)), func(key string) bool { return !strings.HasPrefix(key, markPrefix) })
+// marksOn returns the attempts that have marked the claim, by the UID of the pod.
+func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
+	marks := map[string][]string{}
+	if claim == nil {
+		return marks
+	}
+	for key := range claim.Annotations {
+		if rest, ok := strings.CutPrefix(key, markPrefix); ok {
+			uid, attempt, _ := strings.Cut(rest, ".")
+			marks[uid] = append(marks[uid], attempt)
+		}
+	}
+	return marks
 }
 
 // writtenByPrebind reports whether Prebind manages any field of the claim.
@@ -129,7 +205,7 @@ func writtenByPrebind(claim *resourcev1.ResourceClaim) bool {
 func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.ResourceClaim {
 	b.t.Helper()
 	stored := b.getResourceClaim(claim)
-	assert.NotNil(b.t, stored.Status.Allocation, "the claim %s should be allocated", claim)
+	assert.True(b.t, allocated(stored), "the claim %s should be allocated", claim)
 	assert.True(b.t, reservedOnceFor(pods...)(stored), "the claim %s should be reserved once for each of %d pods: %v", claim, len(pods), stored.Status.ReservedFor)
 	return stored
 }
@@ -137,5 +213,5 @@ func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.Re
 // untilUnmarked waits until Prebind has removed its marks.
 func (b *bench) untilUnmarked(claim string) {
 	b.t.Helper()
-	b.untilResourceClaim(claim, "unmarked", func(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 })
+	b.untilResourceClaim(claim, "unmarked", unmarked)
 }

@@ -206,6 +206,7 @@ func TestRestarts(t *testing.T) {
 			}
 		})
 	})
+	t.Run("a scheduler that retries", func(t *testing.T) { testSchedulerRepeatsAfterKill(t, w) })
 	t.Run("all replicas died", func(t *testing.T) { testAllReplicasDied(t, w) })
 	t.Run("uninstallation", func(t *testing.T) { testUninstall(t, w) })
 }

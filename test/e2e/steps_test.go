@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -25,6 +26,19 @@ func (b *bench) label() string { return "e2e.prebind.dev/" + b.ns }
 
 // steered limits a pod to the allowed nodes.
 func (b *bench) steered() gen.PodOption { return gen.NodeSelector(b.label(), "yes") }
+
+// allow allows the node for the pod.
+func (b *bench) allow(node string) { b.setLabel(node, `"yes"`) }
+
+// forbid reverts allow.
+func (b *bench) forbid(node string) { b.setLabel(node, "null") }
+
+func (b *bench) setLabel(node, value string) {
+	b.t.Helper()
+	_, err := b.client.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"`+b.label()+`":`+value+`}}}`), metav1.PatchOptions{})
+	require.NoError(b.t, err)
+}
 
 // ownNode creates a node for this test's pods only, and allows it. Pods need the toleration.
 func (b *bench) ownNode(name string) (node string, toleration gen.PodOption) {

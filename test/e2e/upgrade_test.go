@@ -16,11 +16,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/client-go/util/retry"
 
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
@@ -188,17 +183,4 @@ func (u *upgrade) testKill(t *testing.T, killed, other *install.Replica) {
 	p.untilSettled(map[string]string{"GPU-1": "1"})
 	p.assertClaimBound("data", p.garage.node)
 	assert.Equal(t, other, p.replicaOfAttempt(p.untilBound().Annotations[attemptKey]))
-}
-
-// bindWithRetries binds the pod with the rules of kube-scheduler 1.37 (BindPod and Retriable in pkg/scheduler/util of v1.37.2): it
-// repeats transient errors immediately, in addition to the repeats of 429 by client-go.
-func (b *bench) bindWithRetries(ctx context.Context, binding *corev1.Binding) error {
-	return retry.OnError(retry.DefaultBackoff, repeatedByScheduler, func() error {
-		return b.client.CoreV1().Pods(binding.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
-	})
-}
-
-// repeatedByScheduler reports whether kube-scheduler 1.37 repeats a bind after the error.
-func repeatedByScheduler(err error) bool {
-	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || net.IsConnectionRefused(err)
 }
