@@ -6,8 +6,9 @@
 package apiclient
 
 import (
-	"errors"
+	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -49,7 +50,7 @@ func prepare(config *rest.Config, userAgent string) {
 	config.DisableCompression = true
 	config.UserAgent = userAgent
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return withTimeout(next, answerTakes)
+		return transport{next: next, takes: answerTakes}
 	})
 }
 
@@ -76,17 +77,11 @@ func contact(config *rest.Config) error {
 	return nil
 }
 
-// transport cancels requests without a complete answer. Some callers, such as the event recorder of client-go, would wait forever. A timeout of
+// transport cancels requests without an answer. Some callers, such as the event recorder of client-go, would wait forever. A timeout of
 // the client would also end watches.
 type transport struct {
-	next http.RoundTripper
-	// limited sends requests through next, with a timeout.
-	limited *http.Client
-}
-
-func withTimeout(next http.RoundTripper, timeout time.Duration) transport {
-	useRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // The caller follows it.
-	return transport{next: next, limited: &http.Client{Transport: next, Timeout: timeout, CheckRedirect: useRedirect}}
+	next  http.RoundTripper
+	takes time.Duration
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -94,12 +89,30 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Query().Has("watch") {
 		return t.next.RoundTrip(r)
 	}
-	response, err := t.limited.Do(r)
+	ctx, cancel := context.WithTimeout(r.Context(), t.takes)
+	response, err := t.next.RoundTrip(r.WithContext(ctx))
 	if err != nil {
-		return nil, errors.Unwrap(err) // The caller adds method and URL again.
+		if ctx.Err() != nil && r.Context().Err() == nil {
+			err = fmt.Errorf("no answer from the API server within %s: %w", t.takes, err)
+		}
+		cancel()
+		return nil, err
 	}
+	response.Body = timed{ReadCloser: response.Body, done: cancel}
 	return response, nil
 }
 
 // WrappedRoundTripper returns the transport, so that client-go can close its idle connections.
 func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// timed is a body that ends the context of its request when it is closed.
+type timed struct {
+	io.ReadCloser
+	done context.CancelFunc
+}
+
+// Close implements io.Closer.
+func (t timed) Close() error {
+	defer t.done()
+	return t.ReadCloser.Close()
+}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
@@ -216,8 +217,10 @@ func (c *compiler) declareResources() {
 		c.scope.declare(typeResources, r.Name, object)
 		c.out.resources[r.Name] = d
 		c.out.reads = append(c.out.reads, d.Resource)
-		if _, text := c.scope.check("resources."+r.Name+"[0].spec.nodeName", returnsAny); r.OnNode && text != "" {
-			c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
+		if r.OnNode {
+			if _, text := c.scope.check("resources."+r.Name+"[0].spec.nodeName", returnsAny); text != "" {
+				c.problem(v1alpha1.ReasonCompileError, field+".onNode", r.Kind+" has no field spec.nodeName; remove onNode")
+			}
 		}
 	}
 }
@@ -279,7 +282,9 @@ func (c *compiler) compileNames() {
 		if d.name != nil {
 			// Without variables, an expression fails, or always returns the same.
 			if v, _, err := d.name.program.Eval(cel.NoVars()); err == nil {
-				d.Constant, _ = v.Value().(string)
+				if name, ok := v.Value().(string); ok && len(name) <= validation.DNS1123SubdomainMaxLength {
+					d.Constant = name // No object has a longer name.
+				}
 			}
 		}
 		for _, x := range []*expression{d.name, d.namespace} {

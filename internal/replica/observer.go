@@ -48,8 +48,8 @@ func (r *Replicas) Living(context.Context) (map[string]bool, error) {
 	return maps.Clone(r.living), nil
 }
 
-// Leads returns whether this replica leads: it has the smallest ID of the live replicas, by the last read. For some seconds after a replica
-// starts or ends, two replicas or none can lead. So what the leader does is idempotent, and can wait.
+// Leads returns whether this replica leads: it has the smallest ID of the live replicas, by the last read. Two replicas can lead for some
+// seconds after one starts, and none for about 35 s after one was killed. So what the leader does is idempotent, and can wait.
 func (r *Replicas) Leads() bool {
 	r.observer.Lock()
 	defer r.observer.Unlock()

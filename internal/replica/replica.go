@@ -47,9 +47,9 @@ const (
 	prefix = "prebind-replica-"
 )
 
-// Replicas keep leases in Prebind's own namespace.
+// Replicas keep leases in Prebind's own namespace. Those of 0.1 need get and update, and run beside others during an upgrade.
 //
-// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=list;create;patch;delete
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,namespace=prebind-system,verbs=get;list;create;update;patch;delete
 
 // NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }

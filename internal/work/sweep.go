@@ -135,7 +135,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 }
 
 // due returns the orphans to settle. living is nil if this replica settles only its own. The cost is linear in the number of all
-// marks, and due reads caches only.
+// marks, or of the objects that can have them, and due reads caches only.
 func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orphan, err error) {
 	before := s.orphans
 	s.orphans = map[orphanKey]*orphan{}

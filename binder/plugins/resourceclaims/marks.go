@@ -95,9 +95,13 @@ func marksOf(claim *resourcev1.ResourceClaim) []framework.Mark {
 // claim is reserved for the pod of a mark, the pod's name is the one in the reservation,
 // which only a writer of the status can set.
 func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
+	marks := marksOf(claim)
+	if len(marks) == 0 { // Most claims have none.
+		return nil
+	}
 	users := reservations(claim)
 	var reserved, idle []framework.Mark
-	for _, m := range marksOf(claim) {
+	for _, m := range marks {
 		if name, ok := users[m.PodUID]; ok {
 			m.Pod.Name = name
 			reserved = append(reserved, m)

@@ -111,6 +111,9 @@ func (o *conformanceOptions) removeRuns(ctx context.Context, out io.Writer) erro
 		return err
 	}
 	runs, err := conformance.Cleanup(ctx, client, o.NamespacePrefix)
+	for _, run := range runs {
+		fmt.Fprintln(out, "run", run)
+	}
 	if err == nil {
 		fmt.Fprintf(out, "Runs removed: %d\n", len(runs))
 	}

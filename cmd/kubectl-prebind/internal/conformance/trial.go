@@ -291,14 +291,15 @@ const (
 	// errors need no time: these post 5, 7 and 30.
 	paceTime  = 30 * time.Second
 	mostPosts = 7
-	// repeatTime is the time in which Bindings count once. From 1.37, kube-scheduler posts four Bindings in 0.3 s after internal errors.
-	repeatTime = 750 * time.Millisecond
+	// repeatTime, and the time that repeats Bindings need in this cluster, is the time in which Bindings count once. From 1.37,
+	// kube-scheduler posts four Bindings with pauses of 0.3 s together after internal errors.
+	repeatTime, repeatPosts = 750 * time.Millisecond, 4
 )
 
 // backsOff observes the Bindings of the rejected pod for a while. A scheduler without backoff that grows violates the contract.
 func (t *trial) backsOff(ctx context.Context, pod *corev1.Pod) {
 	t.answered(ctx, work.ReasonRefused, pod)
-	began, seen, posts, last := time.Now(), 0, 0, time.Time{}
+	began, seen, posts, last, slowest := time.Now(), 0, 0, time.Time{}, time.Duration(0)
 	looped := t.until(ctx, paceTime, func(ctx context.Context) (bool, error) {
 		nodes, err := t.answers(ctx, pod, work.ReasonRefused)
 		if err == nil {
@@ -306,23 +307,25 @@ func (t *trial) backsOff(ctx context.Context, pod *corev1.Pod) {
 		}
 		if err == nil && len(nodes) > seen {
 			seen = len(nodes)
-			if time.Since(last) > repeatTime {
+			if time.Since(last) > repeatTime+repeatPosts*slowest {
 				posts++
 				last = time.Now()
 			}
 			err = t.touch(ctx, pod, seen)
 		}
 		if err == nil { // Slow Bindings look like backoff, so one is measured, too.
+			posted := time.Now()
 			err = t.client.CoreV1().Pods(t.ns.Name).Bind(ctx, dryrun.Binding(t.probe, t.nodes[0].Name, nil), dryrun.DryRun)
+			slowest = max(slowest, time.Since(posted))
 		}
 		return posts > mostPosts, err
 	})
+	if slow := t.overload(); slow != "" {
+		t.ends(NoResult, "", "%s", slow)
+	}
 	if looped {
 		t.violates("After a rejection, put the pod back into the queue with backoff that grows, for example from 1 s to 30 s, as for pods that do not fit. Do not repeat the Binding in a loop.",
 			"the scheduler posted %d Bindings of the rejected pod in %s", posts, seconds(time.Since(began)))
-	}
-	if slow := t.overload(); slow != "" {
-		t.ends(NoResult, "", "%s", slow)
 	}
 }
 
