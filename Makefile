@@ -335,10 +335,9 @@ PLAYGROUND = $(BIN)/playground
 # The tags are those of the other programs, so that expressions have the same results.
 .PHONY: playground
 playground: ## Write bin/playground, a page that checks and tests BindPolicies in the browser
-	@mkdir -p $(PLAYGROUND)/policies
+	@mkdir -p $(PLAYGROUND)
 	cp cmd/playground/page/* "$$(go env GOROOT)/lib/wasm/wasm_exec.js" $(PLAYGROUND)/
-	cp -R config/policies/. $(PLAYGROUND)/policies/
-	cd config/policies && LC_ALL=C ls */*_test.yaml >$(CURDIR)/$(PLAYGROUND)/examples.txt
+	go run ./cmd/playground config/policies >$(PLAYGROUND)/examples.json
 	GOOS=js GOARCH=wasm go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata -ldflags '-s -w' -o $(PLAYGROUND)/playground.wasm ./cmd/playground
 	gzip -9nf $(PLAYGROUND)/playground.wasm
 	@gzip -l $(PLAYGROUND)/playground.wasm.gz

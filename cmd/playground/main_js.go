@@ -1,22 +1,18 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command playground is the program of the policy playground, a page that checks and tests BindPolicies in the browser. It is built for
-// WebAssembly.
 package main
 
 import (
 	"context"
 	"encoding/json"
 	"syscall/js"
-
-	"github.com/prebind/prebind/cmd/playground/internal/report"
 )
 
 // main sets the function prebindCheck(policies, test), which returns the report as JSON, and never ends.
 func main() {
 	js.Global().Set("prebindCheck", js.FuncOf(func(_ js.Value, args []js.Value) any {
-		content, err := json.Marshal(report.New(context.Background(), args[0].String(), args[1].String()))
+		content, err := json.Marshal(check(context.Background(), args[0].String(), args[1].String()))
 		if err != nil {
 			panic(err) // The page shows that the program ended.
 		}

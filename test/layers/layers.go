@@ -31,8 +31,7 @@ type layer struct {
 func layers() []layer {
 	return []layer{
 		{packages: []string{"cmd/prebind", "cmd/kubectl-prebind", "docs/example"}},
-		{packages: []string{"cmd/playground"}, only: []string{"cmd/playground/internal/report"}},
-		{packages: []string{"cmd/playground/internal/report"}, only: []string{"internal/policy/cases", "internal/policy/files", "internal/policy"}},
+		{packages: []string{"cmd/playground"}, only: []string{"internal/policy/cases", "internal/policy/files", "internal/policy"}},
 		{packages: []string{"cmd/prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/*", "cmd/internal/cli", "webhook", "binder", "internal/work"}},

@@ -274,26 +274,13 @@ share.addEventListener("click", async () => {
 
 window.addEventListener("hashchange", open);
 
-// read returns a file of the site without its license header, for which a small screen has no space. The page names the license.
-async function read(file) {
-  const response = await fetch(file);
-  if (!response.ok) {
-    throw new Error(`${file}: ${response.status} ${response.statusText}`);
-  }
-  return (await response.text()).replace(/^# Copyright .*\n# SPDX-.*\n\n/, "");
-}
-
-// readExample returns an example for a test of the policy library. Its name is that of the policy, followed by that of the test if it differs.
-async function readExample(file) {
-  const [dir, test] = file.split(/\/|_test\.yaml$/);
-  const [policy, cases] = await Promise.all([read(`policies/${dir}/policy.yaml`), read(`policies/${file}`)]);
-  return {name: dir === test ? dir : `${dir}/${test}`, policy, test: cases};
-}
-
 async function start() {
   try {
-    const files = (await read("examples.txt")).trim().split("\n");
-    examples = await Promise.all(files.map(readExample));
+    const response = await fetch("examples.json");
+    if (!response.ok) {
+      throw new Error(`examples.json: ${response.status} ${response.statusText}`);
+    }
+    examples = await response.json();
     engine = new Engine(exampleOf(firstExample), showProgress);
   } catch (error) {
     setStatus("bad", `The page cannot be loaded: ${error.message}`);

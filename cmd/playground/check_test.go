@@ -1,11 +1,10 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package report
+package main
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/cmd/kubectl-prebind/app"
-	"github.com/prebind/prebind/internal/policy/files"
 )
 
 // commandLine returns the output of kubectl prebind policy test for the policy and the test.
@@ -30,18 +28,16 @@ func commandLine(t *testing.T, policies, test string) string {
 	return out.String()
 }
 
-func TestNew_Library(t *testing.T) {
-	tests, err := filepath.Glob("../../../../config/policies/*/*" + files.TestSuffix)
+func TestCheck_Library(t *testing.T) {
+	all, err := examples("../../config/policies")
 	require.NoError(t, err)
-	require.NotEmpty(t, tests)
-	for _, file := range tests {
-		test, err := os.ReadFile(file)
-		require.NoError(t, err)
-		policy, err := os.ReadFile(filepath.Join(filepath.Dir(file), "policy.yaml"))
-		require.NoError(t, err)
-		t.Run(file, func(t *testing.T) {
-			r := New(t.Context(), string(policy), string(test))
-			assert.Equal(t, commandLine(t, string(policy), string(test)), r.Text)
+	names := map[string]bool{}
+	for _, e := range all {
+		t.Run(e.Name, func(t *testing.T) {
+			names[e.Name] = true
+			assert.True(t, strings.HasPrefix(e.Policy, "#"), "a comment describes the policy: %s", e.Policy)
+			r := check(t.Context(), e.Policy, e.Test)
+			assert.Equal(t, commandLine(t, e.Policy, e.Test), r.Text)
 			assert.True(t, strings.HasPrefix(r.Text, "ok "), r.Text)
 			assert.Empty(t, r.Errors)
 			assert.Empty(t, r.Warnings)
@@ -52,6 +48,8 @@ func TestNew_Library(t *testing.T) {
 			}
 		})
 	}
+	assert.True(t, names["csi-drivers"] && names["rack-awareness"] && names["rack-awareness/kafka"], names)
+	assert.Len(t, names, len(all), "names are unique")
 }
 
 const (
@@ -66,33 +64,33 @@ objects:
 	allowed = objects + "cases: [{name: a, expect: [{verdict: allowed}]}]\n"
 )
 
-// TestNew compares reports with the output of the command for policies and tests with mistakes.
-func TestNew(t *testing.T) {
+// TestCheck compares reports with the output of the command for policies and tests with mistakes.
+func TestCheck(t *testing.T) {
 	cases := map[string]struct {
 		reason       string
 		policy, test string
-		want         []Message
+		want         []message
 		says         string
 	}{
 		"Compile": {
 			reason: "a mistake in an expression has its line and field", policy: head + "  validations:\n    - expression: node.foo == 1\n", test: allowed,
-			want: []Message{{policyFile, 6, "BindPolicy rack: spec.validations[0].expression: "}},
+			want: []message{{policyFile, 6, "BindPolicy rack: spec.validations[0].expression: "}},
 		},
 		"Several": {
 			reason: "all mistakes are reported", policy: head + "  validations:\n    - expression: node.foo == 1\n    - expression: pod.foo == 1\n", test: allowed,
-			want: []Message{{policyFile, 6, "BindPolicy rack: spec.validations[0]."}, {policyFile, 7, "BindPolicy rack: spec.validations[1]."}},
+			want: []message{{policyFile, 6, "BindPolicy rack: spec.validations[0]."}, {policyFile, 7, "BindPolicy rack: spec.validations[1]."}},
 		},
 		"YAML": {
 			reason: "the policy is not YAML", policy: head + "  validations: [\n", test: allowed,
-			want: []Message{{policyFile, 5, ""}, {testFile, 1, "the directory contains no BindPolicy"}},
+			want: []message{{policyFile, 5, ""}, {testFile, 1, "the directory contains no BindPolicy"}},
 		},
 		"Test": {
 			reason: "the test is not valid", policy: valid, test: objects + "cases: [{name: a, expect: [{verdict: accepted}]}]\n",
-			want: []Message{{testFile, 6, "cases[0].expect[0].verdict: "}},
+			want: []message{{testFile, 6, "cases[0].expect[0].verdict: "}},
 		},
 		"Invalid": {
 			reason: "a case lacks its objects", policy: valid, test: strings.Replace(allowed, "name: a,", "name: a, node: other,", 1),
-			want: []Message{{testFile, 6, `case "a": node: objects contain no Node other`}},
+			want: []message{{testFile, 6, `case "a": node: objects contain no Node other`}},
 		},
 		"Failure": {
 			reason: "a case fails", policy: head + "  validations: [{expression: 'false', message: No.}]\n", test: allowed,
@@ -101,7 +99,7 @@ func TestNew(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			r := New(t.Context(), tc.policy, tc.test)
+			r := check(t.Context(), tc.policy, tc.test)
 			assert.Equal(t, commandLine(t, tc.policy, tc.test), r.Text, tc.reason)
 			assert.Contains(t, r.Text, tc.says, tc.reason)
 			require.Len(t, r.Errors, len(tc.want), "%s: %v", tc.reason, r.Errors)
@@ -113,13 +111,13 @@ func TestNew(t *testing.T) {
 	}
 }
 
-func TestNew_Verdicts(t *testing.T) {
+func TestCheck_Verdicts(t *testing.T) {
 	policies := head + `  mode: Audit
   waitFor: [{name: label, expression: "false", timeout: 1m, onTimeout: Allow}]
   mutations: {annotations: [{key: rack, valueExpression: "node.metadata.labels['rack']"}]}
 `
 	test := objects + "cases: [{name: waits, expect: [{verdict: waiting}]}, {name: goes on, waited: 2m, expect: [{verdict: allowed}]}]\n"
-	r := New(t.Context(), policies, test)
+	r := check(t.Context(), policies, test)
 	require.Len(t, r.Cases, 2, r.Text)
 	waits := r.Cases[0].Results[0]
 	assert.Equal(t, "spec.waitFor[label]", waits.Rule)
@@ -130,8 +128,8 @@ func TestNew_Verdicts(t *testing.T) {
 	assert.NotZero(t, goesOn.Cost)
 }
 
-func TestNew_Warnings(t *testing.T) {
-	r := New(t.Context(), head+"  resources: [{name: rack, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name}]\n", allowed)
+func TestCheck_Warnings(t *testing.T) {
+	r := check(t.Context(), head+"  resources: [{name: rack, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name}]\n", allowed)
 	require.Len(t, r.Warnings, 1)
-	assert.Equal(t, Message{policyFile, 5, "spec.resources[0].kind: kind not known: fields are not checked; pass its CustomResourceDefinition"}, r.Warnings[0])
+	assert.Equal(t, message{policyFile, 5, "spec.resources[0].kind: kind not known: fields are not checked; pass its CustomResourceDefinition"}, r.Warnings[0])
 }

@@ -1,8 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report checks and tests BindPolicies for the playground.
-package report
+package main
 
 import (
 	"context"
@@ -19,28 +18,28 @@ const (
 	testFile   = "policy_test.yaml"
 )
 
-// Report is what the page shows of a policy and its test. In JSON, it has the names of the Go fields.
-type Report struct {
+// report is what the page shows of a policy and its test. In JSON, it has the names of the Go fields.
+type report struct {
 	// Text is the output of kubectl prebind policy test in a directory with the policy and the test.
 	Text string
 	// Errors are the reasons why cases did not run.
-	Errors []Message
+	Errors []message
 	// Warnings are those of kubectl prebind policy check.
-	Warnings []Message
+	Warnings []message
 	Cases    []cases.CaseResult
 }
 
-// Message is about a line of a file. Without a known line, both are empty.
-type Message struct {
+// message is about a line of a file. Without a known line, both are empty.
+type message struct {
 	File string
 	Line int
 	Text string
 }
 
-// New runs the cases of a test with the policies, like kubectl prebind policy test.
-func New(ctx context.Context, policies, test string) *Report {
+// check runs the cases of a test with the policies, like kubectl prebind policy test.
+func check(ctx context.Context, policies, test string) *report {
 	result := cases.RunFiles(ctx, ".", []cases.File{{Name: policyFile, Content: []byte(policies)}, {Name: testFile, Content: []byte(test)}})
-	r := &Report{Errors: messagesOf(result.Err), Cases: result.Cases}
+	r := &report{Errors: messagesOf(result.Err), Cases: result.Cases}
 	var text strings.Builder
 	_ = result.WriteText(&text, false) // A strings.Builder returns no errors.
 	r.Text = text.String()
@@ -53,15 +52,15 @@ func New(ctx context.Context, policies, test string) *Report {
 }
 
 // messagesOf returns a message for each error that err joins.
-func messagesOf(err error) []Message {
+func messagesOf(err error) []message {
 	var joined interface{ Unwrap() []error }
 	switch {
 	case err == nil:
 		return nil
 	case !errors.As(err, &joined):
-		return []Message{located(err.Error())}
+		return []message{located(err.Error())}
 	}
-	var all []Message
+	var all []message
 	for _, e := range joined.Unwrap() {
 		all = append(all, messagesOf(e)...)
 	}
@@ -69,11 +68,11 @@ func messagesOf(err error) []Message {
 }
 
 // located splits a text that begins with a file and a line, such as "policy.yaml:12: ".
-func located(text string) Message {
+func located(text string) message {
 	at, rest, _ := strings.Cut(text, ": ")
 	file, number, _ := strings.Cut(at, ":")
 	if line, err := strconv.Atoi(number); err == nil && (file == policyFile || file == testFile) {
-		return Message{File: file, Line: line, Text: rest}
+		return message{File: file, Line: line, Text: rest}
 	}
-	return Message{Text: text}
+	return message{Text: text}
 }
