@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
 )
@@ -287,19 +288,15 @@ func (t *trial) why(ctx context.Context, pod *corev1.Pod) (why string) {
 
 const (
 	// paceTime is the time in which Bindings of a rejected pod are counted, and mostPosts their limit. A rejection takes 1 s, so backoff that
-	// doubles from 1 s posts 5, backoff that grows by half posts 7, and a scheduler that tries again after each second posts 15. Internal
-	// errors need no time: these post 5, 7 and 30.
+	// doubles from 1 s posts 5, backoff that grows by half posts 7, and a scheduler that tries again after each second posts 15.
 	paceTime  = 30 * time.Second
 	mostPosts = 7
-	// repeatTime, and the time that repeats Bindings need in this cluster, is the time in which Bindings count once. From 1.37,
-	// kube-scheduler posts four Bindings with pauses of 0.3 s together after internal errors.
-	repeatTime, repeatPosts = 750 * time.Millisecond, 4
 )
 
 // backsOff observes the Bindings of the rejected pod for a while. A scheduler without backoff that grows violates the contract.
 func (t *trial) backsOff(ctx context.Context, pod *corev1.Pod) {
 	t.answered(ctx, work.ReasonRefused, pod)
-	began, seen, posts, last, slowest := time.Now(), 0, 0, time.Time{}, time.Duration(0)
+	began, seen := time.Now(), 0
 	looped := t.until(ctx, paceTime, func(ctx context.Context) (bool, error) {
 		nodes, err := t.answers(ctx, pod, work.ReasonRefused)
 		if err == nil {
@@ -307,25 +304,19 @@ func (t *trial) backsOff(ctx context.Context, pod *corev1.Pod) {
 		}
 		if err == nil && len(nodes) > seen {
 			seen = len(nodes)
-			if time.Since(last) > repeatTime+repeatPosts*slowest {
-				posts++
-				last = time.Now()
-			}
 			err = t.touch(ctx, pod, seen)
 		}
 		if err == nil { // Slow Bindings look like backoff, so one is measured, too.
-			posted := time.Now()
 			err = t.client.CoreV1().Pods(t.ns.Name).Bind(ctx, dryrun.Binding(t.probe, t.nodes[0].Name, nil), dryrun.DryRun)
-			slowest = max(slowest, time.Since(posted))
 		}
-		return posts > mostPosts, err
+		return seen > mostPosts, err
 	})
-	if slow := t.overload(); slow != "" {
-		t.ends(NoResult, "", "%s", slow)
-	}
 	if looped {
 		t.violates("After a rejection, put the pod back into the queue with backoff that grows, for example from 1 s to 30 s, as for pods that do not fit. Do not repeat the Binding in a loop.",
-			"the scheduler posted %d Bindings of the rejected pod in %s", posts, seconds(time.Since(began)))
+			"the scheduler posted %d Bindings of the rejected pod in %s", seen, seconds(time.Since(began)))
+	}
+	if slow := t.overload(); slow != "" {
+		t.ends(NoResult, "", "%s", slow)
 	}
 }
 
@@ -339,6 +330,16 @@ func (t *trial) touch(ctx context.Context, pod *corev1.Pod, n int) error {
 // applied waits until the API server answers a dry-run Binding of the probe in the way that a new admission configuration causes.
 func (t *trial) applied(ctx context.Context, probe *corev1.Pod, answer func(err error) bool) bool {
 	return t.until(ctx, appliedTime, func(ctx context.Context) (bool, error) {
-		return answer(t.client.CoreV1().Pods(probe.Namespace).Bind(ctx, dryrun.Binding(probe, t.nodes[0].Name, nil), dryrun.DryRun)), nil
+		return answer(dryrun.Post(ctx, t.client, dryrun.Binding(probe, t.nodes[0].Name, nil), dryrun.DryRun)), nil
 	})
+}
+
+// holds returns a condition: Prebind holds the device on the first node.
+func (t *trial) holds(id string) func(ctx context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		x, err := t.explain(ctx, t.nodes[0].Name, map[string]string{deviceAnnotation: id})
+		return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
+			return p.Name == device && p.Verdict == binder.PluginRejects
+		}), err
+	}
 }

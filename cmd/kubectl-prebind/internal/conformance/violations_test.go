@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,15 +16,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
-	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
@@ -37,7 +32,7 @@ import (
 // scheduler is a scheduler, with the answers of Prebind to its Bindings. The zero value conforms, except that it has no backoff.
 type scheduler struct {
 	client *fakeapi.Clientset
-	// backoff is the time between the nth rejection and the next Binding. Nil means that there is none.
+	// backoff is the time between the nth rejection and the next Binding.
 	backoff func(n int) time.Duration
 	// givesUp drops a pod after a 429.
 	givesUp bool
@@ -61,14 +56,6 @@ type scheduler struct {
 
 // doubles is the backoff of kube-scheduler, with the second that a rejection takes.
 func doubles(n int) time.Duration { return time.Second + min(time.Second<<n, 30*time.Second) }
-
-// repeats is the backoff of kube-scheduler after internal errors: four Bindings follow at once.
-func repeats(n int) time.Duration {
-	if n%4 < 3 {
-		return 100 * time.Millisecond
-	}
-	return time.Second << (n / 4)
-}
 
 func every(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 
@@ -122,24 +109,13 @@ func nodeOf(pod *corev1.Pod) string {
 	return cmp.Or(pod.Spec.NodeSelector[corev1.LabelHostname], "node-1")
 }
 
-// failing returns whether the webhooks of the check internal exist.
-func (s *scheduler) failing(run string) bool {
-	_, err := s.client.Tracker().Get(admissionregistrationv1.SchemeGroupVersion.WithResource("validatingwebhookconfigurations"), "", run+".conformance.prebind.dev")
-	return err == nil
-}
-
-// retry posts Bindings until one is allowed. One with an invalid annotation never is, that of the check internal when the webhooks are
-// gone, and one with another device only on node-2.
+// retry posts Bindings until one is allowed. One with an invalid annotation never is, and one with a device only on node-2.
 func (s *scheduler) retry(ctx context.Context, pod *corev1.Pod) {
 	for n := 0; ; n++ {
 		node := "node-1"
-		if pod.Name == "internal" && !s.failing(pod.Namespace) {
-			s.bind(ctx, pod, node)
-			return
-		}
 		if other, err := s.client.CoreV1().Nodes().Get(ctx, "node-2", metav1.GetOptions{}); err == nil && !s.stays {
 			for key := range pod.Spec.NodeSelector {
-				if key != corev1.LabelHostname && other.Labels[key] != "" {
+				if other.Labels[key] != "" {
 					node = other.Name
 				}
 			}
@@ -149,7 +125,7 @@ func (s *scheduler) retry(ctx context.Context, pod *corev1.Pod) {
 			return
 		}
 		s.answer(ctx, pod, work.ReasonRefused, node)
-		if s.drops && !strings.HasSuffix(pod.Name, "-0") || s.backoff == nil || !sleep(ctx, s.backoff(n)) {
+		if s.drops && !strings.HasSuffix(pod.Name, "-0") || !sleep(ctx, s.backoff(n)) {
 			return
 		}
 	}
@@ -191,9 +167,6 @@ func (s *scheduler) react(ctx context.Context, running *sync.WaitGroup) clientte
 		}
 		switch o := create.GetObject().(type) {
 		case *corev1.Binding:
-			if strings.HasSuffix(o.Name, "-probe") && s.failing(o.Namespace) {
-				return true, nil, apierrors.NewInternalError(errors.New("failed calling webhook"))
-			}
 			stored, err := s.client.Tracker().Get(a.GetResource(), o.Namespace, o.Name)
 			if pod, ok := stored.(*corev1.Pod); err == nil && ok {
 				pod = pod.DeepCopy()
@@ -243,11 +216,6 @@ func TestViolations(t *testing.T) {
 		"SameNode":        {reason: "a rejected pod is scheduled again", check: "refused", scheduler: scheduler{backoff: doubles, stays: true}, says: "6 of 6 rejected pods were not bound within 2m0s after node-2 was free, and the scheduler posted no other Binding of 0 of them; pod refused-0;"},
 		"Invalid":         {reason: "an invalid Binding is not repeated in a loop", check: "invalid", scheduler: scheduler{backoff: doubles}},
 		"InvalidLoop":     {reason: "an invalid Binding does not become valid", check: "invalid", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in"},
-		"Internal":        {reason: "backoff grows", check: "internal", scheduler: scheduler{backoff: doubles}},
-		"InternalRepeats": {reason: "Bindings that follow at once are one try", check: "internal", scheduler: scheduler{backoff: repeats}},
-		"InternalLoop":    {reason: "an internal error can last", check: "internal", scheduler: scheduler{backoff: every(10 * time.Millisecond)}, says: "the scheduler posted 8 Bindings of the rejected pod in 7"},
-		"InternalSecond":  {reason: "backoff of one second that does not grow", check: "internal", scheduler: scheduler{backoff: every(time.Second)}, says: "the scheduler posted 8 Bindings of the rejected pod in 7"},
-		"InternalDropped": {reason: "an internal error is not final", check: "internal", says: "pod internal was not bound within 2m0s"},
 		"Workers":         {reason: "pods that wait do not delay others", check: "workers"},
 		"FewWorkers":      {reason: "each waiting pod occupies a worker", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 10)}, says: "pod workers was not bound within 2m0s, while Bindings of 10 of 12 other pods waited"},
 		"Lock":            {reason: "a lock that is held during a bind delays all others", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 1)}, says: "pod workers was not bound within 2m0s, while Bindings of 1 of 12 other pods waited"},
@@ -268,9 +236,6 @@ func TestViolations(t *testing.T) {
 					assert.NoError(t, err)
 					s.nodes = append(s.nodes, *n)
 				}
-				webhooks := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: s.ns.Name + ".conformance.prebind.dev"}}
-				assert.NoError(t, client.Tracker().Add(webhooks))
-				s.dynamic = dynamicfake.NewSimpleDynamicClient(scheme.Scheme)
 				s.probe = s.pod("probe", unscheduled)
 				_, err := client.CoreV1().Pods(s.ns.Name).Create(t.Context(), s.probe, metav1.CreateOptions{})
 				assert.NoError(t, err)
