@@ -152,10 +152,14 @@ func (a *attack) begin(t *testing.T, seed uint64) {
 // end stops the attack and removes all of its objects.
 func (a *attack) end(t *testing.T) {
 	t.Helper()
-	a.stop()
-	a.wg.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), settled)
 	defer cancel()
+	// The provisioner may have been down until a short time ago.
+	for began := time.Now(); len(a.wrongTraps(ctx, t)) > 0 && time.Since(began) < cluster.Patience; {
+		pause(ctx, time.Second)
+	}
+	a.stop()
+	a.wg.Wait()
 	assert.Empty(t, a.wrongTraps(ctx, t), "each policy decides every Binding of the attacker's pods, or follows its failurePolicy")
 	kinds := []client.Object{&corev1.Pod{}, &resourcev1.ResourceClaim{}, &corev1.PersistentVolumeClaim{}}
 	for _, namespace := range attackNamespaces() {
