@@ -204,10 +204,10 @@ func (s *selections) Keep(names sets.Set[string]) {
 	maps.DeleteFunc(s.added, func(name string, _ framework.Selection) bool { return !names.Has(name) })
 }
 
-// IsKind returns whether err is, or wraps, a *framework.Error of this kind.
+// IsKind returns whether err is, or wraps, a *framework.Error of this kind. It may be the nil Err of a decision.
 func IsKind(err error, kind framework.Kind) bool {
 	var e *framework.Error
-	return errors.As(err, &e) && e.Kind == kind
+	return errors.As(err, &e) && e != nil && e.Kind == kind
 }
 
 // Context returns the context of a bind of the pod to the node.
