@@ -71,9 +71,9 @@ properties: ## Run property and model tests with random seeds (ROUNDS=50: number
 		-run 'Properties$$|^TestModel' $$(go list ./... | grep -v /test/) || $(FOUND)
 
 # Shows each test when it ends, and at the end the output of those that failed. The file contains the output of all.
-E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -p 3 -count=1 -timeout 60m $(addprefix ./test/,$(2))
+E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -p 2 -count=1 -timeout 60m $(addprefix ./test/,$(2))
 
-# The tests of faults and of the release mostly wait, so they run beside the others. Benchmarks need the machine for themselves. Prebind
+# Two packages at a time: with three, calls of a cluster take seconds on two processors. Benchmarks need the machine for themselves. Prebind
 # itself is built with the race detector.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
