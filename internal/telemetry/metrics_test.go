@@ -48,6 +48,7 @@ func TestRecorder_Decided(t *testing.T) {
 		{PassThrough: true},
 		{Err: refusal, Attempt: "shop", Calls: 1, Waited: time.Hour},
 		{Err: refusal, Warnings: []string{"node-a"}},
+		{Err: refusal, RetryAfter: time.Second, Calls: 2, Waited: time.Minute},
 		{Attempt: "web-7f", Calls: 3, Waited: 90 * time.Second},
 	}
 	m, err := New(Options{Registry: registry, Clock: clock})
@@ -79,9 +80,9 @@ func TestRecorder_Decided(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, map[string]float64{"allowed/": 2, "passed-through/": 1, "refused/volumebinding": 2}, counts)
-	assert.InDelta(t, 90, gathered(t, registry)["prebind_bind_wait_seconds"], 0.001, "the metric includes only binds that were allowed after an attempt")
-	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 2}, times, "the unit is seconds")
+	assert.Equal(t, map[string]float64{"allowed/": 2, "passed-through/": 1, "refused/volumebinding": 3}, counts)
+	assert.InDelta(t, 3690, gathered(t, registry)["prebind_bind_wait_seconds"], 0.001, "the metric includes binds that were allowed or rejected after a wait, once")
+	assert.Equal(t, map[string]float64{"allowed": 2, "passed-through": 1, "refused": 3}, times, "the unit is seconds")
 	assert.Equal(t, map[string]float64{"topology/pod/replaced": 1, "topology/Binding/kept": 1, "node-info//": 1}, mutated)
 
 	_, err = New(Options{Registry: prometheus.NewRegistry(), Clock: clock, Metrics: []prometheus.Collector{m.decisions}})

@@ -142,7 +142,7 @@ func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decis
 	for _, f := range d.Failures {
 		r.failures.WithLabelValues(f.Mutator).Inc()
 	}
-	if d.Err == nil && d.Calls > 0 {
+	if d.RetryAfter == 0 && d.Calls > 0 {
 		r.wait.Observe(d.Waited.Seconds())
 	}
 	return d

@@ -83,7 +83,10 @@ func TestAlerts(t *testing.T) {
 		}},
 		"PrebindWaitsLong": {fires: `prebind_bind_wait_seconds_bucket{le="2.56"} 0+50x30
 			prebind_bind_wait_seconds_bucket{le="163.84"} 0+50x30`, not: map[string]string{
-			"two minutes":           `prebind_bind_wait_seconds_bucket{le="2.56"} 0x30`,
+			"a minute": `prebind_bind_wait_seconds_bucket{le="2.56"} 0x30`,
+			"three minutes": `prebind_bind_wait_seconds_bucket{le="2.56"} 0x30
+				prebind_bind_wait_seconds_bucket{le="163.84"} 0x30
+				prebind_bind_wait_seconds_bucket{le="327.68"} 0+100x30`,
 			"one bind in a hundred": `prebind_bind_wait_seconds_bucket{le="163.84"} 0+99x30`,
 		}},
 		"PrebindFailing": {fires: `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+10x30`, not: map[string]string{
