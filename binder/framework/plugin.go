@@ -86,7 +86,7 @@ type PreBinder interface {
 	PostBind(ctx context.Context, m Mark, bound *corev1.Pod) error
 
 	// Marks lists, from the cache, the attempts whose writes exist and were not confirmed by
-	// PostBind. A mark may be listed twice. Each replica calls it every few seconds. For each mark whose attempt is
+	// PostBind. A mark may be listed twice. Each replica calls it about every ten seconds. For each mark whose attempt is
 	// gone, the engine calls PostBind or PreBindRollBack.
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and

@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,8 +26,8 @@ func downward(pod *corev1.Pod) (map[string]string, error) {
 		out[name] = value
 		return nil
 	}
-	for i := range pod.Spec.Containers {
-		for _, env := range pod.Spec.Containers[i].Env {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, env := range c.Env {
 			if env.ValueFrom == nil {
 				continue
 			}

@@ -34,17 +34,19 @@ func testManifests(t *testing.T, w *world) {
 			return map[string]string{
 				"env CASSANDRA_DC":   node.Labels[corev1.LabelTopologyRegion],
 				"env CASSANDRA_RACK": node.Labels[cluster.RackLabel],
+				"env RACK":           node.Labels[cluster.RackLabel],
 			}
 		}},
 		"kafka.yaml": {pods: 3, reads: func(pod *corev1.Pod, node *corev1.Node) map[string]string {
 			return map[string]string{
 				"env KAFKA_BROKER_RACK": node.Labels[cluster.RackLabel],
+				"env RACK":              node.Labels[cluster.RackLabel],
 				"env KAFKA_NODE_ID":     pod.Name[len("kafka-"):],
 				"env POD_NAME":          pod.Name,
 			}
 		}},
 		"rack-fallback.yaml": {pods: 1, reads: func(_ *corev1.Pod, node *corev1.Node) map[string]string {
-			return map[string]string{"file rack": node.Labels[cluster.RackLabel]}
+			return map[string]string{"file rack": node.Labels[cluster.RackLabel], "env NODE": node.Name}
 		}},
 		"topology-job.yaml": {pods: 4, reads: func(pod *corev1.Pod, node *corev1.Node) map[string]string {
 			return map[string]string{

@@ -34,11 +34,11 @@ const (
 func Installed(ctx context.Context, reader client.Reader) (bool, error) {
 	policy := &metav1.PartialObjectMetadata{}
 	policy.SetGroupVersionKind(schema.GroupVersionKind{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"})
-	for name, object := range map[string]client.Object{
-		"prebind":        &admissionregistrationv1.MutatingWebhookConfiguration{},
-		"rack-awareness": policy,
-	} {
-		err := reader.Get(ctx, client.ObjectKey{Name: name}, object)
+	for _, o := range []struct {
+		name   string
+		object client.Object
+	}{{"rack-awareness", policy}, {"prebind", &admissionregistrationv1.MutatingWebhookConfiguration{}}} {
+		err := reader.Get(ctx, client.ObjectKey{Name: o.name}, o.object)
 		if meta.IsNoMatchError(err) { // The CustomResourceDefinition of policies is not installed.
 			return false, nil
 		}
