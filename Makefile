@@ -73,11 +73,12 @@ properties: ## Run property and model tests with random seeds (ROUNDS=50: number
 # Shows each test when it ends, and at the end the output of those that failed. The file contains the output of all.
 E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).json -- -p 2 -count=1 -timeout 60m $(addprefix ./test/,$(2))
 
-# Two packages at a time: with three, calls of a cluster take seconds on two processors. Benchmarks need the machine for themselves. Prebind
-# itself is built with the race detector.
+# Two packages at a time: with more, calls of a cluster take seconds on two processors. Faults and benchmarks need the machine for themselves.
+# Prebind itself is built with the race detector.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
-	$(call E2E,e2e,e2e faults handlers release)
+	$(call E2E,e2e,e2e handlers release)
+	$(call E2E,faults,faults)
 	$(call E2E,bench,bench)
 
 # Versions of Kubernetes in addition to that of make test.
