@@ -44,7 +44,7 @@ type bundleAt struct {
 }
 
 func TestModel_ServesOnlyTrustedCertificates(t *testing.T) {
-	for _, seed := range seeds.Of(t, 3) {
+	for _, seed := range seeds.Of(t, 1) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &model{
