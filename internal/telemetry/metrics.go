@@ -51,7 +51,7 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		duration: histogram("prebind_decision_duration_seconds",
 			"Time from a call to its answer, holds included.", prometheus.ExponentialBuckets(0.0005, 2, 17), "decision"),
 		wait: histogram("prebind_bind_wait_seconds",
-			"Time from the first call for a bind at this replica until it allowed or rejected the bind. Includes only binds that waited or for which a plugin wrote.", prometheus.ExponentialBuckets(0.01, 2, 17)).WithLabelValues(),
+			"Time from the first call for a bind at this replica until it allowed or rejected the bind. Includes only binds that waited or for which a plugin wrote. With rejectAfter, each rejection counts.", prometheus.ExponentialBuckets(0.01, 2, 17)).WithLabelValues(),
 		audited: counter("prebind_audited_decisions_total",
 			"Decisions that mode Audit did not apply, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.", "decision", "plugin"),
 		conflicts: counter("prebind_mutator_conflicts_total",
