@@ -73,7 +73,7 @@ func Extension[T any](bc *BindContext) (T, error) {
 }
 
 // NewPlugin returns a Plugin that only decides or waits: decide reads from the cache and returns the
-// verdict. Its error rejects the bind.
+// verdict. Its error rejects the bind, except one of KindWait.
 func NewPlugin(name string, decide func(ctx context.Context, cache Reader, bc *BindContext) (Verdict, error)) *Decider {
 	return &Decider{name: name, decide: decide}
 }

@@ -19,7 +19,7 @@ type Kind string
 const (
 	// KindWait means not yet. The client repeats the Binding.
 	KindWait Kind = "waiting"
-	// KindRefuse means not on this node. The scheduler chooses another node.
+	// KindRefuse means not on this node now. The scheduler schedules the pod again.
 	KindRefuse Kind = "refused"
 	// KindStale means that the decision is out of date: the pod has another resourceVersion,
 	// does not exist, or changed during the bind. The scheduler drops it.

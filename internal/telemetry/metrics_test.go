@@ -127,7 +127,7 @@ func TestRecorder_AuditAndReady(t *testing.T) {
 		m.Engine(answering{d, clock}).Bind(t.Context(), binder.Request{})
 	}
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP prebind_audited_decisions_total Decisions that mode Audit did not apply, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.
+# HELP prebind_audited_decisions_total Decisions in mode Audit, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.
 # TYPE prebind_audited_decisions_total counter
 prebind_audited_decisions_total{decision="refused",plugin="device"} 1
 prebind_audited_decisions_total{decision="waiting",plugin=""} 1
