@@ -21,7 +21,7 @@ import (
 func testOperator(t *testing.T, w *world) {
 	c, err := client.New(w.cluster.Config(), client.Options{})
 	require.NoError(t, err)
-	installed, err := operator.Installed(t.Context(), c)
+	installed, err := operator.Installed(t.Context(), c.RESTMapper(), c)
 	require.NoError(t, err)
 	assert.True(t, installed)
 	create := func(b *bench, scheduler string) *corev1.Pod {

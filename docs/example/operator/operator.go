@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -22,46 +23,55 @@ import (
 const (
 	// rackAnnotation is the annotation that the policy writes.
 	rackAnnotation = "rack-awareness.policy.prebind.dev/rack"
+	// requireAnnotation is RequireAnnotation of the module github.com/prebind/prebind/client.
+	requireAnnotation = "binder.prebind.dev/require"
 	// decisionAnnotation is on the custom resource: whether its pods rely on Prebind.
 	decisionAnnotation = "store.example.com/prebind"
 )
 
-// Installed returns whether Prebind is registered and has the policy. This shows neither the mode of Prebind nor its health, and Helm
-// keeps the policy after an uninstallation. The reader is GetAPIReader of the manager: its cached client would need list and watch.
+// Installed returns whether Prebind is registered and has the policy, and the policy is not in mode Audit. This shows neither the mode of
+// Prebind nor its health, and Helm keeps the policy after an uninstallation. The mapper is GetRESTMapper of the manager, which finds the version of BindPolicy. The reader is
+// GetAPIReader: the cached client would need list and watch.
 //
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,resourceNames=rack-awareness,verbs=get
-func Installed(ctx context.Context, reader client.Reader) (bool, error) {
-	policy := &metav1.PartialObjectMetadata{}
-	policy.SetGroupVersionKind(schema.GroupVersionKind{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"})
+func Installed(ctx context.Context, mapper meta.RESTMapper, reader client.Reader) (bool, error) {
+	mapping, err := mapper.RESTMapping(schema.GroupKind{Group: "policy.prebind.dev", Kind: "BindPolicy"})
+	if meta.IsNoMatchError(err) { // The CustomResourceDefinition of policies is not installed.
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	policy := &unstructured.Unstructured{}
+	policy.SetGroupVersionKind(mapping.GroupVersionKind)
 	for _, o := range []struct {
 		name   string
 		object client.Object
 	}{{"rack-awareness", policy}, {"prebind", &admissionregistrationv1.MutatingWebhookConfiguration{}}} {
-		err := reader.Get(ctx, client.ObjectKey{Name: o.name}, o.object)
-		if meta.IsNoMatchError(err) { // The CustomResourceDefinition of policies is not installed.
-			return false, nil
-		}
-		if err != nil {
+		if err := reader.Get(ctx, client.ObjectKey{Name: o.name}, o.object); err != nil {
 			return false, client.IgnoreNotFound(err)
 		}
 	}
-	return true, nil
+	mode, _, err := unstructured.NestedString(policy.Object, "spec", "mode")
+	return mode != "Audit", err
 }
 
 // Decide returns whether the pods of the custom resource rely on Prebind. It makes the decision once, and adds it to the resource,
-// which the caller writes before it creates pods. The user can set another one. A resource that already has pods decides false, because
-// a changed template restarts them. Unlike a status, an annotation is part of a backup.
-func Decide(ctx context.Context, reader client.Reader, resource client.Object, hasPods bool) (bool, error) {
+// which the caller writes before it creates pods. The user can set another one. The template is that of existing pods, or nil: they keep
+// it, because a change restarts them. Unlike a status, an annotation is part of a backup. After an error, the caller creates no pods.
+func Decide(ctx context.Context, mapper meta.RESTMapper, reader client.Reader, resource client.Object, existing *corev1.PodTemplateSpec) (bool, error) {
 	annotations := resource.GetAnnotations()
 	if decision, ok := annotations[decisionAnnotation]; ok {
 		return strconv.ParseBool(decision)
 	}
-	installed, err := Installed(ctx, reader)
-	if err != nil {
-		return false, err
+	decision := existing != nil && existing.Annotations[requireAnnotation] != ""
+	if existing == nil {
+		var err error
+		if decision, err = Installed(ctx, mapper, reader); err != nil {
+			return false, err
+		}
 	}
-	decision := installed && !hasPods
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
@@ -71,11 +81,13 @@ func Decide(ctx context.Context, reader client.Reader, resource client.Object, h
 }
 
 // Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
-// is off, and their containers and init containers have the variable RACK. It replaces a variable with that name. The constant
-// RequireAnnotation of the module github.com/prebind/prebind/client is the key below.
+// is off, and their containers and init containers have the variable RACK. It replaces a variable with that name, and removes a rack that
+// a user has written into the template: it would stay if the pod is bound without Prebind. For local volumes, add a node affinity, as in
+// docs/manifests/kafka.yaml.
 func Require(template *corev1.PodTemplateSpec) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, "rack-awareness", "true")
-	metav1.SetMetaDataAnnotation(&template.ObjectMeta, "binder.prebind.dev/require", "policy")
+	metav1.SetMetaDataAnnotation(&template.ObjectMeta, requireAnnotation, "policy")
+	delete(template.Annotations, rackAnnotation)
 	rack := corev1.EnvVar{Name: "RACK", ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rackAnnotation + "']"},
 	}}

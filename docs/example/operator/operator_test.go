@@ -4,7 +4,6 @@
 package operator
 
 import (
-	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -13,26 +12,33 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-
-	policyv1alpha1 "github.com/prebind/prebind/policy/v1alpha1"
 )
 
 var (
 	webhook = &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "prebind"}}
-	policy  = &policyv1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness"}}
+	policy  = policyIn("Enforce")
 )
 
-func reader(t *testing.T, objects ...client.Object) client.Reader {
+func policyIn(mode string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "policy.prebind.dev/v1alpha1", "kind": "BindPolicy",
+		"metadata": map[string]any{"name": "rack-awareness"}, "spec": map[string]any{"mode": mode},
+	}}
+}
+
+func clusterOf(t *testing.T, objects ...client.Object) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	require.NoError(t, clientgoscheme.AddToScheme(scheme))
-	require.NoError(t, policyv1alpha1.AddToScheme(scheme))
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{policy.GroupVersionKind().GroupVersion()})
+	mapper.Add(policy.GroupVersionKind(), meta.RESTScopeRoot)
+	return fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjects(objects...).Build()
 }
 
 func TestInstalled(t *testing.T) {
@@ -43,51 +49,49 @@ func TestInstalled(t *testing.T) {
 		"Both":         {[]client.Object{webhook, policy}, true},
 		"WithoutRacks": {[]client.Object{webhook}, false},
 		"Uninstalled":  {[]client.Object{policy}, false},
+		"Audit":        {[]client.Object{webhook, policyIn("Audit")}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Installed(t.Context(), reader(t, tc.objects...))
+			c := clusterOf(t, tc.objects...)
+			got, err := Installed(t.Context(), c.RESTMapper(), c)
 			require.NoError(t, err)
 			assert.Equal(t, tc.want, got)
 		})
 	}
 	t.Run("WithoutKind", func(t *testing.T) {
-		got, err := Installed(t.Context(), interceptor.NewClient(fake.NewFakeClient(webhook), interceptor.Funcs{
-			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
-				if _, ok := object.(*metav1.PartialObjectMetadata); ok {
-					return &meta.NoKindMatchError{}
-				}
-				return c.Get(ctx, key, object, opts...)
-			},
-		}))
+		got, err := Installed(t.Context(), meta.NewDefaultRESTMapper(nil), clusterOf(t, webhook))
 		require.NoError(t, err)
 		assert.False(t, got)
 	})
 }
 
 func TestDecide(t *testing.T) {
-	with, without := reader(t, webhook, policy), reader(t)
+	with, without := clusterOf(t, webhook, policy), clusterOf(t)
 	early, late := &corev1.ConfigMap{}, &corev1.ConfigMap{}
+	relying := &corev1.PodTemplateSpec{}
+	Require(relying)
 	for _, step := range []struct {
 		reason   string
-		reader   client.Reader
+		cluster  client.Client
 		resource *corev1.ConfigMap
-		hasPods  bool
+		existing *corev1.PodTemplateSpec
 		want     bool
 	}{
-		{reason: "Prebind is not installed", reader: without, resource: early},
-		{reason: "an installation does not change an earlier decision", reader: with, resource: early},
-		{reason: "Prebind is installed", reader: with, resource: late, want: true},
-		{reason: "an uninstallation does not change an earlier decision", reader: without, resource: late, hasPods: true, want: true},
-		{reason: "running pods are not restarted", reader: with, resource: &corev1.ConfigMap{}, hasPods: true},
+		{reason: "Prebind is not installed", cluster: without, resource: early},
+		{reason: "an installation does not change an earlier decision", cluster: with, resource: early},
+		{reason: "Prebind is installed", cluster: with, resource: late, want: true},
+		{reason: "an uninstallation does not change an earlier decision", cluster: without, resource: late, existing: &corev1.PodTemplateSpec{}, want: true},
+		{reason: "running pods are not restarted", cluster: with, resource: &corev1.ConfigMap{}, existing: &corev1.PodTemplateSpec{}},
+		{reason: "nor if the decision was lost", cluster: without, resource: &corev1.ConfigMap{}, existing: relying, want: true},
 	} {
-		got, err := Decide(t.Context(), step.reader, step.resource, step.hasPods)
+		got, err := Decide(t.Context(), step.cluster.RESTMapper(), step.cluster, step.resource, step.existing)
 		require.NoError(t, err)
 		assert.Equal(t, step.want, got, step.reason)
 	}
 }
 
 func TestRequire(t *testing.T) {
-	template := &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+	template := &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{rackAnnotation: "forged"}}, Spec: corev1.PodSpec{
 		InitContainers: []corev1.Container{{Name: "init"}},
 		Containers:     []corev1.Container{{Name: "main", Env: []corev1.EnvVar{{Name: "A"}, {Name: "RACK", Value: "default"}}}},
 	}}
@@ -100,6 +104,7 @@ func TestRequire(t *testing.T) {
 		assert.Equal(t, "metadata.annotations['rack-awareness.policy.prebind.dev/rack']", c.Env[0].ValueFrom.FieldRef.FieldPath)
 	}
 	assert.Len(t, template.Spec.Containers[0].Env, 2)
+	assert.NotContains(t, template.Annotations, rackAnnotation)
 }
 
 func TestRack(t *testing.T) {
