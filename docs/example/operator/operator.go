@@ -30,8 +30,8 @@ const (
 )
 
 // Installed returns whether Prebind is registered and has the policy, and the policy is not in mode Audit. This shows neither the mode of
-// Prebind nor its health, and Helm keeps the policy after an uninstallation. The mapper is GetRESTMapper of the manager, which finds the version of BindPolicy. The reader is
-// GetAPIReader: the cached client would need list and watch.
+// Prebind nor its health, and Helm keeps the policy after an uninstallation. The mapper is GetRESTMapper of the manager, which finds the
+// version of BindPolicy. The reader is GetAPIReader: the cached client would need list and watch.
 //
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,resourceNames=rack-awareness,verbs=get
