@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package operator shows how an operator uses the racks of Prebind's policy rack-awareness: it detects Prebind, changes the template of
-// its pods, and verifies each pod. It is code to copy; docs/for-operators.md explains the steps.
+// its pods, and finds pods without a rack. It is code to copy; docs/for-operators.md explains the steps.
 package operator
 
 import (
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -21,8 +22,15 @@ import (
 )
 
 const (
-	// rackAnnotation is the annotation that the policy writes.
-	rackAnnotation = "rack-awareness.policy.prebind.dev/rack"
+	// policyName is the name of the policy. For another policy, change also the markers of Installed, and the label if necessary.
+	policyName = "rack-awareness"
+	// selectingLabel of a pod selects it for the policy.
+	selectingLabel = "rack-awareness"
+	// rackAnnotation and dataCenterAnnotation are the annotations that the policy writes.
+	rackAnnotation       = policyName + ".policy.prebind.dev/rack"
+	dataCenterAnnotation = policyName + ".policy.prebind.dev/datacenter"
+	// policyPlugin is the plugin that applies policies.
+	policyPlugin = "policy"
 	// requireAnnotation is RequireAnnotation of the module github.com/prebind/prebind/client.
 	requireAnnotation = "binder.prebind.dev/require"
 	// decisionAnnotation is on the custom resource: whether its pods rely on Prebind.
@@ -30,7 +38,7 @@ const (
 )
 
 // Installed returns whether Prebind is registered and has the policy, and the policy is not in mode Audit. This shows neither the mode of
-// Prebind nor its health, and Helm keeps the policy after an uninstallation. The mapper is GetRESTMapper of the manager, which finds the
+// Prebind in the namespace of the pods nor its health, and Helm keeps the policy after an uninstallation. The mapper is GetRESTMapper of the manager, which finds the
 // version of BindPolicy. The reader is GetAPIReader: the cached client would need list and watch.
 //
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
@@ -48,7 +56,7 @@ func Installed(ctx context.Context, mapper meta.RESTMapper, reader client.Reader
 	for _, o := range []struct {
 		name   string
 		object client.Object
-	}{{"rack-awareness", policy}, {"prebind", &admissionregistrationv1.MutatingWebhookConfiguration{}}} {
+	}{{policyName, policy}, {"prebind", &admissionregistrationv1.MutatingWebhookConfiguration{}}} {
 		if err := reader.Get(ctx, client.ObjectKey{Name: o.name}, o.object); err != nil {
 			return false, client.IgnoreNotFound(err)
 		}
@@ -65,7 +73,7 @@ func Decide(ctx context.Context, mapper meta.RESTMapper, reader client.Reader, r
 	if decision, ok := annotations[decisionAnnotation]; ok {
 		return strconv.ParseBool(decision)
 	}
-	decision := existing != nil && existing.Annotations[requireAnnotation] != ""
+	decision := existing != nil && existing.Labels[selectingLabel] == "true" && slices.Contains(required(existing.Annotations), policyPlugin)
 	if existing == nil {
 		var err error
 		if decision, err = Installed(ctx, mapper, reader); err != nil {
@@ -81,13 +89,18 @@ func Decide(ctx context.Context, mapper meta.RESTMapper, reader client.Reader, r
 }
 
 // Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
-// is off, and their containers and init containers have the variable RACK. It replaces a variable with that name, and removes a rack that
-// a user has written into the template: it would stay if the pod is bound without Prebind. For local volumes, add a node affinity, as in
-// docs/manifests/kafka.yaml.
+// is off, and their containers and init containers have the variable RACK. It keeps other plugins that a user requires, replaces a
+// variable with that name, and removes the values that a user has written into the template: they would stay if the pod is bound without
+// Prebind. Add the init container rack-check of docs/manifests/kafka.yaml, and for local volumes its node affinity.
 func Require(template *corev1.PodTemplateSpec) {
-	metav1.SetMetaDataLabel(&template.ObjectMeta, "rack-awareness", "true")
-	metav1.SetMetaDataAnnotation(&template.ObjectMeta, requireAnnotation, "policy")
+	metav1.SetMetaDataLabel(&template.ObjectMeta, selectingLabel, "true")
+	plugins := required(template.Annotations)
+	if !slices.Contains(plugins, policyPlugin) {
+		plugins = append(plugins, policyPlugin)
+	}
+	metav1.SetMetaDataAnnotation(&template.ObjectMeta, requireAnnotation, strings.Join(plugins, ","))
 	delete(template.Annotations, rackAnnotation)
+	delete(template.Annotations, dataCenterAnnotation)
 	rack := corev1.EnvVar{Name: "RACK", ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rackAnnotation + "']"},
 	}}
@@ -100,12 +113,18 @@ func Require(template *corev1.PodTemplateSpec) {
 	}
 }
 
-// Rack returns the rack of a pod that relies on Prebind, or "" before it has a node. It is an error if the pod was bound without
-// Prebind. Such a pod never gets a rack, also if its containers restart: delete it.
+// required returns the plugins that the annotations require.
+func required(annotations map[string]string) []string {
+	return strings.FieldsFunc(annotations[requireAnnotation], func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// Rack returns the rack of a pod that relies on Prebind. It returns "" before the pod has a node, and for pods of a template that Require
+// did not change. It is an error if the pod was bound without Prebind. Such a pod never gets a rack, also if its containers restart:
+// delete it.
 func Rack(pod *corev1.Pod) (string, error) {
 	rack := pod.Annotations[rackAnnotation]
 	switch {
-	case pod.Spec.NodeName == "":
+	case pod.Spec.NodeName == "" || !slices.Contains(required(pod.Annotations), policyPlugin):
 		return "", nil // A user can have set the annotation.
 	case rack == "":
 		return "", fmt.Errorf("pod %s/%s was bound without a rack; delete it", pod.Namespace, pod.Name)

@@ -68,8 +68,9 @@ func TestInstalled(t *testing.T) {
 func TestDecide(t *testing.T) {
 	with, without := clusterOf(t, webhook, policy), clusterOf(t)
 	early, late := &corev1.ConfigMap{}, &corev1.ConfigMap{}
-	relying := &corev1.PodTemplateSpec{}
+	relying, ofUser := &corev1.PodTemplateSpec{}, &corev1.PodTemplateSpec{}
 	Require(relying)
+	ofUser.Annotations = map[string]string{requireAnnotation: "volumebinding"}
 	for _, step := range []struct {
 		reason   string
 		cluster  client.Client
@@ -82,6 +83,7 @@ func TestDecide(t *testing.T) {
 		{reason: "Prebind is installed", cluster: with, resource: late, want: true},
 		{reason: "an uninstallation does not change an earlier decision", cluster: without, resource: late, existing: &corev1.PodTemplateSpec{}, want: true},
 		{reason: "running pods are not restarted", cluster: with, resource: &corev1.ConfigMap{}, existing: &corev1.PodTemplateSpec{}},
+		{reason: "also if their user requires another plugin", cluster: with, resource: &corev1.ConfigMap{}, existing: ofUser},
 		{reason: "nor if the decision was lost", cluster: without, resource: &corev1.ConfigMap{}, existing: relying, want: true},
 	} {
 		got, err := Decide(t.Context(), step.cluster.RESTMapper(), step.cluster, step.resource, step.existing)
@@ -91,7 +93,9 @@ func TestDecide(t *testing.T) {
 }
 
 func TestRequire(t *testing.T) {
-	template := &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{rackAnnotation: "forged"}}, Spec: corev1.PodSpec{
+	template := &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+		rackAnnotation: "forged", dataCenterAnnotation: "forged", requireAnnotation: "volumebinding",
+	}}, Spec: corev1.PodSpec{
 		InitContainers: []corev1.Container{{Name: "init"}},
 		Containers:     []corev1.Container{{Name: "main", Env: []corev1.EnvVar{{Name: "A"}, {Name: "RACK", Value: "default"}}}},
 	}}
@@ -104,11 +108,12 @@ func TestRequire(t *testing.T) {
 		assert.Equal(t, "metadata.annotations['rack-awareness.policy.prebind.dev/rack']", c.Env[0].ValueFrom.FieldRef.FieldPath)
 	}
 	assert.Len(t, template.Spec.Containers[0].Env, 2)
-	assert.NotContains(t, template.Annotations, rackAnnotation)
+	assert.Equal(t, map[string]string{requireAnnotation: "volumebinding,policy"}, template.Annotations)
 }
 
 func TestRack(t *testing.T) {
-	annotated := map[string]string{rackAnnotation: "rack-7"}
+	relying := map[string]string{requireAnnotation: "volumebinding, policy"}
+	annotated := map[string]string{requireAnnotation: "policy", rackAnnotation: "rack-7"}
 	for name, tc := range map[string]struct {
 		node        string
 		annotations map[string]string
@@ -116,7 +121,8 @@ func TestRack(t *testing.T) {
 		fails       bool
 	}{
 		"Bound":        {node: "node-1", annotations: annotated, rack: "rack-7"},
-		"BoundWithout": {node: "node-1", fails: true},
+		"BoundWithout": {node: "node-1", annotations: relying, fails: true},
+		"EarlierPod":   {node: "node-1"},
 		"Pending":      {annotations: annotated},
 	} {
 		t.Run(name, func(t *testing.T) {
