@@ -65,33 +65,21 @@ func Installed(ctx context.Context, mapper meta.RESTMapper, reader client.Reader
 	return mode != "Audit", err
 }
 
-// Decide returns whether the pods of the custom resource rely on Prebind. It makes the decision once, and adds it to the resource,
-// which the caller writes before it creates pods. The user can set another one. The template is that of existing pods, or nil: they keep
-// it, because a change restarts them. Unlike a status, an annotation is part of a backup. After an error, the caller creates no pods.
-func Decide(ctx context.Context, mapper meta.RESTMapper, reader client.Reader, resource client.Object, existing *corev1.PodTemplateSpec) (bool, error) {
-	annotations := resource.GetAnnotations()
-	if decision, ok := annotations[decisionAnnotation]; ok {
+// Decide returns whether the pods of the custom resource rely on Prebind. The user decides, before the first pod, because a pod that relies
+// on Prebind does not start without it: if Installed, propose it in a condition, and if not, report a decision for it. Without a decision,
+// pods use the fallback, except those of an existing template that Require has changed: another one restarts them. The template is nil if
+// the resource has no pods. Unlike a status, an annotation is part of a backup.
+func Decide(resource metav1.Object, existing *corev1.PodTemplateSpec) (bool, error) {
+	if decision, ok := resource.GetAnnotations()[decisionAnnotation]; ok {
 		return strconv.ParseBool(decision)
 	}
-	decision := existing != nil && existing.Labels[selectingLabel] == "true" && slices.Contains(required(existing.Annotations), policyPlugin)
-	if existing == nil {
-		var err error
-		if decision, err = Installed(ctx, mapper, reader); err != nil {
-			return false, err
-		}
-	}
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[decisionAnnotation] = strconv.FormatBool(decision)
-	resource.SetAnnotations(annotations)
-	return decision, nil
+	return existing != nil && existing.Labels[selectingLabel] == "true" && slices.Contains(required(existing.Annotations), policyPlugin), nil
 }
 
 // Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
 // is off, and their containers and init containers have the variable RACK. It keeps other plugins that a user requires, replaces a
 // variable with that name, and removes the values that a user has written into the template: they would stay if the pod is bound without
-// Prebind. Add the init container rack-check of docs/manifests/kafka.yaml, and for local volumes its node affinity.
+// Prebind. Before the call, add the init container rack-check of docs/manifests/kafka.yaml, and for local volumes its node affinity.
 func Require(template *corev1.PodTemplateSpec) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, selectingLabel, "true")
 	plugins := required(template.Annotations)
@@ -118,7 +106,7 @@ func required(annotations map[string]string) []string {
 	return strings.FieldsFunc(annotations[requireAnnotation], func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// Rack returns the rack of a pod that relies on Prebind. It returns "" before the pod has a node, and for pods of a template that Require
+// Rack returns the rack of a pod of a resource that relies on Prebind (Decide). It returns "" before the pod has a node, and for pods of a template that Require
 // did not change. It is an error if the pod was bound without Prebind. Such a pod never gets a rack, also if its containers restart:
 // delete it.
 func Rack(pod *corev1.Pod) (string, error) {

@@ -66,30 +66,33 @@ func TestInstalled(t *testing.T) {
 }
 
 func TestDecide(t *testing.T) {
-	with, without := clusterOf(t, webhook, policy), clusterOf(t)
-	early, late := &corev1.ConfigMap{}, &corev1.ConfigMap{}
 	relying, ofUser := &corev1.PodTemplateSpec{}, &corev1.PodTemplateSpec{}
 	Require(relying)
-	ofUser.Annotations = map[string]string{requireAnnotation: "volumebinding"}
-	for _, step := range []struct {
-		reason   string
-		cluster  client.Client
-		resource *corev1.ConfigMap
+	ofUser.Annotations = map[string]string{requireAnnotation: "volumebinding,policy"}
+	for name, tc := range map[string]struct {
+		decision string
 		existing *corev1.PodTemplateSpec
 		want     bool
 	}{
-		{reason: "Prebind is not installed", cluster: without, resource: early},
-		{reason: "an installation does not change an earlier decision", cluster: with, resource: early},
-		{reason: "Prebind is installed", cluster: with, resource: late, want: true},
-		{reason: "an uninstallation does not change an earlier decision", cluster: without, resource: late, existing: &corev1.PodTemplateSpec{}, want: true},
-		{reason: "running pods are not restarted", cluster: with, resource: &corev1.ConfigMap{}, existing: &corev1.PodTemplateSpec{}},
-		{reason: "also if their user requires another plugin", cluster: with, resource: &corev1.ConfigMap{}, existing: ofUser},
-		{reason: "nor if the decision was lost", cluster: without, resource: &corev1.ConfigMap{}, existing: relying, want: true},
+		"Undecided":       {},
+		"Decided":         {decision: "true", existing: &corev1.PodTemplateSpec{}, want: true},
+		"DecidedNot":      {decision: "false", existing: relying},
+		"ExistingPods":    {existing: &corev1.PodTemplateSpec{}},
+		"RequiredByUsers": {existing: ofUser},
+		"LostDecision":    {existing: relying, want: true},
 	} {
-		got, err := Decide(t.Context(), step.cluster.RESTMapper(), step.cluster, step.resource, step.existing)
-		require.NoError(t, err)
-		assert.Equal(t, step.want, got, step.reason)
+		t.Run(name, func(t *testing.T) {
+			resource := &corev1.ConfigMap{}
+			if tc.decision != "" {
+				resource.Annotations = map[string]string{decisionAnnotation: tc.decision}
+			}
+			got, err := Decide(resource, tc.existing)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, got)
+		})
 	}
+	_, err := Decide(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{decisionAnnotation: "maybe"}}}, nil)
+	require.Error(t, err)
 }
 
 func TestRequire(t *testing.T) {
