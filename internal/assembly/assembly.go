@@ -11,7 +11,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -46,8 +45,8 @@ type Options struct {
 
 // Assembly builds the settings of the engine from a configuration, with the caches that they need. It is a manager without servers.
 //
-// Its cache contains pending pods, trimmed nodes, and the kinds that plugins watch, so memory does not grow with running pods. It uses
-// memory and permissions only for the kinds that are watched. Each selection of a plugin has a cache of its own.
+// Its caches contain pending pods, trimmed nodes, and the kinds and selections of plugins, so memory does not grow with running pods. It
+// uses memory and permissions only for the kinds that are watched. The cache of the manager is empty.
 //
 // Only Cached, Denied and the methods of the manager are safe for concurrent use.
 type Assembly struct {
@@ -60,17 +59,16 @@ type Assembly struct {
 	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
 	selections *selections
 	discovery  discovery.DiscoveryInterface
-	// denied contains the rejected watches of the cache, and of the selections of registrations.
+	// denied contains the rejected watches of the kinds and selections of registrations. synced contains a function for each of them.
 	denied *denied
-	// watched contains the kinds in the cache.
-	watched sets.Set[string]
+	synced []toolscache.InformerSynced
 }
 
 // New returns an Assembly without plugins. Start it with the same context.
 func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error) {
 	a := &Assembly{
 		Changes: notify.NewHub(), o: o, running: ctx, selections: &selections{clock: clock.RealClock{}, all: map[string]*selection{}},
-		denied: &denied{}, watched: sets.Set[string]{},
+		denied: &denied{},
 	}
 	if err := a.setUp(config); err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
@@ -102,23 +100,18 @@ func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfigu
 // Cached returns the reader of the cache and of the selections. It is safe for concurrent use.
 func (a *Assembly) Cached() framework.Reader { return &view{a: a} }
 
-// watch adds the kinds to the cache, so that Changes reports their changes. Readiness waits for them.
+// WaitForSync waits until the caches have all objects, and Changes and the plugins know them, or until the context ends. The caches begin
+// when they are added, so a part of the program that reads them without waiting for readiness calls it.
+func (a *Assembly) WaitForSync(ctx context.Context) {
+	toolscache.WaitForCacheSync(ctx.Done(), a.synced...)
+}
+
+// watch adds the selections of the kinds.
 func (a *Assembly) watch(ctx context.Context, by string, examples ...client.Object) error {
 	for _, example := range examples {
-		a.denied.usedBy(example, by)
-		kind := framework.KindOf(example)
-		informer, err := a.GetCache().GetInformer(ctx, example)
-		if err != nil {
-			return fmt.Errorf("watching %s objects: %w", kind, err)
-		}
-		if a.watched.Has(kind) {
-			continue
-		}
-		if err := a.Changes.Attach(example, informer); err != nil {
+		if err := a.useRegistered(ctx, KindSelection(example), by); err != nil {
 			return err
 		}
-		a.o.WaitFor(kind, informer.HasSynced)
-		a.watched.Insert(kind)
 	}
 	return nil
 }
@@ -205,21 +198,18 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	case p.Name() != e.Name:
 		return nil, fmt.Errorf("must be named as registered, got %q", p.Name())
 	}
-	var synced []toolscache.InformerSynced
 	if e.Selections != nil {
 		for _, s := range e.Selections(a.o.Namespace, arguments) {
-			has, err := a.useRegistered(ctx, s, by)
-			if err != nil {
+			if err := a.useRegistered(ctx, s, by); err != nil {
 				return nil, err
 			}
-			synced = append(synced, has...)
 		}
 	}
 	if s, ok := p.(framework.Starter); ok {
 		// Readiness waits until the plugin can decide. If its Start fails, the process ends.
 		a.o.WaitFor(by, s.HasSynced)
 		err = a.Add(manager.RunnableFunc(func(ctx context.Context) error {
-			toolscache.WaitForCacheSync(ctx.Done(), synced...) // The manager waits only for its own cache.
+			a.WaitForSync(ctx)
 			if err := s.Start(ctx); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("plugin %s: %w", e.Name, err)
 			}

@@ -34,25 +34,15 @@ func (a *Assembly) setUp(config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	options := CacheOptions()
-	options.DefaultWatchErrorHandler = a.denied.handle
 	if a.Manager, err = ctrl.NewManager(config, ctrl.Options{
 		Scheme:                 scheme,
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
-		NewCache: func(config *rest.Config, o cache.Options) (cache.Cache, error) {
-			if err := decodeBriefly(config, &o); err != nil {
-				return nil, err
-			}
-			c, err := cache.New(config, o)
-			return interruptible{Cache: c, stop: a.running}, err
-		},
 		// Reads of the client are live. Plugins read the cache through a view.
 		NewClient: func(config *rest.Config, o client.Options) (client.Client, error) {
 			o.Cache = nil
 			return client.New(config, o)
 		},
-		Cache: options,
 	}); err != nil {
 		return err
 	}
@@ -80,23 +70,24 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 
 // inherited returns the options of a cache with the client, the scheme and the mapper of the manager.
 func (a *Assembly) inherited(rejected *denied) cache.Options {
-	options := commonCacheOptions()
+	options := CacheOptions()
 	options.HTTPClient, options.Scheme, options.Mapper = a.GetHTTPClient(), a.GetScheme(), a.GetRESTMapper()
 	options.DefaultWatchErrorHandler = rejected.handle
 	return options
 }
 
-// view reads the cache and the selections.
+// view reads the selections.
 type view struct{ a *Assembly }
 
 // Get implements client.Reader. It does not find a pod that is too large for the cache.
-func (v *view) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+func (v *view) Get(_ context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	name := framework.KindOf(into)
 	for _, o := range opts {
 		if from, ok := o.(framework.Selection); ok {
-			return v.a.selections.Get(key, into, from)
+			name = from.Name
 		}
 	}
-	err := v.a.GetCache().Get(ctx, key, into, opts...)
+	err := v.a.selections.Get(key, into, name)
 	if pod, ok := into.(*corev1.Pod); ok && err == nil && pod.UID == "" {
 		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
 	}
@@ -108,46 +99,32 @@ func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.
 	if by, ok := framework.SelectedBy(opts); ok {
 		return v.a.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
 	}
-	return v.a.GetCache().List(ctx, into, opts...)
-}
-
-// CacheOptions returns the options of Prebind's cache. It contains pending pods and trimmed nodes.
-func CacheOptions() cache.Options {
-	options := commonCacheOptions()
-	options.ByObject = map[client.Object]cache.ByObject{
-		&corev1.Pod{}:  {Field: pending, Transform: trimPod},
-		&corev1.Node{}: {Transform: trimNode},
+	found, err := v.a.selections.named(framework.KindOf(into))
+	if err != nil {
+		return err
 	}
-	return options
+	return found.cache.List(ctx, into, opts...)
 }
 
-// commonCacheOptions returns the options of all caches.
-func commonCacheOptions() cache.Options {
+// KindSelection returns the selection with all objects of the kind that Prebind reads: pending pods, and trimmed nodes. Its name is the kind.
+func KindSelection(example client.Object) framework.Selection {
+	s := framework.Selection{Name: framework.KindOf(example), Example: example}
+	switch example.(type) {
+	case *corev1.Pod:
+		s.Fields, s.Transform = pending, trimPod
+	case *corev1.Node:
+		s.Transform = trimNode
+	}
+	return s
+}
+
+// CacheOptions returns the options of the caches of all selections.
+func CacheOptions() cache.Options {
 	return cache.Options{
-		// Reading a kind that is not watched would start an informer without a wait for its objects.
-		ReaderFailOnMissingInformer: true,
-		DefaultTransform:            cache.TransformStripManagedFields(),
+		DefaultTransform: cache.TransformStripManagedFields(),
 		// Mutators and plugins must not change objects of the cache.
 		DefaultUnsafeDisableDeepCopy: new(true),
 	}
-}
-
-// interruptible is a cache whose synchronization a manager does not await after it is stopped.
-// Otherwise, a manager waits while the API server does not answer or a permission is missing.
-type interruptible struct {
-	cache.Cache
-	stop context.Context //nolint:containedctx // The context of WaitForCacheSync does not end when the manager is stopped.
-}
-
-// GetCache makes a manager start the cache before the runnables that read it.
-func (c interruptible) GetCache() cache.Cache { return c }
-
-// WaitForCacheSync returns true when the caches are synced or the manager is stopped.
-func (c interruptible) WaitForCacheSync(ctx context.Context) bool {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(c.stop, cancel)()
-	return c.Cache.WaitForCacheSync(ctx) || c.stop.Err() != nil
 }
 
 // trimNode removes the fields that use most of the memory of a node and that plugins do not read. Nodes have most of their strings in

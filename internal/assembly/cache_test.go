@@ -4,7 +4,6 @@
 package assembly
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -17,8 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -38,27 +36,6 @@ func TestTrimNode(t *testing.T) {
 	assert.Equal(t, "something else", got)
 }
 
-// managerOf is a manager with this cache.
-type managerOf struct {
-	ctrl.Manager
-	cache cache.Cache
-}
-
-func (m managerOf) GetCache() cache.Cache { return m.cache }
-
-// podCache is a cache of one pod.
-type podCache struct {
-	cache.Cache
-	pod *corev1.Pod
-}
-
-func (c podCache) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	if pod, ok := into.(*corev1.Pod); ok {
-		c.pod.DeepCopyInto(pod)
-	}
-	return nil
-}
-
 // The engine reads a pod from the API server that the cache does not have.
 func TestView_LargePod(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -73,7 +50,9 @@ func TestView_LargePod(t *testing.T) {
 			assert.Equal(t, trimmed, again, "an informer can transform an object twice")
 			pod, ok := trimmed.(*corev1.Pod)
 			require.True(t, ok)
-			a := &Assembly{Manager: managerOf{cache: podCache{pod: pod}}}
+			store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, nil)
+			require.NoError(t, store.Add(pod))
+			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {store: store, ready: true}}}}
 			err = (&view{a: a}).Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
 			assert.Equal(t, tc.found, err == nil)
 			assert.Equal(t, tc.found, !apierrors.IsNotFound(err))

@@ -5,7 +5,6 @@ package assembly
 
 import (
 	"slices"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
@@ -19,29 +18,28 @@ import (
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/prebind/prebind/binder/framework"
 )
+
+// podKind is the name of the selection of pending pods.
+var podKind = framework.KindOf(&corev1.Pod{})
 
 // pending selects the pods without a node.
 var pending = fields.OneTermEqualSelector("spec.nodeName", "")
 
-// decodeBriefly makes the cache decode only the metadata of the pods that leave it. Every bind makes one leave, and decoding it is the
-// largest part of the work of following pods. The library has no option for the decoder, so these pods have a client of their own.
-func decodeBriefly(config *rest.Config, o *cache.Options) error {
+// listPending lists and watches the pending pods, and decodes only the metadata of those that leave. Every bind makes one leave, and
+// decoding it is the largest part of the work of following pods. The cache has no option for the decoder, so these pods have a client of
+// their own.
+func listPending(config *rest.Config, o cache.Options) (toolscache.ListerWatcher, error) {
 	own := rest.CopyConfig(config)
 	own.APIPath, own.GroupVersion, own.ContentType = "/api", &corev1.SchemeGroupVersion, runtime.ContentTypeProtobuf
 	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(o.Scheme).WithoutConversion()}
 	client, err := rest.RESTClientForConfigAndClient(own, o.HTTPClient)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	pods := toolscache.NewListWatchFromClient(client, "pods", metav1.NamespaceAll, pending)
-	o.NewInformer = func(objects toolscache.ListerWatcher, example runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
-		if _, ok := example.(*corev1.Pod); ok {
-			objects = pods
-		}
-		return toolscache.NewSharedIndexInformer(objects, example, resync, by)
-	}
-	return nil
+	return toolscache.NewListWatchFromClient(client, "pods", metav1.NamespaceAll, pending), nil
 }
 
 // briefSerializer decodes only the metadata of objects that a watch in protobuf reports as deleted.

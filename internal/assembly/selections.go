@@ -33,7 +33,7 @@ import (
 // selectionLingers is how long a selection is kept that no policy uses: the next generation of one may need it again.
 const selectionLingers = time.Minute
 
-// selections contains the cache of each framework.Selection, by name. Its reader methods are safe
+// selections contains the cache of each kind and of each framework.Selection, by name. Its reader methods are safe
 // for concurrent use.
 type selections struct {
 	clock clock.PassiveClock
@@ -45,6 +45,9 @@ type selections struct {
 
 // selection is the cache of one framework.Selection.
 type selection struct {
+	// example has the type of the objects.
+	example  client.Object
+	cache    cache.Cache
 	informer cache.Informer
 	// store contains the objects. Only its methods for reading may be called.
 	store toolscache.Indexer
@@ -71,22 +74,22 @@ type selector struct {
 // List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
 // cache copies all objects of the bucket first.
 func (s *selections) List(into client.ObjectList, by framework.Selected, limit int) error {
-	store, err := s.storeOf(by.Selection)
+	from, err := s.named(by.Name)
 	if err != nil {
 		return err
 	}
-	return listFrom(store, into, by, limit)
+	return listFrom(from.store, into, by, limit)
 }
 
-// Get reads the object of the selection with the name.
-func (s *selections) Get(key client.ObjectKey, into client.Object, from framework.Selection) error {
-	store, err := s.storeOf(from)
+// Get reads the object from the selection with the name. It does not copy what the object refers to.
+func (s *selections) Get(key client.ObjectKey, into client.Object, name string) error {
+	from, err := s.named(name)
 	if err != nil {
 		return err
 	}
-	found, _, err := store.GetByKey(toolscache.ObjectName(key).String())
+	found, _, err := from.store.GetByKey(toolscache.ObjectName(key).String())
 	if err != nil {
-		return fmt.Errorf("selection %q: %w", from.Name, err)
+		return fmt.Errorf("selection %q: %w", name, err)
 	}
 	to, object := reflect.ValueOf(into), reflect.ValueOf(found)
 	if found == nil || to.Type() != object.Type() {
@@ -96,14 +99,15 @@ func (s *selections) Get(key client.ObjectKey, into client.Object, from framewor
 	return nil
 }
 
-func (s *selections) storeOf(want framework.Selection) (toolscache.Indexer, error) {
+// named returns the selection with the name.
+func (s *selections) named(name string) (*selection, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	found := s.all[want.Name]
+	found := s.all[name]
 	if found == nil || !found.ready {
-		return nil, fmt.Errorf("selection %q is not among those of the plugin's registration, and Select has not added it", want.Name)
+		return nil, fmt.Errorf("%q is not among the watches and selections of the plugin's registration, and Select has not added it", name)
 	}
-	return found.store, nil
+	return found, nil
 }
 
 // listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
@@ -153,6 +157,9 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	if found := s.use(want.Name); found != nil {
+		if reflect.TypeOf(found.example) != reflect.TypeOf(want.Example) {
+			return nil, fmt.Errorf("%q is watched as %T, and as %T", want.Name, found.example, want.Example)
+		}
 		return found, nil
 	}
 	rejected := a.denied
@@ -257,6 +264,12 @@ func SelectionCache(ctx context.Context, config *rest.Config, options cache.Opti
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
 	}
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
+	var pods toolscache.ListerWatcher
+	if want.Name == podKind {
+		if pods, err = listPending(config, options); err != nil {
+			return nil, nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
+		}
+	}
 	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		if want.Value != nil {
 			indexers[bucketIndex] = func(o any) ([]string, error) {
@@ -266,6 +279,9 @@ func SelectionCache(ctx context.Context, config *rest.Config, options cache.Opti
 				}
 				return []string{bucketOf(want.Value(object))}, nil
 			}
+		}
+		if pods != nil {
+			lw = pods
 		}
 		informer := toolscache.NewSharedIndexInformer(lw, example, resync, indexers)
 		store = informer.GetIndexer()
@@ -293,34 +309,34 @@ func (a *Assembly) startSelection(ctx context.Context, want framework.Selection,
 	running, stop := context.WithCancel(a.running)
 	go func() { _ = c.Start(running) }() // Only a second start fails.
 	return &selection{
-		informer: informer, store: store, synced: []toolscache.InformerSynced{informer.HasSynced, woken.HasSynced}, denied: rejected, stop: stop,
+		example: want.Example, cache: c, informer: informer, store: store, synced: []toolscache.InformerSynced{informer.HasSynced, woken.HasSynced}, denied: rejected, stop: stop,
 	}, nil
 }
 
-// useRegistered starts a selection of a registration. Readiness waits for its objects. The returned functions report that the selection and
-// its handler have them.
-func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by string) ([]toolscache.InformerSynced, error) {
+// useRegistered starts a selection of a registration. Changes reports its changes, and readiness waits for its objects.
+func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by string) error {
 	if err := want.Check(); err != nil {
-		return nil, err
+		return err
 	}
 	a.denied.usedBy(want.Example, by)
 	found, err := a.selections.find(ctx, a, want, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	found.ready = true
 	synced := slices.Clone(found.synced)
 	if want.Handler != nil {
 		added, err := found.informer.AddEventHandler(want.Handler)
 		if err != nil {
-			return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+			return fmt.Errorf("selection %s: %w", want.Name, err)
 		}
 		synced = append(synced, added.HasSynced)
 	}
 	for _, f := range synced {
 		a.o.WaitFor(want.Name, f)
 	}
-	return synced, nil
+	a.synced = append(a.synced, synced...)
+	return nil
 }
 
 // wakeBy returns a handler that reports each change of an object with its name, and with its value before and after

@@ -57,11 +57,52 @@ func TestSelections_Keep(t *testing.T) {
 	assert.True(t, ended.Has(a))
 }
 
+// A plugin reads a kind through its reader, and a change wakes its waits. A second plugin uses the same watch.
+func TestWatch(t *testing.T) {
+	s := newServer(t)
+	a := newAssemblyAt(t, s)
+	require.NoError(t, a.watch(t.Context(), "test", &corev1.Pod{}))
+	require.NoError(t, a.watch(t.Context(), "other", &corev1.Pod{}))
+	run(t, a)
+	a.WaitForSync(t.Context())
+	require.Len(t, s.watched(), 1)
+	assert.Equal(t, "spec.nodeName=", s.watched()[0].Get("fieldSelector"), "the cache does not grow with running pods")
+
+	reader, pod := a.Cached(), gen.Pod("a", gen.UID("uid"), gen.Version("2"))
+	named, inNamespace := a.Changes.Subscribe(notify.RefTo(pod, pod.Namespace, pod.Name)), a.Changes.Subscribe(notify.RefTo(pod, pod.Namespace, ""))
+	require.True(t, apierrors.IsNotFound(reader.Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})))
+	s.pods <- pod
+	<-named.C()
+	<-inNamespace.C()
+	got := &corev1.Pod{}
+	require.NoError(t, reader.Get(t.Context(), client.ObjectKeyFromObject(pod), got))
+	assert.Equal(t, pod.UID, got.UID)
+	for namespace, want := range map[string]int{pod.Namespace: 1, "other": 0} {
+		var pods corev1.PodList
+		require.NoError(t, reader.List(t.Context(), &pods, client.InNamespace(namespace)))
+		assert.Len(t, pods.Items, want)
+	}
+}
+
+// A kind has the name of its Go type, so one of two types with the same name would be read as the other.
+func TestSelections_SameName(t *testing.T) {
+	s := newServer(t)
+	s.installed.Store(true)
+	a := newAssemblyAt(t, s)
+	require.NoError(t, a.useRegistered(t.Context(), gadgets, "test"))
+	other := gadgets
+	other.Example = &corev1.Pod{}
+	require.ErrorContains(t, a.useRegistered(t.Context(), other, "test"), `"test/gadgets" is watched as *unstructured.Unstructured, and as *v1.Pod`)
+}
+
 func TestSelections_ListUnknown(t *testing.T) {
 	v := &view{a: &Assembly{selections: &selections{all: map[string]*selection{}}}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
 	require.EqualError(t, v.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Pod{}, racks), err.Error())
-	require.EqualError(t, err, `selection "test/racks" is not among those of the plugin's registration, and Select has not added it`)
+	require.EqualError(t, err, `"test/racks" is not among the watches and selections of the plugin's registration, and Select has not added it`)
+	for _, err := range []error{v.List(t.Context(), &corev1.PodList{}), v.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Pod{})} {
+		require.ErrorContains(t, err, `"Pod" is not among the watches`)
+	}
 }
 
 // A plugin reads a selection through its reader, and a change wakes its waits.
@@ -137,9 +178,11 @@ func TestWakeBy(t *testing.T) {
 		event  func(h toolscache.ResourceEventHandler)
 		want   []string
 	}{
-		"Added":   {reason: "the object is new", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), false) }, want: []string{"r1"}},
-		"Moved":   {reason: "the value has changed", event: func(h toolscache.ResourceEventHandler) { h.OnUpdate(pod("r1"), pod("r2")) }, want: []string{"r1", "r2"}},
-		"Deleted": {reason: "the object is gone", event: func(h toolscache.ResourceEventHandler) { h.OnDelete(pod("r2")) }, want: []string{"r2"}},
+		"Added":     {reason: "the object is new", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), false) }, want: []string{"r1"}},
+		"Moved":     {reason: "the value has changed", event: func(h toolscache.ResourceEventHandler) { h.OnUpdate(pod("r1"), pod("r2")) }, want: []string{"r1", "r2"}},
+		"Deleted":   {reason: "the object is gone", event: func(h toolscache.ResourceEventHandler) { h.OnDelete(pod("r2")) }, want: []string{"r2"}},
+		"Initial":   {reason: "objects of the initial list count as additions", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), true) }, want: []string{"r1"}},
+		"No object": {reason: "an event that is not one of an object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd("a", false) }},
 		"Tombstone": {reason: "the deletion was missed", event: func(h toolscache.ResourceEventHandler) {
 			h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: pod("r2")})
 		}, want: []string{"r2"}},
@@ -150,7 +193,9 @@ func TestWakeBy(t *testing.T) {
 			for _, rack := range []string{"r1", "r2"} {
 				subscriptions[rack] = a.Changes.Subscribe(notify.Selected(racks, rack))
 			}
+			named := a.Changes.Subscribe(notify.RefTo(&corev1.Pod{}, "default", "a"))
 			tc.event(a.wakeBy(racks))
+			assert.Equal(t, len(tc.want) > 0, len(named.C()) > 0, "also those for its name")
 			var got []string
 			for _, rack := range []string{"r1", "r2"} {
 				select {

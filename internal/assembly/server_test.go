@@ -94,6 +94,7 @@ func newServer(t *testing.T) *apiServer {
 		return resources("example.com/v1", metav1.APIResource{Name: "gadgets", Kind: "Gadget", Namespaced: true})
 	})
 	mux.HandleFunc("GET /api/v1/namespaces/kube-system/pods", s.watchPods)
+	mux.HandleFunc("GET /api/v1/pods", s.watchPods)
 	mux.HandleFunc("GET /apis/example.com/v1/gadgets", s.gadgetsOf)
 	mux.HandleFunc("GET /apis/example.com/v1/namespaces/shop/gadgets", s.gadgetsOf)
 	s.Server = httptest.NewServer(mux)

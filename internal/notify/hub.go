@@ -5,13 +5,9 @@
 package notify
 
 import (
-	"fmt"
 	"sync"
 
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/prebind/prebind/binder/framework"
 )
 
 // Hub delivers changes from informers to subscriptions. It is safe for concurrent use. Create
@@ -23,32 +19,6 @@ type Hub struct {
 
 // NewHub returns an empty hub.
 func NewHub() *Hub { return &Hub{subs: map[Ref]map[*Subscription]struct{}{}} }
-
-// Informer is the part of an informer that the hub needs.
-type Informer interface {
-	AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
-}
-
-// Attach wakes subscriptions on every addition, change, and deletion in the informer of the
-// example's type. The informer's store already contains the change.
-func (h *Hub) Attach(example client.Object, informer Informer) error {
-	kind := framework.KindOf(example)
-	changed := func(object any) {
-		name, err := cache.DeletionHandlingObjectToName(object)
-		if err == nil {
-			h.Changed(Ref{kind: kind, namespace: name.Namespace, name: name.Name})
-		}
-	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    changed,
-		UpdateFunc: func(_, object any) { changed(object) },
-		DeleteFunc: changed,
-	})
-	if err != nil {
-		return fmt.Errorf("watching %s objects: %w", kind, err)
-	}
-	return nil
-}
 
 // Changed wakes the subscriptions to the object, and those to all objects of its kind.
 // It never blocks.

@@ -4,17 +4,13 @@
 package notify
 
 import (
-	"errors"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/test/gen"
 )
 
 var (
@@ -102,50 +98,6 @@ func TestHub_IsSafeForConcurrentUse(t *testing.T) {
 	}
 	group.Wait()
 	assert.Empty(t, h.subs)
-}
-
-// handlers is an Informer that keeps its handler.
-type handlers struct {
-	cache.ResourceEventHandler
-	err error
-}
-
-func (h *handlers) AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	h.ResourceEventHandler = handler
-	return nil, h.err
-}
-
-func TestAttach_Handler(t *testing.T) {
-	pod := gen.Pod("a")
-	cases := map[string]struct {
-		reason string
-		event  func(h cache.ResourceEventHandler)
-		want   bool
-	}{
-		"InitialList": {reason: "objects of the initial list count as additions", event: func(h cache.ResourceEventHandler) { h.OnAdd(pod, true) }, want: true},
-		"Updated":     {reason: "every update wakes the subscription", event: func(h cache.ResourceEventHandler) { h.OnUpdate(pod, pod) }, want: true},
-		"Deleted":     {reason: "a deletion wakes the subscription", event: func(h cache.ResourceEventHandler) { h.OnDelete(pod) }, want: true},
-		"MissedDelete": {reason: "a deletion that the informer detects later wakes the subscription", event: func(h cache.ResourceEventHandler) {
-			h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/a", Obj: pod})
-		}, want: true},
-		"OtherPod": {reason: "the change is of another object", event: func(h cache.ResourceEventHandler) { h.OnUpdate(gen.Pod("b"), gen.Pod("b")) }},
-		"NoObject": {reason: "an invalid object wakes no subscription and does not panic", event: func(h cache.ResourceEventHandler) { h.OnAdd("a", false) }},
-		"Unknown":  {reason: "a deletion without an object wakes no subscription", event: func(h cache.ResourceEventHandler) { h.OnDelete(cache.DeletedFinalStateUnknown{}) }},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			hub, informer := NewHub(), &handlers{}
-			require.NoError(t, hub.Attach(&corev1.Pod{}, informer))
-			s := hub.Subscribe(podA)
-			tc.event(informer)
-			assert.Equal(t, tc.want, woken(s), tc.reason)
-		})
-	}
-}
-
-func TestAttach_Fails(t *testing.T) {
-	stopped := errors.New("stopped")
-	assert.ErrorIs(t, NewHub().Attach(&corev1.Pod{}, &handlers{err: stopped}), stopped)
 }
 
 func TestHub_Selection(t *testing.T) {

@@ -111,7 +111,7 @@ func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (caches, float64) {
 	return c, liveHeap() - before
 }
 
-// caches are the shipped caches: those of selections by kind, and that of pods and nodes by "".
+// caches are the shipped caches, by kind.
 type caches map[string]cache.Cache
 
 func (c caches) Start(ctx context.Context) error {
@@ -132,10 +132,7 @@ func (c caches) WaitForCacheSync(ctx context.Context) bool {
 }
 
 func (c caches) Get(ctx context.Context, key client.ObjectKey, into client.Object) error {
-	if one, ok := c[framework.KindOf(into)]; ok {
-		return one.Get(ctx, key, into)
-	}
-	return c[""].Get(ctx, key, into)
+	return c[framework.KindOf(into)].Get(ctx, key, into)
 }
 
 // cacheFrom returns the shipped caches with the kinds that Prebind watches in every cluster.
@@ -149,17 +146,10 @@ func cacheFrom(ctx context.Context, url string) (caches, error) {
 	}
 	config, options := &rest.Config{Host: url}, assembly.CacheOptions()
 	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
-	c, err := cache.New(config, options)
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range []client.Object{&corev1.Pod{}, &corev1.Node{}} {
-		if _, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false)); err != nil {
-			return nil, err
-		}
-	}
-	all := caches{"": c}
-	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes) {
+	all := caches{}
+	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes,
+		assembly.KindSelection(&corev1.Pod{}), assembly.KindSelection(&corev1.Node{})) {
+		var err error
 		if all[framework.KindOf(s.Example)], _, _, err = assembly.SelectionCache(ctx, config, options, s); err != nil {
 			return nil, err
 		}

@@ -185,7 +185,10 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		},
 	})
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
-	return p.add(p.replicas, always(func(ctx context.Context) { p.engine.Sweep(ctx, p.replicas) }))
+	return p.add(p.replicas, always(func(ctx context.Context) {
+		p.assembly.WaitForSync(ctx)
+		p.engine.Sweep(ctx, p.replicas)
+	}))
 }
 
 // status returns the status for the lease of this replica. It is called only while
