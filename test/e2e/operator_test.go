@@ -27,7 +27,7 @@ func testOperator(t *testing.T, w *world) {
 	create := func(b *bench, scheduler string) *corev1.Pod {
 		pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())
 		template := &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
-		operator.Require(template)
+		operator.Require(template, "busybox:1.37")
 		pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
 		require.NoError(t, c.Create(t.Context(), pod))
 		return pod

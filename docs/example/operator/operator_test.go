@@ -4,20 +4,27 @@
 package operator
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/yaml"
 )
 
 var (
@@ -67,7 +74,7 @@ func TestInstalled(t *testing.T) {
 
 func TestDecide(t *testing.T) {
 	relying, ofUser := &corev1.PodTemplateSpec{}, &corev1.PodTemplateSpec{}
-	Require(relying)
+	Require(relying, "busybox")
 	ofUser.Annotations = map[string]string{requireAnnotation: "volumebinding,policy"}
 	for name, tc := range map[string]struct {
 		decision string
@@ -102,11 +109,13 @@ func TestRequire(t *testing.T) {
 		InitContainers: []corev1.Container{{Name: "init"}},
 		Containers:     []corev1.Container{{Name: "main", Env: []corev1.EnvVar{{Name: "A"}, {Name: "RACK", Value: "default"}}}},
 	}}
-	Require(template)
+	Require(template, "busybox")
 	once := template.DeepCopy()
-	Require(template)
+	Require(template, "busybox")
 	assert.Equal(t, once, template, "a second call changes nothing")
-	for _, c := range []corev1.Container{template.Spec.InitContainers[0], template.Spec.Containers[0]} {
+	require.Len(t, template.Spec.InitContainers, 2)
+	assert.Equal(t, "rack-check", template.Spec.InitContainers[0].Name)
+	for _, c := range []corev1.Container{template.Spec.InitContainers[0], template.Spec.InitContainers[1], template.Spec.Containers[0]} {
 		assert.Equal(t, "RACK", c.Env[0].Name)
 		assert.Equal(t, "metadata.annotations['rack-awareness.policy.prebind.dev/rack']", c.Env[0].ValueFrom.FieldRef.FieldPath)
 	}
@@ -134,4 +143,81 @@ func TestRack(t *testing.T) {
 			assert.Equal(t, tc.fails, err != nil)
 		})
 	}
+}
+
+// read returns the objects of a manifest by kind.
+func read(t *testing.T, file string, into map[string]any) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("..", "..", "manifests", file))
+	require.NoError(t, err)
+	for document := range strings.SplitSeq(string(content), "\n---\n") {
+		var of metav1.TypeMeta
+		require.NoError(t, yaml.Unmarshal([]byte(document), &of))
+		if o, ok := into[of.Kind]; ok {
+			require.NoError(t, yaml.UnmarshalStrict([]byte(document), o))
+		}
+	}
+}
+
+// The code and the manifests show the same containers.
+func TestManifests(t *testing.T) {
+	store := &appsv1.StatefulSet{}
+	read(t, "kafka.yaml", map[string]any{"StatefulSet": store})
+	check := store.Spec.Template.Spec.InitContainers[0]
+	template := &corev1.PodTemplateSpec{}
+	Require(template, check.Image)
+	assert.Equal(t, []corev1.Container{check}, template.Spec.InitContainers)
+
+	want := &corev1.Pod{}
+	read(t, "rack-fallback.yaml", map[string]any{"Pod": want})
+	template = &corev1.PodTemplateSpec{ObjectMeta: *want.ObjectMeta.DeepCopy(), Spec: *want.Spec.DeepCopy()}
+	delete(template.Labels, selectingLabel)
+	template.Spec.InitContainers, template.Spec.Volumes, template.Spec.Containers[0].VolumeMounts = nil, nil, nil
+	for range 2 { // A second call changes nothing.
+		Fallback(template, want.Spec.InitContainers[0].Image)
+		assert.Equal(t, want.Spec, template.Spec)
+		assert.Equal(t, want.Labels, template.Labels)
+	}
+}
+
+// A pod without a rack is deleted once. Of a second one, the operator reports that it has none.
+func TestReplace(t *testing.T) {
+	pod := func(uid types.UID, node, rack string) *corev1.Pod {
+		annotations := map[string]string{requireAnnotation: "policy"}
+		if rack != "" {
+			annotations[rackAnnotation] = rack
+		}
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "store-0", UID: uid, Annotations: annotations}, Spec: corev1.PodSpec{NodeName: node}}
+	}
+	for name, tc := range map[string]struct {
+		pod      *corev1.Pod
+		replaced types.UID
+		want     types.UID
+		deleted  bool
+		fails    string
+	}{
+		"Pending":        {pod: pod("b", "", ""), replaced: "a", want: "a"},
+		"WithRack":       {pod: pod("b", "node-1", "rack-7"), replaced: "a"},
+		"Without":        {pod: pod("a", "node-1", ""), want: "a", deleted: true},
+		"Repeated":       {pod: pod("a", "node-1", ""), replaced: "a", want: "a", deleted: true},
+		"SuccessorLacks": {pod: pod("b", "node-1", ""), replaced: "a", want: "a", fails: "the pod before it had none either"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := clusterOf(t, tc.pod.DeepCopy())
+			got, err := Replace(t.Context(), c, tc.pod, tc.replaced)
+			assert.Equal(t, tc.want, got)
+			if tc.fails == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, tc.fails)
+			}
+			assert.Equal(t, tc.deleted, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKeyFromObject(tc.pod), &corev1.Pod{})))
+		})
+	}
+	t.Run("GoneMeanwhile", func(t *testing.T) {
+		c := clusterOf(t)
+		got, err := Replace(t.Context(), c, pod("a", "node-1", ""), "")
+		require.NoError(t, err)
+		assert.Equal(t, types.UID("a"), got)
+	})
 }
