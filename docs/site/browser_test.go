@@ -118,7 +118,7 @@ func TestPages(t *testing.T) {
 		viewport   action
 		actions    []action
 	}{
-		{"front", "/", desktop, nil},
+		{"front", "/", desktop, []action{chromedp.WaitVisible(chromedp.CSS(`.tagline a[href$="/docs/conformance/"]`))}},
 		{"front-dark", "/", desktop, []action{dark}},
 		{"front-phone", "/", phone, nil},
 		{"diagram-phone", "/docs/contributing/design.html", phone, []action{chromedp.ScrollIntoView(chromedp.CSS(`img[src*="packages"]`))}},
