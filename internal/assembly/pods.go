@@ -28,10 +28,10 @@ var podKind = framework.KindOf(&corev1.Pod{})
 // pending selects the pods without a node.
 var pending = fields.OneTermEqualSelector("spec.nodeName", "")
 
-// listPending lists and watches the pending pods, and decodes only the metadata of those that leave. Every bind makes one leave, and
+// listPods lists and watches the selected pods, and decodes only the metadata of those that leave. Every bind makes one leave, and
 // decoding it is the largest part of the work of following pods. The cache has no option for the decoder, so these pods have a client of
 // their own.
-func listPending(config *rest.Config, o cache.Options) (toolscache.ListerWatcher, error) {
+func listPods(config *rest.Config, o cache.Options, selected fields.Selector) (toolscache.ListerWatcher, error) {
 	own := rest.CopyConfig(config)
 	own.APIPath, own.GroupVersion, own.ContentType = "/api", &corev1.SchemeGroupVersion, runtime.ContentTypeProtobuf
 	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(o.Scheme).WithoutConversion()}
@@ -39,7 +39,7 @@ func listPending(config *rest.Config, o cache.Options) (toolscache.ListerWatcher
 	if err != nil {
 		return nil, err
 	}
-	return toolscache.NewListWatchFromClient(client, "pods", metav1.NamespaceAll, pending), nil
+	return toolscache.NewListWatchFromClient(client, "pods", metav1.NamespaceAll, selected), nil
 }
 
 // briefSerializer decodes only the metadata of objects that a watch in protobuf reports as deleted.

@@ -266,7 +266,7 @@ func SelectionCache(ctx context.Context, config *rest.Config, options cache.Opti
 	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
 	var pods toolscache.ListerWatcher
 	if want.Name == podKind {
-		if pods, err = listPending(config, options); err != nil {
+		if pods, err = listPods(config, options, want.Fields); err != nil {
 			return nil, nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
 		}
 	}
