@@ -121,7 +121,9 @@ func KindSelection(example client.Object) framework.Selection {
 // CacheOptions returns the options of the caches of all selections.
 func CacheOptions() cache.Options {
 	return cache.Options{
-		DefaultTransform: cache.TransformStripManagedFields(),
+		// A list of another Go type with the name of the kind would start an informer.
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            cache.TransformStripManagedFields(),
 		// Mutators and plugins must not change objects of the cache.
 		DefaultUnsafeDisableDeepCopy: new(true),
 	}

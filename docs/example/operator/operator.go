@@ -81,9 +81,8 @@ func Decide(resource metav1.Object, existing *corev1.PodTemplateSpec) (bool, err
 
 // Require changes the template of pods that rely on Prebind: the policy selects them, Prebind rejects their binds if the plugin policy
 // is off, their containers and init containers have the variable RACK, and the init container rack-check stops a pod without a rack. The
-// image has a shell, such as busybox. It keeps other plugins that a user requires, replaces a
-// variable with that name, and removes the values that a user has written into the template: they would stay if the pod is bound without
-// Prebind. For local volumes, add the node affinity of docs/manifests/kafka.yaml.
+// image has a shell, such as busybox. It keeps other plugins that a user requires, replaces a variable with that name, and removes the
+// values that a user has written into the template: they would stay if the pod is bound without Prebind. For local volumes, add the node affinity of docs/manifests/kafka.yaml.
 func Require(template *corev1.PodTemplateSpec, image string) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, selectingLabel, "true")
 	plugins := required(template.Annotations)
