@@ -10,7 +10,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -39,13 +41,13 @@ func Get[T interface {
 // KindOf returns the kind of an object, or of the items of a list: the name of the Go type. For
 // unstructured and metadata-only objects, it returns the object's own kind and group.
 func KindOf(object runtime.Object) string {
-	name := reflect.Indirect(reflect.ValueOf(object)).Type().Name()
-	switch name {
+	gvk := schema.GroupVersionKind{Kind: reflect.Indirect(reflect.ValueOf(object)).Type().Name()}
+	switch gvk.Kind {
 	case "Unstructured", "UnstructuredList", "PartialObjectMetadata", "PartialObjectMetadataList":
-		gvk := object.GetObjectKind().GroupVersionKind()
-		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
-		return gvk.GroupKind().String()
-	default:
-		return strings.TrimSuffix(name, "List")
+		gvk = object.GetObjectKind().GroupVersionKind()
 	}
+	if _, list := object.(metav1.ListInterface); list {
+		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
+	}
+	return gvk.GroupKind().String()
 }

@@ -6,6 +6,7 @@ package assembly
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -104,6 +105,11 @@ func (a *Assembly) Cached() framework.Reader { return &view{a: a} }
 // when they are added, so a part of the program that reads them without waiting for readiness calls it.
 func (a *Assembly) WaitForSync(ctx context.Context) {
 	toolscache.WaitForCacheSync(ctx.Done(), a.synced...)
+}
+
+// Synced returns whether WaitForSync need not wait.
+func (a *Assembly) Synced() bool {
+	return !slices.ContainsFunc(a.synced, func(f toolscache.InformerSynced) bool { return !f() })
 }
 
 // watch adds the selections of the kinds.

@@ -52,7 +52,7 @@ func TestView_LargePod(t *testing.T) {
 			require.True(t, ok)
 			store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, nil)
 			require.NoError(t, store.Add(pod))
-			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {store: store, ready: true}}}}
+			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {example: &corev1.Pod{}, store: store}}}}
 			err = (&view{a: a}).Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
 			assert.Equal(t, tc.found, err == nil)
 			assert.Equal(t, tc.found, !apierrors.IsNotFound(err))

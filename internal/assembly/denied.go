@@ -12,12 +12,13 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// denied contains the watches that the API server rejects, because a permission is missing or the kind is gone, by the Go type of their
+// denied contains the watches that the API server rejects, because a permission is missing or the kind is gone, by the type of their
 // objects. The reflector of a watch tries again until it succeeds. It is safe for concurrent use. The zero value is ready to use.
 type denied struct {
 	mu sync.Mutex
@@ -48,6 +49,9 @@ func (d *denied) usedBy(example client.Object, by string) {
 		d.users = map[string]string{}
 	}
 	kind := fmt.Sprintf("%T", example)
+	if _, untyped := example.(runtime.Unstructured); untyped { // As the reflector describes it.
+		kind = example.GetObjectKind().GroupVersionKind().String()
+	}
 	d.users[kind] = cmp.Or(d.users[kind], by)
 }
 

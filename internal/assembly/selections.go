@@ -12,10 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -59,8 +61,8 @@ type selection struct {
 	stop context.CancelFunc
 	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
 	by *selector
-	// ready is set when the selection may be read.
-	ready bool
+	// complete is set when all of synced have returned true.
+	complete atomic.Bool
 	// unused is when Keep first did not name the selection, or zero.
 	unused time.Time
 }
@@ -87,27 +89,71 @@ func (s *selections) Get(key client.ObjectKey, into client.Object, name string) 
 	if err != nil {
 		return err
 	}
-	found, _, err := from.store.GetByKey(toolscache.ObjectName(key).String())
+	if !sameKind(into, from.example) {
+		return fmt.Errorf("%q is watched as %s, and read as %s", name, describe(from.example), describe(into))
+	}
+	found, exists, err := from.store.GetByKey(toolscache.ObjectName(key).String())
+	if err == nil && !exists { // Like the API server, ignore the namespace of a cluster-scoped object.
+		found, exists, err = from.store.GetByKey(key.Name)
+	}
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", name, err)
 	}
-	to, object := reflect.ValueOf(into), reflect.ValueOf(found)
-	if found == nil || to.Type() != object.Type() {
+	if !exists {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: framework.KindOf(into)}, key.Name)
 	}
-	to.Elem().Set(object.Elem())
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
 	return nil
 }
 
-// named returns the selection with the name.
+// sameKind returns whether both have the same Go type, and the same version if they are unstructured: kinds and their names have no
+// versions.
+func sameKind(a, b client.Object) bool {
+	return reflect.TypeOf(a) == reflect.TypeOf(b) && versionOf(a) == versionOf(b)
+}
+
+// versionOf returns the group, version and kind of an object whose Go type does not determine them.
+func versionOf(object client.Object) schema.GroupVersionKind {
+	switch object.(type) {
+	case runtime.Unstructured, *metav1.PartialObjectMetadata:
+		return object.GetObjectKind().GroupVersionKind()
+	default:
+		return schema.GroupVersionKind{}
+	}
+}
+
+// describe returns the Go type of the object, with its version if it is unstructured.
+func describe(object client.Object) string {
+	if version := versionOf(object); !version.Empty() {
+		return fmt.Sprintf("%T of %s", object, version)
+	}
+	return fmt.Sprintf("%T", object)
+}
+
+// named returns the selection with the name. An error is better than an object that seems not to exist because it was not read yet.
 func (s *selections) named(name string) (*selection, error) {
 	s.mu.RLock()
-	defer s.mu.RUnlock()
 	found := s.all[name]
-	if found == nil || !found.ready {
+	s.mu.RUnlock()
+	switch {
+	case found == nil:
 		return nil, fmt.Errorf("%q is not among the watches and selections of the plugin's registration, and Select has not added it", name)
+	case !found.ready():
+		return nil, fmt.Errorf("not all objects of %q have been read yet", name)
 	}
 	return found, nil
+}
+
+// ready returns whether the selection has had all objects, so it may be read.
+func (s *selection) ready() bool {
+	if s.complete.Load() {
+		return true
+	}
+	if slices.ContainsFunc(s.synced, func(f toolscache.InformerSynced) bool { return !f() }) {
+		return false
+	}
+	s.complete.Store(true)
+	return true
 }
 
 // listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
@@ -157,8 +203,8 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	if found := s.use(want.Name); found != nil {
-		if reflect.TypeOf(found.example) != reflect.TypeOf(want.Example) {
-			return nil, fmt.Errorf("%q is watched as %T, and as %T", want.Name, found.example, want.Example)
+		if !sameKind(found.example, want.Example) {
+			return nil, fmt.Errorf("%q is watched as %s, and as %s", want.Name, describe(found.example), describe(want.Example))
 		}
 		return found, nil
 	}
@@ -199,24 +245,20 @@ func (s *selections) end(name string, found *selection) {
 // await waits until the selection has all objects, or until the API server rejects its watch. One that has never had all objects then ends.
 func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
 	rejected := func() bool { return found.denied.err() != nil }
-	synced := func() bool {
-		return !slices.ContainsFunc(found.synced, func(f toolscache.InformerSynced) bool { return !f() })
-	}
-	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return rejected() || synced() })
+	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return rejected() || found.ready() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := found.denied.err()
 	switch {
 	case err != nil:
-		if !found.ready { // The next call watches again at once, without the backoff of this watch.
+		if !found.ready() { // The next call watches again at once, without the backoff of this watch.
 			s.end(want.Name, found)
 		}
 		return fmt.Errorf("selection %s: %w", want.Name, err)
-	case !synced():
+	case !found.ready():
 		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
 	}
 	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
-	found.ready = true
 	return nil
 }
 
@@ -323,7 +365,6 @@ func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, 
 	if err != nil {
 		return err
 	}
-	found.ready = true
 	synced := slices.Clone(found.synced)
 	if want.Handler != nil {
 		added, err := found.informer.AddEventHandler(want.Handler)

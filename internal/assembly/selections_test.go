@@ -33,7 +33,7 @@ func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
 	ended := sets.New[*selection]()
 	addedBy := func(by *selector) *selection {
-		s := &selection{denied: &denied{}, ready: true, by: by}
+		s := &selection{denied: &denied{}, by: by}
 		s.stop = func() { ended.Insert(s) }
 		return s
 	}
@@ -92,7 +92,7 @@ func TestSelections_SameName(t *testing.T) {
 	require.NoError(t, a.useRegistered(t.Context(), gadgets, "test"))
 	other := gadgets
 	other.Example = &corev1.Pod{}
-	require.ErrorContains(t, a.useRegistered(t.Context(), other, "test"), `"test/gadgets" is watched as *unstructured.Unstructured, and as *v1.Pod`)
+	require.ErrorContains(t, a.useRegistered(t.Context(), other, "test"), "is watched as *unstructured.Unstructured of example.com/v1, Kind=Gadget, and as *v1.Pod")
 }
 
 func TestSelections_ListUnknown(t *testing.T) {

@@ -132,7 +132,7 @@ func TestSelector_Timeout(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	require.ErrorContains(t, h.Select(ctx, gadgets), "did not begin in time")
-	require.ErrorContains(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")), "Select has not added it", "it lacks objects")
+	require.ErrorContains(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")), "have been read yet")
 	s.silent.Store(false)
 	s.CloseClientConnections()
 	require.NoError(t, h.Select(t.Context(), gadgets))
