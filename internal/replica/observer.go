@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -48,12 +47,13 @@ func (r *Replicas) Living(context.Context) (map[string]bool, error) {
 	return maps.Clone(r.living), nil
 }
 
-// Leads returns whether this replica leads: it has the smallest ID of the live replicas, by the last read. Two replicas can lead for some
-// seconds after one starts, and none for about 35 s after one was killed. So what the leader does is idempotent, and can wait.
+// Leads returns whether this replica leads: it has the smallest ID of the live replicas that can lead, by the last read. The lease of these
+// has a holder. Two replicas can lead for some seconds after one starts, and none for about 35 s after one was killed. So what the leader
+// does is idempotent, and can wait.
 func (r *Replicas) Leads() bool {
 	r.observer.Lock()
 	defer r.observer.Unlock()
-	return !r.o.Elect || r.fresh() && r.living[r.o.ID] && r.o.ID == slices.Min(slices.Collect(maps.Keys(r.living)))
+	return !r.o.Elect || r.fresh() && r.leader == r.o.ID
 }
 
 // fresh returns whether the last read is recent. It must be called with observer held.
@@ -91,7 +91,7 @@ func (r *Replicas) look(leases []coordinationv1.Lease, began time.Time) (dead []
 	if began.Sub(r.looked) > blind {
 		r.seen = nil
 	}
-	seen, living := map[string]observation{}, map[string]bool{}
+	seen, living, leader := map[string]observation{}, map[string]bool{}, ""
 	for _, l := range leases {
 		last, known := r.seen[l.Name]
 		if !known || last.version != l.ResourceVersion {
@@ -99,12 +99,16 @@ func (r *Replicas) look(leases []coordinationv1.Lease, began time.Time) (dead []
 		}
 		seen[l.Name] = last
 		// The lease may have been renewed since the list began, but not before.
+		id := l.Labels[label]
 		if began.Sub(last.at) <= duration {
-			living[l.Labels[label]] = true
-		} else if l.Labels[label] != r.o.ID {
+			living[id] = true
+			if l.Spec.HolderIdentity != nil && (leader == "" || id < leader) {
+				leader = id
+			}
+		} else if id != r.o.ID {
 			dead = append(dead, l)
 		}
 	}
-	r.seen, r.living, r.looked = seen, living, now
+	r.seen, r.living, r.leader, r.looked = seen, living, leader, now
 	return dead
 }

@@ -54,7 +54,7 @@ const (
 // NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }
 
-// Options of Replicas. All fields are required except Elect and Status.
+// Options of Replicas. All fields are required except Elect, Synced and Status.
 type Options struct {
 	// ID of this process; see NewID.
 	ID string
@@ -66,6 +66,9 @@ type Options struct {
 	Clock     clock.Clock
 	// Elect says that only one of the replicas leads. Otherwise, every replica leads.
 	Elect bool
+	// Synced says that this process can lead, because its caches have all objects. A replica whose permissions are missing may never
+	// lead: nobody would sweep. It may be nil: the process can always lead.
+	Synced func() bool
 	// Status returns text about this process, which each renewal writes to the lease. It may
 	// be nil. A renewal that fails is repeated at once without the text.
 	Status func() (string, error)
@@ -88,8 +91,9 @@ type Replicas struct {
 	// seen is when each lease last changed, by the clock of this process. Clocks of other
 	// replicas may differ.
 	seen map[string]observation
-	// living are the live replicas of the last look, and looked is its time.
+	// living are the live replicas of the last look, leader is that with the smallest ID that can lead, or "", and looked is its time.
 	living map[string]bool
+	leader string
 	looked time.Time
 }
 
@@ -114,9 +118,13 @@ func (r *Replicas) Start(ctx context.Context) error {
 		})
 	})
 	r.repeat(ctx, func() time.Duration {
+		synced := r.synced()
 		err := r.renew(ctx)
-		if err == nil || ctx.Err() != nil {
+		if ctx.Err() != nil || err == nil && synced {
 			return renewal
+		}
+		if err == nil { // The replica can lead soon.
+			return renewAgain
 		}
 		log.Error(err, "Could not renew the lease of this replica, will retry", "lease", klog.KRef(r.o.Namespace, r.name()))
 		return renewAgain
@@ -172,6 +180,8 @@ func (r *Replicas) Held() error {
 
 func (r *Replicas) name() string { return prefix + r.o.ID }
 
+func (r *Replicas) synced() bool { return r.o.Synced == nil || r.o.Synced() }
+
 // renew renews the lease, without the status if that fails.
 func (r *Replicas) renew(ctx context.Context) error {
 	status := r.status(ctx)
@@ -201,9 +211,10 @@ func (r *Replicas) write(ctx context.Context, status string) error {
 	began := r.o.Clock.Now()
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: r.name(), Labels: map[string]string{label: r.o.ID}, Annotations: map[string]string{statusAnnotation: status}},
-		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity: &r.o.ID, LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(began)),
-		},
+		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(began))},
+	}
+	if r.synced() {
+		lease.Spec.HolderIdentity = &r.o.ID
 	}
 	patch, err := json.Marshal(lease)
 	if err != nil {

@@ -252,23 +252,27 @@ func TestTerm_EndsWhileSuspended(t *testing.T) {
 	})
 }
 
-// TestLeads: the live replica with the smallest ID leads.
+// TestLeads: the live replica with the smallest ID leads, if its caches have been filled.
 func TestLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fakeapi.NewClientset()
-		var cut, blinded atomic.Bool
+		var cut, blinded, synced atomic.Bool
 		client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return blinded.Load(), nil, errCut
 		})
 		one, other := newReplicas(t, cuttable(client, &cut), "one"), newReplicas(t, client, "other")
 		leaders := func() []bool { return []bool{one.Leads(), other.Leads()} }
 		assert.Equal(t, []bool{true, true}, leaders(), "without an election, every replica leads")
-		one.o.Elect, other.o.Elect = true, true
+		one.o.Elect, other.o.Elect, one.o.Synced = true, true, synced.Load
 		assert.Equal(t, []bool{false, false}, leaders(), "no lease was read")
 		go func() { _ = other.Start(quiet(t)) }()
 		pass(observeEvery + time.Second)
 		assert.Equal(t, []bool{false, true}, leaders())
 		go func() { _ = one.Start(quiet(t)) }()
+		pass(3 * observeEvery)
+		assert.Equal(t, []bool{false, true}, leaders(), "a replica that may never fill its caches does not lead")
+		assert.Equal(t, 2, other.Count(), "it is alive")
+		synced.Store(true)
 		pass(2 * observeEvery)
 		assert.Equal(t, []bool{true, false}, leaders())
 		cut.Store(true)

@@ -157,7 +157,8 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.replicas = replica.New(replica.Options{
-		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Elect: p.o.leaderElect, Status: p.status,
+		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Elect: p.o.leaderElect,
+		Synced: func() bool { return p.assembly.Synced() }, Status: p.status,
 	})
 	if p.assembly, err = assembly.New(ctx, p.config, assembly.Options{
 		Registry: p.o.registry, Recorder: p.recorder, Namespace: p.o.namespace,
