@@ -190,8 +190,8 @@ func Rack(pod *corev1.Pod) (string, error) {
 }
 
 // Replace deletes a pod that was bound without a rack, once. The parameter replaced is the UID that the last call for a pod of this name
-// returned, which the operator stores, for example in the status of its resource; "" is none. If the pod that replaces it also lacks a rack, the error
-// says so: report it in a condition, because another pod would not help.
+// returned, which the operator stores, for example in the status of its resource; "" is none. Replace deletes only a pod whose UID is stored: call it
+// again. If the pod that replaces it also lacks a rack, the error says so: report it in a condition, because another pod would not help.
 func Replace(ctx context.Context, c client.Writer, pod *corev1.Pod, replaced types.UID) (types.UID, error) {
 	rack, err := Rack(pod)
 	switch {
@@ -199,7 +199,9 @@ func Replace(ctx context.Context, c client.Writer, pod *corev1.Pod, replaced typ
 		return replaced, nil
 	case err == nil:
 		return "", nil
-	case replaced != "" && replaced != pod.UID:
+	case replaced == "": // If the UID is lost after the deletion, the next pod is deleted as well.
+		return pod.UID, nil
+	case replaced != pod.UID:
 		return replaced, fmt.Errorf("%w, after its cause is removed; the pod before it had none either", err)
 	}
 	err = c.Delete(ctx, pod, client.Preconditions{UID: &pod.UID})
