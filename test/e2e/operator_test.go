@@ -16,37 +16,33 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// The operator of docs/example/operator detects Prebind, and reads the rack of its pods, also of those that it binds itself where
-// Prebind does not take part. The policy rack-awareness is in force.
+// Pods of the operator in docs/example/operator have their rack from Prebind, or else from the operator. The policy rack-awareness is in force.
 func testOperator(t *testing.T, w *world) {
 	c, err := client.New(w.cluster.Config(), client.Options{})
 	require.NoError(t, err)
-	installed, err := operator.Installed(t.Context(), c.RESTMapper(), c)
-	require.NoError(t, err)
-	assert.True(t, installed)
-	create := func(b *bench, scheduler string) *corev1.Pod {
-		pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(scheduler), gen.EndsAtOnce())
-		template := &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
-		operator.Require(template, "busybox:1.37")
-		pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
-		require.NoError(t, c.Create(t.Context(), pod))
-		return pod
+	for name, tc := range map[string]struct {
+		labels map[string]string
+		// file is the one that has the rack.
+		file string
+	}{
+		"With":    {file: "file prebind"},
+		"Without": {labels: map[string]string{"prebind.dev/exempt": ""}, file: "file operator"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, w, tc.labels)
+			pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce())
+			template := &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
+			operator.Template(template, "busybox:1.37")
+			pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
+			require.NoError(t, c.Create(t.Context(), pod))
+			bound := b.untilBound()
+			require.NoError(t, operator.Supply(t.Context(), c, bound, cluster.RackLabel))
+			rack := b.node(bound.Spec.NodeName).Labels[cluster.RackLabel]
+			assert.Equal(t, rack, operator.Rack(bound))
+			read, err := downward(bound)
+			require.NoError(t, err)
+			other := map[string]string{"file prebind": "file operator", "file operator": "file prebind"}[tc.file]
+			assert.Equal(t, map[string]string{tc.file: rack, other: ""}, read)
+		})
 	}
-
-	with := newBench(t, w, nil)
-	create(with, cluster.DefaultScheduler)
-	pod := with.untilBound()
-	rack, err := operator.Rack(pod)
-	require.NoError(t, err)
-	assert.NotEmpty(t, rack)
-	assert.Equal(t, with.node(pod.Spec.NodeName).Labels[cluster.RackLabel], rack)
-	read, err := downward(pod)
-	require.NoError(t, err)
-	assert.Equal(t, map[string]string{"env RACK": rack}, read)
-
-	without := newBench(t, w, map[string]string{"prebind.dev/exempt": ""})
-	require.NoError(t, operator.Bind(t.Context(), c, create(without, byHand), "node-1", "rack-test"))
-	rack, err = operator.Rack(without.untilBound())
-	require.NoError(t, err)
-	assert.Equal(t, "rack-test", rack)
 }
