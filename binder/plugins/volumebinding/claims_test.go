@@ -13,7 +13,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// These are the cases that the tables of upstream do not have.
 func TestDecideOnClaims(t *testing.T) {
 	ephemeralPod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp", gen.OfClass("local")))
 	cases := map[string]decideCase{
@@ -32,19 +31,30 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{ephemeralPod, claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0")), local},
 			about:   "PersistentVolumeClaim default/web-tmp", says: "not created for ephemeral volume",
 		},
-		"BoundWithPhasePending": {
-			reason:  "the phase is updated later and does not count",
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv"), gen.ClaimPhase(corev1.ClaimPending)), volumeNamed("pv", gen.ClaimRef(theClaim()))},
-		},
-		"BoundVolumeOfAnother": {
-			reason: "the volume is for another claim", want: framework.KindRefuse,
-			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},
-			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
-		},
 		"BoundVolumeOfEarlierClaim": {
 			reason: "the claimRef is compared by UID", want: framework.KindRefuse,
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
+		},
+		"BoundVolumeMissing": {
+			reason: "upstream bound-pvc,pv-not-exists: the volume of the claim does not exist", want: framework.KindRefuse,
+			objects: []client.Object{theClaim(gen.BoundToVolume("pv"))},
+			about:   "PersistentVolumeClaim default/data", says: "its PersistentVolume pv does not exist",
+		},
+		"NamesVolume": {
+			reason: "upstream prebound-pvc: the volume does not name the claim", want: framework.KindRefuse,
+			objects: []client.Object{theClaim(gen.NamesVolume("pv")), local, volumeNamed("pv")},
+			about:   "PersistentVolumeClaim default/data", says: "requests PersistentVolume pv",
+		},
+		"Immediate": {
+			reason: "upstream immediate-unbound-pvc: the claim is bound without a pod", want: framework.KindRefuse,
+			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi.example.com", gen.Immediate())},
+			about:   "PersistentVolumeClaim default/data", says: "volumeBindingMode is not WaitForFirstConsumer",
+		},
+		"EphemeralMissing": {
+			reason:  "kube-scheduler requeues the pod until the claim exists; Prebind waits for it",
+			objects: []client.Object{ephemeralPod, local},
+			about:   "PersistentVolumeClaim default/web-tmp", says: "the ephemeral volume controller",
 		},
 		"ClassMissing": {
 			reason: "without a class, no controller binds the claim", want: framework.KindRefuse,

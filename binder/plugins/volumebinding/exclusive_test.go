@@ -98,15 +98,6 @@ func TestExclusive(t *testing.T) {
 	}
 }
 
-// A generic ephemeral claim belongs to its pod.
-func TestExclusive_EphemeralClaim(t *testing.T) {
-	pod := gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp"))
-	claim := claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1"))
-	verdict, err := pluginIn(newWorld(theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))).pass(t.Context(), contextFor(pod))
-	require.NoError(t, err)
-	assert.Zero(t, verdict)
-}
-
 // TestExclusive_ChecksUsersOfAnOldReservation: the list of pods must have succeeded after the
 // reservation, by the same attempt.
 func TestExclusive_ChecksUsersOfAnOldReservation(t *testing.T) {

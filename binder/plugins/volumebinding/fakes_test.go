@@ -42,8 +42,6 @@ type world struct {
 	patches []patched
 	applied int
 	checks  []string
-	// podLists is the number of list requests for pods.
-	podLists int
 	// fail, if set, can return an error for a request that writes the object with the name, or
 	// that lists pods.
 	fail func(name string) error
@@ -131,7 +129,7 @@ func (w *world) before(call fakeapi.Call) error {
 	case call.Verb == "patch":
 		w.patches = append(w.patches, patched{kind: call.Kind, name: name, body: call.Patch})
 	case call.Kind == "PodList":
-		if w.podLists++; call.List.Limit == 0 {
+		if call.List.Limit == 0 {
 			return errors.New("lists of pods must be limited to pages")
 		}
 		name = "pods"
@@ -194,15 +192,15 @@ func planned(t *testing.T, bc *framework.BindContext) plan {
 	return d.plan
 }
 
-// hold is how long a call is held.
-const hold = 8 * time.Second
+// refuse is the kind of a rejection.
+const refuse = framework.KindRefuse
 
 // newReplica returns a replica of Prebind with the plugin.
 func newReplica(t *testing.T, w *world) *frameworktest.Cluster {
 	t.Helper()
 	p := pluginIn(w)
 	r := frameworktest.Around(t, w.server, w.hub, p.h, p)
-	r.Hold, r.Budget = hold, 10*time.Minute
+	r.Hold, r.Budget = 8*time.Second, 10*time.Minute
 	return r
 }
 

@@ -110,7 +110,7 @@ func randomVolume(random *rand.Rand) *corev1.PersistentVolume {
 		pick[gen.VolumeOption](random, nothing, nothing, nothing, nothing, gen.VolumePhase(corev1.VolumeReleased), gen.VolumePhase(corev1.VolumePending), gen.Terminating(), gen.ClaimRef(claimNamed("logs"))),
 	}
 	if random.IntN(3) == 0 {
-		options = append(options, gen.VolumeSource(gceSource), gen.Label(corev1.LabelFailureDomainBetaZone, pick(random, "z0", "z1", "a__b__")))
+		options = append(options, onGCE(pick(random, "z0", "z1", "a__b__"))...)
 	}
 	return volumeNamed(fmt.Sprintf("pv-%d", random.IntN(60)), options...)
 }

@@ -121,11 +121,12 @@ func (tc decideCase) check(t *testing.T) {
 	assert.Equal(t, tc.dynamic, dynamic, tc.reason)
 }
 
-// These are the cases that neither the tables of upstream have nor TestSmallest_FindsTheSameVolumeAsUpstream.
+// These are the cases that TestSmallest_FindsTheSameVolumeAsUpstream does not have.
 func TestDecideOnVolumes(t *testing.T) {
 	twoClaims := thePod(gen.UsesClaim("logs"))
 	ofStatic := gen.OfClass("static")
 	inStatic := gen.VolumeOfClass("static")
+	larger := theClaim(ofStatic, gen.Requests("5Gi"))
 	cases := map[string]decideCase{
 		"StaticPreBoundVolume": {
 			reason: "the volume that names the claim takes precedence over a smaller one",
@@ -205,10 +206,28 @@ func TestDecideOnVolumes(t *testing.T) {
 			objects: []client.Object{theClaim(gen.SelectedNode("node-b")), local, volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "node-b",
 		},
-		"SameClaimTwice": {
-			reason:  "a claim in two volumes of the pod is one claim",
-			objects: []client.Object{thePod(gen.UsesClaim("data")), theClaim(), local, volumeNamed("pv"), volumeNamed("pv2")},
-			static:  []string{"data=pv"},
+		"TwoClaims": {
+			reason: "upstream two-unbound-pvcs,order-by-size: the smaller claim gets the smaller volume",
+			objects: []client.Object{
+				twoClaims, larger, claimNamed("logs", ofStatic), static,
+				volumeNamed("pv", inStatic, gen.Capacity("5Gi")), volumeNamed("pv2", inStatic, gen.Capacity("9Gi")),
+			},
+			static: []string{"logs=pv", "data=pv2"},
+		},
+		"TwoClaimsOneVolume": {
+			reason: "upstream two-unbound-pvcs,partial-match: one volume is for one claim", want: framework.KindRefuse,
+			objects: []client.Object{twoClaims, larger, claimNamed("logs", ofStatic), static, volumeNamed("pv", inStatic, gen.Capacity("5Gi"))},
+			about:   "PersistentVolumeClaim default/data", says: "no volume of StorageClass static",
+		},
+		"OneMatchedOneProvisioned": {
+			reason:  "upstream two-unbound-pvcs,one-matched,one-provisioned",
+			objects: []client.Object{twoClaims, larger, claimNamed("logs"), local, static, volumeNamed("pv", inStatic, gen.Capacity("5Gi"))},
+			static:  []string{"data=pv"}, dynamic: []string{"logs"},
+		},
+		"ExcludedTopology": {
+			reason: "upstream volume-topology-unsatisfied: no volume can be provisioned for the node", want: framework.KindRefuse,
+			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi.example.com", gen.AllowedTopology(corev1.LabelTopologyZone, "z2"))},
+			about:   "PersistentVolumeClaim default/data", says: "allowedTopologies",
 		},
 		"FirstProblemWins": {
 			reason: "the claims are checked in the pod's order", want: framework.KindRefuse,

@@ -68,6 +68,18 @@ func TestPreFlight(t *testing.T) {
 			reason: "the node affinity of the volume has changed", want: refuse, about: "PersistentVolume pv", says: "excludes node",
 			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
 		},
+		"Ephemeral": {
+			reason: "upstream generic-ephemeral,with-pvc: the claim belongs to its pod, so the bind does not reserve it",
+			pod:    gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp")),
+			objects: []client.Object{
+				claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1")),
+				volumeNamed("pv", gen.ClaimRef(claimNamed("web-tmp"))),
+			},
+		},
+		"NoCapacity": {
+			reason: "upstream one-provisioned: the capacity is too low", want: refuse, about: "PersistentVolumeClaim default/data", says: "less than 1Gi",
+			objects: []client.Object{theClaim(), gen.CSIDriver("csi.example.com", true), gen.CSIStorageCapacity("c", "local", gen.Amount("1Mi"))},
+		},
 		"OneOfTwoIsBound": {
 			reason: "all claims have to be bound", pod: twoClaims, wait: provisioning,
 			objects: []client.Object{theClaim(here), claimNamed("logs", gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(claimNamed("logs")))},

@@ -67,7 +67,6 @@ func TestWrite_Patches(t *testing.T) {
 				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))},
 			},
 		},
-		"Nothing": {reason: "an empty plan writes nothing"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -110,11 +109,9 @@ func TestWrite_Fails(t *testing.T) {
 		err    error
 		want   framework.Kind
 	}{
-		"Conflict":   {reason: "the cache is behind another write", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
-		"NotFound":   {reason: "the cache is behind the deletion", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindWait},
-		"Overloaded": {reason: "the failure is temporary", err: apierrors.NewTooManyRequestsError("slow down"), want: framework.KindWait},
-		"Forbidden":  {reason: "a missing permission is Prebind's own failure", err: apierrors.NewForbidden(claims, "pv2", errors.New("rbac")), want: framework.KindInternal},
-		"Unknown":    {reason: "an unknown error is Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
+		"Conflict": {reason: "the cache is behind another write", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
+		"NotFound": {reason: "the cache is behind the deletion", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindWait},
+		"Unknown":  {reason: "an unknown error is Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -142,10 +139,8 @@ func TestWrite_Fails(t *testing.T) {
 // again.
 func TestWrite_ChecksTheClaimBeforeItWritesTheVolume(t *testing.T) {
 	cases := map[string]*corev1.PersistentVolumeClaim{
-		"Gone":        nil,
-		"Replaced":    theClaim(gen.UID("claim-2"), gen.Version("30")),
-		"Terminating": theClaim(gen.Terminating(), gen.Version("30")),
-		"Selected":    theClaim(gen.SelectedNode("node-b"), gen.Version("30")),
+		"Gone":     nil,
+		"Replaced": theClaim(gen.UID("claim-2"), gen.Version("30")),
 	}
 	for name, live := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +179,7 @@ func TestWrite_MissingSelectedNode(t *testing.T) {
 			}
 			bc := contextFor(thePod())
 			bc.Written = tc.written
-			err := pluginIn(w).write(t.Context(), bc, plan{dynamic: claimList{theClaim()}})
+			err := pluginIn(w).write(t.Context(), bc, plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim()}})
 			assert.Equal(t, tc.applied, w.applied, tc.reason)
 			if tc.want == "" {
 				require.NoError(t, err)
