@@ -29,24 +29,12 @@ var (
 // deciding is a plugin that only decides.
 var deciding = New(framework.Handle{}, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
 
-// labelled allocates the claim for the nodes of a zone.
-func labelled(zone string) claimOption {
-	return func(claim *resourcev1.ResourceClaim) {
-		allocated("pool", "gpu-0")(claim)
-		claim.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
-		}}}
-	}
-}
-
 func anywhere(claim *resourcev1.ResourceClaim) { claim.Status.Allocation.NodeSelector = nil }
 
 // share replaces the device of the claim with a share of it.
 func share(of, said string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
-		if of != "" {
-			claim.Status.Allocation.Devices.Results[0].ShareID = new(types.UID(of))
-		}
+		claim.Status.Allocation.Devices.Results[0].ShareID = new(types.UID(of))
 		if said != "" {
 			claim.Status.Devices[0].ShareID = &said
 		}
@@ -59,32 +47,55 @@ func full(claim *resourcev1.ResourceClaim) {
 	}
 }
 
+// assessCase is the decision about one claim.
+type assessCase struct {
+	reason string
+	pod    *corev1.Pod
+	ref    reference
+	// began is the time since the start of the wait.
+	began time.Duration
+	claim []claimOption
+	// take means that PreBind reserves the claim.
+	take bool
+	// waits is a part of the wait, and refuse one of the error.
+	waits, refuse string
+}
+
+func (tc assessCase) check(t *testing.T) {
+	if tc.pod == nil {
+		tc.pod = thePod()
+	}
+	bc := &framework.BindContext{Pod: tc.pod, Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
+	take, wait, err := deciding.assess(bc, tc.ref, theClaim("c", tc.claim...))
+	if tc.refuse != "" {
+		require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
+		assert.ErrorContains(t, err, tc.refuse, tc.reason)
+		return
+	}
+	require.NoError(t, err, tc.reason)
+	assert.Equal(t, tc.take, take, tc.reason)
+	if tc.waits == "" {
+		assert.Empty(t, wait, tc.reason)
+		return
+	}
+	assert.Equal(t, claimObject("default", "c"), wait.Object)
+	assert.Contains(t, wait.For, tc.waits, tc.reason)
+	assert.True(t, wait.Until.After(now), "the wait has a limit")
+}
+
 func TestAssess(t *testing.T) {
-	inZone := gen.Node("node-a", gen.Zone("z1"))
-	cases := map[string]struct {
-		reason string
-		pod    *corev1.Pod
-		ref    reference
-		claim  []claimOption
-		// take means that PreBind reserves the claim.
-		take   bool
-		refuse string
-	}{
+	cases := map[string]assessCase{
 		"Unallocated": {reason: "upstream no-resources: the claim is not allocated", refuse: "not allocated by the scheduler"},
 		"Unreserved":  {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, take: true},
 		"Reserved":    {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}},
-		"ByOthers":    {reason: "pods can share a claim", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("db")}, take: true},
-		"SameName":    {reason: "the reservation is for an earlier pod with the same name", claim: []claimOption{allocated("node-a", "gpu-0"), oldReservation}, take: true},
 		"Deleted":     {reason: "upstream deleted-claim: the claim is being deleted", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
 		"WrongNode":   {reason: "upstream wrong-topology: the devices are on another node", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
-		"Zone":        {reason: "the node is in the zone", claim: []claimOption{labelled("z1")}, take: true},
 		"Anywhere":    {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, take: true},
 		"BadSelector": {reason: "Prebind cannot evaluate the node selector", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
 		"Full":        {reason: "upstream reserved-for max: the claim has the maximum number of reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
-		"FullWithUs":  {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), fullWithUs}},
+		"FullWithUs":  {reason: "the pod has one of the reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full, reservedTo("web")}},
 		"Own":         {reason: "upstream claim-template: the pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, take: true},
 		"WrongOwner":  {reason: "upstream wrong-claim: another pod owns the claim", ref: reference{generated: true}, claim: []claimOption{made("db"), allocated("node-a", "gpu-0"), reservedTo("web")}, refuse: "not created for this pod"},
-		"NoOwner":     {reason: "the claim has no owner", ref: reference{generated: true}, claim: []claimOption{allocated("node-a", "gpu-0")}, refuse: "not created for this pod"},
 		"Group": {
 			reason: "upstream reserved-okay-podgroup: the scheduler has reserved the claim for the PodGroup", pod: thePod(grouped), ref: reference{generated: true},
 			claim: []claimOption{ofGroup("team"), allocated("node-a", "gpu-0"), reservedToGroup("team")},
@@ -98,122 +109,72 @@ func TestAssess(t *testing.T) {
 		"ExtendedUnreserved": {reason: "only kube-scheduler reserves claims for extended resources", ref: reference{generated: true, extended: true}, claim: []claimOption{made("web"), allocated("node-a", "gpu-0")}, refuse: "extended resources"},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			pod := tc.pod
-			if pod == nil {
-				pod = thePod()
-			}
-			take, wait, err := deciding.assess(&framework.BindContext{Pod: pod, Node: inZone, Attempt: "here-1", Since: now, Now: now}, tc.ref, theClaim("c", tc.claim...))
-			if tc.refuse != "" {
-				require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
-				assert.ErrorContains(t, err, tc.refuse, tc.reason)
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.take, take, tc.reason)
-			assert.Empty(t, wait, tc.reason)
-		})
+		t.Run(name, tc.check)
 	}
-}
-
-func oldReservation(claim *resourcev1.ResourceClaim) {
-	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: "web", UID: "before"})
 }
 
 func badSelector(claim *resourcev1.ResourceClaim) {
 	claim.Status.Allocation.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Operator = "?"
 }
 
-func fullWithUs(claim *resourcev1.ResourceClaim) {
-	full(claim)
-	claim.Status.ReservedFor[100] = consumer("web")
+// waiting is a claim of the pod whose device has binding conditions.
+func waiting(more ...claimOption) []claimOption {
+	return append([]claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), reservedTo("web")}, more...)
 }
 
 func TestConditions(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		claim  []claimOption
-		// began is the time since the start of the wait.
-		began time.Duration
-		// waits is a part of the wait. Without it, the claim is ready.
-		waits  string
-		refuse string
-	}{
-		"None":      {reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for", claim: []claimOption{allocated("node-a", "gpu-0")}},
-		"Succeeded": {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes)}},
-		"SucceededLate": {
-			reason: "true conditions count even after the timeout",
-			claim:  []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-time.Hour)), needs(both, nil), says("gpu-0", yes)},
+	type statuses = map[string]metav1.ConditionStatus
+	two := []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, []string{"broken"}), reservedTo("web")}
+	cases := map[string]assessCase{
+		"None": {
+			reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for",
+			claim:  []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")},
 		},
-		"Silent": {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, waits: "attached"},
+		"Succeeded":     {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: waiting(says("gpu-0", yes))},
+		"SucceededLate": {reason: "true conditions count even after the timeout", claim: waiting(allocatedAt(now.Add(-time.Hour)), says("gpu-0", yes))},
+		"Silent":        {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: waiting(), waits: "attached"},
 		"Half": {
 			reason: "all binding conditions must be true", waits: "programmed",
-			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "Unknown"})},
+			claim: waiting(says("gpu-0", statuses{"attached": "True", "programmed": "Unknown"})),
 		},
 		"Failed": {
 			reason: "upstream bound-claim-with-failed-binding: a failure condition is true", refuse: "failed: broken (Why) because",
-			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "broken": "True"})},
+			claim: waiting(says("gpu-0", statuses{"attached": "True", "broken": "True"})),
 		},
 		"FailedAndTrue": {
 			reason: "a failure takes precedence over true binding conditions", refuse: "failed",
-			claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "True"})},
+			claim: waiting(says("gpu-0", statuses{"attached": "True", "programmed": "True", "broken": "True"})),
 		},
 		"NotFailed": {
 			reason: "a failure condition that is false is not a failure",
-			claim:  []claimOption{allocated("node-a", "gpu-0"), needs(both, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "True", "broken": "False"})},
+			claim:  waiting(says("gpu-0", statuses{"attached": "True", "programmed": "True", "broken": "False"})),
 		},
 		"NoFailureWithoutCondition": {
 			reason: "like upstream, failures of a device without binding conditions do not count",
-			claim:  []claimOption{allocated("node-a", "gpu-0"), needs(nil, []string{"broken"}), says("gpu-0", map[string]metav1.ConditionStatus{"broken": "True"})},
-		},
-		"Mixed": {
-			reason: "upstream bound-claim-with-mixed-binding-conditions: one condition is false after the timeout", refuse: "programmed",
-			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", map[string]metav1.ConditionStatus{"attached": "True", "programmed": "False"})},
+			claim:  waiting(needs(nil, []string{"broken"}), says("gpu-0", statuses{"broken": "True"})),
 		},
 		"TimedOut": {
 			reason: "upstream bound-claim-with-timed-out-binding: the timeout starts with the allocation", refuse: "more than 10m0s ago",
-			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(-timeout)), needs(both, nil), says("gpu-0", nil)},
+			claim: waiting(allocatedAt(now.Add(-timeout)), says("gpu-0", statuses{"attached": "True", "programmed": "False"})),
 		},
 		"InTime": {
 			reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", waits: "attached",
-			claim: []claimOption{allocated("node-a", "gpu-0"), allocatedAt(now.Add(10*time.Second - timeout)), needs(both, nil)},
+			claim: waiting(allocatedAt(now.Add(10*time.Second - timeout))),
 		},
-		"NoTime":     {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - time.Second, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, waits: "attached"},
-		"NoTimeOver": {reason: "the timeout of the bind has passed", began: timeout, claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil)}, refuse: "still waiting for"},
-		"SecondDevice": {
-			reason: "the conditions of every device must be true", waits: "gpu-1",
-			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, nil), says("gpu-0", yes)},
-		},
+		"NoTime":       {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - 1, claim: waiting(), waits: "attached"},
+		"NoTimeOver":   {reason: "the timeout of the bind has passed", began: timeout, claim: waiting(), refuse: "still waiting for"},
+		"SecondDevice": {reason: "the conditions of every device must be true", claim: append(two, says("gpu-0", yes)), waits: "gpu-1"},
 		"SecondDeviceFailed": {
 			reason: "a failure is final even if the driver has not reported on another device", refuse: "gpu-1",
-			claim: []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, []string{"broken"}), says("gpu-1", map[string]metav1.ConditionStatus{"broken": "True"})},
+			claim: append(two, says("gpu-1", statuses{"broken": "True"})),
 		},
-		"OtherDevice": {reason: "the report is about another device", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-9", yes)}},
-		"Share":       {reason: "consumable capacity: the report is about the share", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s1")}},
-		"OtherShare":  {reason: "the report is about another share of the device", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "s2")}},
-		"NoShareSaid": {reason: "the report is about the device, not about the share", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("s1", "")}},
-		"ShareOfNone": {reason: "the report is about a share that the claim does not have", waits: "attached", claim: []claimOption{allocated("node-a", "gpu-0"), needs(both, nil), says("gpu-0", yes), share("", "s1")}},
+		"OtherDevice": {reason: "the report is about another device", waits: "attached", claim: waiting(says("gpu-9", yes))},
+		"Share":       {reason: "consumable capacity: the report is about the share", claim: waiting(says("gpu-0", yes), share("s1", "s1"))},
+		"OtherShare":  {reason: "the report is about another share of the device", waits: "attached", claim: waiting(says("gpu-0", yes), share("s1", "s2"))},
+		"NoShareSaid": {reason: "the report is about the device, not about the share", waits: "attached", claim: waiting(says("gpu-0", yes), share("s1", ""))},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			claim := theClaim("c", append(tc.claim, reservedTo("web"))...)
-			bc := &framework.BindContext{Pod: thePod(), Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
-			take, wait, err := deciding.assess(bc, reference{}, claim)
-			if tc.refuse != "" {
-				require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
-				assert.ErrorContains(t, err, tc.refuse, tc.reason)
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			assert.False(t, take)
-			if tc.waits == "" {
-				assert.Empty(t, wait, tc.reason)
-				return
-			}
-			assert.Equal(t, claimObject("default", "c"), wait.Object)
-			assert.Contains(t, wait.For, tc.waits, tc.reason)
-			assert.True(t, wait.Until.After(now), "the wait has a limit")
-		})
+		t.Run(name, tc.check)
 	}
 }
 
@@ -245,10 +206,10 @@ func TestDecide(t *testing.T) {
 }
 
 func TestDecide_Waits(t *testing.T) {
-	waiting := func(name string, since time.Duration) *resourcev1.ResourceClaim {
-		return theClaim(name, allocated("node-a", "gpu-0"), allocatedAt(now.Add(-since)), needs(both, nil), reservedTo("web"))
+	all := claims{
+		"a": theClaim("a", allocated("node-a", "gpu-0")), "d": theClaim("d", waiting(allocatedAt(now))...),
+		"f": theClaim("f", waiting(allocatedAt(now.Add(-time.Minute)))...),
 	}
-	all := claims{"a": theClaim("a", allocated("node-a", "gpu-0")), "d": waiting("d", 0), "f": waiting("f", time.Minute)}
 	bc := &framework.BindContext{Pod: thePod(uses("a", "d", "f")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	r, err := decideOn(bc, all)
 	require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -47,19 +48,15 @@ func theClaim(name string, options ...claimOption) *resourcev1.ResourceClaim {
 func allocated(node string, devices ...string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
-		claim.Status.Allocation = &resourcev1.AllocationResult{NodeSelector: onNode(node)}
+		claim.Status.Allocation = &resourcev1.AllocationResult{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+		}}}}
 		for _, device := range devices {
 			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{
 				Request: "r", Driver: driver, Pool: node, Device: device,
 			})
 		}
 	}
-}
-
-func onNode(node string) *corev1.NodeSelector {
-	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
-	}}}
 }
 
 // allocatedAt sets the time of the allocation.
@@ -164,16 +161,14 @@ func grouped(pod *corev1.Pod) {
 // replica is one instance of the plugin, with its cache and its connections.
 type replica struct {
 	*Plugin
-	api   *apiServer
-	cache *cached
-	conn  *fakeapi.Connection
+	conn *fakeapi.Connection
 }
 
 // newReplica returns a replica with its own cache.
 func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
-	r := &replica{api: s, cache: s.cache(), conn: s.Connect()}
-	h := framework.Handle{Cached: r.cache, Live: r.conn, Writer: r.conn, Status: r.conn, Wake: s.hub.Wake, Clock: clock.RealClock{}}
+	r := &replica{conn: s.Connect()}
+	h := framework.Handle{Cached: s.Cache(), Live: r.conn, Writer: r.conn, Status: r.conn, Wake: func(client.Object) {}, Clock: clock.RealClock{}}
 	r.Plugin = New(h, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
 	return r
 }
@@ -190,20 +185,13 @@ func markOf(pod *corev1.Pod, node, attempt string) framework.Mark {
 
 // preFlight runs Setup and PreFlight like the engine.
 func (r *replica) preFlight(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
-	return r.ask(ctx, r.cache, bc)
-}
-
-func (r *replica) ask(ctx context.Context, reader framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
 	bc.Now = r.h.Clock.Now()
 	bc.Since = bc.Now
-	if err := r.SetupBindContextExtension(ctx, reader, bc); err != nil {
+	if err := r.SetupBindContextExtension(ctx, r.h.Cached, bc); err != nil {
 		return framework.Verdict{}, err
 	}
 	return r.PreFlight(bc)
 }
-
-// isReady returns whether the bind may proceed.
-func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For == "" }
 
 // PreBind runs PreFlight and PreBind like the engine.
 func (r *replica) PreBind(ctx context.Context, bc *framework.BindContext) error {
@@ -217,7 +205,7 @@ func (r *replica) PreBind(ctx context.Context, bc *framework.BindContext) error 
 // confirm returns an error unless the bind may proceed.
 func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
 	v, err := r.preFlight(ctx, bc)
-	if err == nil && !isReady(v) {
+	if err == nil && (len(v.Writes) > 0 || v.Wait.For != "") {
 		err = framework.NotYet(podObject(bc.Pod), "not prepared")
 	}
 	return err
@@ -258,16 +246,21 @@ func bound(pod *corev1.Pod, node string) *corev1.Pod {
 
 var errDown = errors.New("the API server is down")
 
-// firstWrite makes the first request with the verb fail.
-func firstWrite(verb string, err error) func(fakeapi.Call) error {
+// firstRequest answers the first request with the verb.
+func firstRequest(verb string, answer func() error) func(fakeapi.Call) error {
 	done := false
 	return func(w fakeapi.Call) error {
 		if w.Verb == verb && !done {
 			done = true
-			return err
+			return answer()
 		}
 		return nil
 	}
+}
+
+// firstWrite makes the first request with the verb fail.
+func firstWrite(verb string, err error) func(fakeapi.Call) error {
+	return firstRequest(verb, func() error { return err })
 }
 
 // devices returns the names of the devices of the claim.

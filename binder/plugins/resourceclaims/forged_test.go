@@ -141,21 +141,12 @@ func TestSweep_SettlesAFewMarksOfAClaim(t *testing.T) {
 	require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
 }
 
-func TestUnsettled(t *testing.T) {
-	claim := theClaim("c", reservedTo("web"), forged("pod-web", "a-1", "no-such-pod", "x"), forged("pod-a", "a-2", "db", "node-a"), forged("pod-y", "a-3", "../..", "node-a"))
-	want := []framework.Mark{
-		{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "pod-web", Node: "x", Attempt: "a-1"},
-		{Pod: types.NamespacedName{Namespace: "default", Name: "db"}, PodUID: "pod-a", Node: "node-a", Attempt: "a-2"},
-	}
-	assert.Equal(t, want, unsettled(claim), "the name is from the reservation if there is one; a mark with an invalid name is ignored")
-}
-
 func TestRoomForAMark(t *testing.T) {
 	s, pod, r, _ := setup(t, meta1(gen.Annotation("example.com/large", strings.Repeat("x", 256*1024-30))))
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.ErrorContains(t, err, "no room")
-	assert.Empty(t, s.written())
+	assert.Empty(t, s.Writes())
 }
 
 // A tenant removes the mark of an attempt. The reservation stays until the pod is bound or

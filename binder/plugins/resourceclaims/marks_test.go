@@ -9,20 +9,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/prebind/prebind/test/gen"
 )
-
-func TestMarkKey(t *testing.T) {
-	key := markKey("0e615ce3-b4cb-445b-a000-796bbbf57f7c", "abcdefgh-0123456789")
-	assert.Empty(t, validation.IsQualifiedName(key), "the API server accepts the key")
-	uid, attempt, ok := splitKey(key)
-	assert.True(t, ok)
-	assert.Equal(t, types.UID("0e615ce3-b4cb-445b-a000-796bbbf57f7c"), uid)
-	assert.Equal(t, "abcdefgh-0123456789", attempt)
-}
 
 func TestSplitKey(t *testing.T) {
 	cases := map[string]struct {
@@ -30,8 +20,7 @@ func TestSplitKey(t *testing.T) {
 		uid, attempt string
 		ok           bool
 	}{
-		"Mark":        {reason: "a UID contains no dot", key: "resource-claims.prebind.dev/u.a", uid: "u", attempt: "a", ok: true},
-		"Points":      {reason: "an attempt can contain dots", key: "resource-claims.prebind.dev/u.a.b", uid: "u", attempt: "a.b", ok: true},
+		"Points":      {reason: "an attempt can contain dots", key: "resource-claims.prebind.dev/u-1.a-2.b", uid: "u-1", attempt: "a-2.b", ok: true},
 		"OtherDomain": {reason: "the domain is different", key: "resource-claims.example.com/u.a"},
 		"NoUID":       {reason: "the UID is missing", key: "resource-claims.prebind.dev/.a"},
 		"NoAttempt":   {reason: "the attempt is missing", key: "resource-claims.prebind.dev/u."},
@@ -42,6 +31,7 @@ func TestSplitKey(t *testing.T) {
 			uid, attempt, ok := splitKey(tc.key)
 			assert.Equal(t, tc.ok, ok, tc.reason)
 			if tc.ok {
+				assert.Empty(t, validation.IsQualifiedName(tc.key), "the API server accepts the key")
 				assert.Equal(t, tc.uid, string(uid), tc.reason)
 				assert.Equal(t, tc.attempt, attempt, tc.reason)
 			}
@@ -91,7 +81,6 @@ func TestReservedByOthers(t *testing.T) {
 		entries []metav1.ManagedFieldsEntry
 		want    bool
 	}{
-		"Nothing":   {reason: "without managedFields, the mark decides"},
 		"Ours":      {reason: "Prebind manages the reservation", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "db"), managed(string(fieldOwner), "web")}},
 		"Scheduler": {reason: "kube-scheduler was faster", entries: []metav1.ManagedFieldsEntry{managed("kube-scheduler", "web"), managed(string(fieldOwner), "db")}, want: true},
 		"Both":      {reason: "an apply by another client adds a manager", entries: []metav1.ManagedFieldsEntry{managed("kubectl", "web"), managed(string(fieldOwner), "web")}},

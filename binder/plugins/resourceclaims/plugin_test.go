@@ -19,21 +19,13 @@ import (
 )
 
 func TestNew(t *testing.T) {
-	r := newReplica(t, newAPI())
-	assert.Equal(t, Name, r.Name())
-	require.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "bindingTimeout")
+	assert.Equal(t, Name, newReplica(t, newAPI()).Name())
+	assert.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "bindingTimeout")
 }
 
 // between runs f before the first request of the kind, like a client that is faster.
 func between(r *replica, verb string, f func()) {
-	done := false
-	r.conn.Before = func(w fakeapi.Call) error {
-		if w.Verb == verb && !done {
-			done = true
-			f()
-		}
-		return nil
-	}
+	r.conn.Before = firstRequest(verb, func() error { f(); return nil })
 }
 
 // setup returns a claim that is allocated and not reserved, its pod, and two replicas.
@@ -107,13 +99,6 @@ func TestRollBack_KeepsTheReservationOfAScheduler(t *testing.T) {
 			assert.Empty(t, unsettled(s.claim()), "the roll-back removes the mark")
 		})
 	}
-	t.Run("Crash", func(t *testing.T) {
-		s, pod, r, two := setup(t)
-		between(r, "patch status", func() { s.change("kube-scheduler", reservedTo("web")) })
-		require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
-		require.NoError(t, two.PreBindRollBack(t.Context(), markOf(pod, "node-a", "here-1")))
-		assert.Equal(t, []string{"web"}, users(s.claim()), "a mark without a reservation of this attempt removes nothing else")
-	})
 	t.Run("SchedulerGivesUp", func(t *testing.T) {
 		s, pod, r, _ := setup(t)
 		bc := bind(pod, "node-a", "here-1")

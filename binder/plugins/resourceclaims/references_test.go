@@ -21,7 +21,6 @@ func TestReferences(t *testing.T) {
 		want   []reference
 		refuse bool
 	}{
-		"None":  {reason: "upstream empty: the pod has no claims", pod: thePod()},
 		"Named": {reason: "upstream claim-reference: the pod need not own the claim", pod: thePod(uses("a", "b")), want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}}},
 		"Template": {
 			reason: "upstream claim-template: the pod must own the claim", pod: thePod(template("web-gpu-x")),
