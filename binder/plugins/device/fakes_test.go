@@ -85,6 +85,13 @@ func (s *server) postBind(p *Plugin, bc *framework.BindContext) error {
 	return p.PostBind(s.t.Context(), bc.Mark(), bound)
 }
 
+// bindAndConfirm binds a pod, and calls PostBind.
+func (s *server) bindAndConfirm(p *Plugin, bc *framework.BindContext) {
+	s.t.Helper()
+	s.bind(bc)
+	require.NoError(s.t, s.postBind(p, bc))
+}
+
 func (s *server) finish(pod *corev1.Pod) {
 	s.t.Helper()
 	s.change(pod, func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })

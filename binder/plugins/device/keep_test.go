@@ -5,6 +5,7 @@ package device
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"testing"
@@ -104,17 +105,17 @@ func TestTidy_ReachesEveryRecordInBoundedSteps(t *testing.T) {
 // A slow API server delays the later records, but does not exclude them.
 func TestTidy_ContinuesAfterATimeout(t *testing.T) {
 	_, l, p, listed := tidying(t, 31)
-	note := l.Before
+	note, errEnough := l.Before, errors.New("enough")
 	for range 3 {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancelCause(t.Context())
 		until := len(*listed) + 10
 		l.Before = func(c fakeapi.Call) error {
 			if err := note(c); err != nil || len(*listed) == until {
-				cancel()
+				cancel(errEnough)
 			}
 			return nil
 		}
-		assert.ErrorIs(t, p.Tidy(ctx), context.Canceled)
+		assert.ErrorIs(t, p.Tidy(ctx), errEnough)
 	}
 	assert.Len(t, *listed, 30)
 	assert.Len(t, sets.New(*listed...), 30, "Tidy visits each record once")

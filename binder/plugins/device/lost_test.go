@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -58,14 +59,20 @@ func TestLostRecord_ForgedAnnotationsFreeNothing(t *testing.T) {
 	require.Error(t, prepare(t.Context(), p, bindOf(podNamed("me"), "b", gen.Annotation(gpu, "GPU-1"))))
 }
 
+// granted returns a bind of the pod web that was granted GPU-1. There is another pod.
+func granted(t *testing.T) (*server, *Plugin, *framework.BindContext) {
+	t.Helper()
+	web := podNamed("web")
+	s := newServer(t, web, podNamed("other"))
+	p, bc := replicaOf(s), bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, bc))
+	return s, p, bc
+}
+
 // The next pass notices the loss. A bind that was already allowed gets its grant back when it is
 // confirmed.
 func TestLostRecord_DuringABind(t *testing.T) {
-	web, other := podNamed("web"), podNamed("other")
-	s := newServer(t, web, other)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), p, bc))
+	s, p, bc := granted(t)
 	require.NoError(t, s.Delete(t.Context(), s.object()))
 	verdict, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
@@ -74,22 +81,17 @@ func TestLostRecord_DuringABind(t *testing.T) {
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)]"}, held(s))
 	require.NoError(t, s.Delete(t.Context(), s.object()))
 
-	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
-	s.bind(bc)
-	require.NoError(t, s.postBind(p, bc))
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-2"))))
+	s.bindAndConfirm(p, bc)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
 }
 
 // The annotations of the pod were changed during the bind, and list the device of another pod. The mark must end anyway.
 func TestPostBind_ConfirmsTheGrantAgainstTheAnnotations(t *testing.T) {
-	web, other := podNamed("web"), podNamed("other")
-	s := newServer(t, web, other)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), p, bc))
-	require.NoError(t, prepare(t.Context(), p, bindOf(other, "b", gen.Annotation(gpu, "GPU-2"))))
+	s, p, bc := granted(t)
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)
-	s.change(web, func(pod *corev1.Pod) { pod.Annotations[gpu] = "GPU-2" })
+	s.change(bc.Pod, func(pod *corev1.Pod) { pod.Annotations[gpu] = "GPU-2" })
 	require.NoError(t, s.postBind(p, bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
 }
@@ -97,17 +99,13 @@ func TestPostBind_ConfirmsTheGrantAgainstTheAnnotations(t *testing.T) {
 // The engine has read that the pod runs. Then the pod finishes, and another one is granted its device. PostBind must
 // not restore the grant.
 func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
-	web, next := podNamed("web"), podNamed("next")
-	s := newServer(t, web, next)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), p, bc))
+	s, p, bc := granted(t)
 	s.bind(bc)
-	read, _ := fakeapi.Get(s.api, web)
-	s.finish(web)
-	require.NoError(t, prepare(t.Context(), p, bindOf(next, "b", gen.Annotation(gpu, "GPU-1"))))
+	read, _ := fakeapi.Get(s.api, bc.Pod)
+	s.finish(bc.Pod)
+	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1"))))
 	require.NoError(t, p.PostBind(t.Context(), bc.Mark(), read))
-	assert.Equal(t, map[string]string{"next": "[b: GPU-1 (gpu)]"}, held(s))
+	assert.Equal(t, map[string]string{"other": "[b: GPU-1 (gpu)]"}, held(s))
 }
 
 // Nothing is granted, written or forgotten. Other nodes are not affected.

@@ -4,14 +4,11 @@
 package device
 
 import (
-	"context"
-	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -20,10 +17,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestNew(t *testing.T) {
-	p := New(framework.Handle{}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
-	assert.Equal(t, "device", p.Name())
-	assert.Implements(t, (*framework.OnRequest)(nil), p)
+func TestArguments(t *testing.T) {
 	assert.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "nodeLockTimeout")
 }
 
@@ -56,8 +50,7 @@ func TestGrant_FollowsThePod(t *testing.T) {
 
 	require.NoError(t, confirm(t.Context(), p, bindOf(web, "a", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))), "a repeated call is already prepared")
 
-	s.bind(bc)
-	require.NoError(t, s.postBind(p, bc))
+	s.bindAndConfirm(p, bc)
 	require.NoError(t, s.postBind(p, bc))
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu), 0.5 of GPU-2 (gpu)] bound"}, held(s))
 	marks, err = p.Marks(t.Context())
@@ -87,17 +80,6 @@ func TestGrant_MergesPodAndBinding(t *testing.T) {
 	assert.Equal(t, map[string]string{"fpga": "F"}, verdict.Annotations, "the bound pod lists its grant even if its annotations are edited during the bind")
 }
 
-// binder.prebind.dev/require can require the plugin for a bind without device annotations.
-func TestBind_WithoutDevices(t *testing.T) {
-	web := podNamed("web", gen.Annotation(lockIt, "false"))
-	s := newServer(t, web)
-	p := replicaOf(s, withLocks)
-	bc := bindOf(web, "a")
-	require.NoError(t, confirm(t.Context(), p, bc))
-	require.NoError(t, p.Tidy(t.Context()))
-	assert.Zero(t, s.count())
-}
-
 func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {
 	web := podNamed("web", gen.Annotation(fpga, "0000:3b:00.0"))
 	s := newServer(t, web)
@@ -124,29 +106,25 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 			reason: "the containers of a terminating pod may still run", want: "is held by pod default/holder",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
 				s.change(bc.Pod, func(pod *corev1.Pod) { pod.Finalizers = []string{"test.prebind.dev/kept"} })
-				s.bind(bc)
-				require.NoError(s.t, s.postBind(p, bc))
+				s.bindAndConfirm(p, bc)
 				s.delete(bc.Pod)
 			},
 		},
 		"Finished": {
 			reason: "a finished pod uses no devices",
 			then: func(s *server, p *Plugin, bc *framework.BindContext) {
-				s.bind(bc)
-				require.NoError(s.t, s.postBind(p, bc))
+				s.bindAndConfirm(p, bc)
 				s.finish(bc.Pod)
 			},
 		},
 		"Deleted": {reason: "the pod is gone", then: func(s *server, _ *Plugin, bc *framework.BindContext) { s.delete(bc.Pod) }},
-		"DeletedAfterBound": {reason: "the pod is gone", then: func(s *server, p *Plugin, bc *framework.BindContext) {
-			s.bind(bc)
-			require.NoError(s.t, s.postBind(p, bc))
-			s.delete(bc.Pod)
-		}},
 		"BoundElsewhere": {reason: "the pod runs on another node", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
 			s.change(bc.Pod, func(pod *corev1.Pod) { pod.Spec.NodeName = "node-b" })
 		}},
-		"Recreated": {reason: "the new pod has no grant", then: recreate},
+		"Recreated": {reason: "the new pod has no grant", then: func(s *server, _ *Plugin, bc *framework.BindContext) {
+			s.delete(bc.Pod)
+			require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
+		}},
 	}
 	for name, tc := range cases {
 		for _, behind := range []string{"", "Behind"} {
@@ -180,24 +158,14 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 	}
 }
 
-func recreate(s *server, _ *Plugin, bc *framework.BindContext) {
-	s.delete(bc.Pod)
-	require.NoError(s.t, s.Create(s.t.Context(), podNamed(bc.Pod.Name, gen.UID("new"))))
-}
-
 // A replica still works on a bind that has succeeded. A grant that it adds would belong to
 // the pod as long as the pod runs.
 func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
-	web := podNamed("web")
-	s := newServer(t, web)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	require.NoError(t, prepare(t.Context(), p, bc))
-	s.bind(bc)
-	require.NoError(t, s.postBind(p, bc))
+	s, p, bc := granted(t)
+	s.bindAndConfirm(p, bc)
 	cached := newLagging(s)
 	late := pluginOn(s, cached, newLine(s), cached.hub)
-	err := prepare(t.Context(), late, bindOf(web, "b", gen.Annotation(gpu, "GPU-2")))
+	err := prepare(t.Context(), late, bindOf(bc.Pod, "b", gen.Annotation(gpu, "GPU-2")))
 	assert.True(t, frameworktest.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
 }
@@ -212,10 +180,6 @@ func TestTidy_KeepsGrantsInUse(t *testing.T) {
 	s.delete(gone)
 	require.NoError(t, p.Tidy(t.Context()))
 	assert.Len(t, held(s), 2)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	errEnough := errors.New("enough")
-	cancel(errEnough)
-	assert.ErrorIs(t, p.Tidy(ctx), errEnough)
 }
 
 // The record in the cache is empty, and the record in the API server is not.
