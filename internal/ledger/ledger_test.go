@@ -13,11 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -51,15 +48,10 @@ func decodeCount(data map[string]string) (*count, error) {
 // nameOf returns the same name for keys that differ only in case.
 func nameOf(key string) string { return "test-" + strings.ToLower(key) }
 
-func newServer(t *testing.T) client.WithWatch {
-	t.Helper()
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
-	return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithRESTMapper(mapper).Build()
-}
+func newServer() *fakeapi.Connection { return fakeapi.New().Connect() }
 
 // open returns the store of a replica.
-func open(server client.Client) *Store[string, *count] {
+func open(server *fakeapi.Connection) *Store[string, *count] {
 	return Open(framework.Handle{Cached: server, Live: server, Writer: server, Namespace: namespace}, Kind[string, *count]{
 		Component: component, Name: nameOf, Decode: decodeCount,
 		Missing: func(_ context.Context, key string) (*count, error) { return &count{key: key, n: 100}, nil },
@@ -72,7 +64,7 @@ func increment(c *count) error {
 }
 
 // numberOf returns the number of the record a, or -1.
-func numberOf(t *testing.T, server client.Client) int {
+func numberOf(t *testing.T, server *fakeapi.Connection) int {
 	t.Helper()
 	v, err := open(server).Get(t.Context(), server, "a")
 	require.NoError(t, err)
@@ -83,7 +75,7 @@ func numberOf(t *testing.T, server client.Client) int {
 }
 
 // objectOf returns the ConfigMap of the record a.
-func objectOf(t *testing.T, server client.Client) *corev1.ConfigMap {
+func objectOf(t *testing.T, server *fakeapi.Connection) *corev1.ConfigMap {
 	t.Helper()
 	object := &corev1.ConfigMap{}
 	require.NoError(t, server.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: nameOf("a")}, object))
@@ -92,7 +84,7 @@ func objectOf(t *testing.T, server client.Client) *corev1.ConfigMap {
 
 // Another replica writes the record between the read and the write of an Update.
 func TestUpdate_DecidesAgainAfterAConflict(t *testing.T) {
-	server := newServer(t)
+	server := newServer()
 	s := open(server)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 	var seen []int
@@ -115,7 +107,7 @@ func TestUpdate_CacheIsBehind(t *testing.T) {
 		"fails":   func(*count) error { return errOld },
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := newServer(t)
+			server := newServer()
 			require.NoError(t, open(server).Update(t.Context(), "a", increment))
 			s := open(server)
 			s.h.Cached = fakeapi.New(objectOf(t, server)).Cache()
@@ -133,19 +125,9 @@ func TestUpdate_CacheIsBehind(t *testing.T) {
 	}
 }
 
-// The record of the cache saves a read.
-func TestUpdate_UsesTheCache(t *testing.T) {
-	server := newServer(t)
-	s := open(server)
-	require.NoError(t, s.Update(t.Context(), "a", increment))
-	s.h.Live = nil
-	require.NoError(t, s.Update(t.Context(), "a", increment))
-	assert.Equal(t, 102, numberOf(t, server))
-}
-
 // The cache is behind for a moment after each write. Many updates in this moment cost one request each.
 func TestUpdate_UsesItsLastWrite(t *testing.T) {
-	server := newServer(t)
+	server := newServer()
 	s := open(server)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 	s.h.Cached, s.h.Live = fakeapi.New(objectOf(t, server)).Cache(), nil
@@ -161,7 +143,7 @@ func TestUpdate_UsesItsLastWrite(t *testing.T) {
 }
 
 func TestUpdate_WritesOnlyChanges(t *testing.T) {
-	server := newServer(t)
+	server := newServer()
 	errOdd := errors.New("it is odd")
 	odd := func(c *count) error { c.n++; return errOdd }
 	assert.ErrorIs(t, open(server).Update(t.Context(), "a", odd), errOdd)
@@ -171,7 +153,7 @@ func TestUpdate_WritesOnlyChanges(t *testing.T) {
 
 // A record without its label is not in the cache.
 func TestWrite_RestoresItsLabels(t *testing.T) {
-	server := newServer(t)
+	server := newServer()
 	s := open(server)
 	require.NoError(t, s.Update(t.Context(), "a", increment))
 	object := objectOf(t, server)
@@ -183,7 +165,7 @@ func TestWrite_RestoresItsLabels(t *testing.T) {
 }
 
 func TestWriteAndDelete_RequireTheVersionThatWasRead(t *testing.T) {
-	server := newServer(t)
+	server := newServer()
 	s := open(server)
 	first, second := &Version[*count]{Record: &count{key: "a"}}, &Version[*count]{Record: &count{key: "a"}}
 	require.NoError(t, s.Write(t.Context(), first))
@@ -203,7 +185,7 @@ func TestWriteAndDelete_RequireTheVersionThatWasRead(t *testing.T) {
 
 // The context also ends an Update that waits for its turn.
 func TestUpdate_EndsWithTheContext(t *testing.T) {
-	s := open(newServer(t))
+	s := open(newServer())
 	errEnough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	require.NoError(t, s.Update(t.Context(), "a", func(*count) error {
@@ -216,7 +198,7 @@ func TestUpdate_EndsWithTheContext(t *testing.T) {
 }
 
 func TestUnreadable_AffectsNoOtherRecord(t *testing.T) {
-	server := newServer(t)
+	server := newServer()
 	s := open(server)
 	put := func(name string, data map[string]string, binary map[string][]byte) {
 		require.NoError(t, server.Create(t.Context(), &corev1.ConfigMap{
@@ -261,7 +243,6 @@ func TestUnmarshal(t *testing.T) {
 		"TwiceUpper": {reason: "keys are case-sensitive", text: `{"name":"a","Name":"b"}`, want: "unknown field"},
 		"TwiceDeep":  {reason: "one of them would be lost", text: `{"inner":[{"values":{"x":"1","\u0078":"2"}}]}`, want: "duplicate field"},
 		"CutOff":     {reason: "the value is incomplete", text: `{"name":"a"`, want: "unexpected end of JSON input"},
-		"Empty":      {reason: "the value is missing", text: ``, want: "unexpected end of JSON input"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var o outer
