@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -63,6 +65,26 @@ func (s *fixture) sweeper(peers Peers) *sweeper {
 	return &sweeper{Set: NewSet(s.o), plugins: []framework.Plugin{s.plugin}, peers: peers, orphans: map[orphanKey]*orphan{}}
 }
 
+// sweep runs a sweeper with these other replicas for the time.
+func (s *fixture) sweep(t *testing.T, peers Peers, d time.Duration) *sweeper {
+	ctx, cancel := context.WithTimeout(quiet(t), d)
+	defer cancel()
+	w := s.sweeper(peers)
+	w.run(ctx)
+	return w
+}
+
+// written returns an attempt that has written through the plugin, and whose rollback begins.
+func (s *fixture) written(t *testing.T, w *recordingWriter) (*Set, *Entry) {
+	s.o.Changes, s.o.Term = notify.NewHub(), func() (int64, bool) { return 1, true }
+	set := NewSet(s.o)
+	e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
+	require.NoError(t, err)
+	require.NoError(t, set.Write(t.Context(), e, w, func() error { return nil }))
+	set.Leave(e, true, 0)
+	return set, e
+}
+
 // journal is a list of events, in order.
 type journal struct {
 	mu   sync.Mutex
@@ -93,14 +115,13 @@ func (w *watcher) Swept(plugin, action string, err error) {
 
 // recordingWriter is a plugin that records the calls of its PostBind and PreBindRollBack.
 type recordingWriter struct {
-	name     string
 	calls    *journal
 	rollBack func(ctx context.Context, m framework.Mark) error
 }
 
-func newWriter(calls *journal) *recordingWriter { return &recordingWriter{name: "p", calls: calls} }
+func newWriter(calls *journal) *recordingWriter { return &recordingWriter{calls: calls} }
 
-func (w *recordingWriter) Name() string { return w.name }
+func (*recordingWriter) Name() string { return "p" }
 
 func (*recordingWriter) PreBind(context.Context, *framework.BindContext) error { return nil }
 
@@ -111,7 +132,7 @@ func (*recordingWriter) PreFlight(*framework.BindContext) (framework.Verdict, er
 func (*recordingWriter) Marks(context.Context) ([]framework.Mark, error) { return nil, nil }
 
 func (w *recordingWriter) PostBind(context.Context, framework.Mark, *corev1.Pod) error {
-	w.calls.add(w.name + " PostBind")
+	w.calls.add("p PostBind")
 	return nil
 }
 
@@ -119,7 +140,7 @@ func (w *recordingWriter) PreBindRollBack(ctx context.Context, m framework.Mark)
 	if w.rollBack != nil {
 		return w.rollBack(ctx, m)
 	}
-	w.calls.add(w.name + " PreBindRollBack")
+	w.calls.add("p PreBindRollBack")
 	return nil
 }
 

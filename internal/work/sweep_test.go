@@ -54,9 +54,7 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 				calls := &journal{}
 				p := &tidier{marker: &marker{recordingWriter: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
 				s := newFixture(p, thePod)
-				ctx, cancel := context.WithTimeout(quiet(t), tc.took)
-				defer cancel()
-				s.sweeper(tc.living).run(ctx)
+				s.sweep(t, tc.living, tc.took)
 				assert.Len(t, calls.all(), tc.want, tc.reason)
 			})
 		})
@@ -83,14 +81,6 @@ func TestTidy_TimeOfEachPlugin(t *testing.T) {
 		assert.Equal(t, tidyTimeout, time.Since(began))
 		assert.Equal(t, []string{"tidy"}, calls.all())
 	})
-}
-
-// sweeping runs a sweeper for the time and records the calls of the plugin.
-func sweeping(t *testing.T, m *marker, living Peers, pod *corev1.Pod, d time.Duration) {
-	s := newFixture(m, pod)
-	ctx, cancel := context.WithTimeout(quiet(t), d)
-	defer cancel()
-	s.sweeper(living).run(ctx)
 }
 
 func TestSweep_Settles(t *testing.T) {
@@ -127,7 +117,7 @@ func TestSweep_Settles(t *testing.T) {
 				if tc.living == nil {
 					tc.living = livingReplicas{}
 				}
-				sweeping(t, m, tc.living, tc.pod, tc.took)
+				newFixture(m, tc.pod).sweep(t, tc.living, tc.took)
 				if tc.want == "" {
 					assert.Empty(t, calls.all(), tc.reason)
 					return
@@ -165,9 +155,7 @@ func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug
 func TestMarks_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(panicking{newWriter(&journal{})}, thePod)
-		ctx, cancel := context.WithTimeout(quiet(t), time.Second)
-		defer cancel()
-		assert.NotPanics(t, func() { s.sweeper(livingReplicas{}).run(ctx) })
+		assert.NotPanics(t, func() { s.sweep(t, livingReplicas{}, time.Second) })
 	})
 }
 
@@ -185,11 +173,7 @@ func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
 func TestOrphans_ArePruned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(&stream{recordingWriter: newWriter(&journal{})}, nil)
-		ctx, cancel := context.WithTimeout(quiet(t), time.Hour)
-		defer cancel()
-		sw := s.sweeper(livingReplicas{})
-		sw.run(ctx)
-		assert.Less(t, len(sw.orphans), 10)
+		assert.Less(t, len(s.sweep(t, livingReplicas{}, time.Hour).orphans), 10)
 	})
 }
 
@@ -206,9 +190,7 @@ func TestObserver_Swept(t *testing.T) {
 		s := newFixture(m, nil)
 		w := &watcher{}
 		s.o.Recorder = w
-		ctx, cancel := context.WithTimeout(quiet(t), sweepEvery+time.Second)
-		defer cancel()
-		s.sweeper(livingReplicas{}).run(ctx)
+		s.sweep(t, livingReplicas{}, sweepEvery+time.Second)
 		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
 	})
 }

@@ -46,7 +46,7 @@ func TestSweep_TenantWithManyMarks(t *testing.T) {
 			}
 			return errScripted
 		}
-		sweeping(t, m, livingReplicas{}, nil, 10*time.Minute)
+		newFixture(m, nil).sweep(t, livingReplicas{}, 10*time.Minute)
 		assert.Equal(t, 1, calls["victim/pod-0"])
 		assert.Less(t, settled, sweepEvery, "the mark is settled in the first sweep")
 		assert.Len(t, calls, many+1, "every mark was tried")

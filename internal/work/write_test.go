@@ -11,10 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/notify"
 )
 
 // A call that writes during a rollback learns at once that it has to wait, so that it notices the end of the rollback.
@@ -23,20 +21,14 @@ func TestWrite_DuringRollback(t *testing.T) {
 		const lasts = 10 * time.Second
 		w := newWriter(&journal{})
 		w.rollBack = func(context.Context, framework.Mark) error { pass(lasts); return nil }
-		f := newFixture(w, thePod)
-		f.o.Changes, f.o.Term = notify.NewHub(), func() (int64, bool) { return 1, true }
-		s, key := NewSet(f.o), Key{Pod: thePod.UID, Node: "node-a"}
-		e, err := s.Open(quiet(t), key, markOf("").Pod, "here-1")
-		require.NoError(t, err)
-		require.NoError(t, s.Write(t.Context(), e, w, func() error { return nil }))
-		s.Leave(e, true, 0)
+		s, e := newFixture(w, thePod).written(t, w)
 		synctest.Wait()
 		began := time.Now()
 		assert.ErrorIs(t, s.Write(t.Context(), e, w, func() error { return nil }), Closing)
 		assert.Zero(t, time.Since(began))
 		pass(lasts)
 		synctest.Wait()
-		found, _ := s.Join(key, nil, "")
+		found, _ := s.Join(Key{Pod: thePod.UID, Node: "node-a"}, nil, "")
 		assert.Nil(t, found, "the rollback is over")
 	})
 }
@@ -53,12 +45,8 @@ func TestRollBack_IsRecordedOnce(t *testing.T) {
 			return nil
 		}
 		f := newFixture(w, thePod)
-		f.o.Changes, f.o.Term, f.o.Recorder = notify.NewHub(), func() (int64, bool) { return 1, true }, &recorded
-		s := NewSet(f.o)
-		e, err := s.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
-		require.NoError(t, err)
-		require.NoError(t, s.Write(t.Context(), e, w, func() error { return nil }))
-		s.Leave(e, true, 0)
+		f.o.Recorder = &recorded
+		f.written(t, w)
 		pass(time.Minute)
 		synctest.Wait()
 		assert.Equal(t, 3, tries)
