@@ -41,18 +41,15 @@ const (
 )
 
 func TestJudge(t *testing.T) {
-	both := func(key string) *corev1.Pod {
-		return tolerating(
-			corev1.Toleration{Key: key, Operator: whateverItIs, Effect: noSchedule},
-			corev1.Toleration{Key: key, Operator: whateverItIs, Effect: noExecute},
-		)
-	}
 	// The relevant tolerations that the DaemonSet controller adds.
 	daemon := tolerating(
 		corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noExecute},
 		corev1.Toleration{Key: unreachable, Operator: whateverItIs, Effect: noExecute},
 		corev1.Toleration{Key: notSchedule, Operator: whateverItIs, Effect: noSchedule},
 	)
+	both := wanting(term(expression("a", exists)))
+	both.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+	byName := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{expression("metadata.name", in, "node-b")}}
 	cases := map[string]struct {
 		reason             string
 		pod                *corev1.Pod
@@ -71,9 +68,9 @@ func TestJudge(t *testing.T) {
 			reason: "the node lifecycle controller treats it as Unknown", checks: sets.New("ready"), node: theNode(reportsNothing),
 			want: []string{"expected the condition Ready to be True, but it is not set"},
 		},
-		"NotReadyTolerated":     {reason: "the pod is meant for such nodes", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: both(notReady)},
-		"UnknownTolerated":      {reason: "the pod tolerates the taint unreachable", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: both(unreachable)},
-		"UnknownIsNotNotReady":  {reason: "another taint applies", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: both(notReady), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
+		"NotReadyTolerated":     {reason: "the pod is meant for such nodes", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: thePod(gen.Tolerates(notReady))},
+		"UnknownTolerated":      {reason: "the pod tolerates the taint unreachable", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: thePod(gen.Tolerates(unreachable))},
+		"UnknownIsNotNotReady":  {reason: "another taint applies", checks: sets.New("ready"), node: theNode(reports("Ready", "Unknown", "")), pod: thePod(gen.Tolerates(notReady)), want: []string{"expected the condition Ready to be True, but it is Unknown"}},
 		"NotReadyDaemon":        {reason: "like in kube-scheduler, tolerations for NoExecute are not enough", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: daemon, want: []string{"expected the condition Ready to be True, but it is False"}},
 		"NotReadyOneEffect":     {reason: "both effects must be tolerated", checks: sets.New("ready"), node: theNode(reports("Ready", "False", "")), pod: tolerating(corev1.Toleration{Key: notReady, Operator: whateverItIs, Effect: noSchedule}), want: []string{"expected the condition Ready to be True, but it is False"}},
 		"Cordoned":              {reason: "the node is cordoned", checks: sets.New("schedulable"), node: theNode(cordoned), want: []string{"expected the node to be schedulable, but it is cordoned"}},
@@ -82,10 +79,10 @@ func TestJudge(t *testing.T) {
 		"Taints":                {reason: "the message lists all taints with an effect on scheduling", checks: sets.New("taints"), node: theNode(taint("a", "b", noSchedule), taint("c", "", preferNot), taint("d", "", noExecute)), want: []string{"expected the taint a=b:NoSchedule to be removed, but the node has it and the pod does not tolerate it", "expected the taint d:NoExecute to be removed, but the node has it and the pod does not tolerate it"}},
 		"TaintsTolerated":       {reason: "the pod tolerates the taint", checks: sets.New("taints"), node: theNode(taint("a", "b", noSchedule)), pod: thePod(gen.Tolerates("a"))},
 		"NodeSelector":          {reason: "the message lists each label in sorted order", checks: sets.New("affinity"), node: theNode(label("disk", "hdd"), label("arch", "x")), pod: thePod(gen.NodeSelector("zone", "z1"), gen.NodeSelector("disk", "ssd"), gen.NodeSelector("arch", "x")), want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is "hdd"`, `expected the label zone to be "z1" as required by the pod's nodeSelector, but it is not set`}},
-		"NodeSelectorAndTerms":  {reason: "the nodeSelector is reported first", checks: sets.New("affinity"), pod: withSelector(wanting(term(expression("a", exists))), "disk", "ssd"), want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is not set`}},
+		"NodeSelectorAndTerms":  {reason: "the nodeSelector is reported first", checks: sets.New("affinity"), pod: both, want: []string{`expected the label disk to be "ssd" as required by the pod's nodeSelector, but it is not set`}},
 		"Affinity":              {reason: "the message lists all requirements of a single term", checks: sets.New("affinity"), node: theNode(label("zone", "z3"), label("old", "yes"), label("gen", "4")), pod: wanting(term(expression("zone", in, "z1", "z2"), expression("old", corev1.NodeSelectorOpDoesNotExist), expression("gen", gt, "5"), expression("gen", corev1.NodeSelectorOpLt, "5"))), want: []string{`expected the label zone to be one of "z1", "z2" as required by the pod's node affinity, but it is "z3"`, `expected the label old not to be set as required by the pod's node affinity, but it is "yes"`, `expected the label gen to be a number above "5" as required by the pod's node affinity, but it is "4"`}},
 		"AffinityOfTerms":       {reason: "the message counts several terms", checks: sets.New("affinity"), pod: wanting(term(expression("a", exists)), term(expression("b", exists))), want: []string{"expected the pod's required node affinity to admit the node, but none of its 2 terms matches"}},
-		"AffinityByName":        {reason: "a term with a name has no labels", checks: sets.New("affinity"), pod: wanting(named("node-b")), want: []string{"expected the pod's required node affinity to admit the node, but none of its 1 terms matches"}},
+		"AffinityByName":        {reason: "a term with a name has no labels", checks: sets.New("affinity"), pod: wanting(byName), want: []string{"expected the pod's required node affinity to admit the node, but none of its 1 terms matches"}},
 		"AffinityOfNothing":     {reason: "an affinity without terms matches no node", checks: sets.New("affinity"), pod: wanting(), want: []string{"expected the pod's required node affinity to admit the node, but none of its 0 terms matches"}},
 		"AffinityUnreadable":    {reason: "waiting cannot help", checks: sets.New("affinity"), pod: wanting(term(expression("a", gt, "x"))), want: []string{"the pod's required node affinity is invalid: "}, final: true},
 		"AffinityPartlyMatches": {reason: "an invalid term does not matter if another term matches", checks: sets.New("affinity"), node: theNode(label("b", "")), pod: wanting(term(expression("a", gt, "x")), term(expression("b", exists)))},
@@ -128,11 +125,6 @@ func TestJudge(t *testing.T) {
 			assert.Equal(t, before, node, "judge does not change the node, because it belongs to the cache")
 		})
 	}
-}
-
-func withSelector(pod *corev1.Pod, key, value string) *corev1.Pod {
-	pod.Spec.NodeSelector = map[string]string{key: value}
-	return pod
 }
 
 // Users write names and values of the maximum length.

@@ -4,7 +4,6 @@
 package nodestate
 
 import (
-	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,13 +19,11 @@ const (
 	maxWait = time.Minute
 )
 
+// withAll has all checks.
+var withAll = &Plugin{checks: all, maxWait: maxWait}
+
 // all enables all checks.
 var all = sets.New(CheckNames()...)
-
-func pluginWithAll(t testing.TB) *Plugin {
-	t.Helper()
-	return &Plugin{checks: all, maxWait: maxWait}
-}
 
 // The node passes all checks for the pod.
 func thePod(options ...gen.PodOption) *corev1.Pod {
@@ -91,15 +88,6 @@ func term(expressions ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm
 
 func expression(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
-}
-
-// named returns a term with a requirement for each name of a node.
-func named(names ...string) corev1.NodeSelectorTerm {
-	var t corev1.NodeSelectorTerm
-	for _, name := range names {
-		t.MatchFields = append(t.MatchFields, expression("metadata.name", corev1.NodeSelectorOpIn, name))
-	}
-	return t
 }
 
 // annotation sets an annotation of the plugin.

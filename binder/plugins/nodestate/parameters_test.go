@@ -38,9 +38,6 @@ func TestParse(t *testing.T) {
 			binding: annotations{"expect": "gpu.example.com/driver=550,!maintenance", "expect-conditions": "GPUReady=True", "wait": "30s"},
 			labels:  "gpu.example.com/driver=550,!maintenance", conditions: []nodecondition.Expectation{{Type: "GPUReady", Status: "True"}}, wait: 30 * time.Second,
 		},
-		"OnPod": {
-			reason: "the pod can have the annotations, too", pod: annotations{"expect": "a=b", "wait": "5s"}, labels: "a=b", wait: 5 * time.Second,
-		},
 		"BindingWins": {
 			reason: "the Binding's value of each key wins",
 			pod:    annotations{"expect": "a=b", "wait": "5s"}, binding: annotations{"expect": "c=d"}, labels: "c=d", wait: 5 * time.Second,

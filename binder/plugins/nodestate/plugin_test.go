@@ -28,7 +28,6 @@ func TestPreFlight(t *testing.T) {
 	const advice = "; choose another node, or wait for this one with the annotation node-state.prebind.dev/wait"
 	cases := map[string]struct {
 		reason      string
-		pod         *corev1.Pod
 		node        *corev1.Node
 		annotations []gen.BindingOption
 		waited      time.Duration
@@ -65,16 +64,13 @@ func TestPreFlight(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			pod, node := tc.pod, tc.node
-			if pod == nil {
-				pod = thePod()
-			}
+			node := tc.node
 			if node == nil {
 				node = theNode()
 			}
-			bc := contextFor(pod, node, tc.annotations...)
+			bc := contextFor(thePod(), node, tc.annotations...)
 			bc.Now = bc.Since.Add(tc.waited)
-			verdict, err := pluginWithAll(t).PreFlight(bc)
+			verdict, err := withAll.PreFlight(bc)
 			if tc.want != "" {
 				require.Error(t, err, tc.reason)
 				assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
@@ -95,35 +91,26 @@ func TestPreFlight(t *testing.T) {
 
 func TestPreFlight_KeepsTheCause(t *testing.T) {
 	pod := wanting(term(expression("a", gt, "x")))
-	_, err := pluginWithAll(t).PreFlight(contextFor(pod, theNode()))
+	_, err := withAll.PreFlight(contextFor(pod, theNode()))
 	refused := framework.AsError(Name, err)
 	assert.Error(t, errors.Unwrap(refused), "the cause is the error of the affinity")
 	assert.Equal(t, "correct the pod", refused.Advice)
 }
 
-// Nearly every bind takes this path.
+// Nearly every bind takes this path: the pod has the default tolerations and annotations of other tools.
 func TestPreFlight_IsCheapForAGoodNode(t *testing.T) {
-	p := pluginWithAll(t)
-	bc := contextFor(typicalPod(), typicalNode())
+	pod := thePod(
+		gen.Tolerates(notReady), gen.Tolerates(unreachable),
+		gen.Annotation("checksum/config", "0123456789abcdef"), gen.Annotation("prometheus.io/scrape", "true"),
+	)
+	bc := contextFor(pod, theNode(
+		reports("MemoryPressure", "False", ""), reports("DiskPressure", "False", ""), reports("PIDPressure", "False", ""),
+		label("zone", "z1"), label("node.kubernetes.io/instance-type", "m7.large"), taint("soft", "", preferNot),
+	))
 	allocs := testing.AllocsPerRun(100, func() {
-		if verdict, err := p.PreFlight(bc); verdict.Wait.For != "" || err != nil {
+		if verdict, err := withAll.PreFlight(bc); verdict.Wait.For != "" || err != nil {
 			t.Errorf("got %v, %v", verdict, err)
 		}
 	})
 	assert.LessOrEqual(t, allocs, 2.0, "PreFlight allocates only the map of parameters")
-}
-
-// typicalPod has the default tolerations and annotations of other tools.
-func typicalPod() *corev1.Pod {
-	return thePod(
-		gen.Tolerates(notReady), gen.Tolerates(unreachable),
-		gen.Annotation("checksum/config", "0123456789abcdef"), gen.Annotation("prometheus.io/scrape", "true"),
-	)
-}
-
-func typicalNode() *corev1.Node {
-	return theNode(
-		reports("MemoryPressure", "False", ""), reports("DiskPressure", "False", ""), reports("PIDPressure", "False", ""),
-		label("zone", "z1"), label("node.kubernetes.io/instance-type", "m7.large"), taint("soft", "", preferNot),
-	)
 }
