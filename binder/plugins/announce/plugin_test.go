@@ -263,12 +263,6 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.end(other)
 		s.assertNominated("", "the second attempt has ended")
 	})
-	in(t, func(_ *testing.T, s *fixture) {
-		s.wait(bind("r1-a", "node-a"))
-		s.restart()
-		s.rollBack(mark())
-		s.assertNominated("", "no replica continues the bind")
-	})
 }
 
 // A user forges an entry of the attempt's manager. No write removes the other fields of the entry, and
