@@ -27,12 +27,14 @@ import (
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/unrecorded"
 )
 
 // fixture is an engine with an API server in memory, whose cache is always up to date.
 type fixture struct {
 	*Engine
 	server *fakeapi.Server
+	live   *fakeapi.Connection
 	pod    *corev1.Pod
 	// runs counts the runs of the mutators.
 	runs int
@@ -68,13 +70,14 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *fixtur
 	synctest.Test(t, func(t *testing.T) {
 		s := &fixture{pod: gen.Pod("web", gen.UID("pod-1"))}
 		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
+		s.live = s.server.Connect()
 		hub := notify.NewHub()
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
 		chain := mutation.NewChain([]mutators.Mutator{s}, nil)
 		o := Options{
 			Options: work.Options{
-				Cached: s.server.Cache(), Live: s.server.Connect(), Replica: "here", Changes: hub, Term: func() (int64, bool) { return 0, true },
-				Events: s, Recorder: unrecorded{}, Clock: clock.RealClock{},
+				Cached: s.server.Cache(), Live: s.live, Replica: "here", Changes: hub, Term: func() (int64, bool) { return 0, true },
+				Events: s, Recorder: unrecorded.Recorder{}, Clock: clock.RealClock{},
 			},
 			Settings: Settings{
 				Mode: ModeEnforce, Mutators: chain, Plugins: plugins, Hold: 25 * time.Second, MaxHolds: 2,
@@ -245,47 +248,28 @@ func TestBind_Rejects(t *testing.T) {
 	}, rejecting())
 }
 
-// TestBind_Panics: a bug outside plugins fails one bind, not the process.
-func TestBind_Panics(t *testing.T) {
-	in(t, func(o *Options) { o.Cached = nothing{} }, func(t *testing.T, s *fixture) {
-		d := s.post(t.Context())
-		assert.Equal(t, framework.KindInternal, d.Err.Kind)
-		assert.Equal(t, framework.Binder, d.Err.Plugin)
-		assert.ErrorContains(t, d.Err, "this is a bug in Prebind")
-		assert.Empty(t, s.said())
-	})
-}
-
-// TestBind_PanicsLater: a bug while a bind waits does not keep its seat.
+// TestBind_PanicsLater: a bug outside plugins fails one bind, not the process, and keeps no seat while a bind waits.
 func TestBind_PanicsLater(t *testing.T) {
-	var broken atomic.Bool
-	in(t, func(o *Options) { o.Cached = breakable{Reader: o.Cached, broken: &broken} }, func(t *testing.T, s *fixture) {
+	in(t, func(o *Options) { o.Cached = o.Live }, func(t *testing.T, s *fixture) {
+		var broken atomic.Bool
+		s.live.Before = func(fakeapi.Call) error {
+			if broken.Load() {
+				panic("a bug")
+			}
+			return nil
+		}
 		time.AfterFunc(5*time.Second, func() {
 			broken.Store(true)
 			s.label()
 		})
 		d := s.post(t.Context())
-		assert.ErrorContains(t, d.Err, "this is a bug in Prebind")
+		assert.Equal(t, framework.KindInternal, d.Err.Kind)
+		assert.Equal(t, framework.Binder, d.Err.Plugin)
+		assert.ErrorContains(t, d.Err, "panic: a bug: this is a bug in Prebind")
 		assert.Zero(t, s.Stats().Holds)
+		assert.Len(t, s.said(), 1, "the event of the wait")
 	}, labelled())
 }
-
-// breakable is a reader whose methods panic when it is broken.
-type breakable struct {
-	framework.Reader
-	broken *atomic.Bool
-}
-
-// Get implements client.Reader.
-func (b breakable) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	if b.broken.Load() {
-		panic("a bug")
-	}
-	return b.Reader.Get(ctx, key, into, opts...)
-}
-
-// nothing is a reader whose methods panic.
-type nothing struct{ framework.Reader }
 
 // A call whose context has ended is never allowed.
 func TestBind_ContextEnds(t *testing.T) {
@@ -348,25 +332,13 @@ func TestBind_PodChanges(t *testing.T) {
 	}
 }
 
-// counted counts the reads of each kind.
-type counted struct {
-	client.Reader
-	reads map[string]int
-}
-
-// Get implements client.Reader.
-func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	c.reads[fakeapi.Kind(into)]++
-	return c.Reader.Get(ctx, key, into, opts...)
-}
-
 func TestBind_NotInTheCache(t *testing.T) {
-	live := counted{reads: map[string]int{}}
-	without := func(o *Options) {
-		live.Reader = o.Live
-		o.Cached, o.Live = fakeapi.New().Cache(), live
-	}
-	in(t, without, func(t *testing.T, s *fixture) {
+	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) {
+		reads := map[string]int{}
+		s.live.Before = func(c fakeapi.Call) error {
+			reads[c.Kind]++
+			return nil
+		}
 		for at := 40 * time.Millisecond; at < 4500*time.Millisecond; at += 40 * time.Millisecond {
 			time.AfterFunc(at, func() { s.server.Put(gen.Pod("web", gen.UID("pod-1"))) })
 		}
@@ -375,8 +347,8 @@ func TestBind_NotInTheCache(t *testing.T) {
 		d := s.post(t.Context())
 		assert.True(t, d.PassThrough, "another client has bound the pod")
 		assert.LessOrEqual(t, time.Since(began), 6*time.Second, "the last change is seen within a second, without another change")
-		assert.LessOrEqual(t, live.reads["Pod"], 7, "one read per second")
-		assert.LessOrEqual(t, live.reads["Node"], 7, "one read per second")
+		assert.LessOrEqual(t, reads["Pod"], 7, "one read per second")
+		assert.LessOrEqual(t, reads["Node"], 7, "one read per second")
 	}, labelled())
 }
 

@@ -19,25 +19,23 @@ import (
 
 func TestPasses_Target(t *testing.T) {
 	cases := map[string]struct {
-		reason string
-		target corev1.ObjectReference
-		want   bool
+		reason, name string
+		target       corev1.ObjectReference
+		want         bool
 	}{
-		"Node":      {reason: "the usual target", target: corev1.ObjectReference{Kind: "Node", Name: "a"}, want: true},
-		"EmptyKind": {reason: "the API server treats an empty kind as Node", target: corev1.ObjectReference{Name: "a"}, want: true},
-		"OtherKind": {reason: "the API server rejects other kinds", target: corev1.ObjectReference{Kind: "Minion", Name: "a"}},
-		"EmptyName": {reason: "the API server rejects an empty target", target: corev1.ObjectReference{Kind: "Node"}},
+		"Node":      {reason: "the usual target", name: "web", target: corev1.ObjectReference{Kind: "Node", Name: "a"}, want: true},
+		"EmptyKind": {reason: "the API server treats an empty kind as Node", name: "web", target: corev1.ObjectReference{Name: "a"}, want: true},
+		"OtherKind": {reason: "the API server rejects other kinds", name: "web", target: corev1.ObjectReference{Kind: "Minion", Name: "a"}},
+		"EmptyName": {reason: "the API server rejects an empty target", name: "web", target: corev1.ObjectReference{Kind: "Node"}},
+		"OtherPod":  {reason: "the API server rejects a name that differs from that of the URL", name: "api", target: corev1.ObjectReference{Name: "a"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			r := Request{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, Binding: &corev1.Binding{Target: tc.target}}
-			r.Binding.Name = "web"
+			r.Binding.Name = tc.name
 			assert.Equal(t, !tc.want, passes(r), tc.reason)
 		})
 	}
-	other := Request{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "a"}}}
-	other.Binding.Name = "api"
-	assert.True(t, passes(other), "the API server rejects a name that differs from that of the URL")
 }
 
 // TestUnbindable: such a Binding passes to the API server, pinned so that it can bind no pod that Prebind has not checked.
@@ -88,70 +86,62 @@ func TestGuardMetadata(t *testing.T) {
 	const limit = 256 << 10
 	cases := map[string]struct {
 		reason  string
-		pod     *corev1.Pod
+		pod     []gen.PodOption
 		binding []gen.BindingOption
 		added   map[string]string
 		// want are the paths of the invalid fields.
 		want []string
 	}{
-		"Nothing": {reason: "no metadata is valid", pod: gen.Pod("web")},
+		"Nothing": {reason: "no metadata is valid"},
 		"Valid": {
 			reason:  "ordinary keys, with and without prefix, are valid",
-			pod:     gen.Pod("web", gen.Annotation("a", "1"), gen.Annotation("example.com/b", "")),
+			pod:     []gen.PodOption{gen.Annotation("a", "1"), gen.Annotation("example.com/b", "")},
 			binding: []gen.BindingOption{gen.Annotation("example.com/c", "x\ny"), gen.Label("topology.kubernetes.io/zone", "z1")},
 			added:   map[string]string{"topology.prebind.dev/zone": "z1"},
 		},
 		"BadKeyOfBinding": {
 			reason:  "the API server stores the key and then rejects every update of the pod",
-			pod:     gen.Pod("web"),
-			binding: []gen.BindingOption{gen.Annotation("no good", "x")},
-			want:    []string{"metadata.annotations"},
+			binding: []gen.BindingOption{gen.Annotation("no good", "x")}, want: []string{"metadata.annotations"},
 		},
 		"BadLabelValue": {
 			reason:  "the API server does not validate labels of a Binding",
-			pod:     gen.Pod("web"),
-			binding: []gen.BindingOption{gen.Label("rack", "no good")},
-			want:    []string{"metadata.labels"},
+			binding: []gen.BindingOption{gen.Label("rack", "no good")}, want: []string{"metadata.labels"},
 		},
 		"JustFits": {
 			reason:  "256 KiB of keys and values are allowed",
-			pod:     gen.Pod("web"),
 			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-3))},
 		},
 		"TooLargeAlone": {
 			reason:  "one byte more is too much",
-			pod:     gen.Pod("web"),
-			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-2))},
-			want:    []string{"metadata.annotations"},
+			binding: []gen.BindingOption{gen.Annotation("key", strings.Repeat("x", limit-2))}, want: []string{"metadata.annotations"},
 		},
 		"TooLargeTogether": {
 			reason:  "pod, Binding and mutators count together",
-			pod:     gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit/2))),
+			pod:     []gen.PodOption{gen.Annotation("p", strings.Repeat("x", limit/2))},
 			binding: []gen.BindingOption{gen.Annotation("b", strings.Repeat("x", limit/4))},
-			added:   map[string]string{"m": strings.Repeat("x", limit/4)},
-			want:    []string{"metadata.annotations"},
+			added:   map[string]string{"m": strings.Repeat("x", limit/4)}, want: []string{"metadata.annotations"},
 		},
 		"NoRoom": {
 			reason: "the annotation of a later attempt needs space, too",
-			pod:    gen.Pod("web", gen.Annotation("p", strings.Repeat("x", limit-6))),
-			added:  map[string]string{"a": "1234567"},
-			want:   []string{"metadata.annotations"},
+			pod:    []gen.PodOption{gen.Annotation("p", strings.Repeat("x", limit-6))},
+			added:  map[string]string{"a": "1234567"}, want: []string{"metadata.annotations"},
 		},
 		"ReplacedCountsOnce": {
 			reason:  "a replaced value does not count",
-			pod:     gen.Pod("web", gen.Annotation("k", strings.Repeat("x", limit/2))),
+			pod:     []gen.PodOption{gen.Annotation("k", strings.Repeat("x", limit/2))},
 			binding: []gen.BindingOption{gen.Annotation("k", strings.Repeat("y", limit/2))},
 			added:   map[string]string{"k": strings.Repeat("z", limit/2)},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			b := gen.Binding(tc.pod, "node-a", tc.binding...)
-			pod, binding := tc.pod.DeepCopy(), b.DeepCopy()
+			pod := gen.Pod("web", tc.pod...)
+			b := gen.Binding(pod, "node-a", tc.binding...)
+			before, binding := pod.DeepCopy(), b.DeepCopy()
 
-			err := guardMetadata(tc.pod, b, tc.added)
+			err := guardMetadata(pod, b, tc.added)
 
-			assert.Equal(t, pod, tc.pod, "the pod is shared and must not change")
+			assert.Equal(t, before, pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")
 			if len(tc.want) == 0 {
 				assert.Nil(t, err, tc.reason)

@@ -28,7 +28,6 @@ func TestSettings_In(t *testing.T) {
 		reason, namespace string
 		want              Settings
 	}{
-		"General":  {reason: "no rule matches", namespace: "web", want: Settings{Mode: ModeEnforce, Hold: 25 * time.Second, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute}},
 		"First":    {reason: "only the first rule applies", namespace: "shop", want: Settings{Mode: ModeOff, Hold: 25 * time.Second, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute}},
 		"Pattern":  {reason: "a timeout above the limit raises the limit", namespace: "batch-7", want: Settings{Mode: ModeAudit, Hold: 25 * time.Second, PreBindTimeout: time.Hour, MaxPreBindTimeout: time.Hour}},
 		"NoMatch":  {reason: "a pattern matches the whole name", namespace: "my-batch-7", want: Settings{Mode: ModeEnforce, Hold: 25 * time.Second, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: 30 * time.Minute}},

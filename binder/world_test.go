@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -26,28 +27,26 @@ import (
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/unrecorded"
 )
 
 // world is a replica, a pod and its nodes. Its state is guarded by mu.
 type world struct {
 	*Engine
-	unrecorded
+	unrecorded.Recorder
 	mu      sync.Mutex
 	pod     *corev1.Pod
 	facts   map[string]bool
 	log     []string
 	term    int64
-	held    bool
 	failing int // PreBindRollBack fails that often.
-	// answering is called when the answer is built.
-	answering func()
 }
 
 const nodeName = "node-a"
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}, held: true, answering: func() {}}
+	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}}
 	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
 	w.Engine = New(Options{
 		Options: work.Options{
@@ -55,7 +54,7 @@ func newWorld(t *testing.T) *world {
 			Term: func() (int64, bool) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				return w.term, w.held
+				return w.term, true
 			},
 		},
 		Settings: Settings{
@@ -65,18 +64,10 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) record(what string, more ...any) {
+func (w *world) record(words ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, m := range more {
-		switch m := m.(type) {
-		case string:
-			what += " " + m
-		case bool:
-			what += map[bool]string{true: " yes", false: " no"}[m]
-		}
-	}
-	w.log = append(w.log, what)
+	w.log = append(w.log, strings.Join(words, " "))
 }
 
 func (w *world) said() []string {
@@ -134,14 +125,13 @@ func (*world) List(context.Context, client.ObjectList, ...client.ListOption) err
 func (*world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
 
 // AttemptEnded implements Recorder.
-func (w *world) AttemptEnded(outcome string) { w.record("ended", outcome == work.Bound) }
+func (w *world) AttemptEnded(outcome string) { w.record("ended", outcome) }
 
 // Name implements mutators.Mutator.
 func (*world) Name() string { return "world" }
 
 // Mutate implements mutators.Mutator.
 func (w *world) Mutate(in mutators.Input) (mutators.Output, error) {
-	w.answering()
 	w.record("answer", map[bool]string{true: "with attempt"}[in.Bind.Attempt != ""])
 	return mutators.Output{}, nil
 }
@@ -152,7 +142,6 @@ type posted struct {
 	plugins []framework.Plugin
 	budget  time.Duration
 	user    string
-	dryRun  bool
 }
 
 func (w *world) bind(node string, plugins ...framework.Plugin) posted {
@@ -167,14 +156,10 @@ func (w *world) run(ctx context.Context, p posted) Decision {
 		Engine: w.Engine, settings: settings, plugins: participants(p.plugins), began: time.Now(),
 		Request: Request{
 			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
-			User: authenticationv1.UserInfo{Username: p.user}, DryRun: p.dryRun,
+			User: authenticationv1.UserInfo{Username: p.user},
 		},
 	}
-	d := c.run(ctx)
-	if p.dryRun {
-		d = c.explained(d)
-	}
-	return d
+	return c.run(ctx)
 }
 
 // plugin is a PreBinder that is made of functions.
@@ -245,7 +230,17 @@ func (w *world) writer(fact string) framework.Plugin {
 	}
 }
 
-// in runs the test in a bubble, and stops the replica at its end.
+// rejecter rejects the bind until there is the fact.
+func (w *world) rejecter(fact string) plugin {
+	return plugin{name: "strict", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+		if w.is(fact) {
+			return framework.Verdict{}, nil
+		}
+		return framework.Verdict{}, framework.Refuse(framework.Object{}, "broken")
+	}}
+}
+
+// inWorld runs the test in a bubble, and stops the replica at its end.
 func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -255,19 +250,8 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
-// unrecorded is a Recorder that ignores all calls.
-type unrecorded struct{}
-
-func (unrecorded) Step(ctx context.Context, _ work.Step) (context.Context, func(error)) {
-	return ctx, func(error) {}
+// runInWorld is inWorld in a test with the name.
+func runInWorld(t *testing.T, name string, test func(t *testing.T, w *world)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { inWorld(t, test) })
 }
-
-func (unrecorded) ReadLive(string, string) {}
-
-func (unrecorded) HoldRefused() {}
-
-func (unrecorded) AttemptEnded(string) {}
-
-func (unrecorded) RolledBack(string, error) {}
-
-func (unrecorded) Swept(string, string, error) {}
