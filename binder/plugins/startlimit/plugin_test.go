@@ -44,23 +44,21 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// pods returns n pods that start.
-func pods(n int, changes ...func(*corev1.Pod)) []client.Object {
+// pods returns n pods on the node.
+func pods(name string, n int, changes ...func(*corev1.Pod)) []client.Object {
 	var all []client.Object
 	for i := range n {
-		all = append(all, bound(fmt.Sprintf("starting-%d", i), changes...))
+		all = append(all, bound(fmt.Sprint(name, i), changes...))
 	}
 	return all
 }
 
+// refusing returns n pods that the kubelet rejected.
+func refusing(n int, ago time.Duration) []client.Object {
+	return pods("refused", n, refusedFor("OutOfcpu", time.Now().Add(-ago)))
+}
+
 func TestPreFlight(t *testing.T) {
-	refusals := func(n int, ago time.Duration) []client.Object {
-		var all []client.Object
-		for i := range n {
-			all = append(all, bound(fmt.Sprintf("refused-%d", i), refusedFor("OutOfcpu", time.Now().Add(-ago))))
-		}
-		return all
-	}
 	critical := func(bc *framework.BindContext) { bc.Pod.Spec.PriorityClassName = "system-node-critical" }
 	cases := map[string]struct {
 		reason  string
@@ -70,23 +68,24 @@ func TestPreFlight(t *testing.T) {
 		waits   string
 		want    string
 	}{
-		"Empty":    {reason: "the pod needs a slot", objects: func() []client.Object { return nil }, late: true},
-		"Free":     {reason: "the pod needs the last slot", objects: func() []client.Object { return pods(1) }, late: true},
-		"Full":     {reason: "the bind will wait", objects: func() []client.Object { return pods(2) }, waits: "pods on the node to start (limit 2)"},
-		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods(2), refusals(3, 0)...) }, change: critical},
+		"Free":     {reason: "the pod needs the last slot", objects: func() []client.Object { return pods("starting", 1) }, late: true},
+		"Full":     {reason: "the bind will wait", objects: func() []client.Object { return pods("starting", 2) }, waits: "pods on the node to start (limit 2)"},
+		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods("starting", 2), refusing(3, 0)...) }, change: critical},
 		"Refusing": {
-			reason: "the node rejects pods", objects: func() []client.Object { return refusals(3, 0) },
+			reason: "the node rejects pods", objects: func() []client.Object { return refusing(3, 0) },
 			want: "Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:00Z; " +
 				"choose another node, and check the events of the node",
 		},
-		"Trying": {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusals(3, 5*time.Minute) }, late: true},
+		"Trying": {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusing(3, 5*time.Minute) }, late: true},
 		"Tried": {
-			reason: "another pod tries the node", objects: func() []client.Object { return append(refusals(3, 5*time.Minute), pods(1)...) },
+			reason: "another pod tries the node", objects: func() []client.Object { return append(refusing(3, 5*time.Minute), pods("starting", 1)...) },
 			want: "Node node-a: the kubelet refused pods of the namespace default, and another one tries the node now; choose another node",
 		},
 		"TriedByOther": {
 			reason: "pods of another namespace do not matter", late: true,
-			objects: func() []client.Object { return append(refusals(3, 5*time.Minute), pods(1, inNamespace("other"))...) },
+			objects: func() []client.Object {
+				return append(refusing(3, 5*time.Minute), pods("starting", 1, inNamespace("other"))...)
+			},
 		},
 	}
 	for name, tc := range cases {
@@ -180,8 +179,8 @@ func TestPost_Ends(t *testing.T) {
 		},
 		"Opens": {
 			reason: "the node rejects pods", act: func(w *world) {
-				for i := range 3 {
-					w.Put(bound(fmt.Sprint(i), refusedFor("OutOfcpu", time.Now())))
+				for _, pod := range refusing(3, 0) {
+					w.Put(pod)
 				}
 				w.Put(bound("old", inPhase(corev1.PodRunning)))
 			}, after: 10*time.Second + binder.Settle + 50*time.Millisecond,
@@ -248,8 +247,7 @@ func TestReservation_Ends(t *testing.T) {
 // During a try, a second pod of the namespace does not get a slot.
 func TestPost_TriesOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ago := time.Now().Add(-5 * time.Minute)
-		w := newWorld(t, small(5), bound("a", refusedFor("OutOfcpu", ago)), bound("b", refusedFor("OutOfcpu", ago)), bound("c", refusedFor("OutOfcpu", ago)))
+		w := newWorld(t, small(5), refusing(3, 5*time.Minute)...)
 		assertTaken(t, "one pod tries the node", w.start(t.Context(), "first"))
 		rejected := func(reason string) {
 			second := w.start(t.Context(), "second")

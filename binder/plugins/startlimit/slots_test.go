@@ -18,29 +18,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestShare(t *testing.T) {
-	cases := map[string]struct {
-		reason                    string
-		limit, replicas, observed int
-		want                      int
-	}{
-		"One":         {reason: "no other replica takes slots", limit: 5, replicas: 1, observed: 2, want: 3},
-		"Two":         {reason: "each replica gets half of the slots", limit: 10, replicas: 2, want: 5},
-		"Remainder":   {reason: "the shares do not exceed the free slots", limit: 5, replicas: 2, want: 2},
-		"Fewer":       {reason: "the replicas share only the free slots", limit: 10, replicas: 2, observed: 6, want: 2},
-		"Last":        {reason: "a replica may take the last slot", limit: 10, replicas: 2, observed: 9, want: 1},
-		"Full":        {reason: "the limit itself decides", limit: 10, replicas: 2, observed: 12, want: 1},
-		"ManyReplica": {reason: "each replica can bind pods", limit: 2, replicas: 5, want: 1},
-		"Unknown":     {reason: "there may be any number of replicas", limit: 10, want: 1},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			r := rules{limit: tc.limit, replicas: tc.replicas}
-			assert.Equal(t, tc.want, r.share(tc.observed), tc.reason)
-		})
-	}
-}
-
 func TestReserve_SharesFreeSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, small(4))
@@ -98,17 +75,6 @@ func TestHandler(t *testing.T) {
 	assert.Equal(t, 3, changes, "each end can end a wait")
 }
 
-// used returns the number of slots in use, while timers run.
-func used(s *slots) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := 0
-	for _, of := range s.nodes {
-		all += len(of)
-	}
-	return all
-}
-
 // A pod that does not start changes again and again.
 func TestHandler_CountsUntilTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -119,13 +85,13 @@ func TestHandler_CountsUntilTheTimeout(t *testing.T) {
 		h.OnAdd(pod, false)
 		<-time.After(time.Hour - time.Nanosecond)
 		h.OnUpdate(pod, pod)
-		assert.Equal(t, 1, used(s))
+		assert.Len(t, s.nodes[nodeA], 1)
 		<-time.After(time.Nanosecond)
 		synctest.Wait()
-		assert.Zero(t, used(s))
+		assert.Empty(t, s.nodes)
 		assert.Equal(t, 1, changes, "a bind can have its slot")
 		h.OnUpdate(pod, pod)
-		assert.Zero(t, used(s))
+		assert.Empty(t, s.nodes)
 	})
 }
 
