@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -44,9 +43,7 @@ func TestTransforms(t *testing.T) {
 			assert.True(t, metav1.IsControlledBy(pod, daemon("cni")))
 		}},
 		"Attachment": {reason: "the volume and the driver are kept", object: attached("a", "node-a", "pv-1"), transform: attachments.Transform, same: func(t *testing.T, got client.Object) {
-			a, ok := got.(*storagev1.VolumeAttachment)
-			require.True(t, ok)
-			assert.Equal(t, attached("a", "node-a", "pv-1"), a)
+			assert.Equal(t, attached("a", "node-a", "pv-1"), got)
 		}},
 	}
 	for name, tc := range cases {
@@ -92,5 +89,4 @@ func TestRegistration_FollowsTheArguments(t *testing.T) {
 	assert.Equal(t, []string{"volumes/claims", "volumes/volumes", "volumes/csinodes", "node-ready/attachments"}, names(defaults()))
 	assert.Equal(t, []string{"node-ready/daemonsets/network", "node-ready/agent/network/app=cni"}, names(only(withAgent(""), checkAgents)))
 	assert.Empty(t, names(only(withAgent(""), checkConditions)))
-	var _ framework.Arguments = defaults()
 }
