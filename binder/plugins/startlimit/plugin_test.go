@@ -53,9 +53,9 @@ func pods(name string, n int, changes ...func(*corev1.Pod)) []client.Object {
 	return all
 }
 
-// refusing returns n pods that the kubelet rejected.
-func refusing(n int, ago time.Duration) []client.Object {
-	return pods("refused", n, refusedFor("OutOfcpu", time.Now().Add(-ago)))
+// refusing returns three pods that the kubelet rejected.
+func refusing(ago time.Duration) []client.Object {
+	return pods("refused", 3, refusedFor("OutOfcpu", time.Now().Add(-ago)))
 }
 
 func TestPreFlight(t *testing.T) {
@@ -70,21 +70,21 @@ func TestPreFlight(t *testing.T) {
 	}{
 		"Free":     {reason: "the pod needs the last slot", objects: func() []client.Object { return pods("starting", 1) }, late: true},
 		"Full":     {reason: "the bind will wait", objects: func() []client.Object { return pods("starting", 2) }, waits: "pods on the node to start (limit 2)"},
-		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods("starting", 2), refusing(3, 0)...) }, change: critical},
+		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods("starting", 2), refusing(0)...) }, change: critical},
 		"Refusing": {
-			reason: "the node rejects pods", objects: func() []client.Object { return refusing(3, 0) },
+			reason: "the node rejects pods", objects: func() []client.Object { return refusing(0) },
 			want: "Node node-a: the kubelet refused pods of the namespace default; no pod of the namespace is bound to the node before 2000-01-01T00:05:00Z; " +
 				"choose another node, and check the events of the node",
 		},
-		"Trying": {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusing(3, 5*time.Minute) }, late: true},
+		"Trying": {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusing(5 * time.Minute) }, late: true},
 		"Tried": {
-			reason: "another pod tries the node", objects: func() []client.Object { return append(refusing(3, 5*time.Minute), pods("starting", 1)...) },
+			reason: "another pod tries the node", objects: func() []client.Object { return append(refusing(5*time.Minute), pods("starting", 1)...) },
 			want: "Node node-a: the kubelet refused pods of the namespace default, and another one tries the node now; choose another node",
 		},
 		"TriedByOther": {
 			reason: "pods of another namespace do not matter", late: true,
 			objects: func() []client.Object {
-				return append(refusing(3, 5*time.Minute), pods("starting", 1, inNamespace("other"))...)
+				return append(refusing(5*time.Minute), pods("starting", 1, inNamespace("other"))...)
 			},
 		},
 	}
@@ -179,7 +179,7 @@ func TestPost_Ends(t *testing.T) {
 		},
 		"Opens": {
 			reason: "the node rejects pods", act: func(w *world) {
-				for _, pod := range refusing(3, 0) {
+				for _, pod := range refusing(0) {
 					w.Put(pod)
 				}
 				w.Put(bound("old", inPhase(corev1.PodRunning)))
@@ -247,7 +247,7 @@ func TestReservation_Ends(t *testing.T) {
 // During a try, a second pod of the namespace does not get a slot.
 func TestPost_TriesOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, small(5), refusing(3, 5*time.Minute)...)
+		w := newWorld(t, small(5), refusing(5*time.Minute)...)
 		assertTaken(t, "one pod tries the node", w.start(t.Context(), "first"))
 		rejected := func(reason string) {
 			second := w.start(t.Context(), "second")
