@@ -129,13 +129,14 @@ func TestRun_LateReservesLast(t *testing.T) {
 // TestRun_NextCallContinues: the hold ends, the client repeats the Binding, and the attempt is the same.
 func TestRun_NextCallContinues(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"), w.waiter("b"))
 		first := w.run(t.Context(), b)
 		require.NotNil(t, first.Err)
-		assert.Equal(t, "wait-a: waiting for a (8s); retry the Binding", first.Err.Error())
+		assert.Equal(t, "wait-a: waiting for a (8s), and 1 more; retry the Binding", first.Err.Error())
 		assert.Equal(t, time.Second, first.RetryAfter, "the next call is probably held again")
 		pass(first.RetryAfter)
 		w.set("a")
+		w.set("b")
 		second := w.run(t.Context(), b)
 		require.Nil(t, second.Err)
 		assert.Equal(t, first.Attempt, second.Attempt)
