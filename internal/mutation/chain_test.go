@@ -85,24 +85,17 @@ func newChain(list ...mutators.Mutator) *Chain { return NewChain(list, nil) }
 
 func TestChain_Mutate(t *testing.T) {
 	long := strings.Repeat("k", 63)
-	cases := map[string]struct {
-		reason     string
-		pod        *corev1.Pod
-		binding    []gen.BindingOption
-		chain      []mutators.Mutator
-		want       map[string]string
-		wantLabels map[string]string
-		conflicts  []Conflict
-		failed     []string
+	for name, tc := range map[string]struct {
+		reason           string
+		pod              *corev1.Pod
+		binding          []gen.BindingOption
+		chain            []mutators.Mutator
+		want, wantLabels map[string]string
+		conflicts        []Conflict
+		failed           []string
 	}{
-		"None": {reason: "an empty chain adds nothing"},
-		"OwnKeys": {
-			reason: "the name of the mutator is the prefix of its keys",
-			chain:  []mutators.Mutator{writes("a", "k", "1", "l", ""), writes("b", "k", "2")},
-			want:   pairs("a.prebind.dev/k", "1", "a.prebind.dev/l", "", "b.prebind.dev/k", "2"),
-		},
 		"OwnLabels": {
-			reason:     "labels have the same prefix and are not annotations",
+			reason:     "the name of the mutator is the prefix of its keys, and labels are not annotations",
 			chain:      []mutators.Mutator{labels("a", "k", "1", "l", ""), returns("b", mutators.Output{Annotations: pairs("k", "2"), Labels: pairs("k", "3")})},
 			want:       pairs("b.prebind.dev/k", "2"),
 			wantLabels: pairs("a.prebind.dev/k", "1", "a.prebind.dev/l", "", "b.prebind.dev/k", "3"),
@@ -149,13 +142,6 @@ func TestChain_Mutate(t *testing.T) {
 			failed:     []string{"long", "slash", "space", "unicode", "dash", "newline"},
 		},
 
-		"AnnotationOfBinding": {
-			reason:    "the Binding has a different value",
-			binding:   []gen.BindingOption{gen.Annotation("a.prebind.dev/k", "theirs")},
-			chain:     []mutators.Mutator{writes("a", "k", "ours")},
-			want:      pairs("a.prebind.dev/k", "ours"),
-			conflicts: []Conflict{{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"}},
-		},
 		"AnnotationOfPod": {
 			reason:    "the pod has a different value",
 			pod:       gen.Pod("web", gen.Annotation("a.prebind.dev/k", "theirs")),
@@ -179,13 +165,6 @@ func TestChain_Mutate(t *testing.T) {
 			want:       pairs("a.prebind.dev/k", "ours"),
 			wantLabels: pairs("a.prebind.dev/k", "ours"),
 		},
-		"LabelOfPodKept": {
-			reason:     "a label of the pod is kept",
-			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
-			chain:      []mutators.Mutator{labels("a", "k", "ours", "l", "ours")},
-			wantLabels: pairs("a.prebind.dev/l", "ours"),
-			conflicts:  []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod", Kept: true}},
-		},
 		"LabelOfBindingKept": {
 			reason:    "a label of the Binding is kept, even if the pod has the value of the mutator",
 			pod:       gen.Pod("web", gen.Label("a.prebind.dev/k", "ours")),
@@ -193,24 +172,15 @@ func TestChain_Mutate(t *testing.T) {
 			chain:     []mutators.Mutator{labels("a", "k", "ours")},
 			conflicts: []Conflict{{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "Binding", Kept: true}},
 		},
-		"LabelsReplaced": {
-			reason:     "a mutator with ReplaceLabels replaces labels",
-			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs")),
+		"EachForItself": {
+			reason:     "a mutator with ReplaceLabels replaces labels, but no other mutator does",
+			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs"), gen.Label("b.prebind.dev/k", "theirs")),
 			binding:    []gen.BindingOption{gen.Label("a.prebind.dev/l", "theirs")},
-			chain:      []mutators.Mutator{replaces("a", "k", "ours", "l", "ours", "m", "ours")},
-			wantLabels: pairs("a.prebind.dev/k", "ours", "a.prebind.dev/l", "ours", "a.prebind.dev/m", "ours"),
+			chain:      []mutators.Mutator{replaces("a", "k", "ours", "l", "ours", "m", "ours"), labels("b", "k", "ours", "l", "ours")},
+			wantLabels: pairs("a.prebind.dev/k", "ours", "a.prebind.dev/l", "ours", "a.prebind.dev/m", "ours", "b.prebind.dev/l", "ours"),
 			conflicts: []Conflict{
 				{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod"},
 				{Mutator: "a", Field: "label", Key: "a.prebind.dev/l", Source: "Binding"},
-			},
-		},
-		"EachForItself": {
-			reason:     "ReplaceLabels applies only to its mutator",
-			pod:        gen.Pod("web", gen.Label("a.prebind.dev/k", "theirs"), gen.Label("b.prebind.dev/k", "theirs")),
-			chain:      []mutators.Mutator{replaces("a", "k", "ours"), labels("b", "k", "ours")},
-			wantLabels: pairs("a.prebind.dev/k", "ours"),
-			conflicts: []Conflict{
-				{Mutator: "a", Field: "label", Key: "a.prebind.dev/k", Source: "pod"},
 				{Mutator: "b", Field: "label", Key: "b.prebind.dev/k", Source: "pod", Kept: true},
 			},
 		},
@@ -230,8 +200,7 @@ func TestChain_Mutate(t *testing.T) {
 				{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"},
 			},
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			in, before := input(tc.pod, tc.binding...), input(tc.pod, tc.binding...)
 			before.Pod = before.Pod.DeepCopy()
@@ -271,7 +240,7 @@ func TestChain_Order(t *testing.T) {
 			return mutators.Output{Annotations: map[string]string{"k": "v"}}, nil
 		}}
 	}
-	c := NewChain([]mutators.Mutator{note("c"), note("a"), note("b")}, nil)
+	c := newChain(note("c"), note("a"), note("b"))
 	got := c.Mutate(input(nil))
 	assert.Equal(t, []string{"c", "a", "b"}, order)
 	assert.Contains(t, got.Annotations, "a.prebind.dev/k")
@@ -283,8 +252,7 @@ func TestChain_Order(t *testing.T) {
 
 func TestChain_KeepsOutput(t *testing.T) {
 	out := mutators.Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}
-	c := newChain(returns("a", out))
-	c.Mutate(input(nil))
+	newChain(returns("a", out)).Mutate(input(nil))
 	assert.Equal(t, mutators.Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "the chain does not change the maps of the mutator")
 }
 
@@ -301,12 +269,10 @@ func TestChain_Changing(t *testing.T) {
 	m := fake{name: "a", mutate: func(mutators.Input) (mutators.Output, error) {
 		return mutators.Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
 	}}
-	c := NewChain([]mutators.Mutator{m}, nil)
 	run := func(pod *corev1.Pod, options ...gen.BindingOption) []Conflict {
-		return c.Mutate(mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", options...)}).Conflicts
+		return newChain(m).Mutate(input(pod, options...)).Conflicts
 	}
-	pod := gen.Pod("web")
-	assert.Empty(t, run(pod, gen.Annotation("a.prebind.dev/time", "1")))
-	assert.Len(t, run(pod, gen.Annotation("a.prebind.dev/time", "1"), gen.Annotation("a.prebind.dev/user", "x")), 1)
+	assert.Empty(t, run(nil, gen.Annotation("a.prebind.dev/time", "1")))
+	assert.Len(t, run(nil, gen.Annotation("a.prebind.dev/time", "1"), gen.Annotation("a.prebind.dev/user", "x")), 1)
 	assert.Len(t, run(gen.Pod("web", gen.Annotation("a.prebind.dev/time", "1"))), 1)
 }
