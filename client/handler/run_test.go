@@ -180,20 +180,16 @@ func TestRun_Ready(t *testing.T) {
 
 func TestRun_FinalizerBeforeDo(t *testing.T) {
 	var w *world
-	started := make(chan struct{})
+	started, begun := make(chan struct{}), task("a")
+	begun.SetFinalizers([]string{"example.com/other"})
 	w = start(t, Handler{Undo: noUndo, Do: func(context.Context, *Task) (Result, error) {
 		<-started
 		_, o := w.get("a")
 		assert.Equal(t, []string{"example.com/other", name}, o.Finalizers)
 		return Ready(nil), nil
-	}}, nil, withFinalizer(task("a"), "example.com/other"))
+	}}, nil, begun)
 	close(started)
 	w.until("a", is(typeReady))
-}
-
-func withFinalizer(u *unstructured.Unstructured, finalizer string) *unstructured.Unstructured {
-	u.SetFinalizers([]string{finalizer})
-	return u
 }
 
 func TestRun_WithoutUndo(t *testing.T) {
@@ -256,6 +252,8 @@ func TestRun_RepeatsAfterErrors(t *testing.T) {
 // TestRun_RepeatsAfterConflicts checks that a write that another client was ahead of is repeated, with the call.
 func TestRun_RepeatsAfterConflicts(t *testing.T) {
 	var calls, conflicts atomic.Int32
+	seventh := task("a")
+	seventh.SetResourceVersion("7")
 	w := start(t, Handler{Undo: noUndo, Do: func(context.Context, *Task) (Result, error) {
 		calls.Add(1)
 		return Ready(nil), nil
@@ -266,14 +264,9 @@ func TestRun_RepeatsAfterConflicts(t *testing.T) {
 			conflict := action.GetSubresource() == "status" && conflicts.Add(1) == 1
 			return conflict, nil, apierrors.NewConflict(resource.GroupResource(), "a", errors.New("changed"))
 		})
-	}, version(task("a"), "7"))
+	}, seventh)
 	w.until("a", is(typeReady))
 	assert.EqualValues(t, 2, calls.Load())
-}
-
-func version(u *unstructured.Unstructured, resourceVersion string) *unstructured.Unstructured {
-	u.SetResourceVersion(resourceVersion)
-	return u
 }
 
 // TestRun_Undo checks that a task is undone that is deleted while Do waits, and when the handler does not run.
