@@ -49,6 +49,22 @@ func (w *world) preFlight(bc *framework.BindContext) (framework.Verdict, error) 
 	return w.cluster.PreFlight(w.t.Context(), bc)
 }
 
+// passes returns the verdict of a bind that is not rejected.
+func (w *world) passes(bc *framework.BindContext) framework.Verdict {
+	w.t.Helper()
+	v, err := w.preFlight(bc)
+	require.NoError(w.t, err)
+	return v
+}
+
+// ends requires that the call has ended, and returns its error.
+func ends(t *testing.T, call *frameworktest.Running) error {
+	t.Helper()
+	ended, err := call.Ended()
+	require.True(t, ended)
+	return err
+}
+
 // start posts the Binding.
 func (w *world) start(bc *framework.BindContext) (call *frameworktest.Running, last *binder.Decision) {
 	last = &binder.Decision{}
@@ -67,18 +83,16 @@ func (w *world) results(v policy.Verdict) float64 {
 
 func TestPreFlight(t *testing.T) {
 	const nodeZone = `mutations: {annotations: [{key: zone, valueExpression: "node.metadata.labels['topology.kubernetes.io/zone']"}], labels: [{key: zone, valueExpression: "'a'"}]}`
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		reason   string
 		policies map[string]string
 		objects  []client.Object
 		pod      []gen.PodOption
 
-		refused     string
-		waits       string
-		annotations map[string]string
-		labels      map[string]string
-		findings    []framework.Finding
-		warnings    []string
+		refused, waits      string
+		annotations, labels map[string]string
+		findings            []framework.Finding
+		warnings            []string
 		// event is reported when the bind is decided.
 		event string
 	}{
@@ -134,15 +148,13 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 			annotations: map[string]string{"a.policy.prebind.dev/agents": "cni-a"},
 			findings:    []framework.Finding{{Name: "a", Verdict: "allowed"}},
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, tc.objects...)
 				for name, spec := range tc.policies {
 					w.put(policyOf(t, name, spec))
-					status, _ := w.status(name)
-					require.Equal(t, inForceText+"1 is in force", status)
+					require.Equal(t, inForceText+"1 is in force", w.status(name))
 				}
 				bc := w.bind(tc.pod...)
 				verdict, err := w.preFlight(bc)
@@ -172,8 +184,7 @@ func TestPreFlight_SameKey(t *testing.T) {
 		w.compiler.options.KeyPrefixes = []string{"example.com"}
 		w.begin()
 		bc := w.bind()
-		verdict, err := w.preFlight(bc)
-		require.NoError(t, err)
+		verdict := w.passes(bc)
 		assert.Equal(t, []string{"policy: BindPolicy b: replaces the annotation example.com/a of BindPolicy a"}, verdict.Warnings)
 	})
 }
@@ -190,14 +201,12 @@ func TestPreFlight_FailedRead(t *testing.T) {
 			}
 			return nil
 		}
-		verdict, err := w.preFlight(bc)
-		require.NoError(t, err)
+		verdict := w.passes(bc)
 		assert.Contains(t, verdict.Wait.For, "no route to host", "the next read can succeed")
 		assert.Equal(t, "b", verdict.Wait.Object.Name)
 		w.server.Remove(policyOf(t, "b", onCSINode))
 		elapse(evaluatePause)
-		verdict, err = w.preFlight(bc)
-		require.NoError(t, err)
+		verdict = w.passes(bc)
 		assert.Zero(t, verdict.Wait)
 		assert.Contains(t, verdict.Warnings[0], "audit: the bind would wait for")
 	})
@@ -209,23 +218,19 @@ func TestPreFlight_EvaluatesSeldom(t *testing.T) {
 		w := newWorld(t, policyOf(t, "a", onCSINode))
 		bc := w.bind()
 		began := bc.Now
-		verdict, err := w.preFlight(bc)
-		require.NoError(t, err)
+		verdict := w.passes(bc)
 		require.NotZero(t, verdict.Wait)
 		w.server.Put(withDriver("csi"))
 		bc.Now = began.Add(evaluatePause - 1)
-		verdict, err = w.preFlight(bc)
-		require.NoError(t, err)
+		verdict = w.passes(bc)
 		assert.Equal(t, began.Add(evaluatePause), verdict.Wait.Until, "the next evaluation does not need another change")
 		other := *bc
 		other.Binding = bc.Binding.DeepCopy()
-		verdict, err = w.preFlight(&other)
-		require.NoError(t, err)
+		verdict = w.passes(&other)
 		assert.Zero(t, verdict.Wait, "another call decides for itself")
 		elapse(evaluatePause)
 		bc.Now = began.Add(evaluatePause)
-		verdict, err = w.preFlight(bc)
-		require.NoError(t, err)
+		verdict = w.passes(bc)
 		assert.Zero(t, verdict.Wait)
 	})
 }
@@ -241,9 +246,7 @@ func TestBind_WaitsForObject(t *testing.T) {
 		require.False(t, ended, "%v", err)
 		w.server.Put(withDriver("csi"))
 		elapse(pace)
-		ended, err = call.Ended()
-		require.True(t, ended, "the change of the object wakes the bind")
-		require.NoError(t, err)
+		require.NoError(t, ends(t, call), "the change of the object wakes the bind")
 		assert.Equal(t, "yes", last.Annotations["a.policy.prebind.dev/done"])
 		assert.InDelta(t, 1, w.results(policy.Waiting), 0, "repeated passes do not count")
 		assert.InDelta(t, 1, w.results(policy.Allowed), 0)
@@ -266,16 +269,14 @@ func TestBind_TimesOutWithAllow(t *testing.T) {
 		require.True(t, frameworktest.IsKind(err, framework.KindWait), "%v", err)
 		elapse(10 * time.Second)
 		call, last := w.start(bc)
-		ended, err = call.Ended()
-		require.True(t, ended)
-		require.NoError(t, err)
+		require.NoError(t, ends(t, call))
 		assert.Equal(t, []string{"policy: BindPolicy a: the wait never timed out, and onTimeout allows the bind"}, last.Warnings)
 		assert.InDelta(t, 1, w.results(resultWaived), 0)
 	})
 }
 
 func TestBind_PolicyChanges(t *testing.T) {
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		reason string
 		change func(w *world)
 		want   string
@@ -283,20 +284,17 @@ func TestBind_PolicyChanges(t *testing.T) {
 		"Deleted":  {reason: "a deleted policy releases the binds that wait for it", change: func(w *world) { w.server.Remove(policyOf(w.t, "a", onCSINode)) }},
 		"Replaced": {reason: "a bind is judged by the new set", change: func(w *world) { w.put(next(w.t, policyOf(w.t, "a", onCSINode), allowAll)) }},
 		"Rejects":  {reason: "a bind is judged by the new set", change: func(w *world) { w.put(policyOf(w.t, "b", rejectAll)) }, want: "BindPolicy b: no"},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, policyOf(t, "a", onCSINode))
 				call, _ := w.start(w.bind())
 				tc.change(w)
 				elapse(binder.Settle + pace)
-				ended, err := call.Ended()
-				require.True(t, ended, tc.reason)
-				if tc.want == "" {
-					require.NoError(t, err, tc.reason)
-				} else {
+				if err := ends(t, call); tc.want != "" {
 					require.ErrorContains(t, err, tc.want, tc.reason)
+				} else {
+					require.NoError(t, err, tc.reason)
 				}
 			})
 		})
@@ -320,8 +318,7 @@ func TestStatusDoesNotWake(t *testing.T) {
 		fakeapi.Change(w.server, b, "someone", func(b *v1alpha1.BindPolicy) { b.Status = v1alpha1.BindPolicyStatus{} })
 		elapse(2 * checkInterval)
 		assert.False(t, isWoken(), "a status wakes no bind")
-		text, _ := w.status("a")
-		assert.Equal(t, inForceText+"1 is in force", text, "the status is restored after a foreign write")
+		assert.Equal(t, inForceText+"1 is in force", w.status("a"), "the status is restored after a foreign write")
 		w.put(policyOf(t, "b", allowAll))
 		assert.True(t, isWoken(), "another set wakes the binds")
 	})

@@ -51,35 +51,28 @@ func TestController_Generations(t *testing.T) {
 		first := policyOf(t, "a", allowAll)
 		w := newWorld(t, first)
 		require.True(t, w.HasSynced())
-		text, generation := w.status("a")
-		assert.Equal(t, inForceText+"1 is in force", text)
-		assert.EqualValues(t, 1, generation)
+		assert.Equal(t, inForceText+"1 is in force", w.status("a"))
 		assert.Empty(t, w.event(), "a policy that was never not ready needs no event")
 
 		second := next(t, first, broken)
 		w.put(second)
 		_, err := w.preFlight(w.bind())
 		require.ErrorContains(t, err, "spec.validations[0].expression: ", "a generation that does not compile follows its failure policy")
-		text, generation = w.status("a")
-		assert.Contains(t, text, "CompileError: spec.validations[0].expression: ")
-		assert.Contains(t, text, follows)
-		assert.EqualValues(t, 2, generation)
+		assert.Contains(t, w.status("a"), "CompileError: spec.validations[0].expression: ")
+		assert.Contains(t, w.status("a"), follows)
 		assert.Contains(t, w.event(), "Warning BindPolicyNotReady CompileError: spec.validations[0]")
 		assert.InDelta(t, 1, w.gauge(stateNotReady), 0)
 
 		third := next(t, second, broken+"\nfailurePolicy: Ignore")
 		w.put(third)
-		verdict, err := w.preFlight(w.bind())
-		require.NoError(t, err)
+		verdict := w.passes(w.bind())
 		assert.Contains(t, verdict.Warnings[0], "skipped because it cannot be evaluated")
-		text, _ = w.status("a")
-		assert.Contains(t, text, "; binds ignore it (failurePolicy Ignore)")
+		assert.Contains(t, w.status("a"), "; binds ignore it (failurePolicy Ignore)")
 
 		fourth := next(t, third, rejectAll)
 		w.put(fourth)
 		assert.Equal(t, map[string]int64{"a": 4}, w.used())
-		text, _ = w.status("a")
-		assert.Equal(t, inForceText+"4 is in force", text)
+		assert.Equal(t, inForceText+"4 is in force", w.status("a"))
 		assert.Equal(t, "Normal BindPolicyInForce generation 4 is in force", w.event())
 		assert.InDelta(t, 1, w.gauge(stateInForce), 0)
 
@@ -96,8 +89,7 @@ func TestController_MissingPermissionIsGranted(t *testing.T) {
 		w.watches.on(func(context.Context, framework.Selection) error { return errForbidden })
 		w.begin()
 		assert.Equal(t, map[string]int64{"b": 1}, w.used())
-		text, _ := w.status("a")
-		assert.Contains(t, text, "Forbidden: spec.resources[csinode]: ")
+		assert.Contains(t, w.status("a"), "Forbidden: spec.resources[csinode]: ")
 		assert.Contains(t, w.event(), "Warning BindPolicyNotReady Forbidden: ")
 		elapse(time.Minute)
 		assert.Empty(t, w.event(), "an event reports a change, not a state")
@@ -105,8 +97,7 @@ func TestController_MissingPermissionIsGranted(t *testing.T) {
 		w.watches.on(func(context.Context, framework.Selection) error { return nil })
 		elapse(recheckInterval)
 		assert.Equal(t, map[string]int64{"a": 1, "b": 1}, w.used())
-		text, _ = w.status("a")
-		assert.Equal(t, inForceText+"1 is in force", text)
+		assert.Equal(t, inForceText+"1 is in force", w.status("a"))
 
 		w.watches.on(func(context.Context, framework.Selection) error { return errForbidden })
 		elapse(recheckInterval)
@@ -125,7 +116,7 @@ func hang(ctx context.Context, s framework.Selection) error {
 
 // Binds do not escape a policy whose watches begin slowly, and other policies are not delayed.
 func TestController_HangingWatch(t *testing.T) {
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		reason, spec string
 		waits        bool
 	}{
@@ -137,8 +128,7 @@ func TestController_HangingWatch(t *testing.T) {
 			reason: "the policy selects other namespaces, whose watch always runs",
 			spec:   onCSINode + "matchConstraints: {namespaceSelector: {matchLabels: {team: other}}}",
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := prepareWorld(t, policyOf(t, "a", tc.spec), policyOf(t, "b", allowAll), &corev1.Namespace{ObjectMeta: metav1Named(gen.DefaultNamespace)})
@@ -146,12 +136,10 @@ func TestController_HangingWatch(t *testing.T) {
 				w.begin()
 				assert.True(t, w.HasSynced(), "one policy does not delay the start")
 				assert.Equal(t, map[string]int64{"b": 1}, w.used(), "other policies are not delayed")
-				verdict, err := w.preFlight(w.bind())
-				require.NoError(t, err)
+				verdict := w.passes(w.bind())
 				assert.Equal(t, tc.waits, verdict.Wait.For != "", tc.reason)
 				elapse(watchTimeout)
-				text, _ := w.status("a")
-				assert.Contains(t, text, "WatchFailed: spec.resources[csinode]: ")
+				assert.Contains(t, w.status("a"), "WatchFailed: spec.resources[csinode]: ")
 				if !tc.waits {
 					return
 				}
@@ -162,9 +150,7 @@ func TestController_HangingWatch(t *testing.T) {
 				w.server.Put(withDriver("csi"))
 				elapse(recheckInterval)
 				assert.Equal(t, map[string]int64{"a": 1, "b": 1}, w.used(), "the policy is evaluated when its watches have begun")
-				ended, err = running.Ended()
-				require.True(t, ended)
-				require.NoError(t, err)
+				require.NoError(t, ends(t, running))
 			})
 		})
 	}
@@ -179,8 +165,7 @@ func TestController_NewGenerationEndsPreparation(t *testing.T) {
 		w.put(next(t, first, rejectAll))
 		assert.Equal(t, map[string]int64{"a": 2}, w.used())
 		elapse(time.Minute)
-		text, _ := w.status("a")
-		assert.Equal(t, inForceText+"2 is in force", text, "the result of the first generation does not count")
+		assert.Equal(t, inForceText+"2 is in force", w.status("a"), "the result of the first generation does not count")
 	})
 }
 
@@ -234,8 +219,7 @@ func TestController_Compiler(t *testing.T) {
 				}
 				elapse(2 * compileTimeout)
 				assert.Equal(t, map[string]int64{"d": 1}, w.used())
-				text, _ := w.status("a")
-				assert.Contains(t, text, tc.want)
+				assert.Contains(t, w.status("a"), tc.want)
 				_, err = w.preFlight(w.bind())
 				require.Error(t, err, "time does not help")
 				elapse(2 * time.Hour)
@@ -252,13 +236,11 @@ func TestStatus_WrittenByLeader(t *testing.T) {
 		w.begin()
 		assert.Equal(t, map[string]int64{"a": 1}, w.used(), "every replica applies the policy")
 		elapse(time.Minute)
-		text, _ := w.status("a")
-		assert.Empty(t, text)
+		assert.Empty(t, w.status("a"))
 		assert.Empty(t, w.server.Writes())
 		w.leads.Store(true)
 		elapse(checkInterval)
-		text, _ = w.status("a")
-		assert.Equal(t, inForceText+"1 is in force", text, "the new leader writes the statuses")
+		assert.Equal(t, inForceText+"1 is in force", w.status("a"), "the new leader writes the statuses")
 		writes := len(w.server.Writes())
 		elapse(time.Hour)
 		assert.Len(t, w.server.Writes(), writes, "a status that is up to date is not written")
@@ -266,46 +248,37 @@ func TestStatus_WrittenByLeader(t *testing.T) {
 }
 
 func TestStatus_FailedWriteIsRepeated(t *testing.T) {
-	cases := map[string]error{
-		"Conflict": fakeapi.Conflict("BindPolicy", "a"), "Unavailable": errors.New("connection refused"),
-	}
-	for name, failure := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := prepareWorld(t, policyOf(t, "a", rejectAll))
-				var fails atomic.Bool
-				fails.Store(true)
-				w.api.Before = func(c fakeapi.Call) error {
-					if fails.Load() && strings.Contains(c.Verb, "status") {
-						return failure
-					}
-					return nil
-				}
-				w.begin()
-				text, _ := w.status("a")
-				assert.Empty(t, text)
-				fails.Store(false)
-				elapse(checkInterval)
-				text, _ = w.status("a")
-				assert.Equal(t, inForceText+"1 is in force", text)
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := prepareWorld(t, policyOf(t, "a", rejectAll))
+		var tries atomic.Int32
+		failures := []error{fakeapi.Conflict("BindPolicy", "a"), errors.New("connection refused")}
+		w.api.Before = func(c fakeapi.Call) error {
+			if n := int(tries.Load()); strings.Contains(c.Verb, "status") && n < len(failures) {
+				tries.Add(1)
+				return failures[n]
+			}
+			return nil
+		}
+		w.begin()
+		for range failures {
+			assert.Empty(t, w.status("a"))
+			elapse(checkInterval)
+		}
+		assert.Equal(t, inForceText+"1 is in force", w.status("a"))
+	})
 }
 
 func TestStatus_Warnings(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := verdict{reason: v1alpha1.ReasonInForce, message: "generation 2 is in force", warnings: []v1alpha1.ExpressionWarning{{FieldRef: "spec.waitFor[0].expression", Warning: "undefined field 'x'"}}}
-		before := v1alpha1.BindPolicyStatus{Conditions: []metav1.Condition{{Type: "Other", Status: metav1.ConditionTrue}}}
-		at := metav1.NewTime(time.Now())
-		got := v.status(2, before, at)
-		assert.Equal(t, v.warnings, got.TypeChecking.ExpressionWarnings)
-		require.Len(t, got.Conditions, 2, "conditions of others stay")
-		assert.Equal(t, at, got.Conditions[1].LastTransitionTime)
-		later := metav1.NewTime(at.Add(time.Hour))
-		v.warnings = nil
-		got = v.status(2, got, later)
-		assert.Nil(t, got.TypeChecking)
-		assert.Equal(t, at, got.Conditions[1].LastTransitionTime, "the status did not change")
-	})
+	v := verdict{reason: v1alpha1.ReasonInForce, message: "generation 2 is in force", warnings: []v1alpha1.ExpressionWarning{{FieldRef: "spec.waitFor[0].expression", Warning: "undefined field 'x'"}}}
+	before := v1alpha1.BindPolicyStatus{Conditions: []metav1.Condition{{Type: "Other", Status: metav1.ConditionTrue}}}
+	at := metav1.NewTime(time.Now())
+	got := v.status(2, before, at)
+	assert.Equal(t, v.warnings, got.TypeChecking.ExpressionWarnings)
+	require.Len(t, got.Conditions, 2, "conditions of others stay")
+	assert.Equal(t, at, got.Conditions[1].LastTransitionTime)
+	later := metav1.NewTime(at.Add(time.Hour))
+	v.warnings = nil
+	got = v.status(2, got, later)
+	assert.Nil(t, got.TypeChecking)
+	assert.Equal(t, at, got.Conditions[1].LastTransitionTime, "the status did not change")
 }

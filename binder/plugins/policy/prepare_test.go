@@ -23,11 +23,9 @@ import (
 var errForbidden = apierrors.NewForbidden(schema.GroupResource{Group: "storage.k8s.io", Resource: "csinodes"}, "", errors.New("no role"))
 
 func TestWatchProblem(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		err    error
-		want   string
-		text   string
+	for name, tc := range map[string]struct {
+		reason, want, text string
+		err                error
 	}{
 		"Forbidden": {
 			reason: "the message contains the missing rule", err: fmt.Errorf("selection: %w", errForbidden), want: v1alpha1.ReasonForbidden,
@@ -44,8 +42,7 @@ func TestWatchProblem(t *testing.T) {
 			reason: "the API server may be slow", err: context.DeadlineExceeded, want: v1alpha1.ReasonWatchFailed,
 			text: "the watch of CSINode objects did not begin: context deadline exceeded; Prebind tries again",
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := watchProblem("CSINode", tc.err)
 			assert.Equal(t, tc.want, got, tc.reason)

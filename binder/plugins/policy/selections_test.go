@@ -66,13 +66,11 @@ validations:
 }
 
 func TestSelectionOf_ByNode(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		kind   schema.GroupVersionKind
-		object client.Object
-		want   string
+	for name, tc := range map[string]struct {
+		reason, want string
+		kind         schema.GroupVersionKind
+		object       client.Object
 	}{
-		"Pod":           {reason: "the API server selects pods by node", kind: corev1.SchemeGroupVersion.WithKind("Pod"), object: gen.Pod("a", gen.BoundTo("n")), want: "n"},
 		"ResourceSlice": {reason: "the API server selects slices by node, and the field is a pointer", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: gen.ResourceSlice("driver", "n"), want: "n"},
 		"NoNode":        {reason: "a slice can have no node", kind: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), object: &resourcev1.ResourceSlice{}},
 		"Custom": {
@@ -83,8 +81,7 @@ func TestSelectionOf_ByNode(t *testing.T) {
 			reason: "another type of the field is not a node", kind: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Agent"},
 			object: &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": int64(1)}}},
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := selectionOf(&policy.Resource{Kind: tc.kind, OnNode: true, Labels: labels.Nothing()})
 			require.NoError(t, s.Check())

@@ -71,9 +71,7 @@ func TestTasks_Ready(t *testing.T) {
 				require.Len(t, marks, 1, "a crash now is recovered")
 				w.answer(v1alpha1.TaskReady, "")
 				<-time.After(50 * time.Millisecond)
-				ended, err := call.Ended()
-				require.True(t, ended, "the change of the status wakes the bind")
-				require.NoError(t, err)
+				require.NoError(t, ends(t, call), "the change of the status wakes the bind")
 				assert.Equal(t, "hit", last.Annotations["a.policy.prebind.dev/cache"])
 				assert.Len(t, w.server.Writes(), 2, "Prebind creates it, and the handler reports")
 
@@ -125,23 +123,20 @@ func TestTasks_Undoing(t *testing.T) {
 		w := newWorld(t)
 		w.put(policyOf(t, "a", withTask))
 		bc := w.bind()
-		v, err := w.preFlight(bc)
-		require.NoError(t, err)
+		v := w.passes(bc)
 		assert.Equal(t, []string{"create BindTask " + w.name(bc) + " for example.com/prefetch"}, v.Writes)
 		require.NoError(t, w.PreBind(t.Context(), bc))
 		task := w.task()
 		task.Finalizers = []string{"example.com/prefetch"}
 		require.NoError(t, w.api.Update(t.Context(), task))
 		require.NoError(t, w.PreBindRollBack(t.Context(), bc.Mark()))
-		v, err = w.preFlight(bc)
-		require.NoError(t, err)
+		v = w.passes(bc)
 		assert.Empty(t, v.Writes)
 		assert.Equal(t, "handler example.com/prefetch to undo an earlier attempt for BindTask "+task.Name, v.Wait.For)
 		task = w.task()
 		task.Finalizers = nil
 		require.NoError(t, w.api.Update(t.Context(), task))
-		v, err = w.preFlight(bc)
-		require.NoError(t, err)
+		v = w.passes(bc)
 		assert.NotEmpty(t, v.Writes, "the step begins again")
 	})
 }
@@ -161,8 +156,7 @@ func TestTasks_Join(t *testing.T) {
 		w := newWorld(t)
 		w.put(policyOf(t, "a", withTask))
 		first := w.bind()
-		_, err := w.preFlight(first)
-		require.NoError(t, err)
+		w.passes(first)
 		require.NoError(t, w.PreBind(t.Context(), first))
 		behind := *first
 		behind.Attempt = "second"
@@ -170,13 +164,12 @@ func TestTasks_Join(t *testing.T) {
 
 		second := *first
 		second.Attempt = "second"
-		_, err = w.preFlight(&second)
-		require.NoError(t, err)
+		w.passes(&second)
 		require.NoError(t, w.PreBind(t.Context(), &second))
 		assert.Equal(t, []string{first.Attempt, "second"}, w.task().Spec.Attempts)
 		third := second
 		third.Attempt = "third"
-		err = w.PreBind(t.Context(), &third)
+		err := w.PreBind(t.Context(), &third)
 		assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%v: the BindTask has changed since the pass", err)
 		marks, err := w.Marks(t.Context())
 		require.NoError(t, err)
@@ -199,8 +192,7 @@ func TestTasks_ServerErrors(t *testing.T) {
 		w := newWorld(t)
 		w.put(policyOf(t, "a", withTask))
 		bc := w.bind()
-		_, err := w.preFlight(bc)
-		require.NoError(t, err)
+		w.passes(bc)
 		w.api.Before = func(fakeapi.Call) error { return errors.New("no answer") }
 		assert.ErrorContains(t, w.PreBind(t.Context(), bc), "writing it: no answer")
 		assert.ErrorContains(t, w.PreBindRollBack(t.Context(), bc.Mark()), "no answer", "it is repeated")
@@ -212,8 +204,7 @@ func TestTasks_Audit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.put(policyOf(t, "a", withTask+"\nmode: Audit"))
-		v, err := w.preFlight(w.bind(gen.Label("a", "b")))
-		require.NoError(t, err)
+		v := w.passes(w.bind(gen.Label("a", "b")))
 		assert.Empty(t, v.Writes)
 		assert.Equal(t, []string{"policy: BindPolicy a: audit: the bind would wait for 1 tasks, the first one prefetch of example.com/prefetch"}, v.Warnings)
 	})

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -90,15 +91,16 @@ func (w *world) put(b *v1alpha1.BindPolicy) {
 	synctest.Wait()
 }
 
-// status returns the condition Ready of a policy as "REASON: MESSAGE", and the observed generation.
-func (w *world) status(name string) (string, int64) {
+// status returns the condition Ready of a policy as "REASON: MESSAGE". It is that of the newest generation.
+func (w *world) status(name string) string {
 	w.t.Helper()
 	b, ok := fakeapi.Get(w.server, &v1alpha1.BindPolicy{ObjectMeta: metav1Named(name)})
 	require.True(w.t, ok)
 	if len(b.Status.Conditions) == 0 {
-		return "", b.Status.ObservedGeneration
+		return ""
 	}
-	return b.Status.Conditions[0].Reason + ": " + b.Status.Conditions[0].Message, b.Status.ObservedGeneration
+	assert.Equal(w.t, b.Generation, b.Status.ObservedGeneration)
+	return b.Status.Conditions[0].Reason + ": " + b.Status.Conditions[0].Message
 }
 
 // used returns the names and generations of the policies in force that can be evaluated.
