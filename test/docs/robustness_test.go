@@ -5,7 +5,6 @@ package main
 
 import (
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -29,23 +28,12 @@ var (
 func reproducers(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{"–": true, "removed": true}
-	checkout := os.DirFS(root)
-	require.NoError(t, fs.WalkDir(checkout, ".", func(name string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && slices.Contains([]string{".git", "bin"}, name):
-			return fs.SkipDir
-		case entry.IsDir() || !strings.HasSuffix(name, "_test.go"):
-			return nil
-		}
-		content, err := fs.ReadFile(checkout, name)
-		for _, m := range testFunc.FindAllSubmatch(content, -1) {
+	for name, content := range filesOf(t, "_test.go") {
+		for _, m := range testFunc.FindAllStringSubmatch(content, -1) {
 			all[fmt.Sprintf("`%s %s`", path.Dir(name), m[1])] = true
 		}
-		return err
-	}))
-	content, err := fs.ReadFile(checkout, "test/simulation/mutants/main.go")
+	}
+	content, err := os.ReadFile(path.Join(root, "test/simulation/mutants/main.go"))
 	require.NoError(t, err)
 	for _, m := range mutant.FindAllSubmatch(content, -1) {
 		all[fmt.Sprintf("mutant `%s`", m[1])] = true
