@@ -163,16 +163,7 @@ type schema struct {
 }
 
 func (i items) addSchemaFile(category, file string) error {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	var s schema
-	if err := sigsyaml.Unmarshal(content, &s); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	i.addSchema(category, "", s)
-	return nil
+	return eachFile(file, func(s *schema) { i.addSchema(category, "", *s) })
 }
 
 // addSchema adds the fields below the path. An allowed value is an item of its own, so that values can be added.
@@ -211,11 +202,7 @@ func typeOf(s schema) string {
 
 // object is the part of a manifest that users name.
 type object struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Metadata   struct {
-		Name string `json:"name"`
-	} `json:"metadata"`
+	metav1.PartialObjectMetadata `json:",inline"`
 	// Spec is that of a CustomResourceDefinition.
 	Spec struct {
 		Group string `json:"group"`
@@ -240,10 +227,6 @@ type object struct {
 // addLibrary adds the keys of the policy library that belong to Prebind: those of its annotations, and those of labels that select pods
 // and namespaces. Keys with a prefix belong to the product that the policy is for.
 func (i items) addLibrary(pattern string) error {
-	files, err := filepath.Glob(pattern)
-	if err != nil || len(files) == 0 {
-		return cmp.Or(err, fmt.Errorf("no file matches %s", pattern))
-	}
 	below := "." + policyv1alpha1.GroupVersion.Group + "/"
 	i.add("key", "<policy>"+below+"<key>", "")
 	add := func(prefix, key string) {
@@ -251,15 +234,7 @@ func (i items) addLibrary(pattern string) error {
 			i.add("key", prefix+key, "")
 		}
 	}
-	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		var policy policyv1alpha1.BindPolicy
-		if err := sigsyaml.Unmarshal(content, &policy); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
+	return eachFile(pattern, func(policy *policyv1alpha1.BindPolicy) {
 		for _, selector := range []*metav1.LabelSelector{policy.Spec.MatchConstraints.PodSelector, policy.Spec.MatchConstraints.NamespaceSelector} {
 			if selector != nil {
 				for key := range selector.MatchLabels {
@@ -272,8 +247,36 @@ func (i items) addLibrary(pattern string) error {
 				add(policy.Name+below, m.Key)
 			}
 		}
+	})
+}
+
+// eachFile calls the function with each file, which contains one object.
+func eachFile[T any](pattern string, do func(*T)) error {
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		return cmp.Or(err, fmt.Errorf("no file matches %s", pattern))
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		object := new(T)
+		if err := sigsyaml.Unmarshal(content, object); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		do(object)
 	}
 	return nil
+}
+
+// answer is a recorded answer of Prebind.
+type answer struct {
+	Response struct {
+		Allowed          bool              `json:"allowed"`
+		AuditAnnotations map[string]string `json:"auditAnnotations"`
+		Status           metav1.Status     `json:"status"`
+	} `json:"response"`
 }
 
 // examples are files with custom resources of other products, which do not belong to an installation.
@@ -309,10 +312,10 @@ func (i items) addManifests(dir string) error {
 }
 
 func (i items) addObject(o object) {
-	if o.Kind == "" || o.Metadata.Name == "" {
+	if o.Kind == "" || o.Name == "" {
 		return
 	}
-	i.add("object", o.Kind+" "+o.Metadata.Name, o.APIVersion)
+	i.add("object", o.Kind+" "+o.Name, o.APIVersion)
 	for _, w := range o.Webhooks {
 		i.add("webhook", w.Name, "")
 	}
@@ -330,32 +333,9 @@ func (i items) addObject(o object) {
 
 // addDenials adds the codes of denials from recorded answers of Prebind. A test in test/golden keeps them equal to those of the program.
 func (i items) addDenials(pattern string) error {
-	files, err := filepath.Glob(pattern)
-	if err != nil || len(files) == 0 {
-		return cmp.Or(err, fmt.Errorf("no file matches %s", pattern))
-	}
-	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		var answer struct {
-			Response struct {
-				Allowed          bool              `json:"allowed"`
-				AuditAnnotations map[string]string `json:"auditAnnotations"`
-				Status           struct {
-					Code   int    `json:"code"`
-					Reason string `json:"reason"`
-				} `json:"status"`
-			} `json:"response"`
-		}
-		if err := sigsyaml.Unmarshal(content, &answer); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		r := answer.Response
-		if !r.Allowed {
+	return eachFile(pattern, func(a *answer) {
+		if r := a.Response; !r.Allowed {
 			i.add("denial", r.AuditAnnotations["decision"], fmt.Sprintf("code %d, reason %s", r.Status.Code, r.Status.Reason))
 		}
-	}
-	return nil
+	})
 }
