@@ -262,11 +262,6 @@ func readable(t *testing.T, body []byte, written []any) []byte {
 	return attempt.ReplaceAll(out, []byte("replica-0123456789"))
 }
 
-// kinds lists the kinds that plugins write.
-func kinds() []client.ObjectList {
-	return []client.ObjectList{&corev1.ConfigMapList{}, &resourcev1.ResourceClaimList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{}, &corev1.PodList{}, &corev1.NodeList{}}
-}
-
 // versions returns the resource versions of all objects.
 func versions(t *testing.T, c client.Reader) map[types.NamespacedName]string {
 	t.Helper()
@@ -296,7 +291,10 @@ func written(t *testing.T, c client.Reader, before map[types.NamespacedName]stri
 
 func each(t *testing.T, c client.Reader, do func(o client.Object)) {
 	t.Helper()
-	for _, list := range kinds() {
+	for _, list := range []client.ObjectList{
+		&corev1.ConfigMapList{}, &resourcev1.ResourceClaimList{}, &corev1.PersistentVolumeClaimList{}, &corev1.PersistentVolumeList{},
+		&corev1.PodList{}, &corev1.NodeList{},
+	} {
 		require.NoError(t, c.List(t.Context(), list))
 		items, err := apimeta.ExtractList(list)
 		require.NoError(t, err)
