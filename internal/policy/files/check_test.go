@@ -27,17 +27,22 @@ func withResource(apiVersion, kind, selection string) string {
 	return withSpec("resources: [{name: x, apiVersion: " + apiVersion + ", kind: " + kind + ", " + selection + "}]\nvalidations: [{expression: dyn(resources.x) != null}]")
 }
 
+// checked parses and checks a file.
+func checked(t *testing.T, content string, o policy.Options) ([]*Policy, error) {
+	t.Helper()
+	documents, err := Parse("p.yaml", []byte(content))
+	require.NoError(t, err)
+	return Check(t.Context(), documents, o)
+}
+
 const oneRule = "validations: [{expression: 'true'}]"
 
 func TestCheck(t *testing.T) {
-	cases := map[string]struct {
-		reason  string
-		content string
-		// field and message are those of the first problem. Without them, the policy is ready.
-		field, message string
-		reasonOf       string
+	for name, tc := range map[string]struct {
+		reason, content string
+		// They are those of the first problem. Without them, the policy is ready.
+		field, message, reasonOf string
 	}{
-		"Valid":         {reason: "a valid policy is ready", content: withSpec(oneRule)},
 		"UnknownField":  {reason: "the API server would drop an unknown field without an error", content: withSpec(oneRule + "\nvalidation: x"), field: "spec.validation", message: "unknown field", reasonOf: ReasonInvalid},
 		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
 		"TimeoutUnit":   {reason: "a duration has no days", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 1d}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 5m", reasonOf: ReasonInvalid},
@@ -49,12 +54,9 @@ func TestCheck(t *testing.T) {
 		"Prefix":        {reason: "a prefix needs permission", content: withSpec("mutations: {labels: [{key: example.com/rack, valueExpression: \"'a'\"}]}"), field: "spec.mutations.labels[0].key", message: "example.com", reasonOf: v1alpha1.ReasonKeyNotAllowed},
 		"AllowedPrefix": {reason: "an allowed prefix is not a problem", content: withSpec("mutations: {labels: [{key: ray.io/rack, valueExpression: \"'a'\"}]}")},
 		"Syntax":        {reason: "expressions are compiled", content: withSpec("validations: [{expression: 'nodes == 1'}]"), field: "spec.validations[0].expression", message: "nodes", reasonOf: v1alpha1.ReasonCompileError},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
-			documents, err := Parse("p.yaml", []byte(tc.content))
-			require.NoError(t, err)
-			policies, err := Check(t.Context(), documents, policy.Options{KeyPrefixes: []string{"ray.io"}})
+			policies, err := checked(t, tc.content, policy.Options{KeyPrefixes: []string{"ray.io"}})
 			require.NoError(t, err)
 			require.Len(t, policies, 1)
 			p := policies[0]
@@ -83,9 +85,7 @@ func TestCheck_Together(t *testing.T) {
 		"validations: [{expression: true}, {expression: a}]":    {"spec.validations[0].expression", "spec.validations[1].expression"},
 		"validations:\n- expression: !has(pod.spec.nodeName)":   {"spec.validations[0].expression"},
 	} {
-		documents, err := Parse("p.yaml", []byte(withSpec(content)))
-		require.NoError(t, err)
-		policies, err := Check(t.Context(), documents, policy.Options{})
+		policies, err := checked(t, withSpec(content), policy.Options{})
 		require.NoError(t, err)
 		var fields []string
 		for _, p := range policies[0].Problems {
@@ -101,9 +101,8 @@ func TestCheck_Together(t *testing.T) {
 }
 
 func TestCheck_Timeout(t *testing.T) {
-	documents, err := Parse("p.yaml", []byte(withSpec("waitFor: [{name: a, expression: 'true', timeout: 20m}, {name: b, expression: 'true', timeout: 10m}]")))
-	require.NoError(t, err)
-	policies, err := Check(t.Context(), documents, policy.Options{BindTimeout: 10 * time.Minute})
+	content := withSpec("waitFor: [{name: a, expression: 'true', timeout: 20m}, {name: b, expression: 'true', timeout: 10m}]")
+	policies, err := checked(t, content, policy.Options{BindTimeout: 10 * time.Minute})
 	require.NoError(t, err)
 	require.Len(t, policies[0].Warnings, 1)
 	assert.Equal(t, "spec.waitFor[0].timeout", policies[0].Warnings[0].FieldRef)
@@ -122,7 +121,7 @@ func TestValidator_Defaults(t *testing.T) {
 }
 
 func TestCheck_Others(t *testing.T) {
-	documents, err := Parse("p.yaml", []byte(withSpec(oneRule)+"---\n"+withSpec(oneRule)+`---
+	policies, err := checked(t, withSpec(oneRule)+"---\n"+withSpec(oneRule)+`---
 apiVersion: policy.prebind.dev/v1
 kind: BindPolicy
 metadata: {name: other}
@@ -134,9 +133,7 @@ metadata: {name: misspelled}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: ignored}
-`))
-	require.NoError(t, err)
-	policies, err := Check(t.Context(), documents, policy.Options{})
+`, policy.Options{})
 	require.ErrorContains(t, err, "p.yaml:14: policy.prebind.dev/v1, Kind=BindPolicy: must be policy.prebind.dev/v1alpha1, Kind=BindPolicy", "another version is not ignored")
 	require.ErrorContains(t, err, "p.yaml:18: policy.prebind.dev/v1alpha1, Kind=Bindpolicy: must be", "another spelling is not ignored")
 	require.Len(t, policies, 2)
@@ -170,9 +167,7 @@ spec:
 func TestCheck_CustomResources(t *testing.T) {
 	content := `resources: [{name: rack, apiVersion: example.com/v1, kind: RackState, nameExpression: node.metadata.name}]
 validations: [{expression: "resources.rack.status.reddy"}, {expression: "resources.rack.status.ready && resources.rack.metadata.labels['a'] == 'b'"}]`
-	documents, err := Parse("p.yaml", []byte(withSpec(content)+"---"+customKind))
-	require.NoError(t, err)
-	policies, err := Check(t.Context(), documents, policy.Options{})
+	policies, err := checked(t, withSpec(content)+"---"+customKind, policy.Options{})
 	require.NoError(t, err)
 	require.Len(t, policies, 1)
 	assert.Empty(t, policies[0].Problems, "a schema causes only warnings, because it can change")
@@ -181,32 +176,24 @@ validations: [{expression: "resources.rack.status.reddy"}, {expression: "resourc
 	assert.Equal(t, "spec.validations[0].expression", warnings[0].FieldRef)
 	assert.Contains(t, warnings[0].Warning, "reddy")
 
-	documents, err = Parse("p.yaml", []byte(strings.Replace(customKind, "openAPIV3Schema", "schema", 1)))
-	require.NoError(t, err)
-	_, err = Check(t.Context(), documents, policy.Options{})
+	_, err = checked(t, strings.Replace(customKind, "openAPIV3Schema", "schema", 1), policy.Options{})
 	assert.ErrorContains(t, err, "p.yaml:13: CustomResourceDefinition rackstates.example.com: schema.openAPIV3Schema: required")
 }
 
 func TestCheck_Kinds(t *testing.T) {
 	namespaced := strings.Replace(customKind, "scope: Cluster", "scope: Namespaced", 1)
 	placed := strings.Replace(namespaced, "          status:", "          spec: {type: object, properties: {nodeName: {type: string}}}\n          status:", 1)
-	cases := map[string]struct {
-		reason         string
-		apiVersion     string
-		selection, crd string
-		field, says    string
+	for name, tc := range map[string]struct {
+		reason, apiVersion, selection, crd, field, says string
 	}{
 		"NoCRD":     {reason: "fields of an unknown kind are not checked", selection: "labelSelector: {}", field: "spec.resources[0].kind", says: "kind not known: fields are not checked; pass its CustomResourceDefinition"},
 		"Known":     {reason: "the kind is that of a given CustomResourceDefinition", selection: "labelSelector: {}", crd: customKind},
 		"NotServed": {reason: "the API server does not serve the version", selection: "labelSelector: {}", crd: customKind + "  - {name: v2, served: false, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", apiVersion: "example.com/v2", field: "spec.resources[0].kind", says: "kind not known"},
 		"OnNode":    {reason: "onNode selects by spec.nodeName", selection: "onNode: true", crd: namespaced, field: "spec.resources[0].onNode", says: "RackState has no field spec.nodeName"},
 		"Placed":    {reason: "objects have spec.nodeName", selection: "onNode: true", crd: placed},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
-			documents, err := Parse("p.yaml", []byte(withResource(cmp.Or(tc.apiVersion, "example.com/v1"), "RackState", tc.selection)+"---"+tc.crd))
-			require.NoError(t, err)
-			policies, err := Check(t.Context(), documents, policy.Options{})
+			policies, err := checked(t, withResource(cmp.Or(tc.apiVersion, "example.com/v1"), "RackState", tc.selection)+"---"+tc.crd, policy.Options{})
 			require.NoError(t, err)
 			require.Len(t, policies, 1)
 			p := policies[0]

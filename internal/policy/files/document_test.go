@@ -15,33 +15,24 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	cases := map[string]struct {
-		reason  string
-		content string
-		names   []string
-		problem string
+	for name, tc := range map[string]struct {
+		reason, content, problem string
+		names                    []string
 	}{
-		"Empty":     {reason: "an empty file has no objects", content: ""},
-		"Comments":  {reason: "a document of comments has no object", content: "# comment\n---\n# comment\n"},
-		"One":       {reason: "a file can contain one object", content: "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n", names: []string{"a"}},
-		"Several":   {reason: "documents are separated by ---", content: "# licence\n---\napiVersion: v1\nkind: Node\nmetadata: {name: a}\n--- # second\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n", names: []string{"a", "b"}},
-		"JSON":      {reason: "JSON is YAML", content: `{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"}}`, names: []string{"a"}},
-		"List":      {reason: "the output of kubectl get is a list", content: "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata: {name: a}\n- apiVersion: v1\n  kind: Node\n  metadata: {name: b}\n", names: []string{"a", "b"}},
-		"Duplicate": {reason: "a duplicate key is an error in its line", content: "---\napiVersion: v1\nkind: Node\nkind: Pod\n", problem: "f.yaml:4: "},
-		"Syntax":    {reason: "the line of a syntax error is that of the file", content: "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Node: x\n", names: []string{"a"}, problem: "f.yaml:6: "},
-		"Lines":     {reason: "each line is that of the file", content: "---\nkind: Node\nkind: Pod\nkind: Pod\n", problem: `f.yaml:3: key "kind" already set in map line 4: `},
-		"Scalar":    {reason: "a text is not an object", content: "\nhello\n", problem: "f.yaml:2: not a Kubernetes object"},
-		"NoKind":    {reason: "an object without kind is not a Kubernetes object", content: "apiVersion: v1\nmetadata: {name: a}\n", problem: "f.yaml:1: not a Kubernetes object: apiVersion and kind are required"},
-		"BadItem":   {reason: "the items of a list are objects", content: "apiVersion: v1\nkind: List\nitems: [{a: b}]\n", problem: "items[0]"},
-	}
-	for name, tc := range cases {
+		"Empty":    {reason: "an empty file has no objects", content: ""},
+		"Comments": {reason: "a document of comments has no object", content: "# comment\n---\n# comment\n"},
+		"Several":  {reason: "documents are separated by ---", content: "# licence\n---\napiVersion: v1\nkind: Node\nmetadata: {name: a}\n--- # second\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n", names: []string{"a", "b"}},
+		"JSON":     {reason: "JSON is YAML", content: `{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"}}`, names: []string{"a"}},
+		"List":     {reason: "the output of kubectl get is a list", content: "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata: {name: a}\n- apiVersion: v1\n  kind: Node\n  metadata: {name: b}\n", names: []string{"a", "b"}},
+		"Syntax":   {reason: "the line of a syntax error is that of the file", content: "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Node: x\n", names: []string{"a"}, problem: "f.yaml:6: "},
+		"Lines":    {reason: "each line is that of the file", content: "---\nkind: Node\nkind: Pod\nkind: Pod\n", problem: `f.yaml:3: key "kind" already set in map line 4: `},
+		"Scalar":   {reason: "a text is not an object", content: "\nhello\n", problem: "f.yaml:2: not a Kubernetes object"},
+		"NoKind":   {reason: "an object without kind is not a Kubernetes object", content: "apiVersion: v1\nmetadata: {name: a}\n", problem: "f.yaml:1: not a Kubernetes object: apiVersion and kind are required"},
+		"BadItem":  {reason: "the items of a list are objects", content: "apiVersion: v1\nkind: List\nitems: [{a: b}]\n", problem: "items[0]"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			documents, err := Parse("f.yaml", []byte(tc.content))
-			var names []string
-			for _, d := range documents {
-				names = append(names, d.GetName())
-			}
-			assert.Equal(t, tc.names, names, tc.reason)
+			assert.Equal(t, tc.names, namesOf(documents), tc.reason)
 			if tc.problem == "" {
 				assert.NoError(t, err, tc.reason)
 				return
@@ -106,10 +97,8 @@ func TestDocument_At(t *testing.T) {
 
 func TestDocument_AtAlias(t *testing.T) {
 	const items = "- apiVersion: v1\n  kind: Node\n  metadata:\n    name: a\n"
-	cases := map[string]struct {
-		reason        string
-		content       string
-		at, name, key string
+	for name, tc := range map[string]struct {
+		reason, content, at, name, key string
 	}{
 		"Items": {
 			reason:  "the fields of an alias are those of its anchor",
@@ -121,8 +110,7 @@ func TestDocument_AtAlias(t *testing.T) {
 			content: "old: &m\n  name: a\napiVersion: v1\nkind: Node\nmetadata: *m\n",
 			at:      "f.yaml:1", name: "f.yaml:2", key: "f.yaml:5",
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			documents, err := Parse("f.yaml", []byte(tc.content))
 			require.NoError(t, err)

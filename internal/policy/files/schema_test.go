@@ -74,7 +74,6 @@ func TestValidator_Rules(t *testing.T) {
 		want string
 	}{
 		"every field":        {reason: "the documented policy", spec: everyField},
-		"only validations":   {reason: "a policy can only reject", spec: with("mode: Enforce")},
 		"no spec":            {reason: "an empty policy is a mistake", spec: "{}", want: "spec: Required value"},
 		"empty spec":         {reason: "a policy without effect is a mistake", spec: "spec: {}", want: needsPart},
 		"only conditions":    {reason: "conditions alone have no effect", spec: "spec: {matchConditions: [{name: a, expression: 'true'}]}", want: needsPart},
@@ -87,7 +86,6 @@ func TestValidator_Rules(t *testing.T) {
 		"longest timeout":    {reason: "the upper bound", spec: wait("timeout: 23h59m60s")},
 		"short timeout":      {reason: "under the lower bound", spec: wait("timeout: 999ms"), want: bounds},
 		"long timeout":       {reason: "over the upper bound", spec: wait("timeout: 24h1s"), want: bounds},
-		"by name":            {reason: "one object", spec: resource("nameExpression: node.metadata.name")},
 		"by labels":          {reason: "several objects", spec: resource("labelSelector: {}")},
 		"on node":            {reason: "the objects on the node", spec: resource("onNode: true")},
 		"all objects":        {reason: "a list of all objects is rarely intended", spec: resource("namespace: a"), want: selectBy},
@@ -98,7 +96,6 @@ func TestValidator_Rules(t *testing.T) {
 		"namespace by name":  {reason: "only an object by name has one namespace", spec: resource("labelSelector: {}, namespaceExpression: a"), want: namespace},
 		"namespace twice":    {reason: "they would contradict each other", spec: resource("nameExpression: a, namespace: a, namespaceExpression: a"), want: namespace},
 		"resource keyword":   {reason: "no expression could use it", spec: with("resources: [{name: 'null', apiVersion: v1, kind: Pod, onNode: true}]"), want: keyword},
-		"key":                {reason: "a key of the policy", spec: key("Clique.of_a-1")},
 		"foreign key":        {reason: "the operator decides about other prefixes", spec: key("ray.io/clique")},
 		"similar key":        {reason: "the prefix belongs to somebody else", spec: key("notkubernetes.io/a")},
 		"name like a domain": {reason: "without a slash, it is not a prefix", spec: key("kubernetes.io")},
