@@ -48,6 +48,16 @@ func runOne(t *testing.T, spec, content string) *cases.Result {
 	return r
 }
 
+// passes requires that the run has this number of cases, and that all pass.
+func passes(t *testing.T, r *cases.Result, n int, reason string) {
+	t.Helper()
+	require.NoError(t, r.Err)
+	require.Len(t, r.Cases, n)
+	for _, c := range r.Cases {
+		assert.Empty(t, c.Failures, "%s: %s", c.Name, reason)
+	}
+}
+
 func TestRun_Objects(t *testing.T) {
 	missing := func(resource string) string {
 		if strings.Contains(resource, "nameExpression") {
@@ -56,19 +66,15 @@ func TestRun_Objects(t *testing.T) {
 		return `validations: [{expression: "size(resources.x) == 0", message: found}]`
 	}
 	agent := "- {apiVersion: v1, kind: Pod, metadata: {name: agent, namespace: sys, labels: {app: cni}}, spec: {nodeName: n1}}\n"
-	tests := map[string]struct {
-		reason   string
-		resource string
-		objects  string
-		found    bool
+	for name, tc := range map[string]struct {
+		reason, resource, objects string
+		found                     bool
 	}{
-		"OnNode":    {reason: "a pod on the node is found", resource: "onNode: true", objects: agent, found: true},
 		"OtherNode": {reason: "a pod on another node is not", resource: "onNode: true", objects: strings.Replace(agent, "n1", "n2", 1)},
 		"Namespace": {reason: "the namespace must match", resource: "onNode: true, namespace: sys", objects: agent, found: true},
 		"Name":      {reason: "one object is found by its name and namespace", resource: "nameExpression: \"'agent'\", namespace: sys", objects: agent, found: true},
 		"OtherName": {reason: "the name must match", resource: "nameExpression: node.metadata.name, namespace: sys", objects: agent},
-	}
-	for name, tc := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			verdict := "allowed"
 			if tc.found {
@@ -76,9 +82,7 @@ func TestRun_Objects(t *testing.T) {
 			}
 			r := runOne(t, "resources: [{name: x, apiVersion: v1, kind: Pod, "+tc.resource+"}]\n"+missing(tc.resource),
 				objects+tc.objects+"cases: [{name: c, pod: a, expect: [{verdict: "+verdict+"}]}]\n")
-			require.NoError(t, r.Err)
-			require.Len(t, r.Cases, 1)
-			assert.Empty(t, r.Cases[0].Failures, tc.reason)
+			passes(t, r, 1, tc.reason)
 		})
 	}
 }
@@ -88,8 +92,7 @@ func TestRun_DefaultNamespace(t *testing.T) {
 validations: [{expression: resources.x != null}]`, objects+`- {apiVersion: v1, kind: ConfigMap, metadata: {name: limits}}
 cases: [{name: c, expect: [{verdict: allowed}]}]
 `)
-	require.NoError(t, r.Err)
-	assert.False(t, r.Failed(), "objects of namespaced kinds are in the namespace default")
+	passes(t, r, 1, "objects of namespaced kinds are in the namespace default")
 }
 
 func TestRun_CustomResources(t *testing.T) {
@@ -109,11 +112,7 @@ cases:
   objects: [{apiVersion: example.com/v1, kind: Rack, metadata: {name: r1}, status: null}]
   expect: [{verdict: failed}]
 `)
-	require.NoError(t, r.Err)
-	require.Len(t, r.Cases, 4)
-	for _, c := range r.Cases {
-		assert.Empty(t, c.Failures, c.Name)
-	}
+	passes(t, r, 4, "objects of a case are merged with those of the test")
 	assert.Empty(t, r.Uncovered())
 }
 
@@ -194,11 +193,8 @@ func TestRun_Several(t *testing.T) {
 func TestRun_Invalid(t *testing.T) {
 	const okPolicy = `validations: [{expression: "true"}]`
 	valid := header + objects + "cases: [{name: c, expect: [{verdict: allowed}]}]\n"
-	tests := map[string]struct {
-		reason         string
-		policy, test   string
-		says           string
-		stillHasPassed bool
+	for name, tc := range map[string]struct {
+		reason, policy, test, says string
 	}{
 		"UnknownField": {reason: "a misspelled field is an error with its line", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "expect:", "expct: [], expect:", 1), says: "p_test.yaml:6: cases[0].expct: unknown field"},
 		"Verdict":      {reason: "verdicts are checked", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "allowed", "denied", 1), says: `cases[0].expect[0].verdict: must be one of`},
@@ -210,8 +206,7 @@ func TestRun_Invalid(t *testing.T) {
 		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
 		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
 		"NoPolicy":     {reason: "a directory without policies is a mistake", policy: "# nothing\n", test: valid, says: "the directory contains no BindPolicy"},
-	}
-	for name, tc := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			dir := write(t, map[string]string{"policy.yaml": tc.policy, "p_test.yaml": tc.test})
 			r, err := cases.Run(t.Context(), dir)
@@ -225,7 +220,7 @@ func TestRun_Invalid(t *testing.T) {
 
 // Decoders report the first wrong type.
 func TestRun_WrongTypes(t *testing.T) {
-	tests := map[string]struct {
+	for name, tc := range map[string]struct {
 		reason, content, line, says string
 	}{
 		"Time":   {reason: "a time has a date", content: "objects:\n- {apiVersion: v1, kind: Pod, metadata: {name: a, creationTimestamp: today}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: v1 Pod default/a: parsing time \"today\""},
@@ -234,8 +229,7 @@ func TestRun_WrongTypes(t *testing.T) {
 		"Waited": {reason: "a duration has a unit", content: "cases:\n- name: c\n  waited: 3\n  expect: [{verdict: allowed}]\n", line: ":3", says: "cases.waited: must be of type string, got number"},
 		"OfCase": {reason: "an object of a case is named", content: "cases:\n- name: c\n  objects: [{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {a: 1}}}]\n  expect: [{verdict: allowed}]\n", line: ":4", says: "case \"c\": v1 Node n1: metadata.labels: must be of type string, got number"},
 		"Kind":   {reason: "a pod of another group would not be found", content: "objects:\n- {apiVersion: apps/v1, kind: Pod, metadata: {name: a}}\ncases: [{name: c, expect: [{verdict: allowed}]}]\n", line: ":3", says: "objects: apps/v1 Pod a: apps/v1 has no kind Pod"},
-	}
-	for name, tc := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			r := runOne(t, `validations: [{expression: "true"}]`, tc.content)
 			require.ErrorContains(t, r.Err, "p_test.yaml"+tc.line+": "+tc.says, tc.reason)
@@ -250,9 +244,7 @@ func TestRun_KeyPrefixes(t *testing.T) {
 	test := objects + "cases: [{name: c, expect: [{verdict: allowed, annotations: {ray.io/rack: v}}]}]\n"
 	r := runOne(t, spec, test)
 	require.ErrorContains(t, r.Err, "add ray.io to keyPrefixes")
-	r = runOne(t, spec, "keyPrefixes: [ray.io]\n"+test)
-	require.NoError(t, r.Err)
-	assert.False(t, r.Failed())
+	passes(t, runOne(t, spec, "keyPrefixes: [ray.io]\n"+test), 1, "the prefix is allowed")
 }
 
 func TestRun_Tasks(t *testing.T) {
@@ -260,9 +252,7 @@ func TestRun_Tasks(t *testing.T) {
 	of := func(node string) string {
 		return objects + "cases: [{name: c, expect: [{verdict: allowed, tasks: {prefetch: {node: " + node + "}}}]}]\n"
 	}
-	r := runOne(t, spec, of("n1"))
-	require.NoError(t, r.Err)
-	assert.False(t, r.Failed())
+	passes(t, runOne(t, spec, of("n1")), 1, "the parameters are those of the task")
 	assert.True(t, runOne(t, spec, of("other")).Failed())
 }
 
