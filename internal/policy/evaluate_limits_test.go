@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -40,8 +39,7 @@ func TestEvaluate_ReadLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, o := subject(), world()
 			tc.change(s, o)
-			r, err := compile(t, declared+validation("size(claims) > 0 && size(resources.agents) > 0")).Evaluate(t.Context(), s, o)
-			require.NoError(t, err)
+			r := evaluate(t, declared+validation("size(claims) > 0 && size(resources.agents) > 0"), s, o)
 			assert.Equal(t, policy.Failed, r.Verdict, tc.reason)
 			assert.Contains(t, r.Message, tc.message, tc.reason)
 		})
@@ -92,8 +90,7 @@ const nested = "resources.agents.all(a, resources.agents.all(b, resources.agents
 func TestEvaluate_CostLimit(t *testing.T) {
 	o := world()
 	o.resources["agents"] = large(1000)
-	r, err := compile(t, declared+validation(nested)).Evaluate(t.Context(), subject(), o)
-	require.NoError(t, err)
+	r := evaluate(t, declared+validation(nested), subject(), o)
 	assert.Equal(t, policy.Failed, r.Verdict)
 	assert.Contains(t, r.Message, "cost limit exceeded")
 	assert.Greater(t, r.Cost, uint64(100_000), "the cost is counted")
@@ -120,8 +117,7 @@ func TestEvaluate_CostBudget(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := subject()
 			s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 300<<10)}
-			r, err := compile(t, spec).Evaluate(t.Context(), s, world())
-			require.NoError(t, err)
+			r := evaluate(t, spec, s, world())
 			assert.Equal(t, policy.Failed, r.Verdict)
 			assert.Contains(t, r.Message, "exceed the cost limit per bind")
 			assert.Greater(t, r.Cost, uint64(1_000_000))
@@ -167,8 +163,7 @@ func TestEvaluate_Panic(t *testing.T) {
 		declared + validation("resources.agents.size() == 0"),
 		"matchConstraints: {namespaceSelector: {matchLabels: {a: b}}}\n" + validation("true"),
 	} {
-		r, err := compile(t, spec).Evaluate(t.Context(), subject(), panicking{world()})
-		require.NoError(t, err)
+		r := evaluate(t, spec, subject(), panicking{world()})
 		assert.Equal(t, policy.Failed, r.Verdict)
 		assert.Contains(t, r.Message, "defect")
 	}

@@ -5,6 +5,8 @@ package policy_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -30,13 +32,21 @@ func timed(t *testing.T, f func()) {
 
 // A policy compiles or has problems. Then its evaluation ends.
 func FuzzCompile(f *testing.F) {
-	for _, text := range []string{
-		example,
+	shipped, err := filepath.Glob("../../config/policies/*/policy.yaml")
+	require.NoError(f, err)
+	require.NotEmpty(f, shipped)
+	seeds := []string{
 		"spec: {" + `validations: [{expression: "[1,2].all(x, x > 0)", message: m}]}`,
 		"spec: {mode: Audit, failurePolicy: Ignore, mutations: {labels: [{key: a, valueExpression: dyn(1)}]}}",
 		"spec: {matchConstraints: {podSelector: {matchExpressions: [{key: a, operator: In, values: [b]}]}}, waitFor: [{name: w, expression: 'false', timeout: 5s}]}",
 		"spec: {resources: [{name: w, apiVersion: example.com/v1, kind: Widget, nameExpression: \"'a'\"}], validations: [{expression: resources.w.spec.sise == 1}]}",
-	} {
+	}
+	for _, file := range shipped {
+		content, err := os.ReadFile(file)
+		require.NoError(f, err)
+		seeds = append(seeds, string(content))
+	}
+	for _, text := range seeds {
 		seed, err := yaml.YAMLToJSON([]byte(text))
 		require.NoError(f, err)
 		f.Add(seed)
@@ -92,16 +102,11 @@ func FuzzEvaluate(f *testing.F) {
 			o := world()
 			w := &unstructured.Unstructured{}
 			if json.Unmarshal(text, &w.Object) == nil && w.Object != nil {
-				o.resources["w"] = []client.Object{withName(w)}
+				w.Object["metadata"] = map[string]any{"name": "node-1"}
+				o.resources["w"] = []client.Object{w}
 			}
 			_, err = c.Evaluate(t.Context(), subject(), o)
 			require.NoError(t, err)
 		})
 	})
-}
-
-// withName returns the object with metadata.
-func withName(w *unstructured.Unstructured) *unstructured.Unstructured {
-	w.Object["metadata"] = map[string]any{"name": "node-1"}
-	return w
 }

@@ -85,8 +85,7 @@ func TestEvaluate_WorkLimit(t *testing.T) {
 		"lists.range(200).map(i, string(i)).distinct().size() == 200", "sets.intersects(lists.range(100), lists.range(100))", "[[1], [2]].flatten() == [1, 2]",
 		"'aa'.replace('a', '0123456789'.replace('', '0123456789')).size() == 240",
 	} {
-		r, err := compile(t, validation(expression)).Evaluate(t.Context(), subject(), world())
-		require.NoError(t, err)
+		r := evaluate(t, validation(expression), subject(), world())
 		assert.Equal(t, policy.Allowed, r.Verdict, "%s: %s", expression, r.Message)
 	}
 }
@@ -100,9 +99,8 @@ func TestEvaluate_ResultCost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := subject()
 			s.Node.Annotations = map[string]string{"b": strings.Repeat("b", 100_000)}
-			c := compile(t, validation("lists.range(1000).map(i, "+strings.ReplaceAll(expression, "B", "node.metadata.annotations['b']")+") != []"))
-			r, err := c.Evaluate(t.Context(), s, world())
-			require.NoError(t, err)
+			spec := validation("lists.range(1000).map(i, " + strings.ReplaceAll(expression, "B", "node.metadata.annotations['b']") + ") != []")
+			r := evaluate(t, spec, s, world())
 			assert.Equal(t, policy.Failed, r.Verdict)
 			assert.Contains(t, r.Message, "cost limit exceeded")
 			assert.Less(t, r.Cost, uint64(150_000))
@@ -119,10 +117,9 @@ func TestEvaluate_RepeatedCost(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			s := subject()
 			s.Node.Annotations = map[string]string{"a": strings.Repeat("1", 20_000)}
-			c := compile(t, "variables:\n- {name: a, expression: \"node.metadata.annotations['a']\"}\n- {name: url, expression: \"url('http://a/' + variables.a + '?' + variables.a)\"}\n"+
-				validation("lists.range(1000).exists(i, "+strings.ReplaceAll(call, "@", "variables.a")+")"))
-			r, err := c.Evaluate(t.Context(), s, world())
-			require.NoError(t, err)
+			spec := "variables:\n- {name: a, expression: \"node.metadata.annotations['a']\"}\n- {name: url, expression: \"url('http://a/' + variables.a + '?' + variables.a)\"}\n" +
+				validation("lists.range(1000).exists(i, "+strings.ReplaceAll(call, "@", "variables.a")+")")
+			r := evaluate(t, spec, s, world())
 			assert.Equal(t, policy.Failed, r.Verdict)
 			assert.Contains(t, r.Message, "cost limit exceeded")
 		})
@@ -151,9 +148,8 @@ func TestEvaluate_DataCost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := subject()
 			s.Node.Annotations = map[string]string{"d": tc.data}
-			c := compile(t, "variables:\n- {name: d, expression: \"node.metadata.annotations['d']\"}\n- {name: t, expression: \"timestamp('2026-01-02T03:04:05Z')\"}\n"+validation(tc.expression))
-			r, err := c.Evaluate(t.Context(), s, world())
-			require.NoError(t, err)
+			spec := "variables:\n- {name: d, expression: \"node.metadata.annotations['d']\"}\n- {name: t, expression: \"timestamp('2026-01-02T03:04:05Z')\"}\n" + validation(tc.expression)
+			r := evaluate(t, spec, s, world())
 			require.Equal(t, tc.want, r.Verdict, "%s: %s", tc.reason, r.Message)
 			if tc.want == policy.Failed {
 				assert.Contains(t, r.Message, "cost limit", tc.reason)
@@ -190,8 +186,7 @@ func TestEvaluate_SameResults(t *testing.T) {
 			program, err := base.Program(ast)
 			require.NoError(t, err)
 			want, _, failed := program.Eval(cel.NoVars())
-			r, err := compile(t, "mutations: {annotations: [{key: a, valueExpression: "+quoted(text)+"}]}").Evaluate(t.Context(), subject(), world())
-			require.NoError(t, err)
+			r := evaluate(t, "mutations: {annotations: [{key: a, valueExpression: "+quoted(text)+"}]}", subject(), world())
 			if failed != nil {
 				assert.Equal(t, "spec.mutations.annotations[p.policy.prebind.dev/a]: "+failed.Error(), r.Message)
 				return

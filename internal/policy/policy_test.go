@@ -42,26 +42,6 @@ func (o *objects) Read(_ context.Context, r *policy.Resource, namespace, name st
 	return policy.NewList(found)
 }
 
-const example = `
-metadata: {name: csi-ready, generation: 3}
-spec:
-  matchConditions: [{name: gpu, expression: "'nvidia.com/gpu' in node.status.allocatable"}]
-  resources:
-  - {name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}
-  - {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
-  variables: [{name: clique, expression: "node.metadata.labels[?'nvidia.com/gpu.clique'].orValue('')"}]
-  validations:
-  - {expression: "variables.clique != ''", messageExpression: "'node ' + node.metadata.name + ' has no clique'"}
-  waitFor:
-  - name: driver
-    expression: "resources.csinode != null && resources.csinode.spec.drivers.exists(d, d.name == 'csi.example.com')"
-    messageExpression: "'CSI driver not registered on ' + node.metadata.name"
-    timeout: 2m
-    onTimeout: Refuse
-  mutations:
-    annotations: [{key: clique, valueExpression: "variables.clique"}]
-`
-
 func parse(t testing.TB, text string) *v1alpha1.BindPolicy {
 	t.Helper()
 	p := &v1alpha1.BindPolicy{}
@@ -87,4 +67,12 @@ func subject() *policy.Subject {
 		Binding: &corev1.Binding{Target: corev1.ObjectReference{Name: "node-1"}},
 		Now:     now, Since: now,
 	}
+}
+
+// evaluate compiles a policy with the spec, and evaluates it.
+func evaluate(t testing.TB, spec string, s *policy.Subject, o policy.Objects) policy.Result {
+	t.Helper()
+	r, err := compile(t, spec).Evaluate(t.Context(), s, o)
+	require.NoError(t, err)
+	return r
 }
