@@ -7,7 +7,6 @@ package client_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -146,17 +145,4 @@ func TestPostOnce(t *testing.T) {
 	assert.Equal(t, prebind.Waiting, prebind.Classify(err).Kind, "%v", err)
 	assert.Equal(t, 1, server.requests)
 	assert.Equal(t, "http://api.example.com/api/v1/namespaces/shop/pods/web/binding?timeout=3s", server.url)
-}
-
-// TestTimeoutOfConfig checks that a timeout of the whole client ends the repeats of client-go, and hides Prebind's answer.
-func TestTimeoutOfConfig(t *testing.T) {
-	server := deniedServer(t, "device-locked")
-	server.retryAfter = "20"
-	synctest.Test(t, func(t *testing.T) {
-		client, err := typedcorev1.NewForConfig(&rest.Config{Host: "http://api.example.com", Transport: server, QPS: -1, Timeout: 10 * time.Second})
-		require.NoError(t, err)
-		err = client.Pods("shop").Bind(t.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "web"}}, metav1.CreateOptions{})
-		assert.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.Equal(t, prebind.None, prebind.Classify(err).Kind)
-	})
 }
