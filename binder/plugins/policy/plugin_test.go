@@ -89,17 +89,13 @@ func TestPreFlight(t *testing.T) {
 		objects  []client.Object
 		pod      []gen.PodOption
 
-		refused, waits      string
+		refused             string
 		annotations, labels map[string]string
 		findings            []framework.Finding
 		warnings            []string
 		// event is reported when the bind is decided.
 		event string
 	}{
-		"NotMatched": {
-			reason:   "the policy selects other pods",
-			policies: map[string]string{"a": rejectAll + "\nmatchConstraints: {schedulerNames: [other]}"},
-		},
 		"Annotated": {
 			reason:      "all policies add their keys",
 			policies:    map[string]string{"a": nodeZone, "b": nodeZone},
@@ -117,10 +113,6 @@ func TestPreFlight(t *testing.T) {
 			findings: []framework.Finding{{Name: "a", Verdict: "rejected (audit)", Message: "no"}},
 			warnings: []string{"policy: BindPolicy a: audit: the bind would be rejected: no"},
 			event:    "Warning BindPolicyAudited policy: BindPolicy a: audit: the bind would be rejected: no",
-		},
-		"Waiting": {
-			reason: "the bind waits without a request", policies: map[string]string{"a": onCSINode}, waits: "driver: driver csi is missing",
-			findings: []framework.Finding{{Name: "a", Verdict: "waiting", Message: "driver csi is missing"}},
 		},
 		"AuditWaiting": {
 			reason: "a policy in mode Audit delays nothing", policies: map[string]string{"a": onCSINode + "mode: Audit"},
@@ -168,7 +160,7 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 				assert.Equal(t, tc.labels, verdict.Labels, tc.reason)
 				assert.Equal(t, tc.findings, verdict.Findings, tc.reason)
 				assert.Equal(t, tc.warnings, verdict.Warnings, tc.reason)
-				assert.Equal(t, tc.waits, verdict.Wait.For, tc.reason)
+				assert.Empty(t, verdict.Wait.For, tc.reason)
 				assert.Empty(t, w.event(), "a pass is not a decision")
 				w.BindDecided(t.Context(), bc)
 				assert.Equal(t, tc.event, w.event(), tc.reason)

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -141,10 +142,7 @@ func (w *watches) Select(ctx context.Context, s framework.Selection) error {
 	w.mu.Lock()
 	selecting := w.selecting
 	w.mu.Unlock()
-	if err := s.Check(); err != nil {
-		return err
-	}
-	if err := selecting(ctx, s); err != nil {
+	if err := cmp.Or(s.Check(), selecting(ctx, s)); err != nil {
 		return err
 	}
 	w.mu.Lock()
