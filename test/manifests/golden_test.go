@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -44,9 +45,8 @@ func TestRenderedChart(t *testing.T) {
 	byDefault := rendered(t)
 	isHook := func(document string) bool { return strings.Contains(document, "helm.sh/hook: ") }
 	compare(t, "chart-hooks", slices.DeleteFunc(slices.Clone(byDefault), func(document string) bool { return !isHook(document) }))
-	cases := map[string]struct {
-		values []string
-		like   []string
+	for name, tc := range map[string]struct {
+		values, like []string
 	}{
 		"default":      {values: []string{"createNamespace=true"}, like: kustomization(t, firstInstall)},
 		"enforces":     {values: []string{"createNamespace=true", "config.mode=Enforce", "failurePolicy=Fail"}, like: kustomization(t, everything)},
@@ -75,8 +75,7 @@ func TestRenderedChart(t *testing.T) {
 			values: []string{"flowSchema.limited=true,clusterNodes=15000,resources.requests.cpu=2,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,resourceQuota.enabled=false,image.tag=v1.2.3,image.digest=sha256:" + strings.Repeat("0", 64)},
 			like:   byDefault,
 		},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			objects := difference(rendered(t, "--set="+strings.Join(tc.values, ",")), tc.like)
 			compare(t, "chart-"+name, slices.DeleteFunc(objects, isHook))
@@ -89,14 +88,6 @@ func TestRenderedChart(t *testing.T) {
 			"prebindPlugins.policy.enabled=true,mutators.device-info.enabled=true,certificates.mode="+mode), "")
 		assert.NotContains(t, strings.ReplaceAll(elsewhere, "--namespace=elsewhere", ""), namespace, "%s: everything is in the namespace of the release", mode)
 	}
-}
-
-// kustomization returns the objects of a kustomization.
-func kustomization(t *testing.T, dir string) []string {
-	t.Helper()
-	out, err := kustomize(t.Context(), dir)
-	require.NoError(t, err)
-	return documents(t, out)
 }
 
 // rendered returns the objects of the chart.
@@ -179,21 +170,16 @@ func compare(t *testing.T, name string, rendered []string) {
 func components(t *testing.T) []string {
 	t.Helper()
 	var found []string
-	err := filepath.WalkDir(filepath.Join(root, everything), func(p string, _ fs.DirEntry, err error) error {
-		if err != nil || filepath.Base(p) != "kustomization.yaml" {
+	require.NoError(t, fs.WalkDir(os.DirFS(filepath.Join(root, everything)), ".", func(p string, _ fs.DirEntry, err error) error {
+		if err != nil || path.Base(p) != "kustomization.yaml" {
 			return err
 		}
-		content, err := os.ReadFile(p)
-		if err != nil {
-			return err
-		}
-		dir, err := filepath.Rel(filepath.Join(root, everything), filepath.Dir(p))
-		if err == nil && strings.Contains(string(content), "\nkind: Component\n") {
-			found = append(found, filepath.ToSlash(dir))
+		content, err := os.ReadFile(filepath.Join(root, everything, p))
+		if strings.Contains(string(content), "\nkind: Component\n") {
+			found = append(found, path.Dir(p))
 		}
 		return err
-	})
-	require.NoError(t, err)
+	}))
 	require.NotEmpty(t, found)
 	return found
 }

@@ -6,8 +6,6 @@ package manifests_test
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -62,43 +60,33 @@ func overlay(t *testing.T, resource string, components ...string) string {
 	return dir
 }
 
-func kustomize(ctx context.Context, dir string) ([]byte, error) {
-	if err := touch(filepath.Join(root, "config"), filepath.Join(root, "tools.mod")); err != nil {
-		return nil, err
-	}
-
-	// Like `kubectl apply -k`, which keeps the order of the files unless the kustomization says otherwise.
+// kustomization returns the objects of a kustomization. Like `kubectl apply -k`, it keeps the order of the files unless the
+// kustomization says otherwise.
+func kustomization(t *testing.T, dir string) []string {
+	t.Helper()
+	touch(t, filepath.Join(root, "config"), filepath.Join(root, "tools.mod"))
 	top, err := filepath.Abs(root)
-	if err != nil {
-		return nil, err
-	}
-	cmd, err := install.Tool(ctx, top, "kustomize", "build", "--reorder=none", filepath.FromSlash(dir))
-	if err != nil {
-		return nil, err
-	}
+	require.NoError(t, err)
+	cmd, err := install.Tool(t.Context(), top, "kustomize", "build", "--reorder=none", filepath.FromSlash(dir))
+	require.NoError(t, err)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("kustomize build %s: %w\n%s", dir, err, stderr.Bytes())
-	}
-	return out, nil
+	require.NoError(t, err, "kustomize build %s: %s", dir, &stderr)
+	return documents(t, out)
 }
 
-// touch reads the files below the paths. go test does not track files that other processes read: without this it would return a cached result after a change of a
-// manifest.
-func touch(paths ...string) error {
+// touch reads the files below the paths. go test does not track files that other processes read: without this it would return a cached
+// result after a change of a manifest.
+func touch(t *testing.T, paths ...string) {
+	t.Helper()
 	for _, path := range paths {
-		err := filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		require.NoError(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
 			}
 			_, err = os.ReadFile(path)
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
-	return nil
 }
