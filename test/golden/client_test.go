@@ -71,18 +71,13 @@ func TestClient_Denials(t *testing.T) {
 		}
 		require.NoError(t, yaml.Unmarshal(content, &answer))
 		if r := answer.Response; !r.Allowed {
-			denials[strings.TrimSuffix(filepath.Base(file), ".answer.yaml")] = denial{r.AuditAnnotations["decision"], received(r.Status)}
+			// The API server adds this; see ToStatusErr in k8s.io/apiserver. An end-to-end test checks the prefix.
+			r.Status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			r.Status.Message = fmt.Sprintf("admission webhook %q denied the request: %s", webhook.Name, r.Status.Message)
+			denials[strings.TrimSuffix(filepath.Base(file), ".answer.yaml")] = denial{r.AuditAnnotations["decision"], r.Status}
 		}
 	}
 	compareWithClient(t, "denials.json", denials)
-}
-
-// received returns the Status that the API server sends for a denial; see ToStatusErr in k8s.io/apiserver. An end-to-end test
-// checks the prefix.
-func received(s metav1.Status) metav1.Status {
-	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	s.Message = fmt.Sprintf("admission webhook %q denied the request: %s", webhook.Name, s.Message)
-	return s
 }
 
 // compareWithClient compares a value with a file of the module client.
