@@ -180,6 +180,7 @@ func TestCompile_Warnings(t *testing.T) {
 	}{
 		"Unknown":     {reason: "the field does not exist", spec: validation("resources.w.spec.sise > 1"), field: "spec.validations[0].expression", text: "undefined field 'sise'"},
 		"NoSchema":    {reason: "the schema is unknown", spec: validation("resources.o.all(x, x.foo == 1)")},
+		"Type":        {reason: "a list has no field", spec: validation("resources.w.spec.names == 'a'"), field: "spec.validations[0].expression", text: "no matching overload"},
 		"Result":      {reason: "the result is a number", spec: validation("resources.w.spec.size"), field: "spec.validations[0].expression", text: "must return bool, but returns int"},
 		"Time":        {reason: "times of unstructured objects are strings", spec: validation("timestamp(resources.w.spec.at) < timestamp('2026-01-01T00:00:00Z') && resources.w.spec.at.startsWith('2')")},
 		"Metadata":    {reason: "metadata has its usual fields", spec: validation("resources.w.metadata.labels['a'] == 'b' && resources.w.kind == 'Widget'")},

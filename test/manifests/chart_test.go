@@ -204,6 +204,9 @@ func TestChartRefuses(t *testing.T) {
 		says []string
 	}{
 		"UnknownValue":     {reason: "an unused value", values: "replica=3", says: []string{"replica", "not allowed"}},
+		"UnknownMutator":   {reason: "it would not run", values: "mutators.topologie.enabled=true", says: []string{"/mutators", "topologie", "not allowed"}},
+		"UnknownPolicy":    {reason: "the API server would reject it", values: "failurePolicy=Maybe", says: []string{"/failurePolicy", "'Fail', 'Ignore'"}},
+		"NoReplicas":       {reason: "no pod would be bound", values: "replicas=0", says: []string{"/replicas", "1"}},
 		"ModeWord":         {reason: "no replica would start", values: "config.mode=Audti", says: []string{"/config/mode", "Audit"}},
 		"TimeoutOverLimit": {reason: "the API server takes no more than 30 s", values: "timeoutSeconds=60", says: []string{"/timeoutSeconds", "30"}},
 		"TimeoutUnderHold": {reason: "every wait would end in an error", values: "timeoutSeconds=5", says: []string{"/timeoutSeconds", "6"}},
