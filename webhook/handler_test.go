@@ -9,16 +9,20 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/types"
@@ -188,34 +192,115 @@ func readable(t testing.TB, body []byte) []byte {
 // TestHandler_NotReady checks that a replica that is not ready answers 503 before it reads the body, so that the API server repeats
 // the call over a new connection.
 func TestHandler_NotReady(t *testing.T) {
-	h := &Handler{
-		Engine: engineFunc(func(context.Context, binder.Request) binder.Decision { panic("called while not ready") }),
-		Ready:  func() error { return errors.New("this replica is shutting down") },
-		Log:    logr.Discard(),
-		Clock:  clock.RealClock{},
-	}
-	for name, body := range map[string][]byte{"Review": read(t, "allowed.request.json"), "Garbage": []byte("{")} {
+	h := handlerOf(t, func(context.Context, binder.Request) binder.Decision { panic("called while not ready") })
+	h.Ready = func() error { return errors.New("this replica is shutting down") }
+	w := serve(t, h, []byte("{"))
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.Equal(t, "1", w.Header().Get("Retry-After"))
+	assert.Equal(t, "close", w.Header().Get("Connection"))
+	checkStatus(t, w, http.StatusServiceUnavailable, "this replica is shutting down")
+}
+
+// TestHeldCall_ReleasesReview checks that a held call keeps the Binding, but not the bytes of the review.
+func TestHeldCall_ReleasesReview(t *testing.T) {
+	const calls = 8
+	padding := strings.Repeat("x", maxBody-16<<10)
+	review := bytes.Replace(read(t, "allowed.request.json"), []byte(`"object": {`), []byte(`"object": {"unknown": "`+padding+`", `), 1)
+	var compact bytes.Buffer
+	require.NoError(t, json.Compact(&compact, review))
+	for name, body := range map[string][]byte{"Indented": review, "Compact": compact.Bytes()} {
 		t.Run(name, func(t *testing.T) {
-			w := serve(t, h, body)
-			assert.Equal(t, http.StatusServiceUnavailable, w.Code)
-			assert.Equal(t, "1", w.Header().Get("Retry-After"))
-			assert.Equal(t, "close", w.Header().Get("Connection"))
-			checkStatus(t, w, http.StatusServiceUnavailable, "this replica is shutting down")
+			require.Greater(t, len(body), len(padding))
+			var held, answered sync.WaitGroup
+			held.Add(calls)
+			release := make(chan struct{})
+			h := handlerOf(t, func(_ context.Context, r binder.Request) binder.Decision {
+				assert.Equal(t, "node-a", r.Binding.Target.Name)
+				held.Done()
+				<-release
+				return binder.Decision{}
+			})
+			before := liveHeap()
+			for range calls {
+				answered.Go(func() { assert.Equal(t, http.StatusOK, serve(t, h, body).Code) })
+			}
+			held.Wait()
+			assert.Less(t, liveHeap()-before, int64(2*maxBody), "%d calls are held", calls)
+			close(release)
+			answered.Wait()
 		})
 	}
 }
 
-// TestHandler_Deadline checks that the context of the engine ends before the API server's timeout.
-func TestHandler_Deadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var left time.Duration
-		h := handlerOf(t, func(ctx context.Context, _ binder.Request) binder.Decision {
-			deadline, ok := ctx.Deadline()
-			assert.True(t, ok)
-			left = time.Until(deadline)
-			return binder.Decision{}
-		})
-		serve(t, h, read(t, "allowed.request.json"), func(r *http.Request) { r.URL.RawQuery = "timeout=4s" })
-		assert.Equal(t, 3*time.Second, left)
+// liveHeap returns the bytes of the objects that are in use.
+func liveHeap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// logged returns the log lines of a handler for one Binding.
+func logged(t *testing.T, verbosity int, d binder.Decision) []map[string]any {
+	t.Helper()
+	var lines []map[string]any
+	log := logr.New(funcr.NewJSON(func(line string) {
+		fields := map[string]any{}
+		assert.NoError(t, json.Unmarshal([]byte(line), &fields))
+		lines = append(lines, fields)
+	}, funcr.Options{Verbosity: verbosity}).GetSink())
+	h := handlerOf(t, func(context.Context, binder.Request) binder.Decision {
+		pass(3 * time.Second)
+		return d
 	})
+	h.Log = log
+	serve(t, h, read(t, "allowed.request.json"))
+	return lines
+}
+
+// TestHandler_DecisionLog checks that the handler logs each decision as one line with stable keys.
+func TestHandler_DecisionLog(t *testing.T) {
+	refused := framework.Refuse(framework.Object{Kind: "Node", Name: "node-a"}, "no")
+	refused.Plugin = "node-state"
+	failed := framework.Internal(framework.Object{}, errors.New("boom"))
+	failed.Plugin = "device"
+	always := map[string]any{"user": "system:kube-scheduler", "node": "node-a", "pod": map[string]any{"name": "web", "namespace": "shop"}}
+	cases := map[string]struct {
+		reason   string
+		decision binder.Decision
+		// at is the minimum verbosity of the line.
+		at   int
+		want map[string]any
+	}{
+		"Allowed": {reason: "the bind did not wait", at: 2, want: map[string]any{"decision": "allowed", "took": "3s"}},
+		"AfterAWait": {
+			reason: "the line contains the attempt of the bind", at: 2,
+			decision: binder.Decision{Attempt: "a-1", Calls: 3, Waited: 90 * time.Second},
+			want:     map[string]any{"decision": "allowed", "took": "3s", "attempt": "a-1", "calls": 3.0, "waited": "1m30s"},
+		},
+		"Refused": {
+			reason: "the line contains the plugin and the reason", at: 2, decision: binder.Decision{Err: refused},
+			want: map[string]any{"decision": "refused", "took": "3s", "plugin": "node-state", "reason": "node-state: Node node-a: no"},
+		},
+		"Failed": {
+			reason: "an internal error is logged at every verbosity", decision: binder.Decision{Err: failed, Attempt: "a-1", Calls: 1},
+			want: map[string]any{"plugin": "device", "attempt": "a-1", "error": "device: boom"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if tc.at > 0 {
+					assert.Empty(t, logged(t, tc.at-1, tc.decision), "binds are not logged by default")
+				}
+				lines := logged(t, tc.at, tc.decision)
+				require.Len(t, lines, 1, "%s: one line per decision", tc.reason)
+				for _, own := range []string{"logger", "level", "msg"} {
+					delete(lines[0], own)
+				}
+				maps.Copy(tc.want, always)
+				assert.Equal(t, tc.want, lines[0], tc.reason)
+			})
+		})
+	}
 }

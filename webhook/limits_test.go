@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -25,7 +26,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/test/gencert"
 )
 
 // pass advances the time of a synctest bubble.
@@ -54,7 +54,7 @@ type limited struct {
 
 func newLimited(t *testing.T) *limited {
 	t.Helper()
-	s := &limited{pipe: &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}, hold: make(chan struct{})}
+	s := &limited{hold: make(chan struct{})}
 	handler := handlerOf(t, func(ctx context.Context, _ binder.Request) binder.Decision {
 		select {
 		case <-s.hold:
@@ -63,14 +63,7 @@ func newLimited(t *testing.T) *limited {
 		s.decided.Add(1)
 		return binder.Decision{PassThrough: true}
 	})
-	server := plainServer(t, handler, s.pipe, s.count)
-	s.limits = server.limits
-	served := make(chan error, 1)
-	go func() { served <- server.serving.Server.Serve(s.limits) }()
-	t.Cleanup(func() {
-		require.NoError(t, server.serving.Server.Close())
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
-	})
+	s.pipe, s.limits = inMemory(t, handler, s.count)
 	return s
 }
 
@@ -97,14 +90,21 @@ func (s *limited) refusals() []string {
 	return slices.Clone(s.refused)
 }
 
-// call opens a connection from the address and sends a review of this length without the last leftOut bytes. The channel
-// receives the answer, or the error of the connection.
-func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan string {
+// connect opens a connection from the address.
+func (s *limited) connect(t *testing.T, address string) net.Conn {
 	t.Helper()
 	s.port++
 	client, server := net.Pipe()
 	s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP(address), Port: s.port}}
 	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// call opens a connection from the address and sends a review of this length without the last leftOut bytes. The channel
+// receives the answer, or the error of the connection.
+func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan string {
+	t.Helper()
+	client := s.connect(t, address)
 	review := string(read(t, "allowed.request.json"))
 	review += strings.Repeat(" ", length-len(review))
 	answer := make(chan string, 1)
@@ -126,10 +126,7 @@ func (s *limited) call(t *testing.T, address string, length, leftOut int) <-chan
 // idle opens a connection and sends nothing. The channel receives the error that ends the connection.
 func (s *limited) idle(t *testing.T, address string) <-chan error {
 	t.Helper()
-	s.port++
-	client, server := net.Pipe()
-	s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP(address), Port: s.port}}
-	t.Cleanup(func() { _ = client.Close() })
+	client := s.connect(t, address)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := client.Read(make([]byte, 1))
@@ -235,28 +232,23 @@ func TestLimits_Burst(t *testing.T) {
 
 // TestLimits_BurstOfOneClient checks that a burst of a client that reuses connections loses no call.
 func TestLimits_BurstOfOneClient(t *testing.T) {
-	ca := gencert.NewCA(t, "serving")
-	certificate := ca.Sign(t, "prebind", gencert.DNS("prebind.svc")).TLS(t)
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
 	handler := handlerOf(t, func(context.Context, binder.Request) binder.Decision {
 		<-time.After(20 * time.Millisecond) // So that connections become idle while others wait.
 		return binder.Decision{PassThrough: true}
 	})
-	server := plainServer(t, handler, listener, ignored)
+	server, address, roots := secureServer(t, func(*tls.Config) {})
+	server.Register(Path, handler)
 	server.limits.mu.Lock()
 	server.limits.maxConnections, server.limits.maxArriving = 48, 16
 	server.limits.mu.Unlock()
-	secure := tls.NewListener(server.limits, &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12})
-	go func() { _ = server.serving.Server.Serve(secure) }()
-	t.Cleanup(func() { _ = server.serving.Server.Close() })
-	trust := &tls.Config{RootCAs: gencert.Pool(ca), ServerName: "prebind.svc", MinVersion: tls.VersionTLS12}
+	trust := &tls.Config{RootCAs: roots, ServerName: "prebind.svc", MinVersion: tls.VersionTLS12}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: trust, MaxIdleConnsPerHost: 25}} // As in client-go.
+	defer client.CloseIdleConnections()
 	review := read(t, "allowed.request.json")
 	var calls errgroup.Group
 	for range 250 {
 		calls.Go(func() error {
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+listener.Addr().String()+Path+"?timeout=30s", bytes.NewReader(review))
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+address+Path+"?timeout=30s", bytes.NewReader(review))
 			if err != nil {
 				return err
 			}
@@ -279,9 +271,7 @@ func TestLimits_SlowArrivals(t *testing.T) {
 		s.limits.maxConnections, s.limits.maxArriving = 4, 2
 		close(s.hold)
 		for i := range 4 {
-			client, server := net.Pipe()
-			defer client.Close()
-			s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP(fmt.Sprintf("10.0.0.%d", 2+i%2)), Port: 9000 + i}}
+			client := s.connect(t, fmt.Sprintf("10.0.0.%d", 2+i%2))
 			go func() {
 				pass(readHeaderTimeout - time.Second)
 				_, _ = fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: prebind\r\nContent-Length: 100\r\n\r\n", Path)
@@ -330,9 +320,7 @@ func TestLimits_BodyTooLarge(t *testing.T) {
 func TestLimits_UnreadAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newLimited(t)
-		client, server := net.Pipe()
-		defer client.Close()
-		s.conns <- from{Conn: server, address: net.TCPAddr{IP: net.ParseIP("10.0.0.2"), Port: 1}}
+		client := s.connect(t, "10.0.0.2")
 		_, err := fmt.Fprintf(client, "GET %s HTTP/1.1\r\nHost: prebind\r\n\r\n", Path)
 		require.NoError(t, err)
 		pass(writeTakes + time.Second)
@@ -342,4 +330,17 @@ func TestLimits_UnreadAnswer(t *testing.T) {
 		_, connections := s.used()
 		assert.Zero(t, connections)
 	})
+}
+
+func TestSourceOf(t *testing.T) {
+	cases := map[string]struct{ reason, remote, want string }{
+		"IPv4":      {reason: "the port does not matter", remote: "10.1.2.3:4567", want: "10.1.2.3/32"},
+		"Mapped":    {reason: "a mapped IPv4 address is the same source", remote: "[::ffff:10.1.2.3]:4567", want: "10.1.2.3/32"},
+		"IPv6":      {reason: "a peer can choose the last 64 bits", remote: "[2001:db8:1:2:3:4:5:6]:4567", want: "2001:db8:1:2::/64"},
+		"LinkLocal": {reason: "the interface does not matter", remote: "[fe80::1%eth0]:4567", want: "fe80::/64"},
+		"Other":     {reason: "addresses that cannot be parsed are one source", remote: "pipe", want: netip.Prefix{}.String()},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, sourceOf(tc.remote).String(), tc.reason) })
+	}
 }

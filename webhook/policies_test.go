@@ -4,11 +4,8 @@
 package webhook
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,12 +57,8 @@ func admit(t *testing.T, b, old *v1alpha1.BindPolicy) *admissionv1.AdmissionResp
 	}
 	body, err := json.Marshal(review)
 	require.NoError(t, err)
-	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, PolicyPath, bytes.NewReader(body))
-	request.Header.Set("Content-Type", "application/json")
-	recorded := httptest.NewRecorder()
-	NewPolicyHandler(compiler{}).ServeHTTP(recorded, request)
 	answer := &admissionv1.AdmissionReview{}
-	require.NoError(t, json.Unmarshal(recorded.Body.Bytes(), answer))
+	require.NoError(t, json.Unmarshal(serve(t, NewPolicyHandler(compiler{}), body).Body.Bytes(), answer))
 	require.NotNil(t, answer.Response)
 	return answer.Response
 }

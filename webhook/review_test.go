@@ -9,11 +9,17 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
+	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -21,8 +27,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apijson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/test/jsonpatch"
 )
 
 // checkStatus checks that the body is a Status with this code and a message that contains says.
@@ -47,29 +56,26 @@ func TestHandler_BadInput(t *testing.T) {
 		return bytes.Replace(good, []byte(old), []byte(with), 1)
 	}
 	compact := func(request string) []byte { return []byte(reviewPrefix + request + "}}") }
+	const notReview = "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"
 	cases := map[string]struct {
 		reason string
 		body   []byte
-		change func(r *http.Request)
+		change []func(r *http.Request)
 		says   string
 	}{
-		"LongUID":       {reason: "the answer repeats the UID", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"LongKind":      {reason: "a message does not repeat the kind", body: replace(`"AdmissionReview"`, `"`+strings.Repeat("<", 1<<20)+`"`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"Malformed":     {reason: "the body is not JSON", body: []byte("hello"), says: "not a valid AdmissionReview"},
-		"Trailing":      {reason: "the body has two JSON values", body: append(bytes.Clone(good), good...), says: "not a valid AdmissionReview"},
-		"Empty":         {reason: "the body is empty", body: nil, says: "not a valid AdmissionReview"},
-		"Null":          {reason: "null is not an object", body: []byte("null"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"WrongType":     {reason: "a field has the wrong type", body: replace(`"dryRun": false`, `"dryRun": "no"`), says: "not a valid AdmissionReview"},
-		"NoRequest":     {reason: "the review has no request", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"NoUID":         {reason: "the API server needs the UID in the answer", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"WrongKind":     {reason: "the kind is wrong", body: replace("AdmissionReview", "ConversionReview"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"WrongVersion":  {reason: "the webhook configuration lists only v1", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"OtherCase":     {reason: "field names are case-sensitive, as in the API server", body: replace(`"request"`, `"Request"`), says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"TooDeep":       {reason: "the depth of JSON is limited", body: compact(`"uid":"1","unknown":` + nested(10_001)), says: "max depth"},
-		"CompactBroken": {reason: "a value is missing", body: compact(`"uid":`), says: "not a valid AdmissionReview: "},
-		"CompactType":   {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), says: `within "/request/dryRun"`},
-		"SecondKind":    {reason: "the last kind counts", change: secondKind, says: "not an AdmissionReview of admission.k8s.io/v1 with a request that has a uid"},
-		"BrokenBody":    {reason: "reading the body fails", change: func(r *http.Request) { r.Body = io.NopCloser(broken{}) }, says: "reading the body: broken"},
+		"LongUID":      {reason: "the answer repeats the UID", body: replace(`"uid": "`, `"uid": "`+strings.Repeat("7", maxUID)), says: notReview},
+		"Malformed":    {reason: "the body is not JSON", body: []byte("hello"), says: "not a valid AdmissionReview"},
+		"Trailing":     {reason: "the body has two JSON values", body: append(bytes.Clone(good), good...), says: "not a valid AdmissionReview"},
+		"NoRequest":    {reason: "the review has no request", body: []byte(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`), says: notReview},
+		"NoUID":        {reason: "the API server needs the UID in the answer", body: replace(`"uid": "705ab4f5-6393-11e8-b7cc-42010a800002"`, `"uid": ""`), says: notReview},
+		"WrongVersion": {reason: "the webhook configuration lists only v1", body: replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"), says: notReview},
+		"OtherCase":    {reason: "field names are case-sensitive, as in the API server", body: replace(`"request"`, `"Request"`), says: notReview},
+		"TooDeep":      {reason: "the depth of JSON is limited", body: compact(`"uid":"1","unknown":` + strings.Repeat("[", 10_001)), says: "max depth"},
+		"CompactType":  {reason: "the message names the field", body: compact(`"uid":"1","dryRun":"no"`), says: `within "/request/dryRun"`},
+		"SecondKind":   {reason: "the last kind counts", body: []byte(reviewPrefix + `"uid":"1"},"kind":"` + strings.Repeat("<", 1<<20) + `"}`), says: notReview},
+		"BrokenBody": {reason: "reading the body fails", change: []func(r *http.Request){func(r *http.Request) {
+			r.Body = io.NopCloser(iotest.ErrReader(errors.New("broken")))
+		}}, says: "reading the body: broken"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -77,11 +83,7 @@ func TestHandler_BadInput(t *testing.T) {
 				assert.Fail(t, "the engine is called")
 				return binder.Decision{}
 			})
-			change := tc.change
-			if change == nil {
-				change = func(*http.Request) {}
-			}
-			w := serve(t, h, tc.body, change)
+			w := serve(t, h, tc.body, tc.change...)
 			assert.Equal(t, http.StatusBadRequest, w.Code, tc.reason)
 			checkStatus(t, w, http.StatusBadRequest, tc.says)
 		})
@@ -90,12 +92,6 @@ func TestHandler_BadInput(t *testing.T) {
 
 // reviewPrefix is the beginning of every review that the API server sends.
 const reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{`
-
-// secondKind replaces the body by a review with a second, large kind.
-func secondKind(r *http.Request) {
-	body := reviewPrefix + `"uid":"1"},"kind":"` + strings.Repeat("<", 1<<20) + `"}`
-	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
-}
 
 // TestHandler_SameKeys checks that a client cannot make reviews invalid: two keys of a Binding in protobuf that are not UTF-8 can be the same
 // in the review. With failurePolicy Ignore, the API server would bind such a pod without Prebind.
@@ -114,63 +110,120 @@ func TestHandler_SameKeys(t *testing.T) {
 	review.Request.Object = runtime.RawExtension{Object: sent}
 	body, err := json.Marshal(review)
 	require.NoError(t, err)
-	w := serve(t, h, body, func(*http.Request) {})
+	w := serve(t, h, body)
 	assert.Equal(t, http.StatusOK, w.Code, w.Body)
 	assert.Equal(t, map[string]string{"a\ufffd": "1"}, got.Binding.Annotations)
 }
 
-// nested returns nested arrays.
-func nested(depth int) string { return strings.Repeat("[", depth) + strings.Repeat("]", depth) }
-
-type broken struct{}
-
-func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
-
+// TestBudget checks that the context of the engine ends before the API server's timeout.
 func TestBudget(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		query  string
 		want   time.Duration
 	}{
-		"Default":   {reason: "the shipped timeout", query: "timeout=10s", want: 9 * time.Second},
-		"TwoSecond": {reason: "the margin is at most half of the timeout", query: "timeout=2s", want: time.Second},
+		"Default":   {reason: "the shipped timeout", query: "timeout=4s", want: 3 * time.Second},
 		"OneSecond": {reason: "a margin of a second would leave no time", query: "timeout=1s", want: 500 * time.Millisecond},
 		"None":      {reason: "the API server's default", want: 9 * time.Second},
-		"Garbage":   {reason: "the API server's default", query: "timeout=soon", want: 9 * time.Second},
 		"Zero":      {reason: "zero is not a valid timeout", query: "timeout=0s", want: 9 * time.Second},
-		"Among":     {reason: "the query can have other parameters before it", query: "a=b&timeout=4s", want: 3 * time.Second},
-		"Escaped":   {reason: "a query may be escaped", query: "timeout=%34s", want: 3 * time.Second},
-		"BadQuery":  {reason: "an invalid query is ignored", query: "timeout=%zz", want: 9 * time.Second},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Path, nil)
-			r.URL.RawQuery = tc.query
-			assert.Equal(t, tc.want, budget(r), tc.reason)
+			synctest.Test(t, func(t *testing.T) {
+				h := handlerOf(t, func(ctx context.Context, _ binder.Request) binder.Decision {
+					deadline, ok := ctx.Deadline()
+					assert.True(t, ok)
+					assert.Equal(t, tc.want, time.Until(deadline), tc.reason)
+					return binder.Decision{}
+				})
+				serve(t, h, read(t, "allowed.request.json"), func(r *http.Request) { r.URL.RawQuery = tc.query })
+			})
 		})
 	}
 }
 
-func TestWarnings(t *testing.T) {
-	long := func(runes int) string { return strings.Repeat("ä", runes-len("prebind: ")) }
-	cases := map[string]struct {
-		reason string
-		all    []string
-		want   int
-	}{
-		"Some":       {reason: "all warnings fit", all: []string{"a", "b"}, want: 2},
-		"JustFits":   {reason: "the limit counts runes, not bytes", all: []string{long(maxWarningRunes)}, want: 1},
-		"TooLong":    {reason: "a warning is not truncated", all: []string{long(maxWarningRunes + 1)}},
-		"OneTooMany": {reason: "the last warning does not fit", all: []string{long(2000), long(2000), long(97)}, want: 2},
-		"LastFits":   {reason: "the last warning just fits", all: []string{long(2000), long(2000), long(96)}, want: 3},
+// FuzzPatch applies the patch like the API server. The patch sets the keys of the decision and changes nothing else.
+func FuzzPatch(f *testing.F) {
+	paths, err := filepath.Glob(filepath.Join("testdata", "*.request.json"))
+	require.NoError(f, err)
+	require.NotEmpty(f, paths)
+	for _, path := range paths {
+		body, err := os.ReadFile(path)
+		require.NoError(f, err)
+		var review admissionv1.AdmissionReview
+		require.NoError(f, json.Unmarshal(body, &review))
+		f.Add(review.Request.Object.Raw, "topology.prebind.dev/zone", "z1", "example.com/a~b", "0a1b2c3d")
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got := warnings(tc.all)
-			require.Len(t, got, tc.want, tc.reason)
-			for i, w := range got {
-				assert.Equal(t, "prebind: "+tc.all[i], w)
+	f.Add([]byte(`{"metadata":{"annotations":{"":"","a/b":"1"}},"other":[1.5]}`), "a/b", "1", "", "")
+	f.Add([]byte(`{"metadata":{}}`), "~1", "<&>", "~0/", "")
+	f.Add([]byte(`{"metadata":null}`), "a", "", "a", "1")
+	for _, value := range []string{`"`, `\`, "\n\x00", "\x7f", "ä\u2028", "<&>"} {
+		f.Add([]byte(`{"metadata":{"annotations":{}}}`), "a", value, value, "1")
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, key, value, second, uid string) {
+		var object map[string]any
+		if json.Unmarshal(raw, &object) != nil || object == nil {
+			return // The API server sends only objects.
+		}
+		for _, s := range []string{key, value, second, uid} {
+			if !utf8.ValidString(s) {
+				return // The engine validates additions.
 			}
-		})
-	}
+		}
+		// The API server sends no duplicate keys.
+		raw, err := json.Marshal(object)
+		require.NoError(t, err)
+		request := func(raw []byte) *admissionv1.AdmissionRequest {
+			return &admissionv1.AdmissionRequest{
+				Name: "web", Namespace: "shop", Operation: admissionv1.Create, SubResource: "binding",
+				Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+				Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
+				Object:   runtime.RawExtension{Raw: raw},
+			}
+		}
+		b, bad := parse(request(raw))
+		if bad != nil {
+			return // Not a Binding.
+		}
+		if _, ok := object["metadata"].(map[string]any); !ok {
+			return // The Binding of an API server has metadata.
+		}
+		d := binder.Decision{Annotations: map[string]string{key: value, second: value + "!"}, Labels: map[string]string{second: value}, UID: types.UID(uid)}
+
+		want := b.Binding.DeepCopy()
+		if want.Annotations == nil {
+			want.Annotations = map[string]string{}
+		}
+		maps.Copy(want.Annotations, d.Annotations)
+		if want.Labels == nil {
+			want.Labels = map[string]string{}
+		}
+		maps.Copy(want.Labels, d.Labels)
+		if uid != "" {
+			want.UID = d.UID
+		}
+		patched := raw
+		if patch := patchFor(b.Binding, d); patch != nil {
+			encoded, err := json.Marshal(patch)
+			require.NoError(t, err)
+			patched, err = jsonpatch.Apply(raw, types.JSONPatchType, encoded)
+			require.NoError(t, err, "%s of %s", encoded, raw)
+		}
+		got := &corev1.Binding{}
+		require.NoError(t, apijson.Unmarshal(patched, got), "%s", patched)
+		got.ManagedFields, got.OwnerReferences, got.Finalizers = nil, nil, nil // parse drops them.
+		assert.Equal(t, want, got)
+
+		var after map[string]any
+		require.NoError(t, json.Unmarshal(patched, &after))
+		for _, o := range []map[string]any{object, after} {
+			delete(o, "metadata")
+		}
+		assert.Equal(t, object, after, "only metadata changes")
+
+		again, bad := parse(request(patched))
+		require.Nil(t, bad)
+		d.UID = ""
+		assert.Nil(t, patchFor(again.Binding, d), "a second patch is empty")
+	})
 }

@@ -6,18 +6,27 @@ package webhook
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
 	"io"
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/internal/certificates"
+	"github.com/prebind/prebind/test/gencert"
 )
 
 // pipe is an in-memory listener for a synctest bubble.
@@ -48,17 +57,24 @@ func (p *pipe) dial(context.Context, string, string) (net.Conn, error) {
 	return client, nil
 }
 
-// plainServer returns a Server for a listener without TLS. Serve its limits.
-func plainServer(t testing.TB, handler http.Handler, listener net.Listener, refused func(string)) *Server {
+func ignored(string) {}
+
+// inMemory serves the handler on in-memory connections until the test ends.
+func inMemory(t *testing.T, handler http.Handler, refused func(string)) (*pipe, *limits) {
 	t.Helper()
+	listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
 	server := NewServer(ServerOptions{
 		Listener: listener, Clock: clock.RealClock{}, Refused: refused, ErrorLog: log.New(io.Discard, "", 0), Certificates: func(*tls.Config) {},
 	})
 	server.Register(Path, handler)
-	return server
+	served := make(chan error, 1)
+	go func() { served <- server.serving.Server.Serve(server.limits) }()
+	t.Cleanup(func() {
+		require.NoError(t, server.serving.Server.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+	return listener, server.limits
 }
-
-func ignored(string) {}
 
 // TestServer_HeldCall checks that timeouts for reading do not end a held call.
 func TestServer_HeldCall(t *testing.T) {
@@ -72,10 +88,7 @@ func TestServer_HeldCall(t *testing.T) {
 				w.WriteHeader(http.StatusGone)
 			}
 		})
-		listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-		limited := plainServer(t, handler, listener, ignored)
-		server, served := limited.serving.Server, make(chan error, 1)
-		go func() { served <- server.Serve(limited.limits) }()
+		listener, _ := inMemory(t, handler, ignored)
 		transport := &http.Transport{DialContext: listener.dial}
 		client := &http.Client{Transport: transport}
 
@@ -90,16 +103,7 @@ func TestServer_HeldCall(t *testing.T) {
 			assert.Equal(t, hold, time.Since(begin))
 		}
 		transport.CloseIdleConnections()
-		require.NoError(t, server.Shutdown(t.Context()))
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
 	})
-}
-
-func TestServer(t *testing.T) {
-	server := plainServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), &pipe{}, ignored)
-	assert.Equal(t, http.StatusTeapot, serve(t, server.WebhookMux(), nil).Code)
-	other := serve(t, server.WebhookMux(), nil, func(r *http.Request) { r.URL.Path = "/elsewhere" })
-	assert.Equal(t, http.StatusNotFound, other.Code, "only one path is served")
 }
 
 func TestNewServer(t *testing.T) {
@@ -125,7 +129,6 @@ func TestServer_Limits(t *testing.T) {
 	}{
 		"LargeHeader": {reason: "a header is too large", sent: head + "A: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n", answer: "HTTP/1.1 431"},
 		"SlowHeader":  {reason: "the headers are incomplete", sent: head, after: readHeaderTimeout},
-		"Idle":        {reason: "the client sends nothing", after: readHeaderTimeout},
 		"SaidLarge":   {reason: "the announced length is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
 	}
 	for name, tc := range cases {
@@ -136,10 +139,7 @@ func TestServer_Limits(t *testing.T) {
 						w.WriteHeader(http.StatusRequestTimeout)
 					}
 				})
-				listener := &pipe{conns: make(chan net.Conn), closed: make(chan struct{})}
-				limited := plainServer(t, handler, listener, ignored)
-				server, served := limited.serving.Server, make(chan error, 1)
-				go func() { served <- server.Serve(limited.limits) }()
+				listener, _ := inMemory(t, handler, ignored)
 				conn, err := listener.dial(t.Context(), "", "")
 				require.NoError(t, err)
 				begin := time.Now()
@@ -151,9 +151,176 @@ func TestServer_Limits(t *testing.T) {
 				assert.Equal(t, tc.answer == "", len(answer) == 0, "%s: %.60q", tc.reason, answer)
 				assert.InDelta(t, tc.after, time.Since(begin), float64(time.Second), tc.reason)
 				require.NoError(t, conn.Close())
-				require.NoError(t, server.Close())
-				require.ErrorIs(t, <-served, http.ErrServerClosed)
 			})
 		})
 	}
+}
+
+// guarded is a server that requires client certificates.
+type guarded struct {
+	address string
+	roots   *x509.CertPool
+	clients atomic.Pointer[x509.CertPool]
+	calls   atomic.Int32
+}
+
+// secureServer starts a server for TLS, and returns its address and the CA of its certificate.
+func secureServer(t *testing.T, clients func(*tls.Config)) (server *Server, address string, roots *x509.CertPool) {
+	t.Helper()
+	ca := gencert.NewCA(t, "serving")
+	serving := ca.Sign(t, "prebind", gencert.DNS("prebind.svc")).TLS(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server = NewServer(ServerOptions{Listener: listener, Clock: clock.RealClock{}, Refused: ignored, ShutdownTimeout: time.Minute, Certificates: func(c *tls.Config) {
+		c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &serving, nil }
+		clients(c)
+	}})
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- server.Start(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		require.NoError(t, <-served)
+	})
+	return server, listener.Addr().String(), gencert.Pool(ca)
+}
+
+func newGuarded(t *testing.T, clients *gencert.Pair, names ...string) *guarded {
+	t.Helper()
+	g := &guarded{}
+	g.clients.Store(gencert.Pool(clients))
+	var server *Server
+	server, g.address, g.roots = secureServer(t, func(c *tls.Config) { certificates.RequireClients(c, g.clients.Load) })
+	server.Register(Path, OnlyFrom(names, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { g.calls.Add(1) })))
+	return g
+}
+
+// call sends a request over a new connection with an optional client certificate.
+func (g *guarded) call(t *testing.T, sessions tls.ClientSessionCache, client *gencert.Pair) (code int, status metav1.Status, err error) {
+	t.Helper()
+	config := &tls.Config{RootCAs: g.roots, ServerName: "prebind.svc", ClientSessionCache: sessions}
+	if client != nil {
+		pair := client.TLS(t)
+		// Present the certificate even if the server does not list its CA.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+g.address+Path, http.NoBody)
+	require.NoError(t, err)
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return 0, status, err
+	}
+	defer response.Body.Close()
+	_ = json.NewDecoder(response.Body).Decode(&status) // The handler of these tests writes no body.
+	return response.StatusCode, status, nil
+}
+
+func TestClients(t *testing.T) {
+	ca, other := gencert.NewCA(t, "cluster"), gencert.NewCA(t, "other")
+	cases := map[string]struct {
+		reason string
+		names  []string
+		client *gencert.Pair
+		// says is a pattern of the TLS error. code is the code of the answer.
+		says string
+		code int
+	}{
+		"Right":     {reason: "the name is allowed", names: []string{"a", "kube-apiserver"}, client: ca.Sign(t, "kube-apiserver"), code: http.StatusOK},
+		"AnyName":   {reason: "without names, every name is allowed", client: ca.Sign(t, "any-client"), code: http.StatusOK},
+		"WrongName": {reason: "other certificates of the CA are not allowed", names: []string{"kube-apiserver"}, client: ca.Sign(t, "system:node:a"), code: http.StatusForbidden},
+		"EmptyName": {reason: "an empty flag does not allow an empty name", names: []string{""}, client: ca.Sign(t, ""), code: http.StatusForbidden},
+		"OtherCA":   {reason: "the CA is unknown", names: []string{"kube-apiserver"}, client: other.Sign(t, "kube-apiserver"), says: "unknown certificate authority"},
+		"None":      {reason: "a certificate is required", says: "certificate required"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			g := newGuarded(t, ca, tc.names...)
+			code, status, err := g.call(t, nil, tc.client)
+			if tc.says != "" {
+				require.Error(t, err, tc.reason)
+				assert.Regexp(t, tc.says, err.Error(), tc.reason)
+				assert.Zero(t, g.calls.Load(), tc.reason)
+				return
+			}
+			require.NoError(t, err, tc.reason)
+			assert.Equal(t, tc.code, code, tc.reason)
+			if tc.code == http.StatusOK {
+				assert.EqualValues(t, 1, g.calls.Load(), tc.reason)
+				return
+			}
+			assert.Zero(t, g.calls.Load(), tc.reason)
+			assert.Equal(t, metav1.StatusReasonForbidden, status.Reason)
+			assert.Contains(t, status.Message, "--client-allowed-names")
+			assert.Contains(t, status.Message, `"`+tc.client.Cert.Subject.CommonName+`"`)
+		})
+	}
+}
+
+// TestRequireClients_RemovedCA checks that clients of a removed CA cannot call, not even by session resumption.
+func TestRequireClients_RemovedCA(t *testing.T) {
+	before, after := gencert.NewCA(t, "before"), gencert.NewCA(t, "after")
+	g := newGuarded(t, before)
+	sessions := tls.NewLRUClientSessionCache(1)
+	old := before.Sign(t, "kube-apiserver")
+	for range 2 {
+		_, _, err := g.call(t, sessions, old)
+		require.NoError(t, err)
+	}
+	g.clients.Store(gencert.Pool(after))
+	_, _, err := g.call(t, sessions, old)
+	require.Error(t, err)
+	_, _, err = g.call(t, sessions, after.Sign(t, "kube-apiserver"))
+	require.NoError(t, err)
+	assert.EqualValues(t, 3, g.calls.Load())
+}
+
+func TestReadiness_WaitFor(t *testing.T) {
+	pods, nodes, checks := false, false, 0
+	r := &Readiness{}
+	r.WaitFor("Node", func() bool { checks++; return nodes })
+	r.WaitFor("Pod", func() bool { checks++; return pods })
+
+	require.ErrorContains(t, r.Check(), "Node", "the error names a missing kind")
+	nodes = true
+	err := r.Check()
+	require.ErrorContains(t, err, "Pod")
+	assert.NotContains(t, err.Error(), "Node")
+	pods = true
+	require.NoError(t, r.Check())
+	before := checks
+	require.NoError(t, r.Check())
+	assert.Equal(t, before, checks, "a synced cache stays synced")
+
+	r.Drain()
+	require.ErrorContains(t, r.Check(), "shutting down")
+}
+
+// TestProbes checks also that a failing requirement fails the probe, and that the replica still decides on Bindings.
+func TestProbes(t *testing.T) {
+	r := &Readiness{}
+	synced, problem := false, error(nil)
+	r.WaitFor("Pod", func() bool { return synced })
+	r.Require(func() error { return problem })
+	handler := r.Probes()
+	get := func(path string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return w
+	}
+	assert.Equal(t, http.StatusOK, get("/healthz").Code, "the process is alive")
+	w := get("/readyz")
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.Contains(t, w.Body.String(), "Pod", "the probe returns the reason")
+	synced = true
+	assert.Equal(t, http.StatusOK, get("/readyz").Code)
+	problem = errors.New("no lease")
+	assert.Contains(t, get("/readyz").Body.String(), "no lease")
+	require.NoError(t, r.Check())
+	problem = nil
+	assert.Equal(t, http.StatusOK, get("/readyz").Code)
+	r.Drain()
+	assert.Equal(t, http.StatusServiceUnavailable, get("/readyz").Code)
+	assert.Equal(t, http.StatusOK, get("/healthz").Code)
+	assert.Equal(t, http.StatusNotFound, get("/metrics").Code)
 }
