@@ -4,17 +4,23 @@
 package assembly
 
 import (
+	"context"
+	"errors"
+	"strconv"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -31,34 +37,19 @@ func (kept) PreFlight(*framework.BindContext) (framework.Verdict, error) {
 	return framework.Verdict{}, nil
 }
 
-// limit contains the arguments of the plugins of these tests.
-type limit struct {
-	Limit metav1.Duration `json:"limit"`
-}
-
-func (*limit) AddFlags(*pflag.FlagSet) {}
-
-func (*limit) Validate(*field.Path) field.ErrorList { return nil }
-
 func keeping(name string) framework.Registration {
 	return framework.Registration{
-		Name: name, Description: "d", On: true, Arguments: func() framework.Arguments { return &limit{Limit: metav1.Duration{Duration: time.Minute}} },
+		Name: name, Description: "d", On: true,
 		New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return kept{name: name}, nil },
 	}
 }
 
-// newAssembly returns an Assembly whose manager does not run.
-func newAssembly(t *testing.T, plugins ...framework.Registration) *Assembly {
-	t.Helper()
-	return newAssemblyAt(t, newServer(t), plugins...)
-}
-
+// newAssemblyAt returns an Assembly whose manager does not run.
 func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration) *Assembly {
 	t.Helper()
-	r := &Registry{Plugins: plugins}
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
-	a, err := New(t.Context(), s.config(), Options{Registry: r, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}})
+	a, err := New(t.Context(), s.config(), Options{Registry: &Registry{Plugins: plugins}, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}, Leads: func() bool { return true }})
 	require.NoError(t, err)
 	return a
 }
@@ -67,7 +58,7 @@ func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration
 func TestPlugins_KindNotServed(t *testing.T) {
 	claims := keeping("resource-claims")
 	claims.Requires = []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")}
-	a := newAssembly(t, claims, keeping("other"))
+	a := newAssemblyAt(t, newServer(t), claims, keeping("other"))
 	plugins, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
 	require.NoError(t, err)
 	require.Len(t, plugins, 1)
@@ -78,21 +69,156 @@ func TestPlugins_KindNotServed(t *testing.T) {
 func TestPlugin_HandlersRunAfterNew(t *testing.T) {
 	s := newServer(t)
 	s.installed.Store(true)
-	plugins := func(t *testing.T, change func(a **Assembly, r *framework.Registration)) error {
-		t.Helper()
-		var a *Assembly
-		r := keeping("test")
-		change(&a, &r)
-		a = newAssemblyAt(t, s, r)
-		_, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
+	var a *Assembly
+	r := keeping("test")
+	build := r.New
+	r.Selections = func(string, framework.Arguments) []framework.Selection { return []framework.Selection{gadgets} }
+	r.New = func(h framework.Handle, arguments framework.Arguments) (framework.Plugin, error) {
+		assert.Empty(t, a.selections.all, "a handler would run before New")
+		return build(h, arguments)
+	}
+	a = newAssemblyAt(t, s, r)
+	configured(t, a)
+}
+
+// started is a plugin with a goroutine of its own.
+type started struct {
+	kept
+	synced atomic.Bool
+	began  chan struct{}
+	// fail ends Start with an error.
+	fail chan error
+}
+
+func (s *started) Start(ctx context.Context) error {
+	close(s.began)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-s.fail:
 		return err
 	}
-	require.NoError(t, plugins(t, func(a **Assembly, r *framework.Registration) {
-		build := r.New
-		r.Selections = func(string, framework.Arguments) []framework.Selection { return []framework.Selection{gadgets} }
-		r.New = func(h framework.Handle, arguments framework.Arguments) (framework.Plugin, error) {
-			assert.Empty(t, (*a).selections.all, "a handler would run before New")
-			return build(h, arguments)
+}
+
+func (s *started) HasSynced() bool { return s.synced.Load() }
+
+// starts returns the plugin test and its registration.
+func starts() (*started, framework.Registration) {
+	s := &started{kept: kept{name: "test"}, began: make(chan struct{}), fail: make(chan error, 1)}
+	r := keeping(s.name)
+	r.New = func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return s, nil }
+	return s, r
+}
+
+// Readiness waits for the plugin.
+func TestStarter(t *testing.T) {
+	p, r := starts()
+	a := newAssemblyAt(t, newServer(t), r)
+	var waits []func() bool
+	a.o.WaitFor = func(_ string, synced func() bool) { waits = append(waits, synced) }
+	configured(t, a)
+	require.Len(t, waits, 1)
+	select {
+	case <-p.began:
+		t.Error("its caches do not run yet")
+	default:
+	}
+	run(t, a)
+	<-p.began
+	assert.False(t, waits[0]())
+	p.synced.Store(true)
+	assert.True(t, waits[0]())
+}
+
+// The plugin starts when its selections have all objects.
+func TestStarter_Selections(t *testing.T) {
+	server := newServer(t)
+	server.installed.Store(true)
+	p, r := starts()
+	r.Selections = func(string, framework.Arguments) []framework.Selection {
+		return []framework.Selection{{Name: "test/gadgets", Example: newGadget("", "", ""), Handler: toolscache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+			select {
+			case <-p.began:
+				t.Error("the plugin has started before")
+			default:
+			}
+		}}}}
+	}
+	server.gadgets = append(server.gadgets, newGadget("shop", "a", "r1"), newGadget("shop", "b", "r1"))
+	a := newAssemblyAt(t, server, r)
+	var waits []func() bool
+	a.o.WaitFor = func(_ string, synced func() bool) { waits = append(waits, synced) }
+	configured(t, a)
+	run(t, a)
+	<-p.began
+	require.Len(t, waits, 4)
+	for _, synced := range waits[:3] {
+		assert.True(t, synced(), "the cache, its notifications and the handler")
+	}
+	assert.False(t, waits[3](), "the plugin")
+	assert.Len(t, namesIn(t, a.Cached(), framework.Selection{Name: "test/gadgets"}, ""), 2)
+}
+
+// If Start of a plugin fails, the process ends.
+func TestStarter_Fails(t *testing.T) {
+	p, r := starts()
+	a := newAssemblyAt(t, newServer(t), r)
+	configured(t, a)
+	broken := errors.New("broken")
+	p.fail <- broken
+	err := a.Start(t.Context())
+	require.ErrorIs(t, err, broken)
+	assert.ErrorContains(t, err, "plugin test")
+}
+
+var volumes = schema.GroupResource{Resource: "persistentvolumes"}
+
+// unstreamed is a client without streamed lists.
+type unstreamed struct{}
+
+func (unstreamed) IsWatchListSemanticsUnSupported() bool { return true }
+
+// A rejected watch has a record until it succeeds.
+func TestDenied(t *testing.T) {
+	forbidden := apierrors.NewForbidden(volumes, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
+	var lists, watches error
+	version := 0
+	reflector := toolscache.NewReflector(toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			version++
+			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}}, lists
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			w := watch.NewFake()
+			w.Stop()
+			return w, watches
+		},
+	}, unstreamed{}), &corev1.PersistentVolume{}, toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), 0)
+
+	f := &denied{}
+	f.usedBy(&corev1.PersistentVolume{}, "PreBind plugin volumebinding")
+	f.usedBy(&corev1.PersistentVolume{}, "PreBind plugin node-ready")
+	// run runs the reflector until its watch ends.
+	run := func(listFails, watchFails error) error {
+		lists, watches = listFails, watchFails
+		if err := reflector.ListAndWatchWithContext(t.Context()); err != nil {
+			f.handle(t.Context(), reflector, err)
 		}
-	}))
+		return f.err()
+	}
+	require.NoError(t, f.err())
+	err := run(forbidden, nil)
+	require.ErrorIs(t, err, forbidden)
+	for _, words := range []string{"PreBind plugin volumebinding: ", "cannot list resource", "apply its role of this version, or switch it off"} {
+		require.ErrorContains(t, err, words)
+	}
+	assert.NotContains(t, err.Error(), "\n")
+	require.EqualError(t, run(forbidden, nil), err.Error())
+	missing := apierrors.NewNotFound(volumes, "")
+	require.ErrorContains(t, run(missing, nil), "the API server does not serve a kind")
+	require.NoError(t, run(nil, nil), "the permission is granted")
+	require.NoError(t, run(errors.New("unavailable"), nil), "another error is not a missing permission")
+	require.ErrorIs(t, run(forbidden, nil), forbidden, "the permission is lost")
+	require.ErrorIs(t, run(nil, forbidden), forbidden, "a list without a watch is not enough")
+	require.NoError(t, run(nil, nil))
 }

@@ -4,6 +4,8 @@
 package assembly
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -117,26 +122,14 @@ func TestSelections_Use(t *testing.T) {
 			return o, nil
 		},
 	}
-	r := keeping("test")
-	r.Selections = func(string, framework.Arguments) []framework.Selection { return []framework.Selection{agents} }
 	s := newServer(t)
-	a := newAssemblyAt(t, s, r)
-	synced := make(chan struct{}, 10)
-	a.o.WaitFor = func(_ string, has func() bool) {
-		go func() {
-			toolscache.WaitForCacheSync(t.Context().Done(), has)
-			synced <- struct{}{}
-		}()
-	}
-	configured(t, a)
-	run(t, a)
-	<-synced
-	<-synced
+	a, h := running(t, s, agents)
+	a.WaitForSync(t.Context())
 	require.Len(t, s.watches, 1)
 	assert.Equal(t, "app=agent", s.watches[0].Get("labelSelector"))
 	assert.Equal(t, "status.phase=Running", s.watches[0].Get("fieldSelector"))
 
-	reader, changes := a.Cached(), a.Changes.Subscribe(notify.Selected(agents, "r1"))
+	reader, changes := h.Cached, a.Changes.Subscribe(notify.Selected(agents, "r1"))
 	list := func(rack string) []string {
 		var pods corev1.PodList
 		require.NoError(t, reader.List(t.Context(), &pods, agents.Where(rack)))
@@ -181,7 +174,6 @@ func TestWakeBy(t *testing.T) {
 		"Added":     {reason: "the object is new", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), false) }, want: []string{"r1"}},
 		"Moved":     {reason: "the value has changed", event: func(h toolscache.ResourceEventHandler) { h.OnUpdate(pod("r1"), pod("r2")) }, want: []string{"r1", "r2"}},
 		"Deleted":   {reason: "the object is gone", event: func(h toolscache.ResourceEventHandler) { h.OnDelete(pod("r2")) }, want: []string{"r2"}},
-		"Initial":   {reason: "objects of the initial list count as additions", event: func(h toolscache.ResourceEventHandler) { h.OnAdd(pod("r1"), true) }, want: []string{"r1"}},
 		"No object": {reason: "an event that is not one of an object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd("a", false) }},
 		"Tombstone": {reason: "the deletion was missed", event: func(h toolscache.ResourceEventHandler) {
 			h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: pod("r2")})
@@ -231,4 +223,162 @@ func TestListFrom_SharedBucket(t *testing.T) {
 	assert.ElementsMatch(t, []string{"a", "c"}, names)
 	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 1))
 	assert.Len(t, pods.Items, 1, "a limit counts the objects with the value")
+}
+
+// run runs the manager until the test ends.
+func run(t *testing.T, a *Assembly) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Start(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-ended)
+	})
+	<-a.Elected()
+}
+
+// running returns a running Assembly with the plugin test, and the handle of the plugin.
+func running(t *testing.T, s *apiServer, selections ...framework.Selection) (*Assembly, *framework.Handle) {
+	t.Helper()
+	h, r := &framework.Handle{}, keeping("test")
+	build := r.New
+	r.New = func(given framework.Handle, a framework.Arguments) (framework.Plugin, error) {
+		*h = given
+		return build(given, a)
+	}
+	r.Selections = func(string, framework.Arguments) []framework.Selection { return selections }
+	a := newAssemblyAt(t, s, r)
+	configured(t, a)
+	run(t, a)
+	return a, h
+}
+
+// gadgets is a selection of custom resources, by name.
+var gadgets = framework.Selection{Name: "test/gadgets", Example: newGadget("", "", ""), Value: keyOf}
+
+func keyOf(o client.Object) string { return client.ObjectKeyFromObject(o).String() }
+
+// namesIn returns the names of the gadgets of the selection with the value.
+func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value string) []string {
+	t.Helper()
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(gadgetKind.GroupVersion().WithKind("GadgetList"))
+	require.NoError(t, reader.List(t.Context(), list, s.Where(value)))
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].GetName())
+	}
+	return names
+}
+
+// configured builds the plugins that are on by default.
+func configured(t *testing.T, a *Assembly) {
+	t.Helper()
+	_, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
+	require.NoError(t, err)
+}
+
+// A plugin watches a kind after it is installed and Prebind may watch it.
+func TestSelector_Select(t *testing.T) {
+	s := newServer(t)
+	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1")}
+	s.forbidden.Store(true)
+	a, h := running(t, s)
+
+	err := h.Select(t.Context(), gadgets)
+	require.True(t, meta.IsNoMatchError(err), "%v", err)
+	s.installed.Store(true)
+	err = h.Select(t.Context(), gadgets)
+	require.True(t, apierrors.IsForbidden(err), "%v", err)
+	require.NoError(t, a.Denied(), "readiness does not depend on the selection")
+	require.Error(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")))
+	s.forbidden.Store(false)
+	require.NoError(t, h.Select(t.Context(), gadgets))
+	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, gadgets, "shop/a"), "it has all objects")
+	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/b"))
+
+	changes := a.Changes.Subscribe(notify.Selected(gadgets, "shop/b"))
+	defer changes.Close()
+	s.added <- newGadget("shop", "b", "r1")
+	<-changes.C()
+	assert.Equal(t, []string{"b"}, namesIn(t, h.Cached, gadgets, "shop/b"))
+	require.NoError(t, h.Select(t.Context(), gadgets))
+	assert.Len(t, s.watched(), 1, "a selection with the same name is kept")
+
+	kinds, err := h.Discovery.ServerResourcesForGroupVersion("example.com/v1")
+	require.NoError(t, err)
+	assert.Equal(t, "gadgets", kinds.APIResources[0].Name)
+	assert.True(t, h.Leads())
+
+	all := gadgets
+	all.Name, all.Value = "test/all", nil
+	require.NoError(t, h.Select(t.Context(), all))
+	assert.Equal(t, []string{"a"}, namesIn(t, h.Cached, all, ""))
+	assert.Empty(t, namesIn(t, h.Cached, all, "x"))
+}
+
+func TestSelector_Invalid(t *testing.T) {
+	u := &selector{plugin: "test"}
+	foreign := gadgets
+	foreign.Name = "other/gadgets"
+	require.ErrorContains(t, u.Select(t.Context(), foreign), "Name must begin with test/")
+	require.ErrorContains(t, u.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
+}
+
+// Select ends with its context if the API server does not answer. A later call continues.
+func TestSelector_Timeout(t *testing.T) {
+	s := newServer(t)
+	s.installed.Store(true)
+	s.silent.Store(true)
+	_, h := running(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	require.ErrorContains(t, h.Select(ctx, gadgets), "did not begin in time")
+	require.ErrorContains(t, h.Cached.List(t.Context(), &unstructured.UnstructuredList{}, gadgets.Where("shop/a")), "have been read yet")
+	s.silent.Store(false)
+	s.CloseClientConnections()
+	require.NoError(t, h.Select(t.Context(), gadgets))
+}
+
+// A plugin adds selections concurrently. The race detector checks this test.
+func TestSelector_IsSafeForConcurrentUse(t *testing.T) {
+	s, registered := newServer(t), gadgets
+	s.installed.Store(true)
+	registered.Name = "test/registered"
+	_, h := running(t, s, registered)
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			if err := h.Select(t.Context(), gadgets); err != nil {
+				assert.NoError(t, err)
+				return
+			}
+			assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"))
+			h.Keep(sets.New(gadgets.Name))
+		})
+	}
+	group.Wait()
+	assert.Len(t, s.watched(), 2, "one for each name")
+}
+
+// A watch cannot continue if the permission is revoked or the kind is removed.
+func TestSelector_Revoked(t *testing.T) {
+	s := newServer(t)
+	s.installed.Store(true)
+	_, h := running(t, s)
+	require.NoError(t, h.Select(t.Context(), gadgets))
+
+	s.forbidden.Store(true)
+	s.CloseClientConnections()
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.True(c, apierrors.IsForbidden(h.Select(t.Context(), gadgets)), "the watch has ended")
+	}, time.Minute, 10*time.Millisecond)
+	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"), "the selection is kept")
+
+	s.forbidden.Store(false)
+	s.installed.Store(false)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.True(c, apierrors.IsNotFound(h.Select(t.Context(), gadgets)), "the kind is gone")
+	}, time.Minute, 10*time.Millisecond)
 }

@@ -36,8 +36,6 @@ type apiServer struct {
 	installed, silent atomic.Bool
 	// forbidden means that the API server forbids lists and watches of gadgets.
 	forbidden atomic.Bool
-	// listed contains the queries of the lists.
-	listed []url.Values
 }
 
 // gadgetKind is the kind of a custom resource.
@@ -96,7 +94,6 @@ func newServer(t *testing.T) *apiServer {
 	mux.HandleFunc("GET /api/v1/namespaces/kube-system/pods", s.watchPods)
 	mux.HandleFunc("GET /api/v1/pods", s.watchPods)
 	mux.HandleFunc("GET /apis/example.com/v1/gadgets", s.gadgetsOf)
-	mux.HandleFunc("GET /apis/example.com/v1/namespaces/shop/gadgets", s.gadgetsOf)
 	s.Server = httptest.NewServer(mux)
 	t.Cleanup(s.CloseClientConnections)
 	return s
@@ -131,9 +128,6 @@ func (s *apiServer) gadgetsOf(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 		_ = json.NewEncoder(w).Encode(denied)
 	case r.URL.Query().Get("watch") == "":
-		s.mu.Lock()
-		s.listed = append(s.listed, r.URL.Query())
-		s.mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "example.com/v1", "kind": "GadgetList", "metadata": map[string]any{"resourceVersion": "1"}, "items": s.gadgets})
 	case s.silent.Load():
