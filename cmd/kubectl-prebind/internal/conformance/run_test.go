@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +16,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -120,30 +125,125 @@ func TestMake_Interrupted(t *testing.T) {
 }
 
 func TestIsUsable(t *testing.T) {
-	ready := func(options ...gen.NodeOption) *corev1.Node {
-		n := gen.Node("node-1", options...)
-		n.Labels = map[string]string{corev1.LabelHostname: "node-1"}
-		return n
-	}
-	change := func(f func(n *corev1.Node)) *corev1.Node {
-		n := ready()
-		f(n)
-		return n
-	}
 	tests := map[string]struct {
 		reason string
-		node   *corev1.Node
+		change func(n *corev1.Node)
 		want   bool
 	}{
-		"Ready": {reason: "pods can be bound to it", node: ready(), want: true},
-		"Taint": {reason: "the pods have no tolerations", node: change(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}} })},
-		"SoftTaint": {reason: "the taint does not exclude pods", node: change(func(n *corev1.Node) {
+		"Ready": {reason: "pods can be bound to it", change: func(*corev1.Node) {}, want: true},
+		"Taint": {reason: "the pods have no tolerations", change: func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}} }},
+		"SoftTaint": {reason: "the taint does not exclude pods", change: func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectPreferNoSchedule}}
-		}), want: true},
-		"NoHostname": {reason: "pods cannot be pinned to it", node: change(func(n *corev1.Node) { n.Labels = nil })},
-		"IsDeleted":  {reason: "it will be gone", node: change(func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Now()} })},
+		}, want: true},
+		"NoHostname": {reason: "pods cannot be pinned to it", change: func(n *corev1.Node) { n.Labels = nil }},
+		"IsDeleted":  {reason: "it will be gone", change: func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Now()} }},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, isUsable(tc.node), tc.reason) })
+		t.Run(name, func(t *testing.T) {
+			n := gen.Node("node-1")
+			tc.change(n)
+			assert.Equal(t, tc.want, isUsable(n), tc.reason)
+		})
 	}
+}
+
+// leftBy returns the objects of a run, as an interrupted run leaves them. The garbage collector deletes those that belong to the namespace.
+func leftBy(run string) []runtime.Object {
+	return []runtime.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{nodeLabel(run, "wait"): "true", nodeLabel(run, "volume"): "true", "kept": "true"}}},
+		&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: run}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: run, NodeID: run}, {Name: "kept", NodeID: run}}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: run, Labels: map[string]string{managedBy: managedByValue}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: run + "-uid", Labels: map[string]string{managedBy: managedByValue, runLabel: run}}},
+	}
+}
+
+// left returns the namespaces of runs, the labels of nodes and the drivers.
+func left(t *testing.T, client *fakeapi.Clientset) []string {
+	t.Helper()
+	var all []string
+	ctx := context.WithoutCancel(t.Context())
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	require.NoError(t, err)
+	for _, n := range nodes.Items {
+		for key := range n.Labels {
+			all = append(all, "label "+key)
+		}
+	}
+	csiNodes, err := client.StorageV1().CSINodes().List(ctx, metav1.ListOptions{})
+	require.NoError(t, err)
+	for _, n := range csiNodes.Items {
+		for _, d := range n.Spec.Drivers {
+			all = append(all, "driver "+d.Name)
+		}
+	}
+	namespaces, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: "!" + runLabel})
+	require.NoError(t, err)
+	for _, ns := range namespaces.Items {
+		all = append(all, "namespace "+ns.Name)
+	}
+	return all
+}
+
+// TestFinish checks that a run removes its objects, and only these, whatever happens.
+func TestFinish(t *testing.T) {
+	const run = "prebind-conformance-a"
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
+	kept := []string{"label kept", "driver kept", "namespace shop"}
+	all := append([]string{"label " + nodeLabel(run, "wait"), "label " + nodeLabel(run, "volume"), "driver " + run, "namespace " + run}, kept...)
+	tests := map[string]struct {
+		reason string
+		// down is the number of requests of the cleanup that fail.
+		down        int
+		interrupted bool
+		err, says   string
+	}{
+		"Completed":   {reason: "all objects are removed", says: "removed all objects"},
+		"Interrupted": {reason: "the cleanup does not depend on the context of the run", interrupted: true, says: "--cleanup --namespace-prefix=prebind-conformance-a"},
+		"Outage":      {reason: "the API server fails for a moment", down: 3, says: "removed all objects"},
+		"Down":        {reason: "the user must know how to clean up", down: math.MaxInt, err: "--cleanup --namespace-prefix=prebind-conformance-a"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := fakeapi.NewClientset(append(leftBy(run), shop)...)
+				client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+					tc.down--
+					return tc.down >= 0, nil, apierrors.NewServiceUnavailable("down")
+				})
+				var progress bytes.Buffer
+				s := sessionOn(client, &progress)
+				ctx, cancel := context.WithCancel(t.Context())
+				if tc.interrupted {
+					cancel()
+				}
+				defer cancel()
+				err := s.finish(ctx)
+				want := kept
+				if tc.err != "" {
+					require.ErrorContains(t, err, tc.err, tc.reason)
+					want = all
+				} else {
+					require.NoError(t, err, tc.reason)
+				}
+				assert.Contains(t, progress.String(), tc.says, tc.reason)
+				tc.down = 0
+				assert.ElementsMatch(t, want, left(t, client), tc.reason)
+			})
+		})
+	}
+}
+
+// TestCleanup checks that --cleanup removes the runs with the prefix.
+func TestCleanup(t *testing.T) {
+	client := fakeapi.NewClientset(append(leftBy("prebind-conformance-a"), append(leftBy("prebind-conformance-b"), leftBy("ci-c")...)...)...)
+	runs, err := Cleanup(t.Context(), client, "prebind-conformance-")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"prebind-conformance-a", "prebind-conformance-b"}, runs)
+	assert.ElementsMatch(t, []string{"label kept", "label kept", "label kept", "driver kept", "driver kept", "driver kept",
+		"label " + nodeLabel("ci-c", "wait"), "label " + nodeLabel("ci-c", "volume"), "driver ci-c", "namespace ci-c"}, left(t, client), "the run with another prefix stays")
+
+	client = fakeapi.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prebind-conformance-own"}})
+	runs, err = Cleanup(t.Context(), client, "prebind-conformance-")
+	require.NoError(t, err)
+	assert.Empty(t, runs, "a namespace without the label is not of a run")
 }

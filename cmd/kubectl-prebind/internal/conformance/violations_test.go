@@ -48,6 +48,8 @@ type scheduler struct {
 	byName bool
 	// warns reports a warning about a pod that waits.
 	warns bool
+	// never is a pod for which Prebind rejects the only Binding.
+	never string
 	// workers limits the binds in progress. Nil means no limit.
 	workers chan struct{}
 	// seen is the number of pods so far. Pods that are created together are scheduled in the reverse order.
@@ -76,6 +78,8 @@ func (s *scheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 		_ = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{})
 		again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, Spec: corev1.PodSpec{NodeName: "node-1"}}
 		_, _ = pods.Create(ctx, again, metav1.CreateOptions{})
+	case pod.Name == s.never:
+		s.answer(ctx, pod, work.ReasonRefused, "node-1")
 	case waits:
 		s.answer(ctx, pod, work.ReasonWaiting, "node-1")
 		if s.warns {
@@ -151,7 +155,7 @@ func (s *scheduler) answer(ctx context.Context, pod *corev1.Pod, reason, node st
 
 // event returns an event about the node.
 func event(reason, node string, at time.Time) eventsv1.Event {
-	return eventsv1.Event{Type: corev1.EventTypeWarning, Reason: reason, EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
+	return eventsv1.Event{Type: corev1.EventTypeWarning, Reason: reason, Note: "start-limit: full", EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
 }
 
 func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string) {
@@ -219,23 +223,21 @@ func TestViolations(t *testing.T) {
 		"Workers":         {reason: "pods that wait do not delay others", check: "workers"},
 		"FewWorkers":      {reason: "each waiting pod occupies a worker", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 10)}, says: "pod workers was not bound within 2m0s, while Bindings of 10 of 12 other pods waited"},
 		"Lock":            {reason: "a lock that is held during a bind delays all others", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 1)}, says: "pod workers was not bound within 2m0s, while Bindings of 1 of 12 other pods waited"},
+		"Burst":           {reason: "all pods are bound", check: "burst"},
+		"LateBurst":       {reason: "the pod and its event show the cause", check: "burst", scheduler: scheduler{never: "burst-3"}, says: "49 of 50 pods were bound within 2m0s; pod burst-3 was not bound; its last events: BindRefused: start-limit: full"},
 		"Stale":           {reason: "a pod of the same name is another pod", check: "stale"},
 		"ByName":          {reason: "the pod requires another node than the earlier one", check: "stale", scheduler: scheduler{byName: true}, says: "pod stale was bound to node-1 instead of node-2"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := fakeapi.NewClientset()
+				client := fakeapi.NewClientset(gen.Node("node-1"), gen.Node("node-2"))
 				if tc.scheduler.workers != nil {
 					tc.scheduler.workers = make(chan struct{}, cap(tc.scheduler.workers)) // A channel of the bubble.
 				}
 				tc.scheduler.client = client
 				s := sessionOn(client, &bytes.Buffer{})
-				for _, node := range []string{"node-1", "node-2"} {
-					n, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelHostname: node}}}, metav1.CreateOptions{})
-					assert.NoError(t, err)
-					s.nodes = append(s.nodes, *n)
-				}
+				s.nodes = []corev1.Node{*gen.Node("node-1"), *gen.Node("node-2")}
 				s.probe = s.pod("probe", unscheduled)
 				_, err := client.CoreV1().Pods(s.ns.Name).Create(t.Context(), s.probe, metav1.CreateOptions{})
 				assert.NoError(t, err)
