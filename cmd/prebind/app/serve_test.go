@@ -5,9 +5,11 @@ package app
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,12 +17,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/internal/configuration"
 )
 
-// completed returns the configuration of serve with these flags.
-func completed(t *testing.T, args ...string) (*configuration.Loaded, error) {
+// parsed returns the options of serve with these flags.
+func parsed(t *testing.T, args ...string) (*serveOptions, *pflag.FlagSet) {
 	t.Helper()
 	o := newServeOptions(newRegistry())
 	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
@@ -29,6 +30,13 @@ func completed(t *testing.T, args ...string) (*configuration.Loaded, error) {
 		fs.AddFlagSet(sets.FlagSets[section])
 	}
 	require.NoError(t, fs.Parse(args))
+	return o, fs
+}
+
+// completed returns the configuration of serve with these flags.
+func completed(t *testing.T, args ...string) (*configuration.Loaded, error) {
+	t.Helper()
+	o, fs := parsed(t, args...)
 	return o.complete(fs)
 }
 
@@ -49,15 +57,16 @@ func TestComplete(t *testing.T) {
 		"CertService":      {reason: "the value must be the name of a Service", args: []string{"--self-managed-certs", "--webhook-service=a.b"}, says: []string{"--webhook-service", "a.b"}},
 		"CertConfig":       {reason: "the value must be the name of an object", args: []string{"--self-managed-certs", "--webhook-configuration=A"}, says: []string{"--webhook-configuration"}},
 		"ClientNames":      {reason: "names require a CA", args: []string{"--client-allowed-names=a"}, says: []string{"--client-allowed-names", "--client-ca-file"}},
-		"Mode":             {reason: "the error lists the known values", args: []string{"--mode=audit"}, says: []string{"--mode", `"audit"`, "Audit"}},
-		"MaxTimeout":       {reason: "the default must not exceed the limit", args: []string{"--max-prebind-timeout=1m"}, says: []string{"--max-prebind-timeout"}},
 		"ShutdownTimeout":  {reason: "the value must be positive", args: []string{"--shutdown-timeout=0s"}, says: []string{"--shutdown-timeout"}},
-		"UnknownMutator":   {reason: "the error lists the known values", args: []string{"--mutators=*,topologie"}, says: []string{"--mutators", "topology"}},
 		"Required":         {reason: "a mutator that is on can be required", args: []string{"--required-mutators=topology"}},
-		"RequiredOff":      {reason: "a mutator that is off cannot be required", args: []string{"--required-mutators=bind-info"}, says: []string{"--required-mutators", "bind-info"}},
 		"NoNodeState":      {reason: "all checks can be switched off", args: []string{"--node-state-checks="}},
 		"StartLimitWait":   {reason: "the wait must not exceed the limit of an attempt", args: []string{"--start-limit-wait=1h"}, says: []string{"--start-limit-wait", "1h"}},
 		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
+		"DebugLoopback":    {reason: "an IPv4 loopback address is valid", args: []string{"--debug-bind-address=127.0.0.1:6060"}},
+		"DebugLocalhost":   {reason: "the name localhost is valid", args: []string{"--debug-bind-address=localhost:6060"}},
+		"DebugEverywhere":  {reason: "the endpoints do not authenticate clients", args: []string{"--debug-bind-address=:6060"}, says: []string{"--debug-bind-address: must be a loopback address"}},
+		"DebugName":        {reason: "a name can resolve to any address", args: []string{"--debug-bind-address=debug.example.com:6060"}, says: []string{"--debug-bind-address: must be a loopback address"}},
+		"DebugNoPort":      {reason: "the address must have a port", args: []string{"--debug-bind-address=127.0.0.1"}, says: []string{"--debug-bind-address: must be an address with a port"}},
 		"NoFile":           {reason: "a missing file is an error", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
 	}
 	for name, tc := range cases {
@@ -76,56 +85,21 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-func TestDebugAddress(t *testing.T) {
-	cases := map[string]struct {
-		reason, address string
-		// says is part of the error. It is empty for no error.
-		says string
-	}{
-		"Off":        {reason: "the server is off by default", address: ""},
-		"Loopback":   {reason: "an IPv4 loopback address is valid", address: "127.0.0.1:6060"},
-		"Localhost":  {reason: "the name localhost is valid", address: "localhost:6060"},
-		"Everywhere": {reason: "the endpoints do not authenticate clients", address: ":6060", says: "must be a loopback address"},
-		"Name":       {reason: "a name can resolve to any address", address: "debug.example.com:6060", says: "must be a loopback address"},
-		"NoPort":     {reason: "the address must have a port", address: "127.0.0.1", says: "must be an address with a port"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			o := newServeOptions(newRegistry())
-			o.flags()
-			require.Empty(t, o.debugAddress)
-			o.debugAddress = tc.address
-			err := cli.Usage(o.validate()...)
-			if tc.says == "" {
-				assert.NoError(t, err, tc.reason)
-				return
-			}
-			assert.ErrorContains(t, err, "--debug-bind-address: ", tc.reason)
-			assert.ErrorContains(t, err, tc.says, tc.reason)
-		})
-	}
-}
-
 // TestListen checks that the error names the flag of an address that is in use.
 func TestListen(t *testing.T) {
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, taken.Close()) }()
-	for flag, set := range map[string]func(o *serveOptions, address string){
-		"webhook-bind-address":      func(o *serveOptions, address string) { o.webhookAddress = address },
-		"health-probe-bind-address": func(o *serveOptions, address string) { o.healthAddress = address },
-		"metrics-bind-address":      func(o *serveOptions, address string) { o.metricsAddress = address },
-		"debug-bind-address":        func(o *serveOptions, address string) { o.debugAddress = address },
-	} {
-		o := &serveOptions{}
-		o.webhookAddress, o.healthAddress, o.metricsAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
-		open, err := o.listen(t.Context())
-		require.NoError(t, err)
-		assert.Len(t, open, 3, "the debug server is off by default")
-		for _, l := range open {
-			require.NoError(t, l.Close())
-		}
-		set(o, taken.Addr().String())
+	local := []string{"--webhook-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0"}
+	o, _ := parsed(t, local...)
+	open, err := o.listen(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, open, 3, "the debug server is off by default")
+	for _, l := range open {
+		require.NoError(t, l.Close())
+	}
+	for _, flag := range []string{"webhook-bind-address", "health-probe-bind-address", "metrics-bind-address", "debug-bind-address"} {
+		o, _ := parsed(t, append(local, "--"+flag+"="+taken.Addr().String())...)
 		_, err = o.listen(t.Context())
 		require.ErrorContains(t, err, "--"+flag+": ")
 		require.ErrorContains(t, err, "address already in use")
@@ -154,4 +128,82 @@ func TestPlainServer_Connections(t *testing.T) {
 	}
 	require.NoError(t, server.Close())
 	assert.ErrorIs(t, <-ended, http.ErrServerClosed)
+}
+
+// run executes the command and returns its output.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestCommand_Errors(t *testing.T) {
+	cases := map[string]struct {
+		reason string
+		args   []string
+		says   string
+	}{
+		"UnknownFlag":   {reason: "an unknown flag is an error", args: []string{"serve", "--frobnicate"}, says: "--frobnicate"},
+		"ServeArgument": {reason: "serve accepts only flags", args: []string{"serve", "now"}, says: `"now"`},
+		"PluginsArg":    {reason: "plugins accepts no arguments", args: []string{"plugins", "all"}, says: `"all"`},
+		"BadDuration":   {reason: "a duration has a unit", args: []string{"serve", "--hold=5"}, says: "--hold"},
+		"BadNumber":     {reason: "the value must be a number", args: []string{"serve", "--max-holds=many"}, says: "--max-holds"},
+		"BadLogFormat":  {reason: "logging flags are validated as well", args: []string{"serve", "--logging-format=xml"}, says: "xml"},
+		"Underscores":   {reason: "flags accept _ instead of -, as in Kubernetes components", args: []string{"serve", "--max_holds=0"}, says: "--max-holds"},
+		"Command":       {reason: "a similar command is suggested", args: []string{"serv"}, says: `unknown command "serv" for "prebind"; did you mean "serve"?`},
+		"NoCertificate": {reason: "the certificate is read before anything is started", args: []string{"serve", "--cert-dir=testdata/no-such-folder"}, says: "--cert-dir"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			out, err := run(t, tc.args...)
+			require.ErrorContains(t, err, tc.says, tc.reason)
+			assert.NotContains(t, err.Error(), "\n", "an error is one line")
+			assert.Empty(t, out, "only main prints the error, and the usage is not printed")
+		})
+	}
+}
+
+func TestPlugins(t *testing.T) {
+	out, err := run(t, "plugins")
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	require.Len(t, lines, 1+len(RegisteredMutators())+len(RegisteredPlugins()), "the output has a header and a line for each mutator and plugin")
+	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
+		assert.Equal(t, word, strings.Fields(lines[0])[i])
+	}
+	rest := lines[1:]
+	for _, s := range RegisteredMutators() {
+		assert.Equal(t, []string{s.Name, "mutator", onOff(s.On), s.Name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
+		rest = rest[1:]
+	}
+	for _, s := range RegisteredPlugins() {
+		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
+		assert.Contains(t, rest[0], s.Description)
+		rest = rest[1:]
+	}
+}
+
+// TestRegistry checks that names are unique, and that all mutators and plugins can be built with default arguments.
+func TestRegistry(t *testing.T) {
+	r := newRegistry()
+	require.NoError(t, r.Check())
+	c := configuration.Default(r.Components())
+	for _, m := range r.Mutators {
+		built, err := m.New(c.Arguments.Of(m.Name))
+		require.NoError(t, err)
+		assert.Equal(t, m.Name, built.Name())
+	}
+	var order []string
+	for _, p := range r.Plugins {
+		order = append(order, p.Name)
+		assert.NotContains(t, p.Watches, nil)
+	}
+	assert.Equal(t, []string{"announce", "node-state", "node-ready", "policy", "start-limit", "device", "resource-claims", "volumebinding"}, order,
+		"announce starts before the waits of the others, then come plugins that only read, and plugins that cannot roll back come last")
+	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins node-state, policy, device, resource-claims, volumebinding", c.Summary())
 }
