@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/internal/configuration"
@@ -26,14 +25,13 @@ func TestDebugHandler(t *testing.T) {
 		Mutators: []configuration.Component{on("topology"), {Name: "node-info"}},
 		Plugins:  []configuration.Component{on("node-state"), on("device")},
 	}
-	given := pflag.NewFlagSet("test", pflag.ContinueOnError)
-	var sets cliflag.NamedFlagSets
-	configuration.Default(registered).AddFlags(&sets)
-	for _, fs := range sets.FlagSets {
-		given.AddFlagSet(fs)
-	}
-	require.NoError(t, given.Parse([]string{"--hold=3s", "--prebind-plugins=*,-device", "--mutators=node-info"}))
-	c, err := configuration.Load(registered, "", given)
+	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
+	c, err := configuration.Parse(registered, "file", []byte(`apiVersion: config.prebind.dev/v1alpha1
+kind: PrebindConfiguration
+budgets: {hold: 3s}
+prebindPlugins: ["*", -device]
+mutators: [node-info]
+`), none)
 	require.NoError(t, err)
 	attempts := []work.InFlight{{Namespace: "shop", Pod: "web", Node: "node-a", Attempt: "a-1", Phase: "preparing", Plugin: "volumebinding"}}
 	h := Debug(func() []work.InFlight { return attempts }, c)
@@ -57,7 +55,7 @@ func TestDebugHandler(t *testing.T) {
 	assert.Contains(t, config, "hold: 3s")
 	assert.Contains(t, config, "hash: "+c.Hash)
 	assert.Contains(t, config, "# mode Enforce, mutators node-info, PreBind plugins node-state\n")
-	again, err := configuration.Parse(registered, "shown", []byte(config), pflag.NewFlagSet("none", pflag.ContinueOnError))
+	again, err := configuration.Parse(registered, "shown", []byte(config), none)
 	require.NoError(t, err, "the output is a valid configuration file")
 	assert.Equal(t, c.Hash, again.Hash, "the output is the configuration in force")
 
