@@ -5,6 +5,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -24,21 +25,13 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-const webhookConfigurations = "mutatingwebhookconfigurations"
-
-// swallow makes a fake API server accept a deletion but keep the object, like an object with a
-// finalizer.
-func swallow(client *fake.Clientset) {
-	client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
-}
-
 func TestUnregister(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		// there lists the configurations before the command.
 		there []string
-		// prepare changes the API server.
-		prepare func(client *fake.Clientset)
+		// answer is the answer to the nth deletion, if it is handled without the deletion, as for an object with a finalizer.
+		answer  func(n int) (handled bool, err error)
 		timeout time.Duration
 		says    string
 		// fails is part of the error. It is empty for no error.
@@ -61,7 +54,7 @@ func TestUnregister(t *testing.T) {
 		"Held": {
 			reason:  "the command fails while the API server still calls Prebind",
 			there:   []string{"prebind"},
-			prepare: swallow,
+			answer:  func(int) (bool, error) { return true, nil },
 			timeout: time.Millisecond,
 			fails:   "still exists after 1ms; check its finalizers",
 			left:    []string{"prebind"},
@@ -69,28 +62,14 @@ func TestUnregister(t *testing.T) {
 		"Slow": {
 			reason: "a finalizer can delay the deletion",
 			there:  []string{"prebind"},
-			prepare: func(client *fake.Clientset) {
-				deletions := 0
-				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
-					deletions++
-					return deletions < 3, nil, nil
-				})
-			},
-			says: "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
+			answer: func(n int) (bool, error) { return n < 3, nil },
+			says:   "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
 		},
 		"Unconfirmed": {
 			reason: "an unconfirmed deletion is an error",
 			there:  []string{"prebind"},
-			prepare: func(client *fake.Clientset) {
-				deletions := 0
-				client.PrependReactor("delete", webhookConfigurations, func(k8stesting.Action) (bool, runtime.Object, error) {
-					if deletions++; deletions == 2 {
-						return true, nil, errors.New("connection lost")
-					}
-					return false, nil, nil
-				})
-			},
-			fails: "deleting MutatingWebhookConfiguration prebind: connection lost",
+			answer: func(n int) (bool, error) { return n == 2, errors.New("connection lost") },
+			fails:  "deleting MutatingWebhookConfiguration prebind: connection lost",
 		},
 	}
 	for name, tc := range cases {
@@ -101,13 +80,15 @@ func TestUnregister(t *testing.T) {
 				_, err := configurations.Create(t.Context(), &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 				require.NoError(t, err)
 			}
-			if tc.prepare != nil {
-				tc.prepare(client)
-			}
-			o := &unregisterOptions{name: "prebind", timeout: time.Minute}
-			if tc.timeout != 0 {
-				o.timeout = tc.timeout
-			}
+			deletions := 0
+			client.PrependReactor("delete", "mutatingwebhookconfigurations", func(k8stesting.Action) (handled bool, _ runtime.Object, err error) {
+				deletions++
+				if tc.answer != nil {
+					handled, err = tc.answer(deletions)
+				}
+				return handled, nil, err
+			})
+			o := &unregisterOptions{name: "prebind", timeout: cmp.Or(tc.timeout, time.Minute)}
 			var out bytes.Buffer
 			err := unregister(t.Context(), client, o, &out)
 			if tc.fails != "" {
@@ -156,10 +137,8 @@ func TestUnregister_KubectlFlags(t *testing.T) {
 			var printed bytes.Buffer
 			root.SetOut(&printed)
 			root.SetArgs(append([]string{"unregister", "--context=other", "--as=admin"}, given.args...))
-			err := root.ExecuteContext(t.Context())
-			out := printed.String()
-			require.NoError(t, err)
-			assert.Contains(t, out, "MutatingWebhookConfiguration prebind does not exist")
+			require.NoError(t, root.ExecuteContext(t.Context()))
+			assert.Contains(t, printed.String(), "MutatingWebhookConfiguration prebind does not exist")
 			assert.Equal(t, "DELETE /apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/prebind as admin", <-asked)
 		})
 	}
