@@ -39,6 +39,12 @@ func denial(code int32, reason metav1.StatusReason, message string) error {
 // TestJudge checks that a rejection by the API server overrides the verdict of Prebind.
 func TestJudge(t *testing.T) {
 	refusal := &binder.Refusal{Kind: framework.KindRefuse, Plugin: "p", Object: "Node a", Message: "no", Advice: "do"}
+	internal := func(message string) error {
+		return denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, message)
+	}
+	unreachable := func(name string) error {
+		return internal(`Internal error occurred: failed calling webhook "` + name + `": failed to call webhook: connection refused`)
+	}
 	cases := map[string]struct {
 		reason  string
 		answer  error
@@ -58,20 +64,18 @@ func TestJudge(t *testing.T) {
 		"NoPermission": {reason: "a missing permission of the user is not a verdict on the pod", answer: denial(http.StatusForbidden, metav1.StatusReasonForbidden, `User "x" cannot create resource "pods/binding"`), err: "pods/binding"},
 		"Unreachable": {
 			reason: "the API server cannot call Prebind, so the verdict is unknown",
-			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "pods-binding.prebind.dev": failed to call webhook: connection refused`),
-			err:    "the API server cannot reach Prebind",
+			answer: unreachable("pods-binding.prebind.dev"), err: "the API server cannot reach Prebind",
 		},
 		"OtherUnreachable": {
 			reason: "the verdict is unknown as well if another webhook cannot be called",
-			answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "x.example.com": failed to call webhook: connection refused`),
-			err:    `cannot call the webhook "x.example.com", which is not Prebind`,
+			answer: unreachable("x.example.com"), err: `cannot call the webhook "x.example.com", which is not Prebind`,
 		},
 		"APIServerInTrouble": {
 			reason: "an error of the API server is not a rejection",
 			answer: denial(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "request did not complete"), err: "the API server could not decide",
 		},
 		"Internal": {
-			reason: "an internal error of Prebind rejects the bind", answer: denial(http.StatusInternalServerError, metav1.StatusReasonInternalError, "p: it panicked"),
+			reason: "an internal error of Prebind rejects the bind", answer: internal("p: it panicked"),
 			prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "panicked",
 		},
 		"NoAnswer": {reason: "the verdict is unknown without an answer", answer: errors.New("connection refused"), err: "connection refused"},

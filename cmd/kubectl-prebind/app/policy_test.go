@@ -38,7 +38,6 @@ func TestPolicyCheck(t *testing.T) {
 	}{
 		"Ready":      {reason: "a policy without problems is ready", spec: valid, says: []string{"policy.yaml:1: BindPolicy rack: ready\n", "1 of 1 policies ready, 0 warnings\n"}},
 		"Problem":    {reason: "a problem has its line and field", spec: "validations: [{expression: 'node.status.foo == 1'}]", code: exitProblem, says: []string{"policy.yaml:5: BindPolicy rack: CompileError: spec.validations[0].expression: ", "0 of 1 policies ready"}},
-		"BadPrefix":  {reason: "prefixes of Kubernetes are never allowed", spec: valid, flags: []string{"--key-prefixes=k8s.io"}, code: 64},
 		"Unreadable": {reason: "a missing file has no result", spec: valid, flags: []string{"missing.yaml"}, code: exitUnreadable},
 	}
 	for name, tc := range cases {
