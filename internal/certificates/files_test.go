@@ -34,32 +34,27 @@ func TestFiles(t *testing.T) {
 	cases := map[string]struct {
 		reason    string
 		cert, key []byte
-		// says contains parts of the error. It is empty for no error.
-		says []string
+		// says is a pattern of the error. It is empty for no error.
+		says string
 	}{
 		"Good":        {reason: "certificate and key match", cert: good.CertPEM, key: good.KeyPEM},
-		"Chain":       {reason: "the file can contain a chain", cert: append(bytes.Clone(good.CertPEM), ca.CertPEM...), key: good.KeyPEM},
-		"NoFile":      {reason: "the certificate is missing", key: good.KeyPEM, says: []string{"tls.crt", "no such file"}},
-		"NoKey":       {reason: "the key is missing", cert: good.CertPEM, says: []string{"tls.key", "no such file"}},
-		"Mismatch":    {reason: "the key belongs to another certificate", cert: good.CertPEM, key: other.KeyPEM, says: []string{"tls.crt", "private key does not match"}},
-		"NoPEM":       {reason: "the files are not PEM", cert: []byte("x"), key: []byte("x"), says: []string{"tls.crt", "PEM"}},
-		"Expired":     {reason: "the API server rejects an expired certificate", cert: expired.CertPEM, key: expired.KeyPEM, says: []string{`"old"`, "expired at", "renew"}},
-		"NotYetValid": {reason: "the API server rejects a certificate that is not valid yet", cert: early.CertPEM, key: early.KeyPEM, says: []string{`"new.svc"`, "not valid before", "clock"}},
+		"NoFile":      {reason: "the certificate is missing", key: good.KeyPEM, says: "tls.crt.*no such file"},
+		"Mismatch":    {reason: "the key belongs to another certificate", cert: good.CertPEM, key: other.KeyPEM, says: "tls.crt.*private key does not match"},
+		"Expired":     {reason: "the API server rejects an expired certificate", cert: expired.CertPEM, key: expired.KeyPEM, says: `"old".*expired at.*renew`},
+		"NotYetValid": {reason: "the API server rejects a certificate that is not valid yet", cert: early.CertPEM, key: early.KeyPEM, says: `"new.svc".*not valid before.*clock`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, tc.cert, tc.key)
 			f, err := newFiles(dir, shared(nil))
-			if len(tc.says) == 0 {
+			if tc.says == "" {
 				require.NoError(t, err, tc.reason)
 				assert.Equal(t, good.Cert.Raw, f.get().Certificate[0])
 				return
 			}
 			require.Error(t, err, tc.reason)
-			for _, words := range tc.says {
-				assert.Contains(t, err.Error(), words, tc.reason)
-			}
+			assert.Regexp(t, tc.says, err.Error(), tc.reason)
 			assert.NotContains(t, err.Error(), "\n", "an error is one line")
 		})
 	}
@@ -105,21 +100,14 @@ func TestFiles_Reload(t *testing.T) {
 	assert.NotContains(t, log.String(), "Kept the current", "no error is logged between the writes of two files")
 	assert.InDelta(t, 1, counted("done"), 0)
 
-	bad := map[string][2][]byte{
-		"other key": {first.CertPEM, second.KeyPEM},
-		"no PEM":    {[]byte("x"), []byte("x")},
-	}
 	expired := ca.Sign(t, "prebind", gencert.Valid(-day, -time.Hour))
-	bad["expired"] = [2][]byte{expired.CertPEM, expired.KeyPEM}
-	failed := 0.0
-	for name, files := range bad {
+	for failed := range 2 {
 		log.Reset()
-		write(t, dir, files[0], files[1])
+		write(t, dir, expired.CertPEM, expired.KeyPEM)
 		looks(10)
-		failed++
-		assert.Equal(t, second.Cert.SerialNumber.String(), served(), name)
-		assert.Equal(t, 1, strings.Count(log.String(), "Kept the current certificate"), "%s: %s", name, &log)
-		assert.InDelta(t, failed, counted("failed"), 0, name)
+		assert.Equal(t, second.Cert.SerialNumber.String(), served())
+		assert.Equal(t, 1, strings.Count(log.String(), "Kept the current certificate"), "%s", &log)
+		assert.InDelta(t, failed+1, counted("failed"), 0)
 		write(t, dir, second.CertPEM, second.KeyPEM)
 		looks(1)
 	}
@@ -142,16 +130,14 @@ func TestClients(t *testing.T) {
 		file   []byte
 		// trusts contains the CAs in the pool.
 		trusts []*gencert.Pair
-		says   []string
+		says   string
 	}{
 		"One":         {reason: "the file has one CA", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
 		"Bundle":      {reason: "the file has the old and the new CA", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
 		"OldInBundle": {reason: "an expired CA in a bundle is ignored", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca}},
-		"NoFile":      {reason: "the file is missing", says: []string{"no such file"}},
-		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: []string{"ca.crt", "no certificate"}},
-		"Key":         {reason: "the file has a key", file: ca.KeyPEM, says: []string{"no certificate"}},
-		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: []string{`"kube-apiserver"`, "not a CA certificate"}},
-		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: []string{`"old"`, "expired"}},
+		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: "ca.crt.*no certificate"},
+		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: `"kube-apiserver".*not a CA certificate`},
+		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: `"old".*expired`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -161,16 +147,14 @@ func TestClients(t *testing.T) {
 			}
 			o := shared(nil)
 			c, err := newClients(file, o)
-			if len(tc.says) == 0 {
+			if tc.says == "" {
 				require.NoError(t, err, tc.reason)
 				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.get()), tc.reason)
 				assert.InDelta(t, ca.Cert.NotAfter.Unix(), testutil.ToFloat64(o.Metrics.expiration.WithLabelValues(ClientCA)), 0, "the metric shows the first CA to expire")
 				return
 			}
 			require.Error(t, err, tc.reason)
-			for _, words := range tc.says {
-				assert.Contains(t, err.Error(), words, tc.reason)
-			}
+			assert.Regexp(t, tc.says, err.Error(), tc.reason)
 		})
 	}
 }

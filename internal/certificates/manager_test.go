@@ -4,7 +4,10 @@
 package certificates
 
 import (
+	"bytes"
+	"context"
 	"crypto/x509"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,7 +18,11 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 func TestManager_RestoresChangedObjects(t *testing.T) {
@@ -45,7 +52,7 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		assert.Equal(t, want.Webhooks, w.config().Webhooks, "nothing else changes")
 
 		served := a.served.Load()
-		require.NoError(t, w.client.Delete(t.Context(), w.secret()))
+		w.server.Remove(ofPrebind)
 		pass(2 * defaultPeriod)
 		second := w.record()
 		assert.Equal(t, []*x509.Certificate{second.current.cert, first.current.cert}, second.bundle, "a replica creates another CA")
@@ -71,7 +78,7 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		require.ErrorContains(t, r.ready(), "missing MutatingWebhookConfiguration prebind")
 		_, err := r.getCertificate(nil)
 		require.ErrorContains(t, err, "no certificate that the API server trusts")
-		require.NoError(t, w.client.Create(t.Context(), webhooks(nil)))
+		w.server.Put(webhooks(nil))
 		pass(2 * defaultPeriod)
 		require.NoError(t, r.ready())
 		served, err := r.getCertificate(nil)
@@ -80,7 +87,7 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(r, Serving))
 		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(r, CA))
 
-		require.NoError(t, w.client.Delete(t.Context(), w.config()))
+		w.server.Remove(webhooks())
 		pass(time.Minute)
 		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
 		r.stop()
@@ -108,4 +115,120 @@ func TestManager_CertManager(t *testing.T) {
 // expires is the recorded expiration time of the certificate.
 func expires(r *replica, certificate string) int64 {
 	return int64(testutil.ToFloat64(r.Metrics.expiration.WithLabelValues(certificate)))
+}
+
+const (
+	namespace = "prebind-system"
+	service   = "prebind-webhook"
+	config    = "prebind"
+)
+
+// world is a fake API server.
+type world struct {
+	t      *testing.T
+	server *fakeapi.Server
+	// period replaces that of the replicas, if it is set.
+	period time.Duration
+}
+
+func newWorld(t *testing.T, objects ...client.Object) *world {
+	t.Helper()
+	return &world{t: t, server: fakeapi.New(objects...)}
+}
+
+// connected is a client of the fake API server. Its interface is nil, because the manager does not call the methods that the Connection lacks.
+type connected struct {
+	*fakeapi.Connection
+	others
+}
+
+type others struct{ nothing }
+
+type nothing struct{ client.Client }
+
+// ofPrebind is the Secret with the CA.
+var ofPrebind = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: SecretName}}
+
+func (w *world) record() *record {
+	w.t.Helper()
+	secret, ok := fakeapi.Get(w.server, ofPrebind)
+	require.True(w.t, ok)
+	r, err := parseRecord(secret)
+	require.NoError(w.t, err)
+	return r
+}
+
+func (w *world) setSecret(change func(s *corev1.Secret)) {
+	fakeapi.Change(w.server, ofPrebind, "someone", change)
+}
+
+func (w *world) config() *admissionregistrationv1.MutatingWebhookConfiguration {
+	w.t.Helper()
+	c, ok := fakeapi.Get(w.server, webhooks())
+	require.True(w.t, ok)
+	return c
+}
+
+func (w *world) setConfig(change func(c *admissionregistrationv1.MutatingWebhookConfiguration)) {
+	fakeapi.Change(w.server, webhooks(), "someone", change)
+}
+
+// replica is a running manager.
+type replica struct {
+	*manager
+	began time.Time
+	log   *bytes.Buffer
+	stop  func()
+}
+
+func (w *world) start(o Options) *replica {
+	w.t.Helper()
+	log := &bytes.Buffer{}
+	o.Service, o.WebhookConfiguration = service, config
+	m := newManager(o, shared(log), connected{Connection: w.server.Connect()}, namespace)
+	if w.period > 0 {
+		m.period = w.period
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.start(ctx)
+	}()
+	return &replica{manager: m, began: time.Now(), log: log, stop: func() {
+		cancel()
+		<-done
+	}}
+}
+
+// pass advances the time of the synctest bubble.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // In a synctest bubble.
+	synctest.Wait()
+}
+
+// webhooks returns a configuration with one webhook per bundle.
+func webhooks(bundles ...[]byte) *admissionregistrationv1.MutatingWebhookConfiguration {
+	c := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: config}}
+	for i, b := range bundles {
+		path := "/mutate-pods-binding"
+		c.Webhooks = append(c.Webhooks, admissionregistrationv1.MutatingWebhook{
+			Name: fmt.Sprintf("w%d.prebind.dev", i),
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				Service:  &admissionregistrationv1.ServiceReference{Namespace: namespace, Name: service, Path: &path},
+				CABundle: b,
+			},
+		})
+	}
+	return c
+}
+
+// verify returns an error unless an API server with this bundle trusts the leaf.
+func verify(l *leaf, bundle []byte, now time.Time) error {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(bundle)
+	_, err := l.tls.Leaf.Verify(x509.VerifyOptions{
+		Roots: pool, DNSName: service + "." + namespace + ".svc", CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	return err
 }

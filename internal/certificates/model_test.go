@@ -93,7 +93,7 @@ func (m *model) disturb() {
 		m.stall(m.replicas[i])
 		m.replicas[i] = m.start(m.options)
 	case 2:
-		require.NoError(m.t, m.client.Delete(m.t.Context(), m.secret()))
+		m.server.Remove(ofPrebind)
 	case 3:
 		m.setSecret(func(s *corev1.Secret) { s.Data["tls.key"] = []byte("x") })
 	case 4:
@@ -103,7 +103,7 @@ func (m *model) disturb() {
 			r.stop()
 			m.stall(r)
 		}
-		require.NoError(m.t, m.client.Delete(m.t.Context(), m.secret()))
+		m.server.Remove(ofPrebind)
 		for i := range m.replicas {
 			m.replicas[i] = m.start(m.options)
 		}

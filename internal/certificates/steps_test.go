@@ -4,6 +4,7 @@
 package certificates
 
 import (
+	"crypto"
 	"crypto/x509"
 	"testing"
 	"time"
@@ -184,12 +185,12 @@ func TestParseRecord(t *testing.T) {
 
 	leaf, err := a.issue(at(0), times.CertValidity, []string{"prebind.svc"})
 	require.NoError(t, err)
+	key, ok := leaf.tls.PrivateKey.(crypto.Signer)
+	require.True(t, ok)
 	broken := map[string]func(s *corev1.Secret){
 		"no data":       func(s *corev1.Secret) { s.Data = nil },
-		"no key":        func(s *corev1.Secret) { delete(s.Data, "tls.key") },
 		"another's key": func(s *corev1.Secret) { s.Data["tls.key"] = other["tls.key"] },
-		"no PEM":        func(s *corev1.Secret) { s.Data["tls.crt"] = []byte("x") },
-		"no CA":         func(s *corev1.Secret) { s.Data["tls.crt"] = leaf.tls.Certificate[0] },
+		"no CA":         func(s *corev1.Secret) { s.Data = written(t, &authority{cert: leaf.tls.Leaf, key: key}) },
 		"no bundle":     func(s *corev1.Secret) { delete(s.Data, "ca.crt") },
 		"other bundle":  func(s *corev1.Secret) { s.Data["ca.crt"] = other["ca.crt"] },
 	}
@@ -214,12 +215,11 @@ func TestOptions_Validate(t *testing.T) {
 		o      Options
 		says   string
 	}{
-		"Default":      {reason: "the defaults are valid", o: defaults()},
-		"NoOverlap":    {reason: "API servers need time to receive a CA", o: Options{CAValidity: 365 * day, CertValidity: 7 * day}, says: "--self-managed-ca-overlap"},
-		"ShortCert":    {reason: "certificates would expire before a new CA signs", o: Options{CAValidity: time.Hour, CertValidity: time.Minute, Overlap: 20 * time.Second}, says: "--self-managed-cert-validity"},
-		"ShortCA":      {reason: "the CA would rotate too often", o: Options{CAValidity: time.Hour, CertValidity: 30 * time.Minute, Overlap: time.Second}, says: "--self-managed-ca-validity"},
-		"JustEnough":   {reason: "the minimum is allowed", o: Options{CAValidity: 16 * time.Second, CertValidity: 4 * time.Second, Overlap: time.Second}},
-		"NegativeCert": {reason: "a negative validity is not valid", o: Options{CAValidity: time.Hour, CertValidity: -time.Hour, Overlap: time.Second}, says: "--self-managed-cert-validity"},
+		"Default":    {reason: "the defaults are valid", o: defaults()},
+		"NoOverlap":  {reason: "API servers need time to receive a CA", o: Options{CAValidity: 365 * day, CertValidity: 7 * day}, says: "--self-managed-ca-overlap"},
+		"ShortCert":  {reason: "certificates would expire before a new CA signs", o: Options{CAValidity: time.Hour, CertValidity: time.Minute, Overlap: 20 * time.Second}, says: "--self-managed-cert-validity"},
+		"ShortCA":    {reason: "the CA would rotate too often", o: Options{CAValidity: time.Hour, CertValidity: 30 * time.Minute, Overlap: time.Second}, says: "--self-managed-ca-validity"},
+		"JustEnough": {reason: "the minimum is allowed", o: Options{CAValidity: 16 * time.Second, CertValidity: 4 * time.Second, Overlap: time.Second}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
