@@ -28,33 +28,10 @@ func policyFile(t *testing.T, spec string) string {
 }
 
 func TestPolicyCheck(t *testing.T) {
-	valid := "mutations: {annotations: [{key: rack, valueExpression: \"node.metadata.labels['rack']\"}]}"
-	cases := map[string]struct {
-		reason string
-		spec   string
-		flags  []string
-		code   int
-		says   []string
-	}{
-		"Ready":      {reason: "a policy without problems is ready", spec: valid, says: []string{"policy.yaml:1: BindPolicy rack: ready\n", "1 of 1 policies ready, 0 warnings\n"}},
-		"Problem":    {reason: "a problem has its line and field", spec: "validations: [{expression: 'node.status.foo == 1'}]", code: exitProblem, says: []string{"policy.yaml:5: BindPolicy rack: CompileError: spec.validations[0].expression: ", "0 of 1 policies ready"}},
-		"Unreadable": {reason: "a missing file has no result", spec: valid, flags: []string{"missing.yaml"}, code: exitUnreadable},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			out, err := run(t, append([]string{"policy", "check", policyFile(t, tc.spec)}, tc.flags...)...)
-			assert.Equal(t, tc.code, cli.ExitCode(err), "%s: %v", tc.reason, err)
-			for _, text := range tc.says {
-				assert.Contains(t, out, text, tc.reason)
-			}
-		})
-	}
-}
-
-func TestPolicyCheck_Warnings(t *testing.T) {
-	dir := t.TempDir()
-	policy := policyFile(t, "resources: [{name: rack, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name}]\n  validations: [{expression: resources.rack.spec.missing == 'a'}]")
-	crd := filepath.Join(dir, "crd.yaml")
+	valid := policyFile(t, "mutations: {annotations: [{key: rack, valueExpression: \"node.metadata.labels['rack']\"}]}")
+	custom := policyFile(t, "resources: [{name: rack, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name}]\n"+
+		"  validations: [{expression: resources.rack.spec.missing == 'a'}]")
+	crd := filepath.Join(t.TempDir(), "crd.yaml")
 	require.NoError(t, os.WriteFile(crd, []byte(`apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: racks.example.com}
@@ -68,18 +45,41 @@ spec:
     storage: true
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {size: {type: integer}}}}}}
 `), 0o600))
-
-	out, err := run(t, "policy", "check", policy)
-	require.NoError(t, err, out)
-	assert.Contains(t, out, "policy.yaml:5: BindPolicy rack: warning: spec.resources[0].kind: kind not known", "without a schema, custom resources are not type-checked")
-
-	out, err = run(t, "policy", "check", policy, crd)
-	require.NoError(t, err, "warnings are not problems")
-	assert.Contains(t, out, "policy.yaml:6: BindPolicy rack: warning: spec.validations[0].expression: ")
-	assert.Contains(t, out, "1 of 1 policies ready, 1 warnings")
-
-	_, err = run(t, "policy", "check", policy, crd, "--warnings-as-errors")
-	assert.Equal(t, exitProblem, cli.ExitCode(err))
+	cases := map[string]struct {
+		reason string
+		args   []string
+		code   int
+		says   []string
+	}{
+		"Ready":      {reason: "a policy without problems is ready", args: []string{valid}, says: []string{"policy.yaml:1: BindPolicy rack: ready\n", "1 of 1 policies ready, 0 warnings\n"}},
+		"Unreadable": {reason: "a missing file has no result", args: []string{valid, "missing.yaml"}, code: exitUnreadable},
+		"Library": {
+			reason: "docs/policies.md has the command", args: []string{policyLibrary, "--key-prefixes=example.com,ray.io,topology.slinky.slurm.net"},
+			says: []string{"11 of 11 policies ready, 0 warnings\n"},
+		},
+		"Problem": {
+			reason: "a problem has its line and field", args: []string{policyFile(t, "validations: [{expression: 'node.status.foo == 1'}]")}, code: exitProblem,
+			says: []string{"policy.yaml:5: BindPolicy rack: CompileError: spec.validations[0].expression: ", "0 of 1 policies ready"},
+		},
+		"NoSchema": {
+			reason: "without a schema, custom resources are not type-checked", args: []string{custom},
+			says: []string{"policy.yaml:5: BindPolicy rack: warning: spec.resources[0].kind: kind not known"},
+		},
+		"Warning": {
+			reason: "warnings are not problems", args: []string{custom, crd},
+			says: []string{"policy.yaml:6: BindPolicy rack: warning: spec.validations[0].expression: ", "1 of 1 policies ready, 1 warnings"},
+		},
+		"Strict": {reason: "warnings are errors", args: []string{custom, crd, "--warnings-as-errors"}, code: exitProblem},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			out, err := run(t, append([]string{"policy", "check"}, tc.args...)...)
+			assert.Equal(t, tc.code, cli.ExitCode(err), "%s: %v", tc.reason, err)
+			for _, text := range tc.says {
+				assert.Contains(t, out, text, tc.reason)
+			}
+		})
+	}
 }
 
 func TestPolicyCheck_StandardInput(t *testing.T) {
@@ -93,13 +93,6 @@ func TestPolicyCheck_StandardInput(t *testing.T) {
 		cmd.SetOut(&out)
 		assert.Equal(t, code, cli.ExitCode(cmd.ExecuteContext(t.Context())), out.String())
 	}
-}
-
-// The command of docs/policies.md.
-func TestPolicyCheck_Library(t *testing.T) {
-	out, err := run(t, "policy", "check", policyLibrary, "--key-prefixes=example.com,ray.io,topology.slinky.slurm.net")
-	require.NoError(t, err, out)
-	assert.Contains(t, out, "11 of 11 policies ready, 0 warnings\n")
 }
 
 func TestPolicyTest(t *testing.T) {

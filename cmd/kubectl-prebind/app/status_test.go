@@ -5,11 +5,19 @@ package app
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/internal/replica"
@@ -115,4 +123,144 @@ BINDS   OLDEST   TIMEOUT   POD          NODE   PLUGIN          WAITING FOR
 	out.Reset()
 	textWaits(&out, nil, now)
 	assert.Equal(t, "12:00:00  0 binds wait, 0 calls are held, 0 replicas\n\n", out.String())
+}
+
+const (
+	webhooksPath = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+	bindingsPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+	policiesPath = "/apis/policy.prebind.dev/v1alpha1/bindpolicies"
+	eventsPath   = "/api/v1/events"
+	tasksPath    = "/apis/policy.prebind.dev/v1alpha1/bindtasks"
+)
+
+// TestFindings checks each finding by a cluster that differs in one list from one without findings. The API server answers 404 to lists
+// that are missing, as if the user had no permission.
+func TestFindings(t *testing.T) {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	ready := replica.Status{Replica: "aaa", Version: "v1", Config: "1", Mode: "Enforce", Called: true, Reported: metav1.NewTime(now)}
+	changed := func(change func(s *replica.Status)) replica.Status {
+		s := ready
+		change(&s)
+		return s
+	}
+	audits := changed(func(s *replica.Status) { s.Mode = "Audit" })
+	uncalled := changed(func(s *replica.Status) { s.Called = false })
+	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
+	const later = "in mode Enforce"
+	task := func(handler, created, more string) string {
+		return fmt.Sprintf(`{"metadata": {"name": "t", "creationTimestamp": %q}, "spec": {"handler": %q}, %s}`, created, handler, more)
+	}
+	audited := func(uid, would string) string {
+		return fmt.Sprintf(`{"involvedObject": {"uid": %q}, "message": "audit: the bind would %s"}`, uid, would)
+	}
+	const waits, done, failed = `"status": {}`, `"status": {"conditions": [{"type": "Ready", "status": "True"}]}`, `"status": {"conditions": [{"type": "Failed", "status": "True"}]}`
+	for name, tc := range map[string]struct {
+		reason   string
+		path     string
+		items    string
+		replicas []replica.Status
+		reached  reach
+		want     []string
+	}{
+		"None":          {reason: "there is no work"},
+		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
+		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
+		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[the API server cannot call Prebind: no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
+		"Restarted":     {reason: "the reports are older than the answer", reached: reach{answered: true}, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa is not ready"}},
+		"UncalledProbe": {reason: "the probe shows that the API server calls Prebind", path: webhooksPath, items: ignores, reached: reach{answered: true}, replicas: []replica.Status{uncalled, uncalled}, want: []string{"[failurePolicy of"}},
+		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa", "mine is Ignore"}},
+		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
+		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
+		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, want: []string{"mine is Ignore", "install.md#exempt-namespaces", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
+		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, want: []string{"mine is Ignore", later}},
+		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
+		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, want: []string{"rejected no bind", "--set config.mode=Enforce"}},
+		"AuditIgnore":   {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, want: []string{"mode is Audit"}},
+		"AuditRejects":  {reason: "each pod counts once", path: eventsPath, items: audited("a", "be rejected (refused): x") + "," + audited("a", "be rejected (refused): y") + "," + audited("b", "be rejected (invalid): x") + "," + audited("c", "wait for x"), replicas: []replica.Status{audits, audits}, want: []string{"rejected binds of 2 pods", "reason=BindAudited", "--set config.mode=Enforce"}},
+		"AuditPolicies": {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, want: []string{"[BindPolicies are not ready: new"}},
+		"AuditUncalled": {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{changed(func(s *replica.Status) { s.Mode, s.Called = "Audit", false })}, want: []string{"[no Binding has reached Prebind"}},
+		"Uncalled":      {reason: "with Fail, a webhook that the API server cannot call would stop all binds", path: webhooksPath, items: ignores, replicas: []replica.Status{uncalled, uncalled}, want: []string{"[no Binding has reached Prebind"}},
+		"UncalledFail":  {reason: "with Fail, failed binds show it", replicas: []replica.Status{uncalled, uncalled}},
+		"CalledOne":     {reason: "the API server calls all replicas in the same way", path: webhooksPath, items: ignores, replicas: []replica.Status{uncalled, ready}, want: []string{"mine is Ignore", "kubectl patch"}},
+		"AuditOne":      {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, want: []string{"--set config.mode=Enforce"}},
+		"Policies":      {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it): "}},
+		"PolicyAudit":   {reason: "the end of the audit can be forgotten", path: policiesPath, items: `{"metadata": {"name": "rack"}, "spec": {"mode": "Audit"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"[BindPolicies only report (mode Audit): rack. "}},
+		"Annotations":   {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},
+		"OtherPolicy":   {reason: "another policy does not help", path: bindingsPath, items: `{"spec": {"policyName": "other", "validationActions": ["Deny"]}}`, want: []string{"can come too late"}},
+		"Warns":         {reason: "warnings deny no patch", path: bindingsPath, items: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Warn"]}}`, want: []string{"can come too late"}},
+		"Tasks": {reason: "only tasks whose handler has work count", path: tasksPath, items: task("a.com/slow", "2026-01-01T11:50:00Z", waits) + "," + task("a.com/slow", "2026-01-01T11:59:50Z", waits) + "," +
+			task("a.com/done", "2026-01-01T10:00:00Z", done) + "," + task("a.com/failed", "2026-01-01T10:00:00Z", failed) + "," + task("a.com/less", "2026-01-01T11:55:00Z", waits), want: []string{"handler a.com/slow has not finished 2 BindTasks, the oldest for 10m"}},
+		"Undoing":     {reason: "the time counts from the deletion", path: tasksPath, items: `{"metadata": {"deletionTimestamp": "2026-01-01T11:57:00Z"}, "spec": {"handler": "a.com/x"}, ` + done + `}`, want: []string{"a.com/x has not finished 1 BindTasks, the oldest for 3m"}},
+		"RecentTasks": {reason: "a task needs some time", path: tasksPath, items: task("a.com/x", "2026-01-01T11:59:30Z", waits)},
+		"Permission":  {reason: "what the user may not read is omitted", path: "all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lists := map[string]string{
+				webhooksPath: `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev"}]}`,
+				bindingsPath: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Deny"]}}`,
+				policiesPath: "", tasksPath: "", eventsPath: "",
+			}
+			if _, exists := lists[tc.path]; exists {
+				lists[tc.path] = tc.items
+			}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				items, exists := lists[r.URL.Path]
+				if !exists || tc.path == "all" {
+					http.NotFound(w, r)
+					return
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = fmt.Fprintf(w, `{"items": [%s]}`, items)
+			}))
+			t.Cleanup(server.Close)
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			require.NoError(t, err)
+			if tc.replicas == nil {
+				tc.replicas = []replica.Status{ready, ready}
+			}
+			got := findings(t.Context(), client, tc.replicas, tc.reached, now)
+			if tc.want == nil {
+				assert.Empty(t, got, tc.reason)
+			}
+			if slices.ContainsFunc(tc.replicas, func(s replica.Status) bool { return s.Mode == "Audit" }) {
+				assert.NotContains(t, fmt.Sprint(got), "failurePolicy", "Ignore is right until Prebind enforces")
+			}
+			for _, words := range tc.want {
+				assert.Contains(t, fmt.Sprint(got), words, tc.reason)
+			}
+			assert.NotContains(t, fmt.Sprint(got), "\n", "a finding is one line")
+		})
+	}
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "localhost:1"})
+	require.NoError(t, err)
+	assert.Empty(t, findings(t.Context(), client, nil, reach{}, now), "without an answer, there are no findings")
+}
+
+func TestProbe(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		code   int32
+		says   string
+		warns  string
+		want   reach
+	}{
+		"Dead":      {reason: "the API server cannot call Prebind", code: http.StatusInternalServerError, says: `failed calling webhook "pods-binding.prebind.dev": no endpoints`, want: reach{failure: `failed calling webhook "pods-binding.prebind.dev": no endpoints`}},
+		"Other":     {reason: "another webhook fails", code: http.StatusInternalServerError, says: `failed calling webhook "other": no endpoints`},
+		"Forbidden": {reason: "the user may not create Bindings", code: http.StatusForbidden, says: "cannot create resource"},
+		"Answered":  {reason: "an explanation is only from Prebind, also if it is of another version", code: http.StatusNotFound, says: "not found", warns: "prebind: explanation of another version", want: reach{answered: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				assert.Equal(t, "/api/v1/namespaces/default/pods/prebind-status/binding?dryRun=All", r.URL.RequestURI())
+				if tc.warns != "" {
+					w.Header().Set("Warning", `299 - "`+tc.warns+`"`)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(int(tc.code))
+				_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: tc.code, Message: tc.says})
+			}))
+			t.Cleanup(server.Close)
+			assert.Equal(t, tc.want, probe(t.Context(), &rest.Config{Host: server.URL}), tc.reason)
+		})
+	}
 }
