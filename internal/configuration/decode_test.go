@@ -227,6 +227,7 @@ func TestSelected(t *testing.T) {
 		"ListOrder":    {reason: "the order is that of the registration", flag: []string{"c", "b", "a"}, want: []string{"a", "b", "c"}},
 		"OnlyOff":      {reason: "without '*' nothing is selected", flag: []string{"-a"}},
 		"OnAndOff":     {reason: "an entry cannot be on and off", flag: []string{"a", "-a"}, says: `"a" is switched both on and off`},
+		"MinusStar":    {reason: "'-*' is not supported", flag: []string{"-*"}, says: `"*"`},
 		"Unknown":      {reason: "the error lists the known names", flag: []string{"x"}, says: "a, b, c"},
 	}
 	for name, tc := range cases {

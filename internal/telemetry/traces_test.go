@@ -177,6 +177,7 @@ func TestTracesOptions_Validate(t *testing.T) {
 		"On":          {reason: "binds that the API server traces are traced", o: TracesOptions{Endpoint: "localhost:4317"}},
 		"NoPort":      {reason: "the endpoint must have a port", o: TracesOptions{Endpoint: "localhost"}, says: "--tracing-endpoint: "},
 		"TooMuch":     {reason: "the rate must not exceed a million", o: TracesOptions{Endpoint: "localhost:4317", Rate: 1_000_001}, says: "--tracing-sampling-rate-per-million: "},
+		"Negative":    {reason: "the rate must not be negative", o: TracesOptions{Endpoint: "localhost:4317", Rate: -1}, says: "--tracing-sampling-rate-per-million: "},
 		"RateForNone": {reason: "a rate requires an endpoint", o: TracesOptions{Rate: 1}, says: "--tracing-endpoint"},
 	}
 	for name, tc := range cases {
