@@ -49,7 +49,10 @@ func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration
 	t.Helper()
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
-	a, err := New(t.Context(), s.config(), Options{Registry: &Registry{Plugins: plugins}, Recorder: recorder, Namespace: "own", WaitFor: func(string, func() bool) {}, Leads: func() bool { return true }})
+	a, err := New(t.Context(), s.config(), Options{
+		Registry: &Registry{Plugins: plugins}, Recorder: recorder, Namespace: "own",
+		WaitFor: func(string, func() bool) {}, Leads: func() bool { return true },
+	})
 	require.NoError(t, err)
 	return a
 }

@@ -51,14 +51,18 @@ spec:
 		code   int
 		says   []string
 	}{
-		"Ready":      {reason: "a policy without problems is ready", args: []string{valid}, says: []string{"policy.yaml:1: BindPolicy rack: ready\n", "1 of 1 policies ready, 0 warnings\n"}},
+		"Ready": {
+			reason: "a policy without problems is ready", args: []string{valid},
+			says: []string{"policy.yaml:1: BindPolicy rack: ready\n", "1 of 1 policies ready, 0 warnings\n"},
+		},
 		"Unreadable": {reason: "a missing file has no result", args: []string{valid, "missing.yaml"}, code: exitUnreadable},
 		"Library": {
 			reason: "docs/policies.md has the command", args: []string{policyLibrary, "--key-prefixes=example.com,ray.io,topology.slinky.slurm.net"},
 			says: []string{"11 of 11 policies ready, 0 warnings\n"},
 		},
 		"Problem": {
-			reason: "a problem has its line and field", args: []string{policyFile(t, "validations: [{expression: 'node.status.foo == 1'}]")}, code: exitProblem,
+			reason: "a problem has its line and field", code: exitProblem,
+			args: []string{policyFile(t, "validations: [{expression: 'node.status.foo == 1'}]")},
 			says: []string{"policy.yaml:5: BindPolicy rack: CompileError: spec.validations[0].expression: ", "0 of 1 policies ready"},
 		},
 		"NoSchema": {

@@ -64,9 +64,9 @@ func TestComplete(t *testing.T) {
 		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
 		"DebugLoopback":    {reason: "an IPv4 loopback address is valid", args: []string{"--debug-bind-address=127.0.0.1:6060"}},
 		"DebugLocalhost":   {reason: "the name localhost is valid", args: []string{"--debug-bind-address=localhost:6060"}},
-		"DebugEverywhere":  {reason: "the endpoints do not authenticate clients", args: []string{"--debug-bind-address=:6060"}, says: []string{"--debug-bind-address: must be a loopback address"}},
-		"DebugName":        {reason: "a name can resolve to any address", args: []string{"--debug-bind-address=debug.example.com:6060"}, says: []string{"--debug-bind-address: must be a loopback address"}},
-		"DebugNoPort":      {reason: "the address must have a port", args: []string{"--debug-bind-address=127.0.0.1"}, says: []string{"--debug-bind-address: must be an address with a port"}},
+		"DebugEverywhere":  {reason: "clients are anonymous", args: []string{"--debug-bind-address=0.0.0.0:6060"}, says: []string{"--debug-bind-address: must be a loopback"}},
+		"DebugName":        {reason: "a name can have any address", args: []string{"--debug-bind-address=a.example.com:1"}, says: []string{"--debug-bind-address: must be a loopback"}},
+		"DebugNoPort":      {reason: "there is no port", args: []string{"--debug-bind-address=127.0.0.1"}, says: []string{"--debug-bind-address: must be an address"}},
 		"NoFile":           {reason: "a missing file is an error", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
 	}
 	for name, tc := range cases {
@@ -154,8 +154,8 @@ func TestCommand_Errors(t *testing.T) {
 		"BadDuration":   {reason: "a duration has a unit", args: []string{"serve", "--hold=5"}, says: "--hold"},
 		"BadNumber":     {reason: "the value must be a number", args: []string{"serve", "--max-holds=many"}, says: "--max-holds"},
 		"BadLogFormat":  {reason: "logging flags are validated as well", args: []string{"serve", "--logging-format=xml"}, says: "xml"},
-		"Underscores":   {reason: "flags accept _ instead of -, as in Kubernetes components", args: []string{"serve", "--max_holds=0"}, says: "--max-holds"},
-		"Command":       {reason: "a similar command is suggested", args: []string{"serv"}, says: `unknown command "serv" for "prebind"; did you mean "serve"?`},
+		"Underscores":   {reason: "flags accept _ instead of -", args: []string{"serve", "--max_holds=0"}, says: "--max-holds"},
+		"Command":       {reason: "a command is suggested", args: []string{"serv"}, says: `unknown command "serv" for "prebind"; did you mean "serve"?`},
 		"NoCertificate": {reason: "the certificate is read before anything is started", args: []string{"serve", "--cert-dir=testdata/no-such-folder"}, says: "--cert-dir"},
 	}
 	for name, tc := range cases {

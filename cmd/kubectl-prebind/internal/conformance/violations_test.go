@@ -155,7 +155,10 @@ func (s *scheduler) answer(ctx context.Context, pod *corev1.Pod, reason, node st
 
 // event returns an event about the node.
 func event(reason, node string, at time.Time) eventsv1.Event {
-	return eventsv1.Event{Type: corev1.EventTypeWarning, Reason: reason, Note: "start-limit: full", EventTime: metav1.NewMicroTime(at), Related: &corev1.ObjectReference{Kind: "Node", Name: node}}
+	return eventsv1.Event{
+		Type: corev1.EventTypeWarning, Reason: reason, Note: "start-limit: full", EventTime: metav1.NewMicroTime(at),
+		Related: &corev1.ObjectReference{Kind: "Node", Name: node},
+	}
 }
 
 func (s *scheduler) bind(ctx context.Context, pod *corev1.Pod, node string) {
@@ -224,9 +227,10 @@ func TestViolations(t *testing.T) {
 		"FewWorkers":      {reason: "each waiting pod occupies a worker", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 10)}, says: "pod workers was not bound within 2m0s, while Bindings of 10 of 12 other pods waited"},
 		"Lock":            {reason: "a lock that is held during a bind delays all others", check: "workers", scheduler: scheduler{workers: make(chan struct{}, 1)}, says: "pod workers was not bound within 2m0s, while Bindings of 1 of 12 other pods waited"},
 		"Burst":           {reason: "all pods are bound", check: "burst"},
-		"LateBurst":       {reason: "the pod and its event show the cause", check: "burst", scheduler: scheduler{never: "burst-3"}, says: "49 of 50 pods were bound within 2m0s; pod burst-3 was not bound; its last events: BindRefused: start-limit: full"},
-		"Stale":           {reason: "a pod of the same name is another pod", check: "stale"},
-		"ByName":          {reason: "the pod requires another node than the earlier one", check: "stale", scheduler: scheduler{byName: true}, says: "pod stale was bound to node-1 instead of node-2"},
+		"LateBurst": {reason: "the pod and its event show the cause", check: "burst", scheduler: scheduler{never: "burst-3"},
+			says: "49 of 50 pods were bound within 2m0s; pod burst-3 was not bound; its last events: BindRefused: start-limit: full"},
+		"Stale":  {reason: "a pod of the same name is another pod", check: "stale"},
+		"ByName": {reason: "the pod requires another node than the earlier one", check: "stale", scheduler: scheduler{byName: true}, says: "pod stale was bound to node-1 instead of node-2"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
