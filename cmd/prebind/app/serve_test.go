@@ -64,8 +64,8 @@ func TestComplete(t *testing.T) {
 		"NodeStateTooLong": {reason: "the wait must not exceed the limit of an attempt", args: []string{"--node-state-max-wait=1h"}, says: []string{"--node-state-max-wait", "1h"}},
 		"DebugLoopback":    {reason: "an IPv4 loopback address is valid", args: []string{"--debug-bind-address=127.0.0.1:6060"}},
 		"DebugLocalhost":   {reason: "the name localhost is valid", args: []string{"--debug-bind-address=localhost:6060"}},
-		"DebugEverywhere":  {reason: "clients are anonymous", args: []string{"--debug-bind-address=0.0.0.0:6060"}, says: []string{"--debug-bind-address: must be a loopback"}},
-		"DebugName":        {reason: "a name can have any address", args: []string{"--debug-bind-address=a.example.com:1"}, says: []string{"--debug-bind-address: must be a loopback"}},
+		"DebugEverywhere":  {reason: "anonymous clients", args: []string{"--debug-bind-address=0.0.0.0:6060"}, says: []string{"--debug-bind-address: must be a loopback"}},
+		"DebugName":        {reason: "any address", args: []string{"--debug-bind-address=a.com:1"}, says: []string{"--debug-bind-address: must be a loopback"}},
 		"DebugNoPort":      {reason: "there is no port", args: []string{"--debug-bind-address=127.0.0.1"}, says: []string{"--debug-bind-address: must be an address"}},
 		"NoFile":           {reason: "a missing file is an error", args: []string{"--config=testdata/none.yaml"}, says: []string{"--config", "none.yaml", "no such file"}},
 	}
