@@ -66,8 +66,8 @@ type Options struct {
 	Clock     clock.Clock
 	// Elect says that only one of the replicas leads. Otherwise, every replica leads.
 	Elect bool
-	// Synced says that this process can lead, because its caches have all objects. A replica whose permissions are missing may never
-	// lead: nobody would sweep. It may be nil: the process can always lead.
+	// Synced says that this process can lead, because its caches have all objects. Otherwise, a replica that lacks a permission could lead,
+	// and would never sweep. It may be nil: the process can always lead.
 	Synced func() bool
 	// Status returns text about this process, which each renewal writes to the lease. It may
 	// be nil. A renewal that fails is repeated at once without the text.

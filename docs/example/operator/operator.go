@@ -56,8 +56,8 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
 			c := &containers[i]
-			others := slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volumeName })
-			c.VolumeMounts = append(others, corev1.VolumeMount{Name: volumeName, MountPath: directory, ReadOnly: true})
+			c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volumeName })
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumeName, MountPath: directory, ReadOnly: true})
 		}
 	}
 }
