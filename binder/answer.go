@@ -22,7 +22,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// compose runs the mutators, adds what plugins add, and checks the merged metadata of the pod. It returns the
+// compose runs the mutators, adds what plugins add, and checks the size of the merged annotations. It returns the
 // decision that allows the bind. An error rejects it. The attempt is empty if no plugin has written.
 func (c *call) compose(ctx context.Context, attempt string) (Decision, *framework.Error) {
 	now := c.o.Clock.Now()
@@ -63,7 +63,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	if attempt != "" {
 		d.Annotations[framework.AttemptAnnotation] = attempt
 	}
-	return d, guardMetadata(c.pod, c.Binding, d.Annotations)
+	return d, guardSize(c.pod, c.Binding, d.Annotations)
 }
 
 // add adds to the decision what a plugin adds. If several add a key, the last plugin wins.

@@ -267,11 +267,14 @@ func (c *call) look(ctx context.Context) step {
 	if len(c.plugins) > 0 {
 		added = attemptRoom
 	}
-	if err := guardMetadata(c.pod, c.Binding, added); err != nil {
+	err := guardMetadata(c.pod, c.Binding)
+	if err == nil {
+		err = guardSize(c.pod, c.Binding, added)
+	}
+	if err != nil {
 		return ends(err)
 	}
 	c.required = nil
-	var err *framework.Error
 	given := framework.Parameters(framework.Binder, c.Binding, c.pod)
 	if p, ok := given[requireKey]; ok {
 		if c.required, err = requiredPlugins(c.plugins, p); err != nil {

@@ -59,10 +59,9 @@ const maxProblems = 24
 // attemptRoom has the size of the annotation that a bind gets if a plugin writes.
 var attemptRoom = map[string]string{framework.AttemptAnnotation: strings.Repeat("-", 64)}
 
-// guardMetadata checks what the API server merges from the Binding and the added annotations into the pod. Later annotations replace earlier
-// ones. The API server does not check it: it stores the pod, and then rejects every later update, the kubelet's included. The metadata of
-// the pod is valid already.
-func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *framework.Error {
+// guardMetadata checks the keys and labels that the API server merges from the Binding into the pod. The API server does not check them: it
+// stores the pod, and then rejects every later update, the kubelet's included. The metadata of the pod is valid already.
+func guardMetadata(pod *corev1.Pod, b *corev1.Binding) *framework.Error {
 	var problems field.ErrorList
 	for key := range b.Annotations {
 		if len(problems) >= maxProblems {
@@ -77,20 +76,35 @@ func guardMetadata(pod *corev1.Pod, b *corev1.Binding, added map[string]string) 
 	} else {
 		problems = append(problems, metav1validation.ValidateLabels(b.Labels, labelsPath)...)
 	}
-	advice := "correct the Binding, because the API server rejects every update of a pod with such metadata"
+	return invalidMetadata(pod, problems, correctBinding)
+}
+
+// guardSize checks the size of the annotations of the pod after the API server has merged those of the Binding and the added ones, like
+// guardMetadata. Later annotations replace earlier ones.
+func guardSize(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *framework.Error {
+	const limit = apivalidation.TotalAnnotationSizeLimitB
 	// Most binds need no merge: without it, annotations that replace others count twice.
-	if sizeOf(pod.Annotations, b.Annotations, added) > apivalidation.TotalAnnotationSizeLimitB {
-		merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
-		maps.Copy(merged, pod.Annotations)
-		maps.Copy(merged, b.Annotations)
-		if len(problems) == 0 && sizeOf(merged) <= apivalidation.TotalAnnotationSizeLimitB {
-			advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
-		}
-		maps.Copy(merged, added)
-		if sizeOf(merged) > apivalidation.TotalAnnotationSizeLimitB {
-			problems = append(problems, field.TooLong(annotationsPath, "", apivalidation.TotalAnnotationSizeLimitB))
-		}
+	if sizeOf(pod.Annotations, b.Annotations, added) <= limit {
+		return nil
 	}
+	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
+	maps.Copy(merged, pod.Annotations)
+	maps.Copy(merged, b.Annotations)
+	advice := correctBinding
+	if sizeOf(merged) <= limit {
+		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
+	}
+	maps.Copy(merged, added)
+	if sizeOf(merged) <= limit {
+		return nil
+	}
+	return invalidMetadata(pod, field.ErrorList{field.TooLong(annotationsPath, "", limit)}, advice)
+}
+
+const correctBinding = "correct the Binding, because the API server rejects every update of a pod with such metadata"
+
+// invalidMetadata returns the rejection of a Binding with the problems, or nil if there are none.
+func invalidMetadata(pod *corev1.Pod, problems field.ErrorList, advice string) *framework.Error {
 	if len(problems) == 0 {
 		return nil
 	}

@@ -77,7 +77,7 @@ func TestGuardMetadata_Many(t *testing.T) {
 	for i := range 8000 {
 		b.Annotations[fmt.Sprint("!", i)], b.Labels[fmt.Sprint("!", i)] = "", ""
 	}
-	err := guardMetadata(pod, b, nil)
+	err := guardMetadata(pod, b)
 	require.NotNil(t, err)
 	assert.Len(t, err.Fields, maxProblems)
 }
@@ -139,7 +139,10 @@ func TestGuardMetadata(t *testing.T) {
 			b := gen.Binding(pod, "node-a", tc.binding...)
 			before, binding := pod.DeepCopy(), b.DeepCopy()
 
-			err := guardMetadata(pod, b, tc.added)
+			err := guardMetadata(pod, b)
+			if err == nil {
+				err = guardSize(pod, b, tc.added)
+			}
 
 			assert.Equal(t, before, pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")

@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -48,7 +49,10 @@ func answer(b *corev1.Binding, d binder.Decision) admission.Response {
 	if d.Err != nil {
 		response = deny(d.Err, d.RetryAfter)
 	} else {
-		response.Patches = patchFor(b, d)
+		if patch := patchFor(b, d); len(patch) > 0 {
+			response.PatchType = new(admissionv1.PatchTypeJSONPatch)
+			response.Patch, _ = json.Marshal(patch) // Strings, and maps of them.
+		}
 		response.Allowed, response.AuditAnnotations = true, map[string]string{AuditKeyDecision: d.Kind()}
 	}
 	if a := d.Audit; a != nil {

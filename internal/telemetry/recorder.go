@@ -64,8 +64,6 @@ type Recorder struct {
 	register promauto.Factory
 	clock    clock.PassiveClock
 	traces   *Traces
-	// tracer creates spans that record nothing if tracing is off.
-	tracer trace.Tracer
 }
 
 var _ work.Recorder = (*Recorder)(nil)
@@ -73,10 +71,7 @@ var _ work.Recorder = (*Recorder)(nil)
 // New returns a Recorder whose metrics are registered. The registry has no metrics of Prebind yet.
 func New(o Options) (*Recorder, error) {
 	register := promauto.With(o.Registry)
-	r := &Recorder{metrics: newMetrics(register, o.Version, o.Config), register: register, clock: o.Clock, traces: o.Traces, tracer: noop.Tracer{}}
-	if o.Traces != nil {
-		r.tracer = o.Traces.tracer
-	}
+	r := &Recorder{metrics: newMetrics(register, o.Version, o.Config), register: register, clock: o.Clock, traces: o.Traces}
 	for _, plugin := range o.Plugins {
 		r.rollBacks.WithLabelValues(plugin, failed)
 		for _, verdict := range work.Actions() {
@@ -102,6 +97,14 @@ func (r *Recorder) Handler(h http.Handler) http.Handler {
 	return tracing.WithTracing(h, r.traces.provider, "AdmissionReview")
 }
 
+// start begins the span that has these parts as its name. Without tracing, it records nothing, and its name is not built.
+func (r *Recorder) start(ctx context.Context, names ...string) (context.Context, trace.Span) {
+	if r.traces == nil {
+		return ctx, noop.Span{}
+	}
+	return r.traces.tracer.Start(ctx, strings.TrimSpace(strings.Join(names, " ")))
+}
+
 // Engine returns an engine that records the decisions of e, each with a span.
 func (r *Recorder) Engine(e webhook.Engine) webhook.Engine { return recorded{Recorder: r, engine: e} }
 
@@ -113,7 +116,7 @@ type recorded struct {
 // Bind implements webhook.Engine.
 func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decision {
 	begin := r.clock.Now()
-	ctx, span := r.tracer.Start(ctx, "Bind")
+	ctx, span := r.start(ctx, "Bind")
 	defer span.End()
 	d := r.engine.Bind(ctx, request)
 	if span.IsRecording() {
@@ -161,7 +164,7 @@ func describeDecision(span trace.Span, r binder.Request, d binder.Decision) {
 // step.
 func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func(error)) {
 	begin := r.clock.Now()
-	ctx, span := r.tracer.Start(ctx, strings.TrimSuffix(s.Name+" "+s.Plugin, " "))
+	ctx, span := r.start(ctx, s.Name, s.Plugin)
 	if span.IsRecording() {
 		describeStep(span, s)
 	}
