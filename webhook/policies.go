@@ -50,10 +50,14 @@ func (v policyValidator) ValidateCreate(ctx context.Context, b *v1alpha1.BindPol
 	return warnings, nil
 }
 
-// ValidateUpdate implements admission.Validator. An update that does not change the spec passes, so that a policy that entered without this webhook
-// can get labels and lose finalizers.
+// ValidateUpdate implements admission.Validator. An update that changes nothing of the spec, or only sets the mode Audit, passes: a policy
+// that entered without this webhook, or that an earlier version could compile, can lose its finalizers, and be stopped.
 func (v policyValidator) ValidateUpdate(ctx context.Context, old, b *v1alpha1.BindPolicy) (admission.Warnings, error) {
-	if equality.Semantic.DeepEqual(b.Spec, old.Spec) {
+	unchanged := old.Spec
+	if b.Spec.Mode == v1alpha1.ModeAudit {
+		unchanged.Mode = b.Spec.Mode
+	}
+	if equality.Semantic.DeepEqual(b.Spec, unchanged) {
 		return nil, nil
 	}
 	return v.ValidateCreate(ctx, b)

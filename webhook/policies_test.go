@@ -81,6 +81,11 @@ func TestPolicyHandler(t *testing.T) {
 	labeled := broken.DeepCopy()
 	labeled.Labels = map[string]string{"a": "b"}
 	assert.True(t, admit(t, labeled, broken).Allowed, "a policy that entered without the webhook can still get labels")
+	stopped := broken.DeepCopy()
+	stopped.Spec.Mode = v1alpha1.ModeAudit
+	assert.True(t, admit(t, stopped, broken).Allowed, "nor does it have to compile to be stopped")
+	assert.False(t, admit(t, broken, stopped).Allowed, "but it does to be enforced again")
+	assert.False(t, admit(t, stopped, good).Allowed, "and if anything else changes")
 	long := policyOf(t, "waitFor: [{name: a, expression: 'true', timeout: 1h}]")
 	assert.Equal(t, []string{"spec.waitFor[0].timeout: 1h0m0s is longer than the timeout of a bind, 10m0s (--prebind-timeout), which ends the wait"}, admit(t, long, nil).Warnings)
 }
