@@ -45,7 +45,7 @@ type Handle struct {
 	// Leads returns whether this replica leads. Only the leader writes what all replicas compute alike,
 	// such as the status of an object. Nil means that it leads.
 	Leads func() bool
-	// Discovery returns the kinds of the API server and their schemas.
+	// Discovery returns the kinds of the API server and their schemas. It is nil in frameworktest.
 	Discovery discovery.DiscoveryInterface
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string

@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Reader reads objects from the cache, like Handle.Cached. A bind wakes up when an object changes
-// that was read through it, and after List when any object of the kind in the namespace changes,
-// also one that is created later.
+// Reader reads objects from the cache. A bind wakes up when an object changes that was read through the Reader of
+// SetupBindContextExtension, and after List when any object of the kind in the namespace changes,
+// also one that is created later. Reads through Handle.Cached and Handle.Live, and Wait.Object, do not wake it.
 type Reader = client.Reader
 
 // Plugin takes part in the decision on a bind. One instance serves all binds concurrently.
@@ -36,8 +36,8 @@ type Plugin interface {
 	// the annotations and devices of the pod. It is a pure function of the context and its extension. It runs once
 	// per pass, for dry runs too. The verdict of the last pass counts.
 	//
-	// An error rejects the bind. The cache can be behind, so the engine repeats the pass for a
-	// second before it rejects.
+	// An error rejects the bind, except one of KindWait, with which it waits. The cache can be behind, so the
+	// engine repeats the pass for a second before it rejects.
 	PreFlight(bc *BindContext) (Verdict, error)
 }
 
@@ -49,8 +49,12 @@ type BindContextExtender interface {
 	SetupBindContextExtension(ctx context.Context, cache Reader, bc *BindContext) error
 }
 
-// PreBinder is a Plugin that writes. For one pair of pod UID and node, a replica runs only one of
-// its methods at a time, but for PreFlight.
+// PreBinder is a Plugin that writes. Compared with kube-scheduler, PreBindRollBack is Unreserve, and is also called after a
+// crash, and PreBind does not wait.
+//
+// For one attempt, the engine runs only one of PreBind, PreBindRollBack and PostBind at a time. Those of other attempts at the
+// same bind can run at the same time, also in this replica. The context of PreBind ends with the hold of the call, and that of the others
+// after 30 s.
 //
 // Two replicas can work on one bind, each with its own attempt. So every write contains
 // BindContext.Mark, beside the marks of other attempts. Never replace them: the other replica may
@@ -73,7 +77,7 @@ type PreBinder interface {
 	PreBind(ctx context.Context, bc *BindContext) error
 
 	// PreBindRollBack undoes the writes of PreBind with this mark, and nothing else. The engine
-	// calls it for every plugin whose PreBind was started, in reverse order, and repeats it when
+	// calls it for every plugin whose PreBind was started, in reverse order (after a crash, in any order), and repeats it when
 	// it fails. PreBind can have stopped at any point, even before its first write, and the cache can lack
 	// its last writes. PreBindRollBack must be idempotent, and must not change later writes of another attempt.
 	// The engine has checked that the live pod is not bound to the node.
@@ -81,7 +85,7 @@ type PreBinder interface {
 
 	// PostBind confirms the writes with this mark. The pod is bound to the node: the engine has just read it from the
 	// API server. PostBind must not change the pod, which can have ended since. It is
-	// called for plugins whose PreBind was started, in order, and repeated through Marks if it
+	// called for plugins whose PreBind was started, in order, and repeated through Marks, in any order, if it
 	// fails or if the process ends first.
 	PostBind(ctx context.Context, m Mark, bound *corev1.Pod) error
 
@@ -119,8 +123,8 @@ type Mark struct {
 
 // Tidier is a Plugin that keeps state for running pods.
 type Tidier interface {
-	// Tidy releases the state of pods that have finished or no longer exist. One replica at a
-	// time calls it, every few minutes.
+	// Tidy releases the state of pods that have finished or no longer exist. The leader calls it, every two
+	// minutes. For some seconds, two replicas can lead. The context ends after 20 s.
 	Tidy(ctx context.Context) error
 }
 
@@ -166,7 +170,7 @@ type Verdict struct {
 	// Annotations and Labels are added to the Binding, and by the API server to the pod. An
 	// annotation without a slash gets the prefix <plugin>.prebind.dev/. Labels require Kubernetes
 	// 1.35 or later, or 1.33 and 1.34 with the feature gate PodTopologyLabelsAdmission. An invalid
-	// key or value rejects the bind.
+	// key or value rejects the bind. Of plugins that set the same key, the last wins; those of WithPlugin come after the shipped ones.
 	Annotations, Labels map[string]string
 	// Devices are what the pod gets. Mutators receive them.
 	Devices []Device
@@ -178,7 +182,7 @@ type Verdict struct {
 
 // Wait is what a bind waits for.
 type Wait struct {
-	// Object has to change. It may be the zero Object.
+	// Object has to change. It is only shown, and may be the zero Object.
 	Object Object
 	// For completes the sentence "waiting for …". It is not empty.
 	For string

@@ -103,8 +103,8 @@ type BindPolicySpec struct {
 	// +kubebuilder:default=Fail
 	FailurePolicy FailurePolicy `json:"failurePolicy,omitempty"`
 
-	// Mode Enforce applies the policy. Audit only reports what the policy would do, in events, metrics,
-	// warnings and 'kubectl prebind explain'.
+	// Mode Enforce applies the policy. Audit only reports what the policy would do, but not its annotations and labels, in
+	// events, metrics, warnings and 'kubectl prebind explain'.
 	//
 	// +kubebuilder:default=Enforce
 	Mode Mode `json:"mode,omitempty"`

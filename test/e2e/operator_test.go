@@ -36,7 +36,8 @@ func testOperator(t *testing.T, w *world) {
 			pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
 			require.NoError(t, c.Create(t.Context(), pod))
 			bound := b.untilBound()
-			require.NoError(t, operator.Supply(t.Context(), c, bound, cluster.RackLabel))
+			require.NoError(t, operator.Supply(t.Context(), c, c, bound, cluster.RackLabel))
+			require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(bound), bound))
 			rack := b.node(bound.Spec.NodeName).Labels[cluster.RackLabel]
 			assert.Equal(t, rack, operator.Rack(bound))
 			read, err := downward(bound)

@@ -16,7 +16,8 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// TestShell checks that the handler in shell does the step of a task that exists at its start, and of a later one, and undoes both.
+// TestShell checks that the handler in shell does the step of a task that exists at its start, and of a later one, undoes both, and reports a
+// step that cannot be done.
 func TestShell(t *testing.T) {
 	t.Parallel()
 	create(t, "shell-before", "shell", nil)
@@ -28,6 +29,9 @@ func TestShell(t *testing.T) {
 		config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 		require.NoError(t, tasks.Get(t.Context(), client.ObjectKeyFromObject(config), config))
 		remove(t, name)
+		assert.Equal(t, nodeName, config.Data["node"])
 		untilGone(t, config, name)
 	}
+	create(t, "shell-never", "shell", map[string]v1alpha1.ParameterValue{"level": "none"})
+	until(t, "shell-never", is(v1alpha1.TaskFailed))
 }

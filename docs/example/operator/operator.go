@@ -3,7 +3,8 @@
 
 // Package operator shows how an operator gives its pods the rack of their node. With Prebind and the policy rack-awareness, a pod has it
 // before its first container starts. Otherwise, the operator writes it after the bind. The template of the pods is the same, so nothing
-// restarts when Prebind is installed, removed or in another mode. It is code to copy; docs/for-operators.md explains it.
+// restarts when Prebind is installed, removed or in another mode. It is code to copy, for Go 1.26;
+// docs/for-operators.md explains it.
 package operator
 
 import (
@@ -23,7 +24,7 @@ const (
 	prebindAnnotation = "rack-awareness.policy.prebind.dev/rack"
 	// ownAnnotation is the annotation that Supply writes. After a pod is created, the API server rejects changes of Prebind's keys.
 	ownAnnotation = "store.example.com/rack"
-	// volumeName is the name of the volume, and directory its path in the containers: `cat /etc/rack/*` prints the rack.
+	// volumeName is the name of the volume, and directory its path in the containers. The file prebind has the rack, or else the file operator.
 	volumeName = "rack"
 	directory  = "/etc/rack"
 )
@@ -64,23 +65,27 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 
 // Supply writes the rack of the node, or else its zone, to a pod that was bound without it, as the policy rack-awareness does. Call it
 // whenever a pod of the operator changes. Label is the label of nodes, such as example.com/rack. The error of a node without both
-// labels is for a condition: the pod waits until the node has one and the operator calls Supply again.
+// labels is for a condition: the pod waits until the node has one and the operator calls Supply again. If the pod has changed, the error
+// is a conflict. Supply does not change its argument.
+//
+// Nodes is the manager's GetAPIReader: its client would list and watch all nodes.
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
 // +kubebuilder:rbac:groups="",resources=pods,verbs=patch
-func Supply(ctx context.Context, c client.Client, pod *corev1.Pod, label string) error {
+func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *corev1.Pod, label string) error {
 	if pod.Spec.NodeName == "" || Rack(pod) != "" || pod.DeletionTimestamp != nil {
 		return nil
 	}
 	node := &corev1.Node{}
-	if err := c.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, node); err != nil {
+	if err := nodes.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, node); err != nil {
 		return err
 	}
 	for _, key := range []string{label, corev1.LabelTopologyZone} {
 		if rack := node.Labels[key]; rack != "" {
-			before := pod.DeepCopy()
-			metav1.SetMetaDataAnnotation(&pod.ObjectMeta, ownAnnotation, rack)
-			return c.Patch(ctx, pod, client.MergeFrom(before))
+			supplied := pod.DeepCopy()
+			metav1.SetMetaDataAnnotation(&supplied.ObjectMeta, ownAnnotation, rack)
+			// Without the lock, a pod that replaced this one under its name could get its rack.
+			return pods.Patch(ctx, supplied, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{}))
 		}
 	}
 	return fmt.Errorf("pod %s/%s: node %s has neither the label %s nor %s", pod.Namespace, pod.Name, node.Name, label, corev1.LabelTopologyZone)

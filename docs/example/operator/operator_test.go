@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -58,7 +59,7 @@ func TestSupply(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "store-0", Annotations: tc.annotations}, Spec: corev1.PodSpec{NodeName: tc.node}}
 			c := fake.NewClientBuilder().WithObjects(pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: tc.labels}}).Build()
 			require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
-			err := Supply(t.Context(), c, pod, "example.com/rack")
+			err := Supply(t.Context(), c, c, pod, "example.com/rack")
 			if tc.fails == "" {
 				require.NoError(t, err)
 			} else {
@@ -68,4 +69,13 @@ func TestSupply(t *testing.T) {
 			assert.Equal(t, tc.want, Rack(pod))
 		})
 	}
+	t.Run("Replaced", func(t *testing.T) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "store-0"}}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"example.com/rack": "r7"}}}
+		c := fake.NewClientBuilder().WithObjects(pod, node).Build()
+		read := &corev1.Pod{}
+		require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(pod), read))
+		read.ResourceVersion, read.Spec.NodeName = "1", "node-1"
+		assert.True(t, apierrors.IsConflict(Supply(t.Context(), c, c, read, "example.com/rack")), "another pod may have the name")
+	})
 }

@@ -2,19 +2,31 @@
 # Copyright The Prebind Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# A handler in shell, which needs only kubectl. Replace do_step and undo_step. They must be idempotent. Here they create and delete a ConfigMap.
+# A handler in shell, which needs only kubectl. Replace do_step and undo_step. They must be idempotent. Here they create and delete a ConfigMap
+# with the name of the BindTask. do_step returns 0 if the step is done, 2 if it cannot be done on this node, and otherwise it is called again.
 set -u
 handler=example.com/shell
 
-do_step() { kubectl create configmap "$1" --dry-run=client -o yaml | kubectl apply -f -; }
+field() { kubectl get bindtask "$1" -o jsonpath="{.spec.$2}"; } # NAME FIELD, such as nodeName, pod.uid or parameters.image
+
+do_step() {
+	node=$(field "$1" nodeName) || return 1
+	level=$(field "$1" parameters.level) || return 1
+	if [ "$level" = none ]; then return 2; fi
+	kubectl create configmap "$1" --from-literal="node=$node" --dry-run=client -o yaml | kubectl apply -f -
+}
 undo_step() { kubectl delete configmap "$1" --ignore-not-found; }
 
 # A write fails if the BindTask has another resource version now, such as one that was created again. Then there is another line for it.
 set_finalizers() { # NAME VERSION FINALIZERS
 	kubectl patch bindtask "$1" --type=merge -p "{\"metadata\": {\"resourceVersion\": \"$2\", \"finalizers\": [$3]}}"
 }
-report_ready() { # NAME VERSION
-	condition='{"type": "Ready", "status": "True"}'
+report() { # NAME VERSION RESULT
+	case $3 in
+	0) condition='{"type": "Ready", "status": "True"}' ;;
+	2) condition='{"type": "Failed", "status": "True", "message": "the step cannot be done on this node"}' ;;
+	*) return ;;
+	esac
 	kubectl patch bindtask "$1" --subresource=status --type=merge \
 		-p "{\"metadata\": {\"resourceVersion\": \"$2\"}, \"status\": {\"conditions\": [$condition]}}"
 }
@@ -27,8 +39,8 @@ while true; do
 		while read -r name version deleted finalizers result; do
 			case "$deleted $finalizers $result" in
 			"- - -") set_finalizers "$name" "$version" "\"$handler\"" ;; # The next line is the result.
-			"- "*"$handler"*" -") do_step "$name" && report_ready "$name" "$version" ;;
-			"- "*) ;; # It is ready.
+			"- "*"$handler"*" -") do_step "$name"; report "$name" "$version" $? ;;
+			"- "*) ;; # It is ready, or has failed.
 			*"$handler"*) undo_step "$name" && set_finalizers "$name" "$version" "" ;;
 			esac
 		done
