@@ -74,7 +74,7 @@ func TestForSchedulers_Values(t *testing.T) {
 		fmt.Sprintf("`--max-prebind-timeout`, %.0f minutes\n", budgets.MaxPreBindTimeout.Minutes()),
 		"- Repeats of one `Bind` by client-go: 10, so 11 calls",
 		"- `details.retryAfterSeconds`: 1 to 38 for waiting,", // See TestRetryAfter of the binder.
-		fmt.Sprintf("- Next call after a waiting answer: `Retry-After` and %.0f s\n", work.AbandonAfter.Seconds()),
+		fmt.Sprintf("- Next call after a waiting answer: at the latest %.0f s after `Retry-After`", work.AbandonAfter.Seconds()),
 		`"` + webhook.Name + `"`, "  - `" + string(webhook.CausePlugin) + "` (`CausePlugin`)", "  - `" + string(webhook.CauseObject) + "` (`CauseObject`)", "  - `" + string(webhook.CauseField) + "` (`CauseField`)",
 		"(412 `" + string(webhook.ReasonStale) + "`)",
 	} {

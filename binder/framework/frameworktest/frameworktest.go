@@ -8,12 +8,14 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
@@ -96,7 +98,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 	c.Handle = framework.Handle{
 		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection,
 		Writer: connection, Status: connection,
-		Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: "prebind-system", Select: selected.Select, Keep: selected.Keep,
+		Wake: changes.Wake, Clock: clock.RealClock{}, Events: &events.FakeRecorder{}, Namespace: "prebind-system", Select: selected.Select, Keep: selected.Keep,
 	}
 	var err error
 	if c.Plugin, err = r.New(c.Handle, arguments); err != nil {
@@ -133,7 +135,7 @@ func (c *Cluster) build() *binder.Engine {
 	return e
 }
 
-// watched is a cache that holds only some kinds and selections.
+// watched is a cache that holds only some kinds and selections, and of all pods those without a node, as that of Prebind.
 type watched struct {
 	client.Reader
 	t          testing.TB
@@ -150,7 +152,11 @@ func (w *watched) Get(ctx context.Context, key client.ObjectKey, into client.Obj
 		}
 	}
 	w.check(into)
-	return w.Reader.Get(ctx, key, into, opts...)
+	err := w.Reader.Get(ctx, key, into, opts...)
+	if pod, ok := into.(*corev1.Pod); ok && err == nil && pod.Spec.NodeName != "" {
+		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
+	}
+	return err
 }
 
 // List implements client.Reader.
@@ -160,7 +166,11 @@ func (w *watched) List(ctx context.Context, into client.ObjectList, opts ...clie
 		return w.Reader.List(ctx, into, opts...)
 	}
 	w.check(into)
-	return w.Reader.List(ctx, into, opts...)
+	err := w.Reader.List(ctx, into, opts...)
+	if pods, ok := into.(*corev1.PodList); ok {
+		pods.Items = slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" })
+	}
+	return err
 }
 
 func (w *watched) checkSelection(s framework.Selection) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -105,4 +106,14 @@ func TestNew_Selections(t *testing.T) {
 	h.Keep(nil)
 	read(h.Cached)
 	assert.Len(t, s.errors, 2, "the plugin does not use it any more")
+}
+
+// The cache has no pods that have a node, as in Prebind.
+func TestNew_Pods(t *testing.T) {
+	pending, running := gen.Pod("pending"), gen.Pod("running", gen.BoundTo("node-a"))
+	c := New(t, reading("reading", &corev1.ConfigMap{}), nil, pending, running)
+	found := &corev1.PodList{}
+	assert.NoError(t, c.Handle.Cached.List(t.Context(), found))
+	assert.Len(t, found.Items, 1)
+	assert.True(t, apierrors.IsNotFound(c.Handle.Cached.Get(t.Context(), client.ObjectKeyFromObject(running), &corev1.Pod{})))
 }

@@ -9,6 +9,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -30,8 +31,9 @@ const (
 )
 
 // Template changes the template of the pods: the policy selects them, their containers have the rack in a file of /etc/rack, and the
-// first init container waits until the file is not empty. Its image has a shell, such as busybox. Template removes values from the template's
-// annotations, which its author could have written, and a second call changes nothing.
+// first init container waits until a file is not empty. Its image has a shell, such as busybox or that of the store; its user and seccomp profile
+// are those of the pod. Template removes values from the template's annotations, which its author could have written, and replaces a volume
+// with its name. Call it on a template that the operator builds, without defaults of the API server.
 func Template(template *corev1.PodTemplateSpec, image string) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, selectingLabel, "true")
 	delete(template.Annotations, prebindAnnotation)
@@ -47,7 +49,7 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 	const name = "wait-for-rack"
 	spec.InitContainers = slices.DeleteFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == name })
 	spec.InitContainers = slices.Insert(spec.InitContainers, 0, corev1.Container{
-		Name: name, Image: image, Command: []string{"sh", "-c", `until [ -n "$(cat ` + directory + `/*)" ]; do sleep 1; done`},
+		Name: name, Image: image, Command: []string{"sh", "-c", `trap 'exit 1' TERM; until [ -n "$(cat ` + directory + `/*)" ]; do sleep 1; done`},
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi")},
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("16Mi")},
@@ -64,14 +66,14 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 }
 
 // Supply writes the rack of the node, or else its zone, to a pod that was bound without it, as the policy rack-awareness does. Call it
-// whenever a pod of the operator changes. Label is the label of nodes, such as example.com/rack. The error of a node without both
-// labels is for a condition: the pod waits until the node has one and the operator calls Supply again. If the pod has changed, the error
-// is a conflict. Supply does not change its argument.
+// whenever a pod of the operator changes. Label is the label of nodes, such as example.com/rack. For ErrNoRack, set a condition and requeue
+// after a minute: the pod waits, and nothing reports a change of the node. After a conflict, the watch reports the newer pod. Supply does not
+// change its argument.
 //
-// Nodes is the manager's GetAPIReader: its client would list and watch all nodes.
+// Pods is the manager's GetClient, and nodes its GetAPIReader: the client would list and watch all nodes.
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
-// +kubebuilder:rbac:groups="",resources=pods,verbs=patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch
 func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *corev1.Pod, label string) error {
 	if pod.Spec.NodeName == "" || Rack(pod) != "" || pod.DeletionTimestamp != nil {
 		return nil
@@ -88,8 +90,11 @@ func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *c
 			return pods.Patch(ctx, supplied, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{}))
 		}
 	}
-	return fmt.Errorf("pod %s/%s: node %s has neither the label %s nor %s", pod.Namespace, pod.Name, node.Name, label, corev1.LabelTopologyZone)
+	return fmt.Errorf("pod %s/%s on node %s: %w: neither the label %s nor %s", pod.Namespace, pod.Name, node.Name, ErrNoRack, label, corev1.LabelTopologyZone)
 }
+
+// ErrNoRack means that the node has no rack.
+var ErrNoRack = errors.New("the node has no rack")
 
 // Rack returns the rack of the pod, or "" if it has none yet.
 func Rack(pod *corev1.Pod) string {

@@ -52,7 +52,7 @@ func TestSupply(t *testing.T) {
 		"Supplied": {node: "node-1", labels: map[string]string{"example.com/rack": "r8"}, annotations: map[string]string{ownAnnotation: "r7"}, want: "r7"},
 		"Label":    {node: "node-1", labels: map[string]string{"example.com/rack": "r7", corev1.LabelTopologyZone: "a"}, want: "r7"},
 		"Zone":     {node: "node-1", labels: map[string]string{"example.com/rack": "", corev1.LabelTopologyZone: "a"}, want: "a"},
-		"Neither":  {node: "node-1", fails: "node-1 has neither the label example.com/rack nor topology.kubernetes.io/zone"},
+		"Neither":  {node: "node-1", fails: ErrNoRack.Error()},
 		"NodeGone": {node: "node-2", fails: "not found"},
 	} {
 		t.Run(name, func(t *testing.T) {
