@@ -67,13 +67,13 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 
 // Supply writes the rack of the node, or else its zone, to a pod that was bound without it, as the policy rack-awareness does. Call it
 // whenever a pod of the operator changes. Label is the label of nodes, such as example.com/rack. For ErrNoRack, set a condition and requeue
-// after a minute: the pod waits, and nothing reports a change of the node. After a conflict, the watch reports the newer pod. Supply does not
-// change its argument.
+// after a minute: the pod waits, and nothing reports a change of the node. Ignore a conflict, because the watch reports the newer pod, and a node
+// that is not found. Supply does not change its argument.
 //
 // Pods is the manager's GetClient, and nodes its GetAPIReader: the client would list and watch all nodes.
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
-// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=pods,namespace=store,verbs=get;list;watch;patch
 func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *corev1.Pod, label string) error {
 	if pod.Spec.NodeName == "" || Rack(pod) != "" || pod.DeletionTimestamp != nil {
 		return nil
