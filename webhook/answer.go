@@ -30,7 +30,7 @@ const (
 )
 
 // codes are the codes and reasons of denials. client-go repeats a request after 429. kube-scheduler v1.37 and newer also
-// repeats a bind after InternalError, ServiceUnavailable and Conflict. Therefore Prebind does not answer 500 or 503 to a
+// repeats a bind after InternalError, ServiceUnavailable and a refused connection. Therefore Prebind does not answer 500 or 503 to a
 // Binding that must wait.
 var codes = map[framework.Kind]struct {
 	code   int32

@@ -16,8 +16,8 @@ import (
 // Handle is the access of a plugin to the cluster. It is safe for concurrent use.
 type Handle struct {
 	// Cached reads the kinds and selections that the plugin's Registration watches, the selections that
-	// Select has added, pods without a node, and nodes. It returns an error for others. The objects are
-	// shared: do not change them.
+	// Select has added, pods without a node, and nodes. It returns an error for others, unless another plugin that is on watches
+	// them. The objects are shared: do not change them.
 	Cached Reader
 	// Live reads from the API server.
 	Live Reader

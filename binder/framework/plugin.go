@@ -52,7 +52,8 @@ type BindContextExtender interface {
 // PreBinder is a Plugin that writes. Compared with kube-scheduler, PreBindRollBack is Unreserve, and is also called after a
 // crash, and PreBind does not wait.
 //
-// For one attempt, the engine runs only one of PreBind, PreBindRollBack and PostBind at a time. Those of other attempts at the
+// For one attempt, a replica runs only one of PreBind, PreBindRollBack and PostBind at a time. After a lost Lease, another replica can run
+// PreBindRollBack or PostBind of it at the same time. Those of other attempts at the
 // same bind can run at the same time, also in this replica. The context of PreBind ends with the hold of the call, and that of the others
 // after 30 s.
 //
@@ -150,7 +151,7 @@ type OnRequest interface {
 // Observer is a Plugin that reports what binds wait for and how they are decided. Its methods must not block. They
 // receive the context and the extension of the last pass, and are not called for dry runs.
 type Observer interface {
-	// BindWaits is called when a call begins to wait, and when what it waits for changes.
+	// BindWaits is called when a call is held, and when what it waits for changes. A call that gets no seat is answered without it.
 	BindWaits(ctx context.Context, bc *BindContext, waits []Wait)
 	// BindDecided is called when a call is allowed or rejected. A bind that is not called any more ends without it.
 	BindDecided(ctx context.Context, bc *BindContext)

@@ -29,7 +29,7 @@ type Registration struct {
 	// Watches contains an example of each kind that the cache holds while the plugin is on.
 	// Changes of these kinds wake waits. Pods without a node, and nodes, are always watched; for pods with a node,
 	// use a Selection or Handle.Live. The role of
-	// the plugin must grant list and watch, and get for reads from the API server. Prebind is not ready
+	// the plugin must grant list and watch, and get for reads from the API server. A new replica is not ready
 	// while the API server forbids a watch.
 	Watches []client.Object
 	// AddToScheme adds types of custom resources that the plugin reads to the scheme of Prebind's caches and

@@ -43,7 +43,8 @@ import (
 //
 // Each of the first three wakes the binds that wait for the object, if Registration.Watches contains its
 // kind, or if it is in one of Registration.Selections, or in one that the plugin has added with
-// Handle.Select. A plugin with framework.Starter is not started.
+// Handle.Select. A plugin with framework.Starter is not started. A Get with a Selection ignores its Namespace, Labels
+// and Fields. A Transform is not applied, and a Handler is not called.
 type Cluster struct {
 	*fakeapi.Server
 	// Handle is what Registration.New got.
