@@ -51,7 +51,7 @@ func answer(b *corev1.Binding, d binder.Decision) admission.Response {
 	} else {
 		if patch := patchFor(b, d); len(patch) > 0 {
 			response.PatchType = new(admissionv1.PatchTypeJSONPatch)
-			response.Patch, _ = json.Marshal(patch) // Strings, and maps of them.
+			response.Patch, _ = json.Marshal(patch) // Strings, and maps of them: it cannot fail.
 		}
 		response.Allowed, response.AuditAnnotations = true, map[string]string{AuditKeyDecision: d.Kind()}
 	}
