@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,8 +39,6 @@ type Engine struct {
 	work    *work.Set
 	waits   waits
 	seats   seats
-	// called says that Bind was called.
-	called atomic.Bool
 	// draining is closed by drain.
 	draining chan struct{}
 	drain    func()
@@ -92,13 +89,11 @@ type Stats struct {
 	Attempts map[string]int
 	// Holds is how many calls are held, of MaxHolds at most, those of exempt users included.
 	Holds, MaxHolds int
-	// Called says that at least one Binding has arrived since the start.
-	Called bool
 }
 
 // Stats returns the present numbers; the caller owns the map.
 func (e *Engine) Stats() Stats {
-	s := Stats{Attempts: map[string]int{}, Called: e.called.Load()}
+	s := Stats{Attempts: map[string]int{}}
 	for _, phase := range work.Phases() {
 		s.Attempts[phase] = 0
 	}
@@ -145,7 +140,6 @@ func (e *Engine) Sweep(ctx context.Context, peers work.Peers) {
 // Bind decides on one Binding. It returns within the hold and before the
 // context's deadline. A panic rejects only this bind, and ends its work.
 func (e *Engine) Bind(ctx context.Context, r Request) Decision {
-	e.called.Store(true)
 	settings := e.o.Settings.in(r.Pod.Namespace)
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}

@@ -49,8 +49,6 @@ type Status struct {
 	Attempts map[string]int `json:"attempts"`
 	Holds    int            `json:"holds"`
 	MaxHolds int            `json:"maxHolds"`
-	// Called says that the API server has sent a Binding since the replica started.
-	Called bool `json:"called,omitempty"`
 	// InFlight are the attempts in progress, the oldest first. If there is no room for all,
 	// namespaces take turns, and LeftOut is the number of those that are missing.
 	InFlight []work.InFlight `json:"inFlight,omitempty"`

@@ -71,9 +71,9 @@ func unregister(ctx context.Context, client kubernetes.Interface, o *unregisterO
 	case err != nil:
 		return fmt.Errorf("deleting %s: %w", what, err)
 	case deleted:
-		_, err = fmt.Fprintln(out, what, "deleted: the API server no longer calls Prebind")
+		_, err = fmt.Fprintln(out, what, "deleted")
 	default:
-		_, err = fmt.Fprintln(out, what, "does not exist: the API server does not call Prebind")
+		_, err = fmt.Fprintln(out, what, "does not exist")
 	}
 	return err
 }

@@ -42,13 +42,13 @@ func TestUnregister(t *testing.T) {
 		"There": {
 			reason: "only the named object is deleted",
 			there:  []string{"other", "prebind"},
-			says:   "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
+			says:   "MutatingWebhookConfiguration prebind deleted\n",
 			left:   []string{"other"},
 		},
 		"Gone": {
 			reason: "the command can be repeated",
 			there:  []string{"other"},
-			says:   "MutatingWebhookConfiguration prebind does not exist: the API server does not call Prebind\n",
+			says:   "MutatingWebhookConfiguration prebind does not exist\n",
 			left:   []string{"other"},
 		},
 		"Held": {
@@ -63,7 +63,7 @@ func TestUnregister(t *testing.T) {
 			reason: "a finalizer can delay the deletion",
 			there:  []string{"prebind"},
 			answer: func(n int) (bool, error) { return n < 3, nil },
-			says:   "MutatingWebhookConfiguration prebind deleted: the API server no longer calls Prebind\n",
+			says:   "MutatingWebhookConfiguration prebind deleted\n",
 		},
 		"Unconfirmed": {
 			reason: "an unconfirmed deletion is an error",

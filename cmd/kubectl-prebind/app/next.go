@@ -36,7 +36,8 @@ const longTask = time.Minute
 // probeTimeout is the time in which Prebind must answer a probe. A dry run does not wait.
 const probeTimeout = 10 * time.Second
 
-// reach is what a probe has found out. It is empty if the user may not post Bindings, or Prebind takes no part in those of the namespace.
+// reach is what a probe has found out. It is empty if the user may not post Bindings, if Prebind takes no part in those of the namespace,
+// or if the API server cannot call it and has allowed the Binding, because of failurePolicy Ignore.
 type reach struct {
 	// answered is set if Prebind has answered.
 	answered bool
@@ -128,16 +129,15 @@ func audits(all []replica.Status) bool {
 // nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
 // the same configuration. Answered says that Prebind has answered a probe.
 func nextStep(ctx context.Context, client kubernetes.Interface, r registration, all []replica.Status, settled, answered bool) []string {
-	called := answered || slices.ContainsFunc(all, func(s replica.Status) bool { return s.Called })
 	switch {
 	case r.failurePolicy == unregistered:
 		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
-	case settled && !called && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore):
+	case settled && !answered && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore):
 		// With failurePolicy Ignore, nothing else shows that the API server cannot call the replicas. With Fail, no pod would be bound.
-		return []string{"no Binding has reached Prebind since its replicas started. If pods were bound since then, the API server cannot call it: see " +
-			cli.Documentation("install.md#check-the-installation")}
+		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, or if the namespace is exempt, this means nothing; " +
+			"otherwise the API server cannot call Prebind, and binds pods without it: see " + cli.Documentation("install.md#check-the-installation")}
 	case audits(all) && settled:
-		return []string{"mode is Audit: Prebind changes no bind. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
+		return []string{"mode is Audit. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
 			cli.Documentation("install.md#roll-out")}
 	case audits(all) || r.failurePolicy != admissionregistrationv1.Ignore:
 		return nil

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -100,7 +101,10 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 		}
 	})
 	if err == nil && reached.failure != "" {
-		err = cli.ExitError{Code: 1}
+		err = errors.New("the API server cannot call Prebind: " + reached.failure)
+		if o.output == formatText { // NEXT says it.
+			err = cli.ExitError{Code: 1}
+		}
 	}
 	return err
 }
@@ -199,7 +203,7 @@ const healthy = "yes"
 // health returns the value of the column READY.
 func health(s replica.Status, now time.Time) string {
 	if silent := now.Sub(s.Reported.Time); silent > silentAfter {
-		return "unknown: no report for " + duration.HumanDuration(silent)
+		return "unknown: no report for " + duration.HumanDuration(silent) + ", by the clock of this computer"
 	}
 	text := healthy
 	if s.Problem != "" {

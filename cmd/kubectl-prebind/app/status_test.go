@@ -45,7 +45,7 @@ func TestStatusOptions_Text(t *testing.T) {
 	const replicas = `REPLICA   LEADER   POD         VERSION   MODE      CONFIG   PREPARING   PREPARED   HOLDS   REPORTED   READY
 aaa       no       prebind-1   v1        Enforce   123      3           1          2/32    3s ago     yes
 bbb       yes      -           -         -         -        0           0          0/0     1s ago     no: draining
-ccc       no       -           -         -         -        0           0          0/0     60s ago    unknown: no report for 60s
+ccc       no       -           -         -         -        0           0          0/0     60s ago    unknown: no report for 60s, by the clock of this computer
 
 `
 	const leftOut = `
@@ -107,6 +107,10 @@ func TestTextWaits(t *testing.T) {
 			waits("web-1", "volumebinding", "PersistentVolumeClaim shop/data-1: to be bound", 5*time.Minute),
 			waits("turn", "start-limit", "its turn", time.Second),
 		}},
+		{Holds: 7, InFlight: []work.InFlight{waits("old", "policy", "a replica that has stopped", 3*time.Hour)}},
+	}
+	for i := range all[:2] {
+		all[i].Reported = metav1.NewTime(now)
 	}
 	var out bytes.Buffer
 	textWaits(&out, all, now)
@@ -137,14 +141,14 @@ const (
 // that are missing, as if the user had no permission.
 func TestFindings(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	ready := replica.Status{Replica: "aaa", Version: "v1", Config: "1", Mode: "Enforce", Called: true, Reported: metav1.NewTime(now)}
+	ready := replica.Status{Replica: "aaa", Version: "v1", Config: "1", Mode: "Enforce", Reported: metav1.NewTime(now)}
 	changed := func(change func(s *replica.Status)) replica.Status {
 		s := ready
 		change(&s)
 		return s
 	}
 	audits := changed(func(s *replica.Status) { s.Mode = "Audit" })
-	uncalled := changed(func(s *replica.Status) { s.Called = false })
+	answers := reach{answered: true}
 	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
 	const later = "in mode Enforce"
 	task := func(handler, created, more string) string {
@@ -166,23 +170,20 @@ func TestFindings(t *testing.T) {
 		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
 		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
 		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[the API server cannot call Prebind: no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
-		"Restarted":     {reason: "the reports are older than the answer", reached: reach{answered: true}, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa is not ready"}},
-		"UncalledProbe": {reason: "the probe shows that the API server calls Prebind", path: webhooksPath, items: ignores, reached: reach{answered: true}, replicas: []replica.Status{uncalled, uncalled}, want: []string{"[failurePolicy of"}},
+		"Restarted":     {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa is not ready"}},
 		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa", "mine is Ignore"}},
 		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
-		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, want: []string{"mine is Ignore", "install.md#exempt-namespaces", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
-		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, want: []string{"mine is Ignore", later}},
+		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "install.md#exempt-namespaces", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
+		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, reached: answers, want: []string{"mine is Ignore", later}},
 		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
-		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, want: []string{"rejected no bind", "--set config.mode=Enforce"}},
-		"AuditIgnore":   {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, want: []string{"mode is Audit"}},
-		"AuditRejects":  {reason: "each pod counts once", path: eventsPath, items: audited("a", "be rejected (refused): x") + "," + audited("a", "be rejected (refused): y") + "," + audited("b", "be rejected (invalid): x") + "," + audited("c", "wait for x"), replicas: []replica.Status{audits, audits}, want: []string{"rejected binds of 2 pods", "reason=BindAudited", "--set config.mode=Enforce"}},
+		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"rejected no bind", "--set config.mode=Enforce"}},
+		"AuditIgnore":   {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"mode is Audit"}},
+		"AuditRejects":  {reason: "each pod counts once", path: eventsPath, items: audited("a", "be rejected (refused): x") + "," + audited("a", "be rejected (refused): y") + "," + audited("b", "be rejected (invalid): x") + "," + audited("c", "wait for x"), replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"rejected binds of 2 pods", "reason=BindAudited", "--set config.mode=Enforce"}},
 		"AuditPolicies": {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, want: []string{"[BindPolicies are not ready: new"}},
-		"AuditUncalled": {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{changed(func(s *replica.Status) { s.Mode, s.Called = "Audit", false })}, want: []string{"[no Binding has reached Prebind"}},
-		"Uncalled":      {reason: "with Fail, a webhook that the API server cannot call would stop all binds", path: webhooksPath, items: ignores, replicas: []replica.Status{uncalled, uncalled}, want: []string{"[no Binding has reached Prebind"}},
-		"UncalledFail":  {reason: "with Fail, failed binds show it", replicas: []replica.Status{uncalled, uncalled}},
-		"CalledOne":     {reason: "the API server calls all replicas in the same way", path: webhooksPath, items: ignores, replicas: []replica.Status{uncalled, ready}, want: []string{"mine is Ignore", "kubectl patch"}},
-		"AuditOne":      {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, want: []string{"--set config.mode=Enforce"}},
+		"AuditSilent":   {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{audits, audits}, want: []string{"[Prebind has not answered a test Binding"}},
+		"IgnoreSilent":  {reason: "with Fail, a webhook that the API server cannot call would stop all binds, whenever it has called it before", path: webhooksPath, items: ignores, want: []string{"[Prebind has not answered a test Binding"}},
+		"AuditOne":      {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, reached: answers, want: []string{"--set config.mode=Enforce"}},
 		"Policies":      {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it): "}},
 		"PolicyAudit":   {reason: "the end of the audit can be forgotten", path: policiesPath, items: `{"metadata": {"name": "rack"}, "spec": {"mode": "Audit"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"[BindPolicies only report (mode Audit): rack. "}},
 		"Annotations":   {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},

@@ -112,8 +112,9 @@ func reasonsOf(all []replica.Status) []*reason {
 	return reasons
 }
 
-// textWaits writes the table.
+// textWaits writes the table. It leaves out replicas that have stopped: other replicas continue their binds.
 func textWaits(out *bytes.Buffer, all []replica.Status, now time.Time) {
+	all = slices.DeleteFunc(all, func(s replica.Status) bool { return now.Sub(s.Reported.Time) > silentAfter })
 	reasons := reasonsOf(all)
 	binds, holds := 0, 0
 	for _, s := range all {

@@ -198,7 +198,7 @@ func (p *process) status() (string, error) {
 	stats, c := p.engine.Stats(), p.configuration
 	s := replica.Status{
 		Replica: p.id, Leader: p.replicas.Leads(), Pod: p.o.podName, Version: cli.Version(), Config: c.Hash, Mode: string(c.Mode),
-		Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds, Called: stats.Called,
+		Attempts: stats.Attempts, Holds: stats.Holds, MaxHolds: stats.MaxHolds,
 	}
 	if err := p.ready.Probe(); err != nil {
 		s.Problem = err.Error()
