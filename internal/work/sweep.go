@@ -35,14 +35,16 @@ const (
 	tidyEvery = 2 * time.Minute
 )
 
-// Actions of a sweep on a mark.
+// Actions of a sweep: on a mark, on the marks of a plugin, and on what a plugin no longer needs.
 const (
 	actionCommit   = "commit"
 	actionRollBack = "roll back"
+	actionList     = "list"
+	actionTidy     = "tidy"
 )
 
-// Actions returns what sweeps do with marks; the caller owns the slice.
-func Actions() []string { return []string{actionCommit, actionRollBack} }
+// Actions returns what a sweep does; the caller owns the slice. Of the last two, only failures are recorded.
+func Actions() []string { return []string{actionCommit, actionRollBack, actionList, actionTidy} }
 
 // Peers are the replicas of this Prebind.
 type Peers interface {
@@ -147,6 +149,7 @@ func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orpha
 		}
 		marks, err := s.marks(ctx, p)
 		if err != nil {
+			s.o.Recorder.Swept(p.Name(), actionList, err)
 			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err)) // The next list has the others.
 		}
 		working, now := s.working(), s.o.Clock.Now()
@@ -225,6 +228,7 @@ func (s *sweeper) tidy(ctx context.Context) error {
 		}
 		ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 		if err := Contain(ctx, func() error { return tidier.Tidy(ctx) }); err != nil {
+			s.o.Recorder.Swept(p.Name(), actionTidy, err)
 			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name(), err))
 		}
 		cancel()
@@ -237,6 +241,7 @@ func (s *sweeper) settle(ctx context.Context, o *orphan) error {
 	m := o.mark
 	pod, err := s.LivePod(ctx, m.Pod, ReadOutcome)
 	if err != nil {
+		s.o.Recorder.Swept(o.plugin.Name(), actionList, err)
 		return fmt.Errorf("reading pod %s: %w", m.Pod, err)
 	}
 	action := actionRollBack

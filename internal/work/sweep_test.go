@@ -194,3 +194,14 @@ func TestObserver_Swept(t *testing.T) {
 		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
 	})
 }
+
+// The alert PrebindSweepFailing counts these failures, too.
+func TestObserver_Fails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(&marker{recordingWriter: newWriter(&journal{}), err: errScripted}, thePod)
+		w := &watcher{}
+		s.o.Recorder = w
+		s.sweep(t, livingReplicas{}, time.Second)
+		assert.Equal(t, []string{"swept: p list as the script says"}, w.all())
+	})
+}
