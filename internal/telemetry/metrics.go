@@ -47,7 +47,7 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		prometheus.Labels{"hash": config})
 	return metrics{
 		decisions: counter("prebind_decisions_total",
-			"Answers to Bindings, by decision and by the plugin that rejected or delayed the bind.", "decision", "plugin"),
+			"Answers to Bindings without dry runs, by decision and by the plugin that rejected or delayed the bind.", "decision", "plugin"),
 		duration: histogram("prebind_decision_duration_seconds",
 			"Time from a call to its answer, holds included.", prometheus.ExponentialBuckets(0.0005, 2, 17), "decision"),
 		wait: histogram("prebind_bind_wait_seconds",
@@ -63,7 +63,7 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		rollBacks: counter("prebind_rollbacks_total",
 			"Rollbacks of plugins, by result: done, or failed if Prebind gave up after minutes of retries.", "plugin", "result"),
 		swept: counter("prebind_swept_total",
-			"Marks of ended attempts that Prebind completed, by plugin, verdict (commit or roll back) and result: done, or failed if Prebind will retry.", "plugin", "verdict", "result"),
+			"Work for ended attempts, by plugin, verdict (commit or roll back a mark, list the marks and read their pods, tidy) and result: done (of commit and roll back), or failed if Prebind will retry.", "plugin", "verdict", "result"),
 		refused: counter("prebind_webhook_refused_total",
 			"Requests that Prebind did not read to the end, by reason: connections (too many were open), bodies (all bodies together were too large), or slow (the body took too long to arrive).", "reason"),
 		plugins: histogram("prebind_plugin_duration_seconds",

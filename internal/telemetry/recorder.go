@@ -122,6 +122,9 @@ func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decis
 	if span.IsRecording() {
 		describeDecision(span, request, d)
 	}
+	if request.DryRun { // An explanation, which any user may ask for.
+		return d
+	}
 	kind, plugin := d.Kind(), ""
 	if d.Err != nil {
 		plugin = d.Err.Plugin

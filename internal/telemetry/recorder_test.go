@@ -134,6 +134,7 @@ func TestRecorder_Decided(t *testing.T) {
 	require.NoError(t, err)
 	for _, d := range decisions {
 		m.Engine(answering{d, clock}).Bind(t.Context(), binder.Request{})
+		m.Engine(answering{d, clock}).Bind(t.Context(), binder.Request{DryRun: true}) // Not a decision.
 	}
 
 	families, err := registry.Gather()
