@@ -47,10 +47,13 @@ func TestAlerts(t *testing.T) {
 		prebind_bind_wait_seconds_bucket{le="2.56"} 0+90x30
 		prebind_bind_wait_seconds_bucket{le="163.84"} 0+100x30
 		prebind_bind_wait_seconds_bucket{le="655.36"} 0+100x30
-		prebind_bind_wait_seconds_bucket{le="+Inf"} 0+100x30`
+		prebind_bind_wait_seconds_bucket{le="+Inf"} 0+100x30
+		prebind_bind_wait_seconds_count 0+100x30`
 	cases := map[string]struct {
 		// fires are series that replace those of the same name and labels in well.
 		fires string
+		// also is another trouble, if there are two.
+		also string
 		// not is what is near it and no reason to fire.
 		not map[string]string
 	}{
@@ -60,7 +63,11 @@ func TestAlerts(t *testing.T) {
 		"PrebindNotReady": {fires: "prebind_ready{pod=\"a\"} 0x30\nprebind_ready{pod=\"b\"} 0x30", not: map[string]string{
 			"one is ready": `prebind_ready{pod="a"} 0x30`,
 		}},
-		"PrebindReplicaNotReady": {fires: `prebind_ready{pod="a"} 0x30`},
+		"PrebindReplicaNotReady": {
+			fires: `prebind_ready{pod="a"} 0x30`,
+			also:  "up{namespace=\"prebind-system\",container=\"prebind\",pod=\"a\"} 0x30\nprebind_ready{pod=\"a\"} _x30", // It does not answer.
+			not:   map[string]string{"another container": `up{namespace="prebind-system",container="other",pod="a"} 0x30`},
+		},
 		"PrebindCallsFailing": {fires: `apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="calling_webhook_error"} 0+100x30`, not: map[string]string{
 			"one call in a hundred":    `apiserver_admission_webhook_rejection_count{name="pods-binding.prebind.dev",error_type="calling_webhook_error"} 0+1x30`,
 			"another webhook fails":    `apiserver_admission_webhook_rejection_count{name="other.example.com",error_type="calling_webhook_error"} 0+100x30`,
@@ -82,12 +89,15 @@ func TestAlerts(t *testing.T) {
 			"no calls":            "apiserver_admission_webhook_admission_duration_seconds_sum{name=\"pods-binding.prebind.dev\"} 9x30\napiserver_admission_webhook_admission_duration_seconds_count{name=\"pods-binding.prebind.dev\"} 9x30\nprebind_decision_duration_seconds_sum{decision=\"allowed\"} 9x30",
 		}},
 		"PrebindWaitsLong": {fires: `prebind_bind_wait_seconds_bucket{le="2.56"} 0+50x30
-			prebind_bind_wait_seconds_bucket{le="163.84"} 0+50x30`, not: map[string]string{
+			prebind_bind_wait_seconds_bucket{le="163.84"} 0+50x30`, also: `prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+1200x30`, not: map[string]string{
 			"a minute": `prebind_bind_wait_seconds_bucket{le="2.56"} 0x30`,
 			"three minutes": `prebind_bind_wait_seconds_bucket{le="2.56"} 0x30
 				prebind_bind_wait_seconds_bucket{le="163.84"} 0x30
 				prebind_bind_wait_seconds_bucket{le="327.68"} 0+100x30`,
 			"one bind in a hundred": `prebind_bind_wait_seconds_bucket{le="163.84"} 0+99x30`,
+			"five calls for a bind": `prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+500x30`,
+			"one call": `prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0x20 1x10
+				prebind_bind_wait_seconds_count 0x30`,
 		}},
 		"PrebindFailing": {fires: `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+10x30`, not: map[string]string{
 			"one in a hundred":       `prebind_decisions_total{pod="a",decision="internal",plugin="device"} 0+1x30`,
@@ -143,6 +153,7 @@ func TestAlerts(t *testing.T) {
 		}},
 		"PrebindCertificateExpired": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 600x30`, not: map[string]string{
 			"a minute is left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 1860x30`,
+			"a bundle of CAs":  `prebind_certificate_expiration_timestamp_seconds{certificate="client-ca"} 600x30`,
 		}},
 		"PrebindConfigsDiffer": {fires: `prebind_config_info{pod="b",hash="2"} 1x30
 			prebind_config_info{pod="b",hash="1"} _x30`, not: map[string]string{
@@ -158,6 +169,9 @@ func TestAlerts(t *testing.T) {
 		t.Run(alert.Alert, func(t *testing.T) {
 			expr := alert.Expr.String()
 			assert.NotEmpty(t, query(t, engine, expr, well, tc.fires), "it should fire")
+			if tc.also != "" {
+				assert.NotEmpty(t, query(t, engine, expr, well, tc.also), "it should fire")
+			}
 			assert.Empty(t, query(t, engine, expr, well, ""), "all is well")
 			for near, series := range tc.not {
 				assert.Empty(t, query(t, engine, expr, well, series), "%s", near)
