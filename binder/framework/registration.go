@@ -14,7 +14,8 @@ import (
 
 // Registration describes a PreBind plugin. Name, Description, and New are required.
 type Registration struct {
-	// Name in kebab-case. The plugin that New returns has the same name.
+	// Name in kebab-case. The plugin that New returns has the same name. Outside Prebind's repository, begin it with the name of your
+	// organization: a name that a later version of Prebind uses is an error.
 	Name string
 	// Description is one line for 'prebind plugins'.
 	Description string

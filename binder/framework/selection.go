@@ -18,6 +18,7 @@ import (
 //
 // A plugin reads an object by its name, or lists the objects with one value, through the reader of SetupBindContextExtension:
 //
+//	agents := framework.Selection{Name: "my-plugin/agents", Example: &corev1.Pod{}, Labels: …, Value: …} // As in Registration.Selections.
 //	pod, err := framework.Get(ctx, reader, &corev1.Pod{}, namespace, name, agents)
 //	err := reader.List(ctx, &pods, agents.Where(node.Name))
 //
