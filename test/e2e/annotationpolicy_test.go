@@ -28,6 +28,16 @@ func TestAnnotationsAreImmutable(t *testing.T) {
 	b.pod(cluster.DefaultScheduler)
 	b.assertImmutable(b.untilBound())
 
+	// The policy costs little if no key changes: preemption, eviction and the kubelet update the status of such a pod, too.
+	many := gen.Pod("many", gen.InNamespace(b.ns), gen.Scheduler(byHand))
+	many.Annotations = map[string]string{}
+	for i := range 30_000 {
+		many.Annotations[fmt.Sprint(i)] = ""
+	}
+	_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), many, metav1.CreateOptions{})
+	require.NoError(t, err)
+	assert.NoError(t, b.patchStatus("many"))
+
 	exempt := newBench(t, shared, map[string]string{"prebind.dev/exempt": ""})
 	exempt.pod(byHand)
 	assert.NoError(t, exempt.patchMetadata("annotations", "device.prebind.dev/gpu", `"GPU-1"`, ""), "Prebind does not read the annotations of pods in an exempt namespace")
