@@ -10,7 +10,7 @@ Names are fixed because a cluster has one Prebind: two would both decide on ever
 app.kubernetes.io/name: prebind
 app.kubernetes.io/part-of: prebind
 app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | trunc 63 | trimAll "-_." | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
@@ -49,7 +49,7 @@ matchExpressions:
 {{/* An object of config/webhook with the release's labels and namespace. */}}
 {{- define "prebind.object" -}}
 {{- $o := .object -}}
-{{- $_ := set $o.metadata "labels" (merge (fromYaml (include "prebind.labels" .root)) ($o.metadata.labels | default dict)) -}}
+{{- $_ := set $o.metadata "labels" (merge ($o.metadata.labels | default dict) (fromYaml (include "prebind.labels" .root))) -}}
 {{- if hasKey $o.metadata "namespace" -}}
 {{- $_ := set $o.metadata "namespace" .root.Release.Namespace -}}
 {{- end -}}
