@@ -173,7 +173,8 @@ func (m *manager) certify(v view) error {
 }
 
 // trust writes the CAs of the Secret to every webhook of the configuration. The bundle is never older than the one that it replaces:
-// the Secret was read after the configuration, and the patch fails if the configuration has changed since.
+// the Secret was read after the configuration, and the patch fails if the configuration has changed since. CAs of other issuers stay:
+// while the source of certificates changes, some replicas serve certificates of the other source.
 func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration, r *record) error {
 	switch {
 	case config.ResourceVersion == "":
@@ -184,7 +185,13 @@ func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.Mut
 	if err := contested(config); err != nil {
 		return err
 	}
-	bundle := encode(r.bundle...)
+	cas := slices.Clone(r.bundle)
+	for _, c := range injected(config) {
+		if c.Subject.CommonName != caName && !holds(cas, c) {
+			cas = append(cas, c)
+		}
+	}
+	bundle := encode(cas...)
 	differs := func(w admissionregistrationv1.MutatingWebhook) bool {
 		return !bytes.Equal(w.ClientConfig.CABundle, bundle)
 	}
@@ -198,7 +205,7 @@ func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.Mut
 	if err := m.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err))
 	}
-	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.WebhookConfiguration, "cas", len(r.bundle))
+	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.WebhookConfiguration, "cas", len(cas))
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"fmt"
 	"strings"
 	"testing"
@@ -66,6 +67,31 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		a.stop()
 		b.stop()
 		assert.Contains(t, a.log.String()+b.log.String(), "is not valid", "the first that sees it replaces it")
+	})
+}
+
+// While the source of certificates changes, the API server trusts replicas of both.
+func TestManager_OtherSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		made, key, err := sign(&x509.Certificate{
+			Subject: pkix.Name{CommonName: "another CA"}, NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
+		}, nil)
+		require.NoError(t, err)
+		other := &authority{cert: made, key: key}
+		w := newWorld(t, webhooks(encode(other.cert)))
+		first := w.start(times)
+		pass(2 * defaultPeriod)
+		assert.Equal(t, encode(w.record().current.cert, other.cert), w.config().Webhooks[0].ClientConfig.CABundle, "to self-managed certificates")
+		first.stop()
+
+		// The Secret remains while files are the source.
+		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = encode(other.cert)
+		})
+		second := w.start(times)
+		pass(2 * defaultPeriod)
+		assert.Equal(t, encode(w.record().current.cert, other.cert), w.config().Webhooks[0].ClientConfig.CABundle, "back to self-managed certificates")
+		second.stop()
 	})
 }
 

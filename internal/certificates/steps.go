@@ -93,7 +93,10 @@ func (o *Options) create(v view) (*record, error) {
 // A replica never serves a certificate of a CA that is not in the webhook configuration. Until every API server trusts a new CA, it uses
 // its previous one.
 func (o *Options) renews(v view, served *leaf) *authority {
-	usable := func(a *authority) bool { return v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0) }
+	// A replica whose clock is days ahead creates a CA that is not valid yet.
+	usable := func(a *authority) bool {
+		return !v.now.Before(a.cert.NotBefore) && v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0)
+	}
 	var own, current *authority
 	if served != nil && usable(served.by) {
 		own = served.by

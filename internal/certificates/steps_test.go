@@ -119,6 +119,8 @@ func TestRenews(t *testing.T) {
 	}
 	only := &record{current: a, bundle: bundle(a)}
 	rotated := &record{current: b, bundle: bundle(b, a)}
+	future := ca(t, 72*time.Hour)
+	ahead := &record{current: future, bundle: bundle(future, a)}
 	aTrusted := trust{{ca: a.cert, since: at(0)}}
 	bTrusted := func(since time.Duration) trust { return trust{{ca: b.cert, since: at(since)}} }
 	bothTrusted := func(since time.Duration) trust { return append(bTrusted(since), aTrusted...) }
@@ -145,6 +147,7 @@ func TestRenews(t *testing.T) {
 		"RotatedEarlyDue": {reason: "until then, the old CA signs", now: 17 * time.Hour, held: rotated, trusted: bothTrusted(17*time.Hour - time.Second), served: issue(a, 16*time.Hour+20*time.Minute), want: a},
 		"RotatedUnknown":  {reason: "the configuration cannot be written", now: 17 * time.Hour, held: rotated, trusted: aTrusted, served: issue(a, 16*time.Hour), want: a},
 		"OldGone":         {reason: "the CA of the certificate was removed", now: 17 * time.Hour, held: rotated, trusted: bTrusted(17 * time.Hour), served: issue(a, 16*time.Hour+50*time.Minute), want: b},
+		"Future":          {reason: "the clock of another replica is days ahead: until it is correct, the old CA signs", now: 40 * time.Minute, held: ahead, trusted: append(trust{{ca: future.cert, since: at(0)}}, aTrusted...), served: issue(a, 0), want: a},
 		"OldExpired":      {reason: "the CA of the certificate has expired", now: 24 * time.Hour, held: rotated, trusted: bothTrusted(24 * time.Hour), served: issue(a, 23*time.Hour), want: b},
 	}
 	for name, tc := range cases {
