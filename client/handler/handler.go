@@ -5,6 +5,7 @@ package handler
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,7 +22,7 @@ type Handler struct {
 	// Undo undoes what Do did, if anything, when the task is deleted. Undo is called again after an error, as Do is. Nil means that there
 	// is nothing to undo: the handler does not write a finalizer.
 	Undo func(ctx context.Context, task *Task) error
-	// Workers is the number of calls of Do and Undo at the same time. 0 means 8.
+	// Workers is the number of calls of Do and Undo at the same time, not negative. 0 means 8.
 	Workers int
 }
 
@@ -80,9 +81,10 @@ func Waiting(message string, again time.Duration) Result {
 	}
 }
 
-// limit returns the beginning of the message, in the length that the API accepts.
+// limit returns the beginning of the message, in the length and encoding that the API accepts.
 func limit(message string) string {
 	const most = 1024
+	message = strings.ToValidUTF8(message, "�")
 	if runes := []rune(message); len(runes) > most {
 		return string(runes[:most-1]) + "…"
 	}

@@ -65,15 +65,26 @@ type runner struct {
 }
 
 func run(ctx context.Context, client dynamic.Interface, h Handler) error {
-	if h.Name == "" || h.Do == nil {
-		return errors.New("handler: Name and Do are required")
+	if h.Name == "" || h.Do == nil || h.Workers < 0 {
+		return errors.New("handler: Name and Do are required, and Workers is not negative")
 	}
 	informer := dynamicinformer.NewFilteredDynamicInformer(client, resource, "", 0, cache.Indexers{}, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.handler", h.Name).String()
+		if o.ResourceVersion == "0" {
+			o.ResourceVersion = "" // A cache of the API server can be behind: a BindTask that another process has undone would be done again.
+		}
 	}).Informer()
 	r := &runner{
 		Handler: h, tasks: client.Resource(resource), cache: informer.GetStore(),
 		queue: workqueue.NewRateLimitingQueue(workqueue.NewItemExponentialFailureRateLimiter(firstDelay, maxDelay)),
+	}
+	if err := informer.SetTransform(func(o any) (any, error) {
+		if task, ok := o.(*unstructured.Unstructured); ok {
+			task.SetManagedFields(nil)
+		}
+		return o, nil
+	}); err != nil {
+		return fmt.Errorf("handler %s: %w", h.Name, err)
 	}
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: r.added, UpdateFunc: r.updated}); err != nil {
 		return fmt.Errorf("handler %s: %w", h.Name, err)

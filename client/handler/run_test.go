@@ -6,6 +6,8 @@ package handler
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -357,9 +360,36 @@ func TestRun_EndsAfterTheLastCall(t *testing.T) {
 
 func TestRun_Invalid(t *testing.T) {
 	assert.Error(t, run(t.Context(), nil, Handler{Name: name}))
+	assert.Error(t, run(t.Context(), nil, Handler{Name: name, Workers: -1, Do: func(context.Context, *Task) (Result, error) { return Ready(nil), nil }}))
 }
 
 func TestTask_OwnerReference(t *testing.T) {
 	want := metav1.OwnerReference{APIVersion: "policy.prebind.dev/v1alpha1", Kind: "BindTask", Name: "a", UID: "u"}
 	assert.Equal(t, want, (&Task{Name: "a", UID: "u"}).OwnerReference())
+}
+
+// The first list is not from a cache of the API server, which can have a BindTask that another process has undone.
+func TestRun_FirstList(t *testing.T) {
+	versions := make(chan string, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case versions <- r.URL.Query().Get("resourceVersion"):
+		default: // It is not the first.
+		}
+		http.NotFound(w, r)
+	}))
+	defer server.Close()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, &rest.Config{Host: server.URL}, Handler{Name: name, Do: func(context.Context, *Task) (Result, error) { return Ready(nil), nil }})
+	}()
+	assert.Empty(t, receive(t, versions))
+	cancel()
+	require.NoError(t, receive(t, ended))
+}
+
+func TestLimit(t *testing.T) {
+	assert.Equal(t, "device \ufffd", limit("device \xff\xfe"), "the API server would replace it, and each call would be a write")
 }
