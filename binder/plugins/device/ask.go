@@ -124,7 +124,9 @@ func parse(parameters map[string]framework.Parameter) (ask, error) {
 	text, count := 0, 0
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		p := parameters[key]
-		text += len(key) + len(p.Value)
+		if key != lockKey {
+			text += len(key) + len(p.Value)
+		}
 		var err error
 		switch {
 		case key == lockKey && (p.Value == "true" || p.Value == "false"):

@@ -4,6 +4,7 @@
 package device
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -92,6 +93,10 @@ func TestParse(t *testing.T) {
 		tooMany = append(tooMany, strconv.Itoa(i))
 	}
 	many := tooMany[:maxDevices]
+	var long []string
+	for i := range 17 {
+		long = append(long, fmt.Sprintf("%0239d", i))
+	}
 	cases := map[string]struct {
 		reason string
 		values map[string]string
@@ -110,6 +115,10 @@ func TestParse(t *testing.T) {
 		"NoKey":    {reason: "a record requires a resource name", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "needs a resource name"},
 		"Many":     {reason: "the bind has the maximum number of devices", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
 		"TooMany":  {reason: "the bind exceeds the maximum number of devices", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
+		"Full": {
+			reason: "the lock lists no devices", values: map[string]string{"xpus-of-host": strings.Join(long, ","), lockKey: "true"},
+			want: ask{lock: true, devices: devices{"xpus-of-host": wholes(long)}},
+		},
 		"TooLong":  {reason: "a value that is too long is not parsed", values: map[string]string{"gpu": strings.Repeat("a,", 128<<10)}, wrong: []string{"gpu"}, says: "exceed 4096 bytes"},
 		"LongLock": {reason: "the message shortens long values", values: map[string]string{lockKey: strings.Repeat("true", 64<<10)}, wrong: []string{lockKey}},
 	}
