@@ -46,7 +46,8 @@ var Selection = framework.Selection{
 	},
 	Transform: func(o any) (any, error) {
 		if t, ok := o.(*v1alpha1.BindTask); ok {
-			t.ManagedFields = nil
+			// Nothing reads the parameters, which a user can choose, and which stay as long as the pod.
+			t.ManagedFields, t.Spec.Parameters = nil, nil
 		}
 		return o, nil
 	},
