@@ -57,7 +57,7 @@ type BindTaskSpec struct {
 	// Handler is the name of the program that does the step.
 	//
 	// +kubebuilder:validation:MaxLength=128
-	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
 	Handler string `json:"handler"`
 	// Pod is the pod of the bind.
 	Pod PodReference `json:"pod"`

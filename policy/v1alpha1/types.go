@@ -274,7 +274,7 @@ type Task struct {
 	// Handler is the name of the program, such as example.com/prefetch.
 	//
 	// +kubebuilder:validation:MaxLength=128
-	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
 	Handler string `json:"handler"`
 	// Parameters for the handler. They are evaluated when the BindTask is created.
 	//
