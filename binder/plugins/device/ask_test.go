@@ -112,9 +112,9 @@ func TestParse(t *testing.T) {
 			reason: "each key is a resource", values: map[string]string{"gpu": "GPU-1:0.5", "fpga": "GPU-1", lockKey: "true"},
 			want: ask{lock: true, devices: devices{"gpu": {"GPU-1": whole / 2}, "fpga": {"GPU-1": whole}}},
 		},
-		"NoKey":    {reason: "a record requires a resource name", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "needs a resource name"},
-		"Many":     {reason: "the bind has the maximum number of devices", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
-		"TooMany":  {reason: "the bind exceeds the maximum number of devices", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
+		"NoKey":   {reason: "a record requires a resource name", values: map[string]string{"": "GPU-1"}, wrong: []string{""}, says: "needs a resource name"},
+		"Many":    {reason: "the bind has the maximum number of devices", values: map[string]string{"gpu": strings.Join(many, ",")}, want: ask{devices: devices{"gpu": wholes(many)}}},
+		"TooMany": {reason: "the bind exceeds the maximum number of devices", values: map[string]string{"gpu": strings.Join(tooMany, ",")}, wrong: []string{"gpu"}, says: "more than 256 devices"},
 		"Full": {
 			reason: "the lock lists no devices", values: map[string]string{"xpus-of-host": strings.Join(long, ","), lockKey: "true"},
 			want: ask{lock: true, devices: devices{"xpus-of-host": wholes(long)}},
