@@ -159,12 +159,13 @@ func (c *compiler) compile() (*Compiled, error) {
 func (c *compiler) timeout(field string, t metav1.Duration) time.Duration {
 	timeout := cmp.Or(t.Duration, defaultTimeout)
 	if limit := c.options.BindTimeout; limit > 0 && timeout > limit {
-		c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{
-			FieldRef: field,
-			Warning:  fmt.Sprintf("%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", timeout, limit),
-		})
+		c.warn(field, "%s is longer than the timeout of a bind, %s (--prebind-timeout), which ends the wait", timeout, limit)
 	}
 	return timeout
+}
+
+func (c *compiler) warn(field, format string, args ...any) {
+	c.out.warnings = append(c.out.warnings, v1alpha1.ExpressionWarning{FieldRef: field, Warning: fmt.Sprintf(format, args...)})
 }
 
 // compileTasks compiles the tasks with the expressions of their parameters.
@@ -180,6 +181,11 @@ func (c *compiler) compileTasks() {
 				path: compiled.path, key: p.Key,
 				expression: c.expression(fmt.Sprintf("%s.parameters[%d].valueExpression", field, j), p.ValueExpression, returnsValue),
 			})
+		}
+		for _, w := range c.out.waits {
+			if w.allow && w.timeout >= compiled.Timeout {
+				c.warn(field+".timeout", "%s is not longer than that of waitFor[%s], and counts from the same call: after that wait, the task has no time", compiled.Timeout, w.name)
+			}
 		}
 		c.out.tasks = append(c.out.tasks, compiled)
 	}
@@ -206,6 +212,7 @@ func (c *compiler) declareResources() {
 		d := &declared{Resource: &Resource{
 			Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace,
 			Labels: c.selector(field+".labelSelector", r.LabelSelector), ByName: r.NameExpression != "", OnNode: r.OnNode,
+			ByNamespace: r.NameExpression == "" && r.NamespaceExpression != "",
 		}}
 		object := c.typeOf(d.Kind)
 		if problem := scopeProblem(d.Kind, r); problem != "" {

@@ -67,6 +67,7 @@ func TestCompile_Problems(t *testing.T) {
 		"ValueNoString":   {reason: "an annotation is a string", spec: "mutations: {annotations: [{key: a, valueExpression: '1'}]}", field: "spec.mutations.annotations[0].valueExpression", text: "must return string, null or optional string, but returns int"},
 		"LaterVariable":   {reason: "a variable uses only those before it", spec: "variables: [{name: a, expression: variables.b}, {name: b, expression: '1'}]\n" + validation("true"), field: "spec.variables[0].expression", text: "undefined field 'b'"},
 		"VariableType":    {reason: "variables are typed", spec: "variables: [{name: a, expression: '1'}]\n" + validation("variables.a == 'x'"), field: "spec.validations[0].expression", text: "no matching overload"},
+		"NestedMacros":    {reason: "each macro uses the value before it twice", spec: validation("optional.of(1)" + strings.Repeat(".optMap(x, x)", 12) + ".hasValue()"), field: "spec.validations[0].expression", text: "nodes after its macros are expanded"},
 		"NameOfResource":  {reason: "the name of a resource cannot depend on resources", spec: "resources: [{name: a, apiVersion: v1, kind: Pod, namespace: x, nameExpression: resources.a.metadata.name}]\n" + validation("true"), field: "spec.resources[0].nameExpression", text: "cannot use resources"},
 		"Scope":           {reason: "the object is never found", spec: "resources: [{name: a, apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\"}]\n" + validation("resources.a != null"), field: "spec.resources[0]", text: "the kind ConfigMap is namespaced; add namespace"},
 		"OnNode":          {reason: "CSINodes have no spec.nodeName", spec: "resources: [{name: a, apiVersion: storage.k8s.io/v1, kind: CSINode, onNode: true}]\n" + validation("true"), field: "spec.resources[0].onNode", text: "no field spec.nodeName"},
@@ -190,6 +191,8 @@ func TestCompile_Warnings(t *testing.T) {
 		"Map":         {reason: "any key may exist", spec: validation("resources.w.spec.limits['cpu'] == '1'")},
 		"Variable":    {reason: "the type of a variable follows", spec: "variables: [{name: s, expression: resources.w.spec}]\n" + validation("variables.s.foo == 1"), field: "spec.validations[0].expression", text: "undefined field 'foo'"},
 		"InVariable":  {reason: "a warning is not repeated", spec: "variables: [{name: s, expression: resources.w.foo}]\n" + validation("variables.s.foo == 1"), field: "spec.variables[0].expression", text: "undefined field 'foo'"},
+		"Task":        {reason: "the wait and the task time out at the same time", spec: "waitFor: [{name: a, expression: 'true', onTimeout: Allow}]\ntasks: [{name: t, handler: a.com/b}]", field: "spec.tasks[0].timeout", text: "2m0s is not longer than that of waitFor[a]"},
+		"LongTask":    {reason: "the task has a minute", spec: "waitFor: [{name: a, expression: 'true', onTimeout: Allow}]\ntasks: [{name: t, handler: a.com/b, timeout: 3m}]"},
 		"Message":     {reason: "messages are checked", spec: "validations: [{expression: 'true', messageExpression: resources.w.spec.size}]", field: "spec.validations[0].messageExpression", text: "must return string"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/google/cel-go/cel"
+	celast "github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,9 @@ const (
 	expressionCostLimit = celconfig.PerCallLimit / 10
 	policyCostLimit     = celconfig.RuntimeCELCostBudget / 10
 )
+
+// maxNodes is the limit of the nodes of an expression. Nested macros multiply them, and the time to check their types is quadratic.
+const maxNodes = 5_000
 
 // request is the variable of the same name. Its fields are always present.
 type request struct {
@@ -160,7 +164,16 @@ type expression struct {
 
 // check parses an expression and checks its type. The text is the problem, or empty.
 func (sc *scope) check(source string, want returns) (ast *cel.Ast, text string) {
-	ast, issues := sc.env.Compile(source)
+	ast, issues := sc.env.Parse(source)
+	if issues.Err() != nil {
+		return nil, textOf(issues)
+	}
+	nodes := 0
+	celast.PreOrderVisit(ast.NativeRep().Expr(), celast.NewExprVisitor(func(celast.Expr) { nodes++ }))
+	if nodes > maxNodes {
+		return nil, fmt.Sprintf("the expression has %d nodes after its macros are expanded; at most %d are allowed: nest fewer macros, such as optMap", nodes, maxNodes)
+	}
+	ast, issues = sc.env.Check(ast)
 	if issues.Err() != nil {
 		return nil, textOf(issues)
 	}

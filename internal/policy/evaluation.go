@@ -245,8 +245,11 @@ func (e *evaluation) resource(resource string) ref.Val {
 		if err != nil {
 			return types.WrapErr(fmt.Errorf("%s: %w", from.x.field, err))
 		}
-		if text == "" {
+		switch {
+		case text == "" && d.ByName:
 			return types.NullValue
+		case text == "":
+			return types.NewRefValList(types.DefaultTypeAdapter, nil)
 		}
 		*from.text = string(text)
 	}

@@ -6,7 +6,9 @@ package policy
 import (
 	"math"
 	"regexp"
+	"regexp/syntax"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/google/cel-go/cel"
@@ -97,8 +99,26 @@ func searchWork(args []ref.Val) int {
 	return len(text) * textSize(args[1]) / 4
 }
 
-// perCall is the overload of calls that compile their pattern each time, because it is not constant.
-const perCall = "pattern_per_call"
+const (
+	// perCall is the overload of calls that compile their pattern each time, because it is not constant.
+	perCall = "pattern_per_call"
+	// ofInstructions begins the overload of calls with a constant pattern. The number of the instructions of its program follows.
+	ofInstructions = "pattern_of_instructions_"
+)
+
+// instructionsOf returns the number of instructions of a pattern's program. Repetitions make it much larger than the pattern.
+func instructionsOf(pattern ref.Val) int {
+	text, _ := pattern.(types.String)
+	parsed, err := syntax.Parse(string(text), syntax.Perl)
+	if err != nil {
+		return 0 // The call fails.
+	}
+	program, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return 0
+	}
+	return len(program.Inst)
+}
 
 // slowSyntax makes short patterns slow: repetitions, flags such as (?i), and classes of Unicode.
 var slowSyntax = regexp.MustCompile(`[{]|[(][?][^:]|\\[pP]`)
@@ -119,6 +139,9 @@ func workOf(function, overload string) func(args []ref.Val) int {
 	switch {
 	case overload == perCall:
 		return patternWork
+	case strings.HasPrefix(overload, ofInstructions):
+		n, _ := strconv.Atoi(strings.TrimPrefix(overload, ofInstructions))
+		return func(args []ref.Val) int { return max(searchWork(args), textSize(args[0])*n/4) }
 	case strings.HasSuffix(overload, "_with_tz"):
 		return zoneWork
 	case readers.Has(function):
@@ -231,8 +254,9 @@ func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV
 			return i, nil
 		}
 		if slices.Contains([]string{overloads.Matches, "find", "findAll"}, name) {
-			if _, constant := call.Args()[1].(interpreter.InterpretableConst); !constant {
-				overload = perCall
+			overload = perCall
+			if pattern, constant := call.Args()[1].(interpreter.InterpretableConst); constant {
+				overload = ofInstructions + strconv.Itoa(instructionsOf(pattern.Value()))
 			}
 		}
 		work := workOf(name, overload)

@@ -48,6 +48,8 @@ func TestEvaluate_WorkLimit(t *testing.T) {
 		"MatchesDyn":     {reason: "each state is compared", expression: "matches(dyn(C), dyn(B))"},
 		"Find":           {reason: "each state is compared", expression: "C.find(B) == ''"},
 		"FindAll":        {reason: "each state is compared", expression: "C.findAll(B, 1) == []"},
+		"Repetition":     {reason: "the program has an instruction for each repetition", expression: "C.matches('[a-z]{1,500}X')"},
+		"Repetitions":    {reason: "the program has an instruction for each repetition", expression: "C.find('(.?.?.?.?){500}X') == ''"},
 		"Distinct":       {reason: "each pair is compared", expression: "A.split('').distinct() == []"},
 		"DistinctNested": {reason: "lists share elements", expression: "[variables.v19, variables.w19].distinct() == []"},
 		"SetsIntersects": {reason: "each pair is compared", expression: "sets.intersects(A.split(''), A.split(''))"},

@@ -36,7 +36,8 @@ const MaxList = maxObjects + 1
 // Objects reads objects. Every error is an error of the policy. One that is not a LimitError counts as a PendingError, because the next read can
 // succeed.
 type Objects interface {
-	// Read returns the objects of the resource. If ByName is set, it returns only the one with the namespace and the name.
+	// Read returns the objects of the resource. If ByName is set, it returns only the one with the namespace and the name, and if ByNamespace is
+	// set, only those of the namespace.
 	Read(ctx context.Context, r *Resource, namespace, name string) (List, error)
 }
 

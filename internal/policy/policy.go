@@ -53,6 +53,8 @@ type Resource struct {
 	ByName bool
 	// Constant is the name if nameExpression uses no variables, such as "'limits'". Otherwise, it is empty.
 	Constant string
+	// ByNamespace means that the policy reads the objects of one namespace, which namespaceExpression returns. It is not set with ByName.
+	ByNamespace bool
 	// OnNode means that only objects whose spec.nodeName is the node's name match.
 	OnNode bool
 }

@@ -32,7 +32,7 @@ func (o *objects) Read(_ context.Context, r *policy.Resource, namespace, name st
 	o.reads = append(o.reads, as+":"+namespace+"/"+name)
 	var found []client.Object
 	for _, object := range o.resources[as] {
-		if !r.ByName || object.GetName() == name && object.GetNamespace() == namespace {
+		if !r.ByName && !r.ByNamespace || object.GetNamespace() == namespace && (r.ByNamespace || object.GetName() == name) {
 			found = append(found, object)
 		}
 	}

@@ -150,7 +150,7 @@ type MatchCondition struct {
 //
 // +kubebuilder:validation:XValidation:rule="has(self.nameExpression) || has(self.labelSelector) || (has(self.onNode) && self.onNode)",message="nameExpression, labelSelector or onNode is required"
 // +kubebuilder:validation:XValidation:rule="!has(self.nameExpression) || !has(self.labelSelector) && !(has(self.onNode) && self.onNode)",message="nameExpression cannot be combined with labelSelector or onNode"
-// +kubebuilder:validation:XValidation:rule="!has(self.namespaceExpression) || has(self.nameExpression) && !has(self.__namespace__)",message="namespaceExpression requires nameExpression and cannot be combined with namespace"
+// +kubebuilder:validation:XValidation:rule="!has(self.namespaceExpression) || !has(self.__namespace__)",message="namespaceExpression cannot be combined with namespace"
 type Resource struct {
 	// Name of the resource in expressions: resources.<name>. It is a CEL identifier.
 	//
@@ -168,8 +168,8 @@ type Resource struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[A-Za-z]([-A-Za-z0-9]*[A-Za-z0-9])?$`
 	Kind string `json:"kind"`
-	// Namespace of the objects. If it is not set, labelSelector and onNode select objects in all
-	// namespaces, and nameExpression selects a cluster-scoped object or requires namespaceExpression.
+	// Namespace of the objects. If neither it nor namespaceExpression is set, labelSelector and onNode select objects in
+	// all namespaces, and nameExpression selects a cluster-scoped object.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
@@ -180,8 +180,8 @@ type Resource struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192
 	NameExpression string `json:"nameExpression,omitempty"`
-	// NamespaceExpression returns the namespace of the object of nameExpression, such as pod.metadata.namespace. It
-	// cannot use resources.
+	// NamespaceExpression returns the namespace of the objects, such as pod.metadata.namespace. An empty string means that
+	// there is no object. It cannot use resources.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192

@@ -48,9 +48,13 @@ func build(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err er
 	return policy.Compile(b, o)
 }
 
-// Compile compiles the policy with the schemas of custom resources.
+// Compile compiles the policy. Its warnings also contain those about the fields of custom resources, unless the API server needs too long for
+// their schemas.
 func (c *Compiler) Compile(ctx context.Context, b *v1alpha1.BindPolicy) (*policy.Compiled, error) {
 	r, _ := c.compile(ctx, b, true)
+	if r.err != nil {
+		r, _ = c.compile(ctx, b, false)
+	}
 	return r.compiled, r.err
 }
 

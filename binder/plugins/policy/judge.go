@@ -48,7 +48,7 @@ func refusalOf(rejecting []policy.Result) *framework.Error {
 // advice returns the remedy of a rejection.
 func advice(r policy.Result) string {
 	if r.Verdict == policy.Failed {
-		return "correct the policy, or set failurePolicy: Ignore"
+		return "correct the policy, or set its mode to Audit"
 	}
 	return "choose another node, or see " + r.Rule + " of the policy"
 }

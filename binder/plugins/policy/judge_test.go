@@ -35,7 +35,7 @@ func TestJudge(t *testing.T) {
 		},
 		"Failed": {
 			reason: "the policy needs a correction", results: []policy.Result{{Policy: "a", Verdict: policy.Failed, Rule: "spec.variables[x]", Message: "no such key: x"}},
-			refusal: "BindPolicy a: no such key: x; correct the policy, or set failurePolicy: Ignore",
+			refusal: "BindPolicy a: no such key: x; correct the policy, or set its mode to Audit",
 		},
 		"WaitingWithoutMessage": {
 			reason: "the default message begins with the same words", results: []policy.Result{{Policy: "a", Verdict: policy.Waiting, Rule: "spec.waitFor[driver]", Message: "waiting for driver"}},

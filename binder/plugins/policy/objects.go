@@ -5,6 +5,7 @@ package policy
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,10 @@ func (o *objects) Read(ctx context.Context, r *policy.Resource, namespace, name 
 	switch {
 	case r.ByName:
 		value = strings.TrimPrefix(namespace+"/"+name, "/")
+	case r.ByNamespace && r.OnNode:
+		value = namespace + "/" + o.node
+	case r.ByNamespace:
+		value = namespace
 	case r.OnNode:
 		value = o.node
 	}
@@ -75,10 +80,13 @@ func (o *objects) list(ctx context.Context, s *framework.Selection, value string
 	}
 	var all []client.Object
 	err := meta.EachListItem(into, func(item runtime.Object) error {
-		if object, ok := item.(client.Object); ok && (o.system == "" || object.GetNamespace() != o.system) {
+		if object, ok := item.(client.Object); ok {
 			all = append(all, object)
 		}
 		return nil
 	})
+	if len(all) < policy.MaxList { // Otherwise, the list can lack objects, which NewList reports.
+		all = slices.DeleteFunc(all, func(object client.Object) bool { return o.system != "" && object.GetNamespace() == o.system })
+	}
 	return all, err
 }

@@ -5,6 +5,7 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,43 @@ func evaluateOne(t *testing.T, cached framework.Reader, spec string, unwatched e
 	applied, err := p.evaluate(t.Context(), []*entry{e}, cached, subjectOf(bc))
 	require.NoError(t, err)
 	return applied[0]
+}
+
+// Objects of other namespaces, which other users create, cannot make a policy fail that reads those of the pod's namespace.
+func TestObjects_Namespace(t *testing.T) {
+	large := configMap("large", policy.MaxObject)
+	large.Namespace = "team-b"
+	same := gen.Pod("same", gen.BoundTo("node-a"))
+	other := gen.Pod("other", gen.InNamespace("team-b"), gen.BoundTo("node-a"))
+	cached := fakeapi.New(configMap("a", 1), large, same, other).Cache()
+	for name, tc := range map[string]struct {
+		reason, selects string
+		want            policy.Verdict
+	}{
+		"All":     {reason: "one object is too large", selects: "kind: ConfigMap, labelSelector: {}", want: policy.Failed},
+		"One":     {reason: "only the objects of the namespace count", selects: "kind: ConfigMap, labelSelector: {}, namespaceExpression: pod.metadata.namespace", want: policy.Allowed},
+		"OnNode":  {reason: "only the pod of the namespace counts", selects: "kind: Pod, onNode: true, namespaceExpression: pod.metadata.namespace", want: policy.Allowed},
+		"NoSpace": {reason: "an empty namespace has no objects", selects: "kind: ConfigMap, labelSelector: {}, namespaceExpression: \"''\"", want: policy.Rejected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := "resources: [{name: all, apiVersion: v1, " + tc.selects + "}]\nvalidations: [{expression: resources.all.size() == 1}]"
+			got := evaluateOne(t, cached, spec, nil)
+			assert.Equal(t, tc.want, got.Verdict, "%s: %s", tc.reason, got.Message)
+		})
+	}
+}
+
+// An incomplete list is never complete, although Prebind's own objects are left out of it.
+func TestObjects_TooMany(t *testing.T) {
+	own := configMap("records", 1)
+	own.Namespace = "prebind-system"
+	all := []client.Object{own}
+	for i := range policy.MaxList - 1 {
+		all = append(all, configMap(fmt.Sprint(i), 1))
+	}
+	got := evaluateOne(t, fakeapi.New(all...).Cache(), "resources: [{name: all, apiVersion: v1, kind: ConfigMap, labelSelector: {}}]\nvalidations: [{expression: resources.all.size() > 0}]", nil)
+	assert.Equal(t, policy.Failed, got.Verdict)
+	assert.Contains(t, got.Message, "more than 1000 objects")
 }
 
 // A policy that cannot be evaluated follows its failure policy, whatever the reason.

@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -227,6 +229,23 @@ func TestController_Compiler(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The schemas of custom resources are only for warnings.
+func TestCompiler_SlowSchemas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewCompiler(policy.Options{}, &discovery.DiscoveryClient{}, clock.RealClock{})
+		c.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+			if o.Schemas != nil {
+				elapseAlone(time.Minute)
+			}
+			return build(b, o)
+		}
+		compiled, err := c.Compile(t.Context(), policyOf(t, "a", allowAll))
+		require.NoError(t, err)
+		assert.NoError(t, compiled.Err())
+		elapseAlone(time.Minute) // Until the first compilation ends.
+	})
 }
 
 func TestStatus_WrittenByLeader(t *testing.T) {

@@ -5,6 +5,7 @@ package policy
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,8 +29,13 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 	case r.ByName:
 		by, s.Value = "by name", nameOf
 		if r.Constant != "" {
-			by, s.Fields = "with name "+r.Constant, fields.OneTermEqualSelector(metav1.ObjectNameField, r.Constant)
+			// Quoted, it is not like another part of the name.
+			by, s.Fields = "with name "+strconv.Quote(r.Constant), fields.OneTermEqualSelector(metav1.ObjectNameField, r.Constant)
 		}
+	case r.ByNamespace && r.OnNode:
+		by, s.Value = "by namespace and node", func(o client.Object) string { return o.GetNamespace() + "/" + policy.NodeNameOf(o) }
+	case r.ByNamespace:
+		by, s.Value = "by namespace", client.Object.GetNamespace
 	case r.OnNode:
 		by, s.Value = "by node", policy.NodeNameOf
 	}

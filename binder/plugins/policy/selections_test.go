@@ -29,6 +29,8 @@ resources:
 - {name: again, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "'other'"}
 - {name: same, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: "node.metadata.name + ''"}
 - {name: agents, apiVersion: v1, kind: Pod, namespace: kube-system, labelSelector: {matchLabels: {app: cni}}, onNode: true}
+- {name: pods, apiVersion: v1, kind: Pod, namespaceExpression: pod.metadata.namespace, labelSelector: {}}
+- {name: near, apiVersion: v1, kind: Pod, namespaceExpression: pod.metadata.namespace, onNode: true}
 - {name: racks, apiVersion: example.com/v1, kind: Rack, labelSelector: {matchLabels: {ready: "yes"}}}
 - {name: unused, apiVersion: v1, kind: Secret, nameExpression: "'token'", namespace: default}
 validations:
@@ -57,11 +59,13 @@ validations:
 	assert.Equal(t, map[string]string{
 		"claims":                  "policy/v1 PersistentVolumeClaim by name",
 		"spec.resources[csinode]": "policy/storage.k8s.io/v1 CSINode by name",
-		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode with name other",
+		"spec.resources[again]":   "policy/storage.k8s.io/v1 CSINode with name \"other\"",
 		"spec.resources[same]":    "policy/storage.k8s.io/v1 CSINode by name",
 		"spec.resources[agents]":  "policy/v1 Pod by node; namespace kube-system; labels app=cni",
 		"spec.resources[racks]":   "policy/example.com/v1 Rack all; labels ready=yes",
-		"spec.resources[unused]":  "policy/v1 Secret with name token; namespace default",
+		"spec.resources[unused]":  "policy/v1 Secret with name \"token\"; namespace default",
+		"spec.resources[pods]":    "policy/v1 Pod by namespace",
+		"spec.resources[near]":    "policy/v1 Pod by namespace and node",
 	}, names, "resources that differ only in their names share a watch")
 }
 

@@ -87,6 +87,17 @@ func TestRun_Objects(t *testing.T) {
 	}
 }
 
+// Prebind watches the pod and the node of the bind, too.
+func TestRun_OwnObjects(t *testing.T) {
+	r := runOne(t, `resources:
+- {name: pods, apiVersion: v1, kind: Pod, namespaceExpression: pod.metadata.namespace, labelSelector: {matchLabels: {app: web}}}
+- {name: node, apiVersion: v1, kind: Node, nameExpression: node.metadata.name}
+validations: [{expression: "resources.pods.size() == 1 && resources.node.metadata.name == 'n1'"}]`, objects+`- {apiVersion: v1, kind: Pod, metadata: {name: b, namespace: other, labels: {app: web}}}
+cases: [{name: c, pod: a, expect: [{verdict: allowed}]}]
+`)
+	passes(t, r, 1, "a list with namespaceExpression has the objects of one namespace")
+}
+
 func TestRun_DefaultNamespace(t *testing.T) {
 	r := runOne(t, `resources: [{name: x, apiVersion: v1, kind: ConfigMap, nameExpression: "'limits'", namespaceExpression: pod.metadata.namespace}]
 validations: [{expression: resources.x != null}]`, objects+`- {apiVersion: v1, kind: ConfigMap, metadata: {name: limits}}

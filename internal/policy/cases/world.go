@@ -149,7 +149,8 @@ func (w world) subject(c *Case) (*policy.Subject, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The cache has no other fields.
+	// The cache has no other fields. Resources can contain the pod and the node, too.
+	pod, node = pod.DeepCopy(), node.DeepCopy()
 	pod.TypeMeta, pod.ManagedFields = metav1.TypeMeta{}, nil
 	node.TypeMeta, node.ManagedFields, node.Status.Images = metav1.TypeMeta{}, nil, nil
 	user := authenticationv1.UserInfo{Username: "system:kube-scheduler", Groups: []string{"system:authenticated"}}
@@ -180,6 +181,7 @@ func (r *reader) Read(_ context.Context, selected *policy.Resource, namespace, n
 		switch {
 		case o.GetObjectKind().GroupVersionKind() != selected.Kind:
 		case selected.ByName && (o.GetName() != name || o.GetNamespace() != namespace):
+		case selected.ByNamespace && o.GetNamespace() != namespace:
 		case selected.Namespace != "" && o.GetNamespace() != selected.Namespace:
 		case selected.Labels != nil && !selected.Labels.Matches(labels.Set(o.GetLabels())):
 		case selected.OnNode && policy.NodeNameOf(o) != r.node:

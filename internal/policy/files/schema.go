@@ -86,8 +86,9 @@ var sharedValidator = sync.OnceValue(func() *validator {
 	return &validator{structural: structural, schema: byType, rules: schemacel.NewValidator(structural, true, celconfig.PerCallLimit)}
 })
 
-// validate returns the violations. It sets the defaults of the object.
+// validate returns the violations. It removes the nulls of the object that the API server removes, and sets the defaults.
 func (v *validator) validate(ctx context.Context, object map[string]any) field.ErrorList {
+	defaulting.PruneNonNullableNullsWithoutDefaults(object, v.structural)
 	defaulting.Default(object, v.structural)
 	problems := validation.ValidateCustomResource(nil, object, v.schema)
 	problems = append(problems, listtype.ValidateListSetsAndMaps(nil, v.structural, object)...)

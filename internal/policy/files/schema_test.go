@@ -53,7 +53,7 @@ func TestValidator_Rules(t *testing.T) {
 		keyword   = "must not be a keyword of CEL"
 		selectBy  = "nameExpression, labelSelector or onNode is required"
 		nameOnly  = "nameExpression cannot be combined with labelSelector or onNode"
-		namespace = "namespaceExpression requires nameExpression and cannot be combined with namespace"
+		namespace = "namespaceExpression cannot be combined with namespace"
 		bounds    = "must be between 1s and 24h"
 		reserved  = "keys of kubernetes.io, k8s.io and prebind.dev are not allowed; omit the prefix for a key of the policy"
 	)
@@ -93,7 +93,8 @@ func TestValidator_Rules(t *testing.T) {
 		"name and labels":    {reason: "a name selects one object already", spec: resource("nameExpression: a, labelSelector: {}"), want: nameOnly},
 		"name and node":      {reason: "a name selects one object already", spec: resource("nameExpression: a, onNode: true"), want: nameOnly},
 		"name, not on node":  {reason: "false has no effect", spec: resource("nameExpression: a, onNode: false")},
-		"namespace by name":  {reason: "only an object by name has one namespace", spec: resource("labelSelector: {}, namespaceExpression: a"), want: namespace},
+		"namespace of list":  {reason: "the objects of a namespace", spec: resource("labelSelector: {}, namespaceExpression: a")},
+		"nulls":              {reason: "the API server removes them", spec: with("resources: , matchConstraints: {podSelector: null}")},
 		"namespace twice":    {reason: "they would contradict each other", spec: resource("nameExpression: a, namespace: a, namespaceExpression: a"), want: namespace},
 		"resource keyword":   {reason: "no expression could use it", spec: with("resources: [{name: 'null', apiVersion: v1, kind: Pod, onNode: true}]"), want: keyword},
 		"foreign key":        {reason: "the operator decides about other prefixes", spec: key("ray.io/clique")},
