@@ -8,6 +8,7 @@ package replica
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -85,6 +86,8 @@ type Replicas struct {
 	term    int64
 	// lost is set if the next renewal begins a new term.
 	lost bool
+	// reached is when the last renewal began that the API server answered, also with an error.
+	reached time.Time
 
 	// observer guards the observations of the leases.
 	observer sync.Mutex
@@ -164,18 +167,19 @@ func (r *Replicas) sinceRenewal() time.Duration {
 	return max(r.o.Clock.Since(r.renewed), wall)
 }
 
-// Held returns an error if this replica has not renewed its lease in time. A step of the wall clock, which ends a term until the next
-// renewal, does not count: calls without writes need no term.
+// Held returns an error if this replica has never renewed its lease, or if the API server has not answered a renewal for a while. A renewal that
+// the API server rejects, and a step of the wall clock, do not count: calls without writes need no term, and if another webhook rejects the
+// renewals of all replicas, no pod could be bound, also not those of that webhook.
 func (r *Replicas) Held() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case !r.renewed.IsZero() && r.o.Clock.Since(r.renewed) <= trusted:
-		return nil
 	case r.term == 0:
 		return fmt.Errorf("this replica has not written its lease %s/%s yet: if this persists, its log contains the reason", r.o.Namespace, r.name())
+	case r.o.Clock.Since(r.reached) <= trusted:
+		return nil
 	}
-	return fmt.Errorf("this replica could not renew its lease %s/%s for more than %s: see its log for the reason", r.o.Namespace, r.name(), trusted)
+	return fmt.Errorf("the API server has not answered the renewal of lease %s/%s for more than %s: see the log of this replica", r.o.Namespace, r.name(), trusted)
 }
 
 func (r *Replicas) name() string { return prefix + r.o.ID }
@@ -226,16 +230,20 @@ func (r *Replicas) write(ctx context.Context, status string) error {
 		r.removed()
 		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
 	}
-	if err == nil {
-		r.succeeded(began)
-	}
+	r.record(began, err)
 	return err
 }
 
-// succeeded records a renewal by its start.
-func (r *Replicas) succeeded(began time.Time) {
+// record records a renewal by its start.
+func (r *Replicas) record(began time.Time, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if answer := apierrors.APIStatus(nil); err == nil || errors.As(err, &answer) {
+		r.reached = began
+	}
+	if err != nil {
+		return
+	}
 	if r.lost || r.sinceRenewal() > trusted {
 		r.term++
 	}

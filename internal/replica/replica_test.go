@@ -6,6 +6,7 @@ package replica
 import (
 	"bytes"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -216,7 +217,24 @@ func TestHeld_NamesTheState(t *testing.T) {
 		require.NoError(t, r.renew(t.Context()))
 		require.NoError(t, r.Held())
 		<-time.After(trusted + time.Second)
-		assert.ErrorContains(t, r.Held(), "could not renew its lease prebind-system/prebind-replica-new for more than")
+		assert.ErrorContains(t, r.Held(), "the API server has not answered the renewal of lease prebind-system/prebind-replica-new for more than")
+	})
+}
+
+// Another webhook can reject the renewals of all replicas, and need a bind to come back.
+func TestHeld_RejectedRenewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fakeapi.NewClientset()
+		r := newReplicas(t, client, "a")
+		require.NoError(t, r.renew(t.Context()))
+		client.PrependReactor("patch", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewInternalError(errors.New(`failed calling webhook "other.example.com"`))
+		})
+		<-time.After(trusted + time.Second)
+		require.Error(t, r.renew(t.Context()))
+		_, held := r.Term()
+		assert.False(t, held, "other replicas can roll back its writes")
+		assert.NoError(t, r.Held())
 	})
 }
 
