@@ -214,10 +214,11 @@ func (c *call) pass(ctx context.Context) step {
 	if c.results == nil {
 		c.results = make([]result, 0, len(c.plugins))
 	}
-	c.results, c.rereads = c.results[:0], time.Time{}
+	c.rereads = time.Time{}
 	if s := c.look(ctx); s.do != allow {
-		return s
+		return s // Observers get the results of the last pass.
 	}
+	c.results = c.results[:0]
 	if !c.DryRun {
 		c.entry, c.id = c.work.Join(c.key, c.entry, c.id)
 	}
@@ -338,6 +339,7 @@ func (c *call) write(ctx context.Context, s step) step {
 			return step{do: repeat}
 		}
 		if err != nil {
+			delete(c.asked, p.Name()) // It has written nothing that the cache will show.
 			return c.failed(p.Name(), err)
 		}
 	}
@@ -361,8 +363,17 @@ func (c *call) failed(plugin string, err error) step {
 	}
 }
 
-// allow calls Reserve of the plugins with late writes, builds the answer, and records that the call is allowed.
+// allow builds the answer, which can still be a rejection, calls Reserve of the plugins with late writes, and records that the call is
+// allowed.
 func (c *call) allow(ctx context.Context, late []int) step {
+	attempt := ""
+	if c.entry != nil {
+		attempt = c.id
+	}
+	d, err := c.compose(ctx, attempt)
+	if err != nil {
+		return step{do: finish, err: err}
+	}
 	for _, i := range late {
 		r := c.results[i]
 		p, ok := r.plugin.Plugin.(framework.Reserver)
@@ -372,14 +383,6 @@ func (c *call) allow(ctx context.Context, late []int) step {
 		if !p.Reserve(r.bc) {
 			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}
 		}
-	}
-	attempt := ""
-	if c.entry != nil {
-		attempt = c.id
-	}
-	d, err := c.compose(ctx, attempt)
-	if err != nil {
-		return step{do: finish, err: err}
 	}
 	if c.entry != nil {
 		if err := c.work.Allow(c.entry); err != nil {

@@ -417,3 +417,25 @@ func TestBind_Drain(t *testing.T) {
 		assert.Equal(t, time.Second, d.RetryAfter)
 	}, labelled())
 }
+
+// counting counts the calls of an observer.
+type counting struct {
+	*framework.Decider
+	waits, decided *int
+}
+
+func (o counting) BindWaits(context.Context, *framework.BindContext, []framework.Wait) { *o.waits++ }
+func (o counting) BindDecided(context.Context, *framework.BindContext)                 { *o.decided++ }
+
+// Observers also learn that the engine itself rejects a bind that has waited.
+func TestObserver_EngineRejects(t *testing.T) {
+	var waits, decided int
+	decider, ok := labelled().(*framework.Decider)
+	require.True(t, ok)
+	in(t, nil, func(t *testing.T, s *fixture) {
+		time.AfterFunc(5*time.Second, func() { s.server.Put(gen.Node("node-a", gen.UID("another"))) })
+		require.Equal(t, framework.KindRefuse, s.post(t.Context()).Err.Kind)
+		assert.Equal(t, 1, waits)
+		assert.Equal(t, 1, decided)
+	}, counting{decider, &waits, &decided})
+}

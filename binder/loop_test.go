@@ -114,7 +114,7 @@ func TestRun_StoppedAsksAtOnce(t *testing.T) {
 	})
 }
 
-// TestRun_LateReservesLast: no slot is held while another plugin waits.
+// TestRun_LateReservesLast: no slot is held while another plugin waits, nor for a bind that is rejected.
 func TestRun_LateReservesLast(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		late := plugin{name: "late", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
@@ -122,7 +122,12 @@ func TestRun_LateReservesLast(t *testing.T) {
 		}}
 		time.AfterFunc(time.Second, func() { w.record("ready"); w.set("a") })
 		require.Nil(t, w.run(t.Context(), w.bind(nodeName, late, w.writer("b"), w.waiter("a"))).Err)
-		assert.Equal(t, []string{"write-b PreBind", "ready", "late Reserve", "answer with attempt"}, w.said())
+		assert.Equal(t, []string{"write-b PreBind", "ready", "answer with attempt", "late Reserve"}, w.said())
+		invalid := plugin{name: "invalid", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			return framework.Verdict{Annotations: map[string]string{"a/b/c": ""}}, nil
+		}}
+		require.NotNil(t, w.run(t.Context(), w.bind(nodeName, late, invalid)).Err)
+		assert.NotContains(t, w.said()[4:], "late Reserve")
 	})
 }
 
@@ -328,4 +333,43 @@ func TestRetryAfter(t *testing.T) {
 			assert.Zero(t, after%time.Second)
 		})
 	}
+}
+
+// A first write that failed is repeated after its pause, not when something else wakes the call.
+func TestRun_FailedFirstWrite(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p, ok := w.writer("a").(plugin)
+		require.True(t, ok)
+		writes, calls := p.preBind, 0
+		p.preBind = func(bc *framework.BindContext) error {
+			if calls++; calls <= 2 { // The second call is at once, because the first one had no subscription.
+				return framework.NotYet(framework.Object{Kind: "ConfigMap", Name: "node-a"}, "conflict")
+			}
+			return writes(bc)
+		}
+		began := time.Now()
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, p)).Err)
+		assert.LessOrEqual(t, time.Since(began), readAgain+time.Second)
+		assert.Equal(t, 3, calls)
+	})
+}
+
+// TestRun_NextCallOfAllowedBind: the API server did not execute an allowed bind, and its next call was told when to come.
+func TestRun_NextCallOfAllowedBind(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		began := time.Now()
+		w.set("a")
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		require.Nil(t, w.run(t.Context(), b).Err)
+		w.mu.Lock()
+		w.facts["a"] = false
+		w.mu.Unlock()
+		w.o.Settings.MaxHolds = 0
+		for time.Since(began) < 2*time.Minute {
+			o := w.run(t.Context(), b)
+			require.Equal(t, framework.KindWait, o.Err.Kind)
+			<-time.After(o.RetryAfter)
+		}
+		assert.NotContains(t, w.said(), "write-w PreBindRollBack")
+	})
 }

@@ -212,7 +212,7 @@ func (s *Set) Leave(e *Entry, rejected bool, next time.Duration) {
 	defer s.mu.Unlock()
 	e.calls--
 	now := s.o.Clock.Now()
-	if due := now.Add(next + AbandonAfter); due.After(e.due) && !e.bindable(now) {
+	if due := now.Add(next + AbandonAfter); due.After(e.due) && (next > 0 || !e.bindable(now)) {
 		e.due = due
 	}
 	if rejected && e.calls == 0 {
