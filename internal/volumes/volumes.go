@@ -24,16 +24,15 @@ type ClaimRef struct {
 	Ephemeral *corev1.Volume
 }
 
-// IsExclusive returns whether no other pod may use the claim. A generic ephemeral claim always
-// belongs to its pod.
-func (r ClaimRef) IsExclusive(claim *corev1.PersistentVolumeClaim) bool {
-	return r.Ephemeral == nil && slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
+// IsExclusive returns whether only one pod may use the claim. A pod can also name the claim of another pod's ephemeral volume.
+func IsExclusive(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
 }
 
-// ClaimsOf lists the claims of the pod, each once, in the pod's order. The caller owns the slice.
+// ClaimsOf lists the claims of the pod, each once, in the pod's order. A claim with an ephemeral and another volume is ephemeral. The caller
+// owns the slice.
 func ClaimsOf(pod *corev1.Pod) []ClaimRef {
 	var refs []ClaimRef
-	seen := map[string]bool{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		ref := ClaimRef{}
@@ -45,9 +44,12 @@ func ClaimsOf(pod *corev1.Pod) []ClaimRef {
 		default:
 			continue
 		}
-		if !seen[ref.Name] {
-			seen[ref.Name] = true
+		i := slices.IndexFunc(refs, func(r ClaimRef) bool { return r.Name == ref.Name })
+		switch {
+		case i < 0:
 			refs = append(refs, ref)
+		case ref.Ephemeral != nil:
+			refs[i] = ref
 		}
 	}
 	return refs

@@ -27,9 +27,8 @@ func TestClaimsOf(t *testing.T) {
 func TestIsExclusive(t *testing.T) {
 	exclusive, shared := theClaim(), theClaim()
 	exclusive.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
-	assert.True(t, ClaimRef{Name: "data"}.IsExclusive(exclusive))
-	assert.False(t, ClaimRef{Name: "data"}.IsExclusive(shared))
-	assert.False(t, ClaimRef{Name: "data", Ephemeral: &corev1.Volume{}}.IsExclusive(exclusive), "the claim belongs to this pod alone")
+	assert.True(t, IsExclusive(exclusive))
+	assert.False(t, IsExclusive(shared))
 }
 
 func TestIsBound(t *testing.T) {

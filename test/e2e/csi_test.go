@@ -102,7 +102,7 @@ func TestCSI(t *testing.T) {
 	exhausted := b.class(csiName, gen.Parameter("failZone", csiZoneA))
 	b.untilPublished(exhausted, "8Gi")
 	b.csiPod("moved", exhausted, "1Gi")
-	b.assertForbidden(b.bindCSI("moved", csiA), "moved", "the provisioner failed on node "+csiA+" and requests another node")
+	b.assertForbidden(b.bindCSI("moved", csiA), "moved", "its selected-node is not node "+csiA+" any more: the provisioner requests another node")
 	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "moved", metav1.GetOptions{})
 	require.NoError(t, err)
 	assert.NotContains(t, claim.Annotations, volume.AnnSelectedNode)

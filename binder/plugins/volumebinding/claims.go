@@ -25,13 +25,13 @@ func (s snapshot) usable(u use) error {
 	switch {
 	case claim == nil:
 		return framework.Refuse(s.claimObject(u), "the claim does not exist").Advise("create it, or correct the pod")
-	case u.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return framework.Refuse(object(claim), "the claim was not created for ephemeral volume %q of this pod", u.Ephemeral.Name).
-			Advise("delete the claim, or rename the pod or its volume")
 	case metav1.HasAnnotation(claim.ObjectMeta, volumes.TooLarge):
 		return framework.Refuse(object(claim), "the spec of the claim is too large for Prebind").Advise("use a shorter selector")
 	case claim.DeletionTimestamp != nil:
 		return framework.Refuse(object(claim), "the claim is being deleted").Advise("create it again after its deletion")
+	case u.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
+		return framework.Refuse(object(claim), "the claim was not created for ephemeral volume %q of this pod", u.Ephemeral.Name).
+			Advise("delete the claim, or rename the pod or its volume")
 	case claim.Status.Phase == corev1.ClaimLost:
 		return framework.Refuse(object(claim), "the claim lost its PersistentVolume %q", claim.Spec.VolumeName).
 			Advise("restore the volume, or delete the claim")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // A ReadWriteOncePod claim is reserved in a record of the ledger while a pod is being bound with it, so
@@ -173,9 +174,7 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 
 // mounts returns whether the pod has a volume of the claim.
 func mounts(pod *corev1.Pod, claim string) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
-	})
+	return slices.ContainsFunc(volumes.ClaimsOf(pod), func(r volumes.ClaimRef) bool { return r.Name == claim })
 }
 
 // release removes those attempts from the reservations of the pod.

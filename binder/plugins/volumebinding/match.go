@@ -41,8 +41,11 @@ func (s snapshot) match(unbound []use, p *plan) error {
 		if err == nil {
 			continue
 		}
-		if p.wait = s.pending(u, used); p.wait == (framework.Wait{}) {
+		if p.pending = s.pending(u, used); p.pending == nil {
 			return err
+		}
+		p.wait = framework.Wait{
+			Object: object(p.pending), For: "the PersistentVolume controller to make the volume available for " + describe(u.claim),
 		}
 	}
 	return nil
@@ -77,7 +80,9 @@ func (s snapshot) find(u use, used taken) (*corev1.PersistentVolume, error) {
 			return pv, s.checkAffinity(pv)
 		}
 	}
-	pv, err := volume.FindMatchingVolume(u.claim, u.reserved, nil, used, true, true)
+	// The PersistentVolume controller finds only volumes with the access modes of the claim.
+	reserved := slices.DeleteFunc(slices.Clone(u.reserved), func(pv *corev1.PersistentVolume) bool { return !volume.CheckAccessModes(u.claim, pv) })
+	pv, err := volume.FindMatchingVolume(u.claim, reserved, nil, used, true, true)
 	if pv != nil {
 		return pv, s.checkAffinity(pv)
 	}
@@ -90,16 +95,16 @@ func (s snapshot) find(u use, used taken) (*corev1.PersistentVolume, error) {
 	return pv, nil
 }
 
-// pending returns the wait for a matching volume that is not available yet, or zero.
-func (s snapshot) pending(u use, used taken) framework.Wait {
+// pending returns a matching volume that is not available yet, or nil.
+func (s snapshot) pending(u use, used taken) *corev1.PersistentVolume {
 	if begun(u.claim) {
-		return framework.Wait{}
+		return nil
 	}
 	pv, err := s.smallest(u, used, true)
-	if err != nil || pv == nil {
-		return framework.Wait{}
+	if err != nil {
+		return nil
 	}
-	return framework.Wait{Object: object(pv), For: "the PersistentVolume controller to make the volume available for " + describe(u.claim)}
+	return pv
 }
 
 // smallest returns the volume that FindMatchingVolume would find for the claim among all

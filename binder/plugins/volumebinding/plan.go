@@ -46,8 +46,9 @@ type use struct {
 
 // plan contains the writes and the waits for the claims of a pod.
 type plan struct {
-	// wait is a wait that comes before all writes, or zero.
-	wait framework.Wait
+	// wait is a wait that comes before all writes, or zero. pending is the volume of the index for which it waits, or nil.
+	wait    framework.Wait
+	pending *corev1.PersistentVolume
 	// exclusive contains the ReadWriteOncePod claims by UID. All binds reserve them in this order, so
 	// that two binds with two claims never wait for each other.
 	exclusive []reservation
@@ -66,15 +67,15 @@ type match struct {
 }
 
 // watched returns the volumes of the index of free volumes on which the plan depends.
-func (p plan) watched() []string {
-	var names []string
-	if p.wait.Object.Kind == "PersistentVolume" {
-		names = append(names, p.wait.Object.Name)
+func (p plan) watched() []*corev1.PersistentVolume {
+	var all []*corev1.PersistentVolume
+	if p.pending != nil {
+		all = append(all, p.pending)
 	}
 	for _, m := range p.static {
-		names = append(names, m.volume.Name)
+		all = append(all, m.volume)
 	}
-	return names
+	return all
 }
 
 // by names the provisioner of the claim's volume if it is known.
@@ -104,7 +105,7 @@ func findPodVolumes(s snapshot) (plan, error) {
 		if err := s.usable(u); err != nil {
 			return plan{}, err
 		}
-		if u.IsExclusive(claim) {
+		if volumes.IsExclusive(claim) {
 			p.exclusive = append(p.exclusive, reservation{claim: claim, record: u.record})
 		}
 		var err error

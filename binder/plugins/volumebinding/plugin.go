@@ -20,6 +20,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,6 +57,9 @@ func New(h framework.Handle, free *FreeVolumes) *Plugin {
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
+// again is the time after which a bind reads a volume again that has changed while it was read.
+const again = time.Second
+
 // decision is the extension of the context. The engine keeps the context of the last PreBind until the
 // pod is bound, so it contains the few objects of the plan instead of the snapshot.
 type decision struct {
@@ -77,14 +81,18 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		return err
 	}
 	d.plan, d.err = findPodVolumes(s)
-	framework.Extend(bc, d)
 	// The index of free volumes reads none of them through the cache, so their changes would not
 	// wake the bind.
-	for _, name := range d.plan.watched() {
-		if _, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", name, volumes.Volumes); err != nil {
+	for _, pv := range d.plan.watched() {
+		now, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", pv.Name, volumes.Volumes)
+		if err != nil {
 			return err
 		}
+		if pv == d.plan.pending && (now == nil || now.ResourceVersion != pv.ResourceVersion) {
+			d.plan.wait.Until = bc.Now.Add(again) // It has changed since the index was read, and does not wake the bind.
+		}
 	}
+	framework.Extend(bc, d)
 	return nil
 }
 

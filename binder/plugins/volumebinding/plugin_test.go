@@ -69,7 +69,8 @@ func TestPreFlight(t *testing.T) {
 			objects: []client.Object{theClaim(gen.NamesVolume("pv")), volumeNamed("pv", ours, gen.OnNode("node-b"))},
 		},
 		"Ephemeral": {
-			reason: "upstream generic-ephemeral,with-pvc: the claim belongs to its pod, so the bind does not reserve it",
+			reason: "upstream generic-ephemeral,with-pvc; another pod can name the claim, so the bind reserves it",
+			writes: []string{"reserve the ReadWriteOncePod claim default/web-tmp"},
 			pod:    gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp")),
 			objects: []client.Object{
 				claimNamed("web-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "web", "pod-1")),

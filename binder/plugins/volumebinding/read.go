@@ -42,7 +42,7 @@ func (p *Plugin) readUse(ctx context.Context, cache framework.Reader, bc *framew
 	if u.claim == nil {
 		return u, err
 	}
-	if ref.IsExclusive(u.claim) {
+	if volumes.IsExclusive(u.claim) {
 		if u.record, err = p.records.Get(ctx, cache, u.claim.UID); err != nil {
 			return u, err
 		}

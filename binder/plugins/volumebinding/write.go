@@ -44,7 +44,7 @@ func (p *Plugin) write(ctx context.Context, bc *framework.BindContext, pl plan) 
 			if err := p.checkCurrent(ctx, claim); err != nil {
 				return err
 			}
-			return framework.Refuse(object(claim), "the provisioner failed on node %s and requests another node", bc.Node.Name).
+			return framework.Refuse(object(claim), "its selected-node is not node %s any more: the provisioner requests another node, or the claim or its volume was replaced", bc.Node.Name).
 				Advise("schedule the pod again; see the events of the claim")
 		}
 		selected := claim.DeepCopy()
