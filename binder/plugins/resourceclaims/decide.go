@@ -95,11 +95,11 @@ func (p *Plugin) assess(bc *framework.BindContext, ref reference, claim *resourc
 				Advise("bind the pod to a node that its allocation selects")
 		}
 	}
-	if !resourceclaim.IsReservedForPod(bc.Pod, claim, true) {
-		return true, wait, reservable(bc.Pod, ref, claim)
-	}
 	if wait, err = p.conditions(bc, claim); err != nil {
 		return false, wait, err
+	}
+	if !resourceclaim.IsReservedForPod(bc.Pod, claim, true) {
+		return true, framework.Wait{}, reservable(bc.Pod, ref, claim)
 	}
 	if markOn(bc.Mark(), claim) == "" && resourceclaim.IsReservedForPod(bc.Pod, claim, false) && markedByOthers(claim, bc.Pod.UID, bc.Attempt) {
 		// Another attempt at the bind has reserved the claim. It removes the reservation if it fails, unless this
@@ -144,7 +144,7 @@ func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceCla
 		Advise("check why the scheduler did not %s it", verb)
 }
 
-// conditions returns the wait for the binding conditions of a reserved claim (KEP-5007), or zero.
+// conditions returns the wait for the binding conditions of an allocated claim (KEP-5007), or zero.
 // Like DynamicResources, it rejects the bind if a failure condition is true, or if the
 // timeout since the allocation has passed. Unlike DynamicResources, it checks the failure
 // conditions of all devices first.
