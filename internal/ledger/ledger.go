@@ -160,7 +160,7 @@ func (s *Store[K, R]) decode(object *corev1.ConfigMap) (*Version[R], error) {
 // misplaced returns the error for an operator about the record of another key.
 func (s *Store[K, R]) misplaced(object *corev1.ConfigMap, key K, problem string) error {
 	return framework.Internal(s.object(object.Name), fmt.Errorf("it contains the record of %s, %s", quote(key), problem)).
-		Advise("fix it, or delete it if none of its devices is in use")
+		Advise("fix it, or delete it while nothing is being bound")
 }
 
 // Update changes a record: it calls change, and writes the record if it has changed. It tries the record of the cache first, or that of

@@ -80,8 +80,17 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 	if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
 		return v, nil
 	}
-	if bc.DryRun {
-		if err := refuseConflicts(rec, bc, a); err != nil {
+	if bc.DryRun { // As in PreBind.
+		if found == nil {
+			rec, err = restore(ctx, p.h.Live, bc.Node.Name)
+		}
+		if err == nil {
+			err = dropGone(ctx, p.h.Live, rec, bc, a)
+		}
+		if err == nil {
+			err = refuseConflicts(rec, bc, a)
+		}
+		if err != nil {
 			return v, err
 		}
 	}

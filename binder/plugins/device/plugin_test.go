@@ -202,3 +202,38 @@ func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
 	require.NoError(t, p.Tidy(t.Context()))
 	assert.Len(t, held(s), 1)
 }
+
+// A dry run, an explanation and an audit decide like PreBind.
+func TestPreFlight_DryRun(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason string
+		// change is what happens to the pod that holds the device.
+		change func(s *server, holder *corev1.Pod)
+		says   string
+	}{
+		"Gone":    {reason: "the record still has the pod", change: func(s *server, holder *corev1.Pod) { s.delete(holder) }},
+		"Running": {reason: "the pod uses the device", change: func(*server, *corev1.Pod) {}, says: "is held by pod default/first"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, second := podNamed("first"), podNamed("second")
+			s := newServer(t, first, second)
+			p := replicaOf(s)
+			a, b := bindOf(first, "1", gen.Annotation(gpu, "GPU-1")), bindOf(second, "2", gen.Annotation(gpu, "GPU-1"))
+			require.NoError(t, prepare(t.Context(), p, a))
+			s.bindAndConfirm(p, a)
+			tc.change(s, first)
+			b.DryRun = true
+			_, err := preFlight(t.Context(), p, b)
+			if tc.says == "" {
+				require.NoError(t, err, tc.reason)
+				return
+			}
+			assert.ErrorContains(t, err, tc.says, tc.reason)
+		})
+	}
+	s := newServer(t, podNamed("running", gen.BoundTo("node-a"), gen.Annotation(gpu, "GPU-1")), podNamed("me"))
+	b := bindOf(podNamed("me"), "2", gen.Annotation(gpu, "GPU-1"))
+	b.DryRun = true
+	_, err := preFlight(t.Context(), replicaOf(s), b)
+	assert.ErrorContains(t, err, "is held by pod default/running", "the node has no record")
+}
