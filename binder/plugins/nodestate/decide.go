@@ -98,19 +98,23 @@ func about(node *corev1.Node) framework.Object {
 
 // checkReady passes a pod that kube-scheduler would pass. For a node that is not ready, the
 // node lifecycle controller adds the taint not-ready, or unreachable if the status is
-// Unknown, with both effects. It treats a node without the condition as Unknown.
+// Unknown, with both effects. It treats a node without the condition as Unknown; the API server has given such a node the
+// taint not-ready.
 func (f *findings) checkReady(pod *corev1.Pod, node *corev1.Node) {
-	taint := corev1.TaintNodeUnreachable
+	taints := []string{corev1.TaintNodeUnreachable}
 	switch _, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady); {
 	case c == nil:
+		taints = append(taints, corev1.TaintNodeNotReady)
 	case c.Status == corev1.ConditionTrue:
 		return
 	case c.Status == corev1.ConditionFalse:
-		taint = corev1.TaintNodeNotReady
+		taints[0] = corev1.TaintNodeNotReady
 	}
-	if tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoSchedule}) &&
-		tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoExecute}) {
-		return
+	for _, taint := range taints {
+		if tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoSchedule}) &&
+			tolerates(pod, &corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoExecute}) {
+			return
+		}
 	}
 	f.checkCondition(nodecondition.Expectation{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, node)
 }

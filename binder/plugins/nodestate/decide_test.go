@@ -147,3 +147,17 @@ func TestJudge_BoundsTheMessages(t *testing.T) {
 		assert.Contains(t, text, "and 99 more")
 	}
 }
+
+// The API server gives a new node the taint not-ready, before the node has conditions.
+func TestJudge_NewNode(t *testing.T) {
+	pod := thePod()
+	for _, e := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
+		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: e})
+	}
+	f, err := judge(pod, theNode(func(n *corev1.Node) {
+		n.Status.Conditions = nil
+		n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
+	}), expectations{}, all)
+	require.NoError(t, err)
+	assert.Empty(t, f)
+}

@@ -82,9 +82,12 @@ func (e *expectations) set(key, value string) (err error) {
 	case keyConditions:
 		e.conditions, err = nodecondition.Parse(value)
 	case keyWait:
+		if value == "" { // A Binding can cancel the wait that the pod requests.
+			return nil
+		}
 		e.wait, err = time.ParseDuration(value)
 		if err != nil || e.wait <= 0 {
-			return fmt.Errorf("must be a positive duration such as 30s, got %q", clip(value))
+			return fmt.Errorf("must be a positive duration such as 30s, or empty, got %q", clip(value))
 		}
 	default:
 		return fmt.Errorf("is unknown; known keys are %s, %s, and %s", keyExpect, keyConditions, keyWait)

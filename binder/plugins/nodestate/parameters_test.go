@@ -69,7 +69,7 @@ func TestParse(t *testing.T) {
 		},
 		"NoTime": {
 			reason: "the duration is invalid", binding: annotations{"wait": "soon"}, fields: []string{"wait"},
-			message: `annotation node-state.prebind.dev/wait must be a positive duration such as 30s, got "soon"`,
+			message: `annotation node-state.prebind.dev/wait must be a positive duration such as 30s, or empty, got "soon"`,
 		},
 		"NoWait": {reason: "zero means no wait", binding: annotations{"wait": "0s"}, fields: []string{"wait"}},
 		"TooLong": {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -156,4 +158,20 @@ func TestBreakers_OldRefusalsAreNotNew(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The clock of a node can be far behind.
+func TestBreakers_SlowNodeClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newTestBreakers(three)
+		handler := b.handler()
+		for _, name := range []string{"a", "b", "c"} {
+			pod := bound(name, refusedFor("OutOfcpu", time.Now().Add(-7*time.Minute)))
+			pod.CreationTimestamp = metav1.NewTime(time.Now())
+			trimmed, err := newPlugin().refusedPods().Transform(pod)
+			require.NoError(t, err)
+			handler.OnAdd(trimmed, false)
+		}
+		assert.Equal(t, open, phaseOf(b, "default", nodeA))
+	})
 }

@@ -80,7 +80,7 @@ func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, 
 func trim(pod *corev1.Pod, counts bool) *corev1.Pod {
 	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}}
 	if counts {
-		trimmed.Spec.NodeName = pod.Spec.NodeName
+		trimmed.CreationTimestamp, trimmed.Spec.NodeName = pod.CreationTimestamp, pod.Spec.NodeName
 		trimmed.Status = corev1.PodStatus{Phase: pod.Status.Phase, Reason: pod.Status.Reason, StartTime: pod.Status.StartTime}
 	}
 	return trimmed
