@@ -69,8 +69,11 @@ func text(d *mutators.Device) string {
 	if d.Driver != "" {
 		name = d.Driver + "/" + d.Pool + "/" + d.Name
 	}
-	if d.Share != "" {
+	switch {
+	case d.Share != "":
 		name += ":" + d.Share
+	case d.Driver == "" && strings.Contains(name, ":"):
+		name += ":1" // The text after the last colon is the share.
 	}
 	return name
 }
