@@ -23,6 +23,7 @@ func TestMutate(t *testing.T) {
 	}{
 		"None":    {reason: "a pod without devices gets no annotations", want: map[string]string{}},
 		"Share":   {reason: "the value contains the share", devices: []mutators.Device{{Request: "gpu", Name: "GPU-1", Share: "0.5"}, {Request: "nic", Driver: "d", Pool: "p", Name: "n", Share: "s1"}}, want: map[string]string{"gpu": "GPU-1:0.5", "nic": "d/p/n:s1"}},
+		"Colon":   {reason: "the text after the last colon is the share", devices: []mutators.Device{{Request: "gpu", Name: "0000:3b:00.0"}}, want: map[string]string{"gpu": "0000:3b:00.0:1"}},
 		"InOrder": {reason: "the order of the devices is kept", devices: []mutators.Device{{Request: "gpu", Name: "b"}, {Request: "nic", Name: "n"}, {Request: "gpu", Name: "c"}, {Request: "gpu", Name: "a"}}, want: map[string]string{"gpu": "b,c,a", "nic": "n"}},
 		"OneKey":  {reason: "requests with the same key are joined", devices: []mutators.Device{{Request: "gpu/large", Name: "b"}, {Request: "gpu.large", Name: "a"}}, want: map[string]string{"gpu.large": "b,a"}},
 	} {

@@ -5,12 +5,14 @@ package resourceclaims
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
@@ -174,4 +176,19 @@ func TestReserve_LastPlace(t *testing.T) {
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 	assert.Len(t, s.claim().Status.ReservedFor, 256)
+}
+
+// A dry run also shows that a device has failed before its claim is reserved, and PreBind reserves nothing.
+func TestPreFlight_FailedBeforeReservation(t *testing.T) {
+	for name, change := range map[string]claimOption{
+		"Failed":  says("gpu-0", map[string]metav1.ConditionStatus{"Broken": metav1.ConditionTrue}),
+		"Timeout": allocatedAt(time.Now().Add(-24 * time.Hour).Truncate(time.Second)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := thePod(uses("c"))
+			s := newAPI(gen.Node("node-a"), pod, theClaim("c", allocated("node-a", "gpu-0"), needs([]string{"Ready"}, []string{"Broken"}), change))
+			_, err := newReplica(t, s).preFlight(t.Context(), bind(pod, "node-a", "here-1"))
+			assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
+		})
+	}
 }
