@@ -54,7 +54,7 @@ func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
 	return newFollower(o, ClientCA, parsePool, file)
 }
 
-// parsePool skips CAs that are not valid now, because a bundle may keep old ones. The pool expires with the first of its CAs.
+// parsePool skips CAs that are not valid now, because a bundle may keep old ones. The pool expires with the last of its CAs.
 func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error) {
 	var expires time.Time
 	all, err := cert.ParseCertsPEM(files[0])
@@ -72,7 +72,7 @@ func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error)
 			continue
 		}
 		pool.AddCert(c)
-		if expires.IsZero() || c.NotAfter.Before(expires) {
+		if c.NotAfter.After(expires) {
 			expires = c.NotAfter
 		}
 	}

@@ -30,7 +30,7 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		expiration: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "prebind_certificate_expiration_timestamp_seconds",
-			Help: "Expiration time of the certificate in use, in seconds since 1970: the serving certificate, the CA of clients (--client-ca-file, the first to expire), or the CA of self-managed certificates.",
+			Help: "Expiration time of the certificate in use, in seconds since 1970: the serving certificate, the CA of clients (--client-ca-file, the last to expire), or the CA of self-managed certificates.",
 		}, []string{"certificate"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prebind_certificate_reloads_total",

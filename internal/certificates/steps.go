@@ -77,7 +77,9 @@ func (o *Options) create(v view) (*record, error) {
 		earlier = v.held.bundle
 	} else {
 		for _, t := range v.trusted {
-			earlier = append(earlier, t.ca)
+			if t.ca.Subject.CommonName == caName { // CAs of another source stay in the configuration until somebody removes them.
+				earlier = append(earlier, t.ca)
+			}
 		}
 	}
 	r := &record{current: ca, bundle: []*x509.Certificate{ca.cert}}
@@ -111,7 +113,7 @@ func (o *Options) renews(v view, served *leaf) *authority {
 			return own
 		}
 		return nil
-	case current != nil && served == nil && len(v.held.bundle) > 1 && !v.trusted.has(current.cert, v.now, o.Overlap):
+	case current != nil && served == nil && len(v.trusted) > 1 && !v.trusted.has(current.cert, v.now, o.Overlap):
 		return nil // Other replicas serve certificates of other CAs.
 	default:
 		return current
