@@ -153,7 +153,6 @@ func TestAlerts(t *testing.T) {
 		}},
 		"PrebindCertificateExpired": {fires: `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 600x30`, not: map[string]string{
 			"a minute is left": `prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 1860x30`,
-			"a bundle of CAs":  `prebind_certificate_expiration_timestamp_seconds{certificate="client-ca"} 600x30`,
 		}},
 		"PrebindConfigsDiffer": {fires: `prebind_config_info{pod="b",hash="2"} 1x30
 			prebind_config_info{pod="b",hash="1"} _x30`, not: map[string]string{
