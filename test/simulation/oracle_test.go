@@ -179,7 +179,7 @@ var rejections = []struct {
 	{regexp.MustCompile(`(PersistentVolumeClaim|ResourceClaim) default/(\S+): (?:the claim )?does not exist`), []string{"not there is $1/$2"}},
 	{regexp.MustCompile(`its PersistentVolume (\S+) does not exist`), []string{"not there is PersistentVolume/$1"}},
 	{regexp.MustCompile(`PersistentVolumeClaim default/(\S+): its volume is being provisioned on node (\S+);`), []string{"$1 selects $2"}},
-	{regexp.MustCompile(`PersistentVolumeClaim default/(\S+): the provisioner failed`), []string{"$1 selects "}},
+	{regexp.MustCompile(`PersistentVolumeClaim default/(\S+): its selected-node is not node`), []string{"$1 selects "}},
 }
 var (
 	holder = regexp.MustCompile(`"pod":"[^/]+/([a-z0-9-]+)"`)
