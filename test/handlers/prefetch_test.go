@@ -85,7 +85,7 @@ func TestPrefetch(t *testing.T) {
 	until(t, "web", func(task *v1alpha1.BindTask) bool {
 		return task.Condition(v1alpha1.TaskReady).Message == "the pull of image shop/web:1: ImagePullBackOff"
 	})
-	// The image has no program with the name true.
+	// The image has no program with the name of the task.
 	kubelet(t, web, corev1.PodFailed, corev1.ContainerStatus{ImageID: "sha256:2", State: corev1.ContainerState{
 		Terminated: &corev1.ContainerStateTerminated{Reason: "StartError", ExitCode: 128},
 	}})
@@ -103,7 +103,13 @@ func TestPrefetch(t *testing.T) {
 	assert.Equal(t, "the pull of image shop/database:1 failed: OutOfpods: the node has too many pods",
 		until(t, "database", is(v1alpha1.TaskFailed)).Condition(v1alpha1.TaskFailed).Message)
 
-	for _, name := range []string{"cached", "empty", "web", "database", "third"} {
+	prefetch("crio", "shop/crio:1")
+	kubelet(t, pull(t, "shop/crio:1"), corev1.PodPending, corev1.ContainerStatus{State: corev1.ContainerState{
+		Waiting: &corev1.ContainerStateWaiting{Reason: "CreateContainerError"},
+	}})
+	assert.EqualValues(t, "miss", until(t, "crio", is(v1alpha1.TaskReady)).Status.Annotations["cache"], "CRI-O cannot create the container after the pull")
+
+	for _, name := range []string{"cached", "empty", "web", "database", "third", "crio"} {
 		remove(t, name)
 	}
 	// The kubelet ends the pods that are not over.

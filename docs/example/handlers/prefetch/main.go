@@ -158,7 +158,8 @@ func result(pod *corev1.Pod) handler.Result {
 	}
 	waiting := ptr.Deref(status.State.Waiting, corev1.ContainerStateWaiting{})
 	switch {
-	case status.ImageID != "" || pod.Status.Phase == corev1.PodSucceeded:
+	// After the pull, containerd cannot start the container, and CRI-O cannot create it.
+	case status.ImageID != "" || waiting.Reason == "CreateContainerError" || pod.Status.Phase == corev1.PodSucceeded:
 		return handler.Ready(map[string]string{"cache": "miss"})
 	case pod.Status.Phase == corev1.PodFailed:
 		return handler.Failed("PodFailed", fmt.Sprintf("the pull of image %s failed: %s: %s", image, pod.Status.Reason, pod.Status.Message))

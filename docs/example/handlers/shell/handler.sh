@@ -33,13 +33,13 @@ report() { # NAME VERSION RESULT
 
 # Each line is a BindTask: first all that exist, then each that changes. A field that can be empty begins with "-". The watch ends after 30 s, and the
 # next list repeats the steps that failed.
-line='{.metadata.name} {.metadata.resourceVersion} -{.metadata.deletionTimestamp} -{.status.conditions[?(@.type=="Ready")].status}{.status.conditions[?(@.type=="Failed")].status} -{.metadata.finalizers}{"\n"}'
+line='{.metadata.name} {.metadata.resourceVersion} -{.metadata.deletionTimestamp} -{.metadata.finalizers} -{.status.conditions[?(@.type=="Ready")].status}{.status.conditions[?(@.type=="Failed")].status}{"\n"}'
 while true; do
 	kubectl get bindtasks --field-selector="spec.handler=$handler" --watch --request-timeout=30s -o jsonpath="$line" |
-		while read -r name version deleted result finalizers; do
-			case "$deleted $result $finalizers" in
-			"- -"*"True "*) ;; # It is ready, or has failed.
-			"- "*" -") set_finalizers "$name" "$version" "\"$handler\"" ;; # The next line is the result.
+		while read -r name version deleted finalizers result; do
+			case "$deleted $result" in "- "*True*) continue ;; esac # It is ready, or has failed.
+			case "$deleted $finalizers" in
+			"- -") set_finalizers "$name" "$version" "\"$handler\"" ;; # The next line is the result.
 			"- "*"$handler"*) do_step "$name" </dev/null; report "$name" "$version" $? ;;
 			*"$handler"*) undo_step "$name" </dev/null && set_finalizers "$name" "$version" "" ;;
 			esac
