@@ -153,7 +153,7 @@ func (e *evaluation) over() error {
 func (e *evaluation) read(r *Resource, namespace, name string) ([]client.Object, error) {
 	list, err := e.objects.Read(e.ctx, r, namespace, name)
 	if e.size += list.size; err == nil && e.size > maxSize {
-		err = limit("the policy reads more than %d MiB of objects; restrict it with namespace, labelSelector or onNode", maxSize>>20)
+		err = limit("the policy reads more than %d MiB of objects; restrict it with namespace, namespaceExpression, labelSelector or onNode", maxSize>>20)
 	}
 	if err != nil {
 		return nil, e.failed(fmt.Errorf("%s: %w", r.Path, err))

@@ -57,7 +57,7 @@ type List struct {
 func NewList(objects []client.Object) (List, error) {
 	l := List{Objects: objects}
 	if len(objects) > maxObjects {
-		return List{}, limit("more than %d objects; restrict them with namespace, labelSelector or onNode", maxObjects)
+		return List{}, limit("more than %d objects; restrict them with namespace, namespaceExpression, labelSelector or onNode", maxObjects)
 	}
 	for _, o := range objects {
 		size := sizeOf(o)
