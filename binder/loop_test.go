@@ -354,7 +354,7 @@ func TestRun_FailedFirstWrite(t *testing.T) {
 	})
 }
 
-// TestRun_NextCallOfAllowedBind: the API server did not execute an allowed bind, and its next call was told when to come.
+// TestRun_NextCallOfAllowedBind: the API server did not execute an allowed bind, and the answer named the time of its next call.
 func TestRun_NextCallOfAllowedBind(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		began := time.Now()

@@ -82,7 +82,7 @@ func (r *atSecondPass) Get(ctx context.Context, key client.ObjectKey, into clien
 	return r.Reader.Get(ctx, key, into, opts...)
 }
 
-// A volume that becomes available while the pass is made wakes nobody.
+// A volume that becomes available while the pass is made does not wake the bind.
 func TestBind_VolumeChangesDuringPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inStatic := gen.VolumeOfClass("static")
