@@ -83,7 +83,9 @@ func TestManager_OtherSource(t *testing.T) {
 		pass(2 * defaultPeriod)
 		assert.Equal(t, encode(w.record().current.cert, other.cert), w.config().Webhooks[0].ClientConfig.CABundle, "to self-managed certificates")
 		own := encode(w.record().current.cert)
-		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) { c.Webhooks[0].ClientConfig.CABundle = own })
+		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = own
+		})
 		pass(2 * defaultPeriod)
 		assert.Equal(t, own, w.config().Webhooks[0].ClientConfig.CABundle, "a CA that a person removes is gone")
 		first.stop()
