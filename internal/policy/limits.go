@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"fmt"
 	"math"
 	"regexp"
 	"regexp/syntax"
@@ -105,6 +106,10 @@ const (
 	// ofInstructions begins the overload of calls with a constant pattern. The number of the instructions of its program follows.
 	ofInstructions = "pattern_of_instructions_"
 )
+
+// maxInstructions is the limit of the instructions of a constant pattern. CEL counts the cost of its call after the call, because it replaces
+// the decorated call by one that has compiled the pattern. With a text of 32 KiB, a call needs less than a second.
+const maxInstructions = 1_000
 
 // instructionsOf returns the number of instructions of a pattern's program. Repetitions make it much larger than the pattern.
 func instructionsOf(pattern ref.Val) int {
@@ -256,7 +261,11 @@ func bounded(all map[string]*functions.Overload) func(interpreter.InterpretableV
 		if slices.Contains([]string{overloads.Matches, "find", "findAll"}, name) {
 			overload = perCall
 			if pattern, constant := call.Args()[1].(interpreter.InterpretableConst); constant {
-				overload = ofInstructions + strconv.Itoa(instructionsOf(pattern.Value()))
+				n := instructionsOf(pattern.Value())
+				if n > maxInstructions {
+					return nil, fmt.Errorf("the pattern has %d instructions; at most %d are allowed: repeat less", n, maxInstructions)
+				}
+				overload = ofInstructions + strconv.Itoa(n)
 			}
 		}
 		work := workOf(name, overload)
