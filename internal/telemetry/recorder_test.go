@@ -184,7 +184,9 @@ func TestRecorder_Attempts(t *testing.T) {
 	assert.Equal(t, map[string]float64{
 		"prebind_attempts_total bound": 2, "prebind_rollbacks_total device done": 1, "prebind_rollbacks_total device failed": 1,
 		"prebind_rollbacks_total volumebinding failed": 0, "prebind_swept_total device failed commit": 0, "prebind_swept_total device failed roll back": 0,
+		"prebind_swept_total device failed list": 0, "prebind_swept_total device failed tidy": 0,
 		"prebind_swept_total volumebinding failed commit": 0, "prebind_swept_total volumebinding failed roll back": 0,
+		"prebind_swept_total volumebinding failed list": 0, "prebind_swept_total volumebinding failed tidy": 0,
 		"prebind_swept_total device done roll back": 1, "prebind_attempts prepared": 0, "prebind_attempts undoing": 0, "prebind_attempts preparing": 2,
 		"prebind_holds": 3, "prebind_max_holds": 32, "prebind_ready": 0,
 	}, values)
