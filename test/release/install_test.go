@@ -189,7 +189,7 @@ func TestInstall(t *testing.T) {
 			w.start() // The test runs the pods as processes, so a rollout would never end.
 			assert.NotContains(t, w.bind("audited").Annotations, "topology.prebind.dev/hostname", "the first installation only reports")
 			u.checkInstallation()
-			w.assertNext("mode is Audit: ", "the second step is missing")
+			w.assertNext("mode is Audit. ", "the second step is missing")
 			u.command = u.next("kubectl apply")
 			assert.Empty(t, u.todo, "the section should contain no other commands")
 			w.replace(current, "first")
