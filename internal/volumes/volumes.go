@@ -33,6 +33,7 @@ func IsExclusive(claim *corev1.PersistentVolumeClaim) bool {
 // owns the slice.
 func ClaimsOf(pod *corev1.Pod) []ClaimRef {
 	var refs []ClaimRef
+	at := map[string]int{} // A pod can have thousands of volumes.
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		ref := ClaimRef{}
@@ -44,9 +45,10 @@ func ClaimsOf(pod *corev1.Pod) []ClaimRef {
 		default:
 			continue
 		}
-		i := slices.IndexFunc(refs, func(r ClaimRef) bool { return r.Name == ref.Name })
+		i, seen := at[ref.Name]
 		switch {
-		case i < 0:
+		case !seen:
+			at[ref.Name] = len(refs)
 			refs = append(refs, ref)
 		case ref.Ephemeral != nil:
 			refs[i] = ref
