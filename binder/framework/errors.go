@@ -11,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Kind is the meaning of an error for the client that posted the Binding.
@@ -37,6 +38,11 @@ type Object struct {
 	// Namespace is empty for cluster-scoped objects.
 	Namespace string
 	Name      string
+}
+
+// ObjectOf identifies an object by its type and name.
+func ObjectOf(o client.Object) Object {
+	return Object{Kind: KindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // String is "Kind namespace/name", or "" for the zero Object.

@@ -61,7 +61,7 @@ func (f findings) join(format, separator string) string {
 // there are none.
 func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[string]) (findings, error) {
 	if node.DeletionTimestamp != nil {
-		return nil, framework.Refuse(about(node), "the node is being deleted").Advise("choose another node")
+		return nil, framework.Refuse(framework.ObjectOf(node), "the node is being deleted").Advise("choose another node")
 	}
 	var f findings
 	if on.Has(checkReady) {
@@ -90,10 +90,6 @@ func judge(pod *corev1.Pod, node *corev1.Node, e expectations, on sets.Set[strin
 		f.checkCondition(expected, node)
 	}
 	return f, nil
-}
-
-func about(node *corev1.Node) framework.Object {
-	return framework.Object{Kind: "Node", Name: node.Name}
 }
 
 // checkReady passes a pod that kube-scheduler would pass. For a node that is not ready, the
@@ -139,7 +135,7 @@ func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) error {
 	case admits:
 		return nil
 	case err != nil:
-		return framework.Refuse(about(node), "the pod's required node affinity is invalid: %s", clip(err.Error())).
+		return framework.Refuse(framework.ObjectOf(node), "the pod's required node affinity is invalid: %s", clip(err.Error())).
 			Because(err).Advise("correct the pod")
 	}
 	// The helper does not explain its result.

@@ -41,9 +41,9 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	case err != nil || len(f) == 0:
 		return framework.Verdict{}, err
 	case e.wait == 0:
-		return framework.Verdict{}, framework.Refuse(about(bc.Node), "%s", f).
+		return framework.Verdict{}, framework.Refuse(framework.ObjectOf(bc.Node), "%s", f).
 			Advise("choose another node, or wait for this one with the annotation %s.%s/%s", Name, v1alpha1.Domain, keyWait)
 	}
-	wait, err := bc.AtMost(e.wait, framework.Wait{Object: about(bc.Node), For: f.awaited()}, "choose another node")
+	wait, err := bc.AtMost(e.wait, framework.Wait{Object: framework.ObjectOf(bc.Node), For: f.awaited()}, "choose another node")
 	return framework.Verdict{Wait: wait}, err
 }

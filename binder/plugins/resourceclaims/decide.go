@@ -49,7 +49,7 @@ func (p *Plugin) decide(bc *framework.BindContext, refs []reference, all claims)
 	if len(missing) > 0 {
 		// Nothing is reserved for a pod that may wait long.
 		r.toTake = nil
-		r.wait.Object, r.wait.For = podObject(bc.Pod), missing[0].missing()
+		r.wait.Object, r.wait.For = framework.ObjectOf(bc.Pod), missing[0].missing()
 	}
 	return r, nil
 }
@@ -72,7 +72,7 @@ func noSuchClaim(namespace, name string) *framework.Error {
 // assess decides on one claim: whether PreBind has to reserve it, and the wait for its binding conditions. An error
 // rejects the bind to this node.
 func (p *Plugin) assess(bc *framework.BindContext, ref reference, claim *resourcev1.ResourceClaim) (take bool, wait framework.Wait, err error) {
-	about := claimObject(claim.Namespace, claim.Name)
+	about := framework.ObjectOf(claim)
 	if claim.DeletionTimestamp != nil {
 		return false, wait, framework.Refuse(about, "is being deleted").Advise("create it again, or change the pod")
 	}
@@ -114,7 +114,7 @@ func unallocated(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim
 	if err := schedulersOwn(pod, ref, claim, "allocate"); err != nil {
 		return err
 	}
-	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "not allocated by the scheduler").Advise("use a scheduler that supports ResourceClaims")
+	return framework.Refuse(framework.ObjectOf(claim), "not allocated by the scheduler").Advise("use a scheduler that supports ResourceClaims")
 }
 
 // reservable returns an error if an allocated claim cannot be reserved for the pod.
@@ -123,7 +123,7 @@ func reservable(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceClaim)
 		return err
 	}
 	if len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize {
-		return framework.Refuse(claimObject(claim.Namespace, claim.Name), "already reserved for %d pods, which is the maximum", len(claim.Status.ReservedFor)).
+		return framework.Refuse(framework.ObjectOf(claim), "already reserved for %d pods, which is the maximum", len(claim.Status.ReservedFor)).
 			Advise("use another claim")
 	}
 	return nil
@@ -140,7 +140,7 @@ func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceCla
 	default:
 		return nil
 	}
-	return framework.Refuse(claimObject(claim.Namespace, claim.Name), "%s and is not %sd: only %s can %s it", does, verb, who, verb).
+	return framework.Refuse(framework.ObjectOf(claim), "%s and is not %sd: only %s can %s it", does, verb, who, verb).
 		Advise("check why the scheduler did not %s it", verb)
 }
 
@@ -149,7 +149,7 @@ func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceCla
 // timeout since the allocation has passed. Unlike DynamicResources, it checks the failure
 // conditions of all devices first.
 func (p *Plugin) conditions(bc *framework.BindContext, claim *resourcev1.ResourceClaim) (framework.Wait, error) {
-	wait := framework.Wait{Object: claimObject(claim.Namespace, claim.Name)}
+	wait := framework.Wait{Object: framework.ObjectOf(claim)}
 	for i := range claim.Status.Allocation.Devices.Results {
 		result := &claim.Status.Allocation.Devices.Results[i]
 		if len(result.BindingConditions) == 0 {

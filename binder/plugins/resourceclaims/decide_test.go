@@ -221,7 +221,7 @@ func TestDecide_Waits(t *testing.T) {
 	r, err = decideOn(bc, all)
 	require.NoError(t, err)
 	assert.Empty(t, r.toTake, "nothing is reserved for a pod that may wait long")
-	assert.Equal(t, podObject(bc.Pod), r.wait.Object)
+	assert.Equal(t, framework.ObjectOf(bc.Pod), r.wait.Object)
 	assert.Contains(t, r.wait.For, `"gpu"`)
 	assert.Equal(t, now.Add(timeout), r.wait.Until)
 }

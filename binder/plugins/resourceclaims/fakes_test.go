@@ -206,7 +206,7 @@ func (r *replica) PreBind(ctx context.Context, bc *framework.BindContext) error 
 func (r *replica) confirm(ctx context.Context, bc *framework.BindContext) error {
 	v, err := r.preFlight(ctx, bc)
 	if err == nil && (len(v.Writes) > 0 || v.Wait.For != "") {
-		err = framework.NotYet(podObject(bc.Pod), "not prepared")
+		err = framework.NotYet(framework.ObjectOf(bc.Pod), "not prepared")
 	}
 	return err
 }

@@ -68,7 +68,7 @@ func (p *Plugin) mark(ctx context.Context, m framework.Mark, claim *resourcev1.R
 	}}), fieldOwner)
 	if apierrors.IsInvalid(err) {
 		// The claim has another UID.
-		return nil, framework.NotYet(claimObject(claim.Namespace, claim.Name), "was deleted and created again").Because(err).Advise("retry the Binding")
+		return nil, framework.NotYet(framework.ObjectOf(claim), "was deleted and created again").Because(err).Advise("retry the Binding")
 	}
 	if err != nil {
 		return nil, failedWrite(claim, "marking it for this bind", err)
@@ -79,7 +79,7 @@ func (p *Plugin) mark(ctx context.Context, m framework.Mark, claim *resourcev1.R
 // roomFor returns an error if the claim has no room for another mark. Tenants write
 // annotations too, and the API server limits their size.
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
-	about := claimObject(claim.Namespace, claim.Name)
+	about := framework.ObjectOf(claim)
 	size, marks := len(key)+len(value), 0
 	for k, v := range claim.Annotations {
 		size += len(k) + len(v)
@@ -130,7 +130,7 @@ func (p *Plugin) reserve(ctx context.Context, m framework.Mark, claim *resourcev
 
 // failedWrite returns the error for a write that failed.
 func failedWrite(claim *resourcev1.ResourceClaim, doing string, err error) error {
-	about := claimObject(claim.Namespace, claim.Name)
+	about := framework.ObjectOf(claim)
 	if apierrors.IsNotFound(err) {
 		return framework.Refuse(about, "was deleted").Because(err).Advise("create it, or change the pod")
 	}

@@ -37,7 +37,7 @@ func references(pod *corev1.Pod) ([]reference, error) {
 		case errors.Is(err, resourceclaim.ErrClaimNotFound):
 			refs = append(refs, reference{of: ref.Name, generated: true})
 		case err != nil:
-			return nil, framework.Refuse(podObject(pod), "spec.resourceClaims %q refers to neither a ResourceClaim nor a ResourceClaimTemplate", ref.Name).
+			return nil, framework.Refuse(framework.ObjectOf(pod), "spec.resourceClaims %q refers to neither a ResourceClaim nor a ResourceClaimTemplate", ref.Name).
 				Because(err).Advise("change the pod, or upgrade Prebind")
 		case name == nil:
 			// The template needs no claim.
@@ -62,10 +62,6 @@ func madeFor(pod *corev1.Pod, claim *resourcev1.ResourceClaim) error {
 // ofPodGroup reports whether the claim was created for the PodGroup of the pod.
 func (r reference) ofPodGroup(pod *corev1.Pod, claim *resourcev1.ResourceClaim) bool {
 	return r.generated && resourceclaim.IsForPod(pod, claim, false) != nil
-}
-
-func podObject(pod *corev1.Pod) framework.Object {
-	return framework.Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
 }
 
 func claimObject(namespace, name string) framework.Object {

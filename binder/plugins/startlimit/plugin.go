@@ -86,7 +86,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 	case s.own, r.fits(s): // Each allowed bind renews its reservation.
 		return framework.Verdict{Late: true, Writes: []string{"reserve a slot on the node"}}, nil
 	}
-	w := framework.Wait{Object: about(bc), For: "pods on the node to start (limit " + strconv.Itoa(r.limit) + ")"}
+	w := framework.Wait{Object: framework.ObjectOf(bc.Node), For: "pods on the node to start (limit " + strconv.Itoa(r.limit) + ")"}
 	if r.replicas == 0 {
 		w.Until = bc.Now.Add(time.Second) // The number of replicas is known soon.
 	}
@@ -100,16 +100,12 @@ func (p *Plugin) Reserve(bc *framework.BindContext) bool {
 	return state != open && p.slots.reserve(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, p.rules(), state == trying)
 }
 
-func about(bc *framework.BindContext) framework.Object {
-	return framework.Object{Kind: "Node", Name: bc.Node.Name}
-}
-
 // rejected returns the error of a circuit breaker that is not closed.
 func rejected(bc *framework.BindContext, state phase, until time.Time) *framework.Error {
 	if state == trying {
-		return framework.Refuse(about(bc), "the kubelet refused pods of the namespace %s, and another one tries the node now", bc.Pod.Namespace).
+		return framework.Refuse(framework.ObjectOf(bc.Node), "the kubelet refused pods of the namespace %s, and another one tries the node now", bc.Pod.Namespace).
 			Advise("choose another node")
 	}
-	return framework.Refuse(about(bc), "the kubelet refused pods of the namespace %s; no pod of the namespace is bound to the node before %s",
+	return framework.Refuse(framework.ObjectOf(bc.Node), "the kubelet refused pods of the namespace %s; no pod of the namespace is bound to the node before %s",
 		bc.Pod.Namespace, until.UTC().Format(time.RFC3339)).Advise("choose another node, and check the events of the node")
 }

@@ -13,7 +13,6 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	csitranslation "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/volumes"
@@ -26,14 +25,14 @@ func (s snapshot) usable(u use) error {
 	case claim == nil:
 		return framework.Refuse(s.claimObject(u), "the claim does not exist").Advise("create it, or correct the pod")
 	case metav1.HasAnnotation(claim.ObjectMeta, volumes.TooLarge):
-		return framework.Refuse(object(claim), "the spec of the claim is too large for Prebind").Advise("use a shorter selector")
+		return framework.Refuse(framework.ObjectOf(claim), "the spec of the claim is too large for Prebind").Advise("use a shorter selector")
 	case claim.DeletionTimestamp != nil:
-		return framework.Refuse(object(claim), "the claim is being deleted").Advise("create it again after its deletion")
+		return framework.Refuse(framework.ObjectOf(claim), "the claim is being deleted").Advise("create it again after its deletion")
 	case u.Ephemeral != nil && ephemeral.VolumeIsForPod(s.pod, claim) != nil:
-		return framework.Refuse(object(claim), "the claim was not created for ephemeral volume %q of this pod", u.Ephemeral.Name).
+		return framework.Refuse(framework.ObjectOf(claim), "the claim was not created for ephemeral volume %q of this pod", u.Ephemeral.Name).
 			Advise("delete the claim, or rename the pod or its volume")
 	case claim.Status.Phase == corev1.ClaimLost:
-		return framework.Refuse(object(claim), "the claim lost its PersistentVolume %q", claim.Spec.VolumeName).
+		return framework.Refuse(framework.ObjectOf(claim), "the claim lost its PersistentVolume %q", claim.Spec.VolumeName).
 			Advise("restore the volume, or delete the claim")
 	}
 	return nil
@@ -48,11 +47,11 @@ func (s snapshot) claimObject(u use) framework.Object {
 func (s snapshot) checkBound(u use) error {
 	claim, pv := u.claim, u.volume
 	if pv == nil {
-		return framework.Refuse(object(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
+		return framework.Refuse(framework.ObjectOf(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
 			Advise("restore the volume, or delete the claim")
 	}
 	if !volume.IsVolumeBoundToClaim(pv, claim) {
-		return framework.Refuse(object(claim), "the claimRef of its PersistentVolume %s does not name the claim", pv.Name).
+		return framework.Refuse(framework.ObjectOf(claim), "the claimRef of its PersistentVolume %s does not name the claim", pv.Name).
 			Advise("correct the claimRef, or delete the claim")
 	}
 	return s.checkAffinity(pv)
@@ -65,17 +64,17 @@ func (s snapshot) checkDelayed(u use) error {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	switch {
 	case claim.Spec.VolumeName != "":
-		return framework.Refuse(object(claim), "the claim requests PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
+		return framework.Refuse(framework.ObjectOf(claim), "the claim requests PersistentVolume %s and is not bound to it yet", claim.Spec.VolumeName).
 			Advise("wait until the claim is bound; see its events")
 	case name != "" && class == nil:
-		return framework.Refuse(object(claim), "the claim is not bound, and its StorageClass %s does not exist", name).
+		return framework.Refuse(framework.ObjectOf(claim), "the claim is not bound, and its StorageClass %s does not exist", name).
 			Advise("create the class, or correct the claim")
 	case class == nil || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer:
-		return framework.Refuse(object(claim), "the claim is not bound yet, and its volumeBindingMode is not WaitForFirstConsumer").
+		return framework.Refuse(framework.ObjectOf(claim), "the claim is not bound yet, and its volumeBindingMode is not WaitForFirstConsumer").
 			Advise("wait until the claim is bound; see its events")
 	}
 	if chosen, ok := claim.Annotations[volume.AnnSelectedNode]; ok && chosen != s.node.Name {
-		return framework.Refuse(object(claim), "its volume is being provisioned on node %s", chosen).
+		return framework.Refuse(framework.ObjectOf(claim), "its volume is being provisioned on node %s", chosen).
 			Advise("bind the pod to %s, or delete the claim to start again", chosen)
 	}
 	return nil
@@ -88,7 +87,7 @@ func (s snapshot) checkAffinity(pv *corev1.PersistentVolume) error {
 		return err
 	}
 	if err := volume.CheckNodeAffinity(here, s.node.Labels); err != nil {
-		return framework.Refuse(object(pv), "its node affinity excludes node %s", s.node.Name).Because(err).
+		return framework.Refuse(framework.ObjectOf(pv), "its node affinity excludes node %s", s.node.Name).Because(err).
 			Advise("choose a node that matches the volume's node affinity")
 	}
 	return nil
@@ -108,17 +107,12 @@ func (s snapshot) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume,
 	}
 	translated, err := translator.TranslateInTreePVToCSI(klog.Logger{}, pv)
 	if err != nil {
-		return nil, framework.Refuse(object(pv), "cannot translate the volume of in-tree plugin %s, which node %s migrated to CSI: %v",
+		return nil, framework.Refuse(framework.ObjectOf(pv), "cannot translate the volume of in-tree plugin %s, which node %s migrated to CSI: %v",
 			plugin, s.node.Name, err).Because(err).Advise("correct the volume")
 	}
 	here := *pv
 	here.Spec.NodeAffinity = translated.Spec.NodeAffinity
 	return &here, nil
-}
-
-// object refers to a claim or a volume in errors.
-func object(o client.Object) framework.Object {
-	return framework.Object{Kind: framework.KindOf(o), Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // describe names a claim in the middle of a sentence.

@@ -155,13 +155,13 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 		var page corev1.PodList
 		err := p.h.Live.List(ctx, &page, client.InNamespace(pod.Namespace), using, client.Limit(podPage), client.Continue(next))
 		if err != nil {
-			return framework.FromAPI(object(claims[0].claim), "listing the pods that can use the claim", err)
+			return framework.FromAPI(framework.ObjectOf(claims[0].claim), "listing the pods that can use the claim", err)
 		}
 		for i := range page.Items {
 			other := &page.Items[i]
 			for _, r := range claims {
 				if other.UID != pod.UID && mounts(other, r.claim.Name) {
-					return framework.Refuse(object(r.claim), "pod %s on node %s uses the ReadWriteOncePod claim", other.Name, other.Spec.NodeName).
+					return framework.Refuse(framework.ObjectOf(r.claim), "pod %s on node %s uses the ReadWriteOncePod claim", other.Name, other.Spec.NodeName).
 						Advise("bind this pod after the other pod has ended")
 				}
 			}

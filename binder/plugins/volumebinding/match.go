@@ -45,7 +45,7 @@ func (s snapshot) match(unbound []use, p *plan) error {
 			return err
 		}
 		p.wait = framework.Wait{
-			Object: object(p.pending), For: "the PersistentVolume controller to make the volume available for " + describe(u.claim),
+			Object: framework.ObjectOf(p.pending), For: "the PersistentVolume controller to make the volume available for " + describe(u.claim),
 		}
 	}
 	return nil
@@ -90,7 +90,7 @@ func (s snapshot) find(u use, used taken) (*corev1.PersistentVolume, error) {
 		pv, err = s.smallest(u, used, false)
 	}
 	if err != nil {
-		return nil, framework.Refuse(object(u.claim), "cannot match a volume: %v", err).Because(err).Advise("correct the claim")
+		return nil, framework.Refuse(framework.ObjectOf(u.claim), "cannot match a volume: %v", err).Because(err).Advise("correct the claim")
 	}
 	return pv, nil
 }

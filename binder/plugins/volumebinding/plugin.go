@@ -107,7 +107,7 @@ func (*Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	v := framework.Verdict{Wait: p.wait}
 	waits := func(o client.Object, format string, args ...any) {
 		if v.Wait == (framework.Wait{}) {
-			v.Wait = framework.Wait{Object: object(o), For: fmt.Sprintf(format, args...)}
+			v.Wait = framework.Wait{Object: framework.ObjectOf(o), For: fmt.Sprintf(format, args...)}
 		}
 	}
 	writes := func(format string, args ...any) {

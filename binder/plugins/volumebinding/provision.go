@@ -22,10 +22,10 @@ func (s snapshot) checkProvision(u use) error {
 	claim, class := u.claim, u.class
 	switch {
 	case class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner:
-		return framework.Refuse(object(claim), "no volume of StorageClass %s fits on node %s, and the class does not provision volumes", class.Name, s.node.Name).
+		return framework.Refuse(framework.ObjectOf(claim), "no volume of StorageClass %s fits on node %s, and the class does not provision volumes", class.Name, s.node.Name).
 			Advise("choose a node with a matching volume, or create one")
 	case !admitsTopology(class.AllowedTopologies, s.node.Labels):
-		return framework.Refuse(object(claim), "the allowedTopologies of StorageClass %s exclude node %s", class.Name, s.node.Name).
+		return framework.Refuse(framework.ObjectOf(claim), "the allowedTopologies of StorageClass %s exclude node %s", class.Name, s.node.Name).
 			Advise("choose a node in the allowed topologies")
 	}
 	if begun(claim) {
@@ -58,10 +58,10 @@ func (s snapshot) checkCapacity(u use) error {
 		}
 	}
 	if !reachable {
-		return framework.Refuse(object(claim), "CSI driver %s reports no storage of StorageClass %s for node %s", class.Provisioner, class.Name, s.node.Name).
+		return framework.Refuse(framework.ObjectOf(claim), "CSI driver %s reports no storage of StorageClass %s for node %s", class.Provisioner, class.Name, s.node.Name).
 			Advise("choose a node with storage; see the CSIStorageCapacity objects")
 	}
-	return framework.Refuse(object(claim), "CSI driver %s reports less than %s of storage in StorageClass %s for node %s", class.Provisioner, &size, class.Name, s.node.Name).
+	return framework.Refuse(framework.ObjectOf(claim), "CSI driver %s reports less than %s of storage in StorageClass %s for node %s", class.Provisioner, &size, class.Name, s.node.Name).
 		Advise("choose a node with more storage; see the CSIStorageCapacity objects")
 }
 

@@ -21,7 +21,7 @@ func (p *Plugin) write(ctx context.Context, bc *framework.BindContext, pl plan) 
 	for _, m := range pl.static {
 		bound, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim)
 		if err != nil {
-			return framework.Internal(object(m.volume), err)
+			return framework.Internal(framework.ObjectOf(m.volume), err)
 		}
 		if !changed {
 			continue
@@ -44,7 +44,7 @@ func (p *Plugin) write(ctx context.Context, bc *framework.BindContext, pl plan) 
 			if err := p.checkCurrent(ctx, claim); err != nil {
 				return err
 			}
-			return framework.Refuse(object(claim), "its selected-node is not node %s any more: the provisioner requests another node, or the claim or its volume was replaced", bc.Node.Name).
+			return framework.Refuse(framework.ObjectOf(claim), "its selected-node is not node %s any more: the provisioner requests another node, or the claim or its volume was replaced", bc.Node.Name).
 				Advise("schedule the pod again; see the events of the claim")
 		}
 		selected := claim.DeepCopy()
@@ -74,12 +74,12 @@ func (p *Plugin) patch(ctx context.Context, changed, old client.Object, doing st
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return behind(old, err)
 	default:
-		return framework.FromAPI(object(old), doing, err)
+		return framework.FromAPI(framework.ObjectOf(old), doing, err)
 	}
 }
 
 // behind returns the error of a write that failed because the cache is behind. The bind waits for a
 // change and decides again.
 func behind(o client.Object, cause error) error {
-	return framework.NotYet(object(o), "the cache to show another write").Because(cause).Advise("retry the Binding")
+	return framework.NotYet(framework.ObjectOf(o), "the cache to show another write").Because(cause).Advise("retry the Binding")
 }
