@@ -243,7 +243,7 @@ func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For
 func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	v, err := preFlight(ctx, p, bc)
 	if err == nil && !isReady(v) {
-		err = framework.NotYet(nodeObject(bc), "not prepared")
+		err = framework.NotYet(framework.ObjectOf(bc.Node), "not prepared")
 	}
 	return err
 }

@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
@@ -138,15 +140,15 @@ func TestLock_DoesNotDependOnSynchronizedClocks(t *testing.T) {
 }
 
 func TestSeenLocks_ForgetOldLocks(t *testing.T) {
-	s := seenLocks{since: map[seenLock]time.Time{}}
-	a, b, c := seenLock{node: "a"}, seenLock{node: "b"}, seenLock{node: "c"}
-	assert.Equal(t, noon, s.first(a, noon, time.Hour))
-	assert.Equal(t, noon, s.first(a, noon.Add(time.Minute), time.Hour), "the lock is unchanged")
-	s.first(b, noon.Add(time.Hour), time.Hour)
-	assert.Len(t, s.since, 2)
-	s.first(c, noon.Add(time.Hour+1), time.Hour)
-	assert.Len(t, s.since, 2)
-	assert.NotContains(t, s.since, a)
+	virtual := testingclock.NewFakeClock(noon)
+	p := New(framework.Handle{Clock: virtual}, &Arguments{NodeLockTimeout: metav1.Duration{Duration: time.Hour}})
+	a, b := seenLock{node: "a"}, seenLock{node: "b"}
+	assert.Equal(t, noon, p.since(a, virtual.Now()))
+	virtual.Step(time.Minute)
+	assert.Equal(t, noon, p.since(a, virtual.Now()), "the lock is unchanged")
+	virtual.Step(2 * time.Hour)
+	p.since(b, virtual.Now())
+	assert.Equal(t, 1, p.seenLocks.Len())
 }
 
 // A lock that ends before the API server must have decided on the bind counts as expired.

@@ -17,11 +17,10 @@ package device
 import (
 	"context"
 	"fmt"
-	"maps"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
@@ -30,10 +29,13 @@ import (
 // Plugin grants devices. It is safe for concurrent use.
 type Plugin struct {
 	*framework.Decider
-	h         framework.Handle
-	args      *Arguments
-	records   *ledger.Store[string, *record]
-	seenLocks seenLocks
+	h       framework.Handle
+	args    *Arguments
+	records *ledger.Store[string, *record]
+	// seenLocks contains since when this process has seen the lock of a node unchanged, for locks that a bind waits for.
+	// Locks expire by this duration and not by the time in the lock, because that is from the clock of another machine.
+	// A fast clock would take every lock from its holder.
+	seenLocks *utilcache.Expiring
 	// untidied contains the nodes that Tidy has not visited in this round.
 	untidied []string
 }
@@ -47,7 +49,7 @@ var (
 // New returns the plugin. It starts nothing.
 func New(h framework.Handle, args *Arguments) *Plugin {
 	p := &Plugin{
-		h: h, args: args, seenLocks: seenLocks{since: map[seenLock]time.Time{}},
+		h: h, args: args, seenLocks: utilcache.NewExpiringWithClock(h.Clock),
 		records: ledger.Open(h, ledger.Kind[string, *record]{
 			Component: component, Value: unconfirmed, Name: recordName, Decode: decode,
 			Missing: func(ctx context.Context, node string) (*record, error) { return restore(ctx, h.Live, node) },
@@ -95,7 +97,7 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 		}
 	}
 	if left := p.locked(rec, bc.Pod.UID, bc.Now); a.lock && left > 0 {
-		v.Wait = framework.Wait{Object: nodeObject(bc), For: lockOf(rec.Lock), Until: bc.Now.Add(left)}
+		v.Wait = framework.Wait{Object: framework.ObjectOf(bc.Node), For: lockOf(rec.Lock), Until: bc.Now.Add(left)}
 		return v, nil
 	}
 	if len(a.devices) > 0 {
@@ -131,7 +133,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 			return nil
 		}
 		if e := rec.Entries[bc.Pod.UID]; e != nil && e.Bound {
-			return framework.Stale(podObject(bc), "already bound to node %s", bc.Node.Name).Advise("do not retry")
+			return framework.Stale(framework.ObjectOf(bc.Pod), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 		}
 		if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
 			return err
@@ -141,7 +143,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		}
 		if a.lock {
 			if p.locked(rec, bc.Pod.UID, now) > 0 {
-				return framework.NotYet(nodeObject(bc), "%s", lockOf(rec.Lock))
+				return framework.NotYet(framework.ObjectOf(bc.Node), "%s", lockOf(rec.Lock))
 			}
 			rec.take(bc.Pod, bc.Attempt, now.Add(p.args.NodeLockTimeout.Duration))
 		}
@@ -157,16 +159,7 @@ func (p *Plugin) locked(rec *record, uid types.UID, now time.Time) time.Duration
 		return 0
 	}
 	seen := seenLock{node: rec.Node, uid: rec.Lock.UID, expires: rec.Lock.Expires.Unix()}
-	since := p.seenLocks.first(seen, now, 2*p.args.NodeLockTimeout.Duration)
-	return max(0, p.args.NodeLockTimeout.Duration-now.Sub(since))
-}
-
-// seenLocks contains since when this process has seen the lock of a node unchanged, for locks that a bind waits
-// for. Locks expire by this duration and not by the time in the lock, because that is from the clock
-// of another machine. A fast clock would take every lock from its holder.
-type seenLocks struct {
-	mu    sync.Mutex
-	since map[seenLock]time.Time
+	return max(0, p.args.NodeLockTimeout.Duration-now.Sub(p.since(seen, now)))
 }
 
 // seenLock is a lock. A renewal changes its expiry, in Unix seconds.
@@ -176,16 +169,15 @@ type seenLock struct {
 	expires int64
 }
 
-// first returns when the lock was seen first. It discards locks first seen longer than forget ago, because their locks may
-// be gone.
-func (s *seenLocks) first(seen seenLock, now time.Time, forget time.Duration) time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.since[seen]; !ok {
-		maps.DeleteFunc(s.since, func(_ seenLock, since time.Time) bool { return now.Sub(since) > forget })
-		s.since[seen] = now
+// since returns when the lock was seen first. It forgets a lock twice the timeout later.
+func (p *Plugin) since(seen seenLock, now time.Time) time.Time {
+	if since, ok := p.seenLocks.Get(seen); ok {
+		if since, ok := since.(time.Time); ok {
+			return since
+		}
 	}
-	return s.since[seen]
+	p.seenLocks.Set(seen, now, 2*p.args.NodeLockTimeout.Duration)
+	return now
 }
 
 // lasting returns the time until which a lock must last for a bind that is allowed now.
@@ -215,17 +207,9 @@ func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
 // refuseConflicts returns an error if other pods hold requested devices.
 func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
 	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
-		return framework.Refuse(nodeObject(bc), "%s", rec.describe(held)).Advise("choose other devices or another node")
+		return framework.Refuse(framework.ObjectOf(bc.Node), "%s", rec.describe(held)).Advise("choose other devices or another node")
 	}
 	return nil
 }
 
 func lockOf(l *lock) string { return fmt.Sprintf("the lock that pod %s holds on the node", l.Pod) }
-
-func podObject(bc *framework.BindContext) framework.Object {
-	return framework.Object{Kind: "Pod", Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}
-}
-
-func nodeObject(bc *framework.BindContext) framework.Object {
-	return framework.Object{Kind: "Node", Name: bc.Node.Name}
-}

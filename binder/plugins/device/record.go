@@ -60,7 +60,7 @@ type lock struct {
 	Attempts []string          `json:"attempts"`
 	// Expires is when the lock ends for its holder, by the clock of the replica that took
 	// it. Other replicas take the lock when they have not seen it change for the timeout;
-	// see seenLocks.
+	// see Plugin.seenLocks.
 	Expires time.Time `json:"expires"`
 }
 
