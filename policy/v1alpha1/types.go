@@ -62,7 +62,7 @@ type BindPolicySpec struct {
 	Resources []Resource `json:"resources,omitempty"`
 
 	// Variables are expressions that other expressions use as variables.<name>. Each is evaluated at
-	// most once per bind. It may use the variables before it.
+	// most once per evaluation of the policy. It may use the variables before it.
 	//
 	// +listType=map
 	// +listMapKey=name
@@ -276,7 +276,7 @@ type Task struct {
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
 	Handler string `json:"handler"`
-	// Parameters for the handler. They are evaluated when the BindTask is created.
+	// Parameters for the handler. The BindTask keeps the values with which it was created.
 	//
 	// +listType=map
 	// +listMapKey=key

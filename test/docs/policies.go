@@ -24,8 +24,7 @@ var policiesIntro string
 
 // shared are types of Kubernetes that the document links to, by a field that only they have.
 var shared = map[string]string{
-	"matchExpressions":   "[LabelSelector](https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/label-selector/)",
-	"lastTransitionTime": "[Condition](https://kubernetes.io/docs/reference/generated/kubernetes-api/v1.36/#condition-v1-meta)",
+	"matchExpressions": "[LabelSelector](https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/label-selector/)",
 }
 
 // writePolicies writes the reference of the fields in a CustomResourceDefinition.
@@ -43,11 +42,9 @@ func writePolicies(to io.Writer, crd string) error {
 	}
 	root := definition.Spec.Versions[0].Schema.OpenAPIV3Schema
 	fmt.Fprintf(to, "%s\n%s\n", policiesIntro, strings.Join(about(root), " "))
-	for _, name := range []string{"spec", "status"} {
-		of := root.Properties[name]
-		fmt.Fprintf(to, "\n## %s\n\n%s\n\n", name, strings.Join(about(&of), " "))
-		writeFields(to, name, &of)
-	}
+	of := root.Properties["spec"]
+	fmt.Fprintf(to, "\n## spec\n\n%s\n\n", strings.Join(about(&of), " "))
+	writeFields(to, "spec", &of)
 	return nil
 }
 
@@ -118,9 +115,6 @@ func about(p *apiextensionsv1.JSONSchemaProps) []string {
 	}
 	if p.XListType != nil && *p.XListType == "set" {
 		add("Items are unique.")
-	}
-	if p.Pattern != "" {
-		add("Pattern: `%s`.", p.Pattern)
 	}
 	return append(text, rules(p)...)
 }

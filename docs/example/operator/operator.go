@@ -73,7 +73,7 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 // Pods is the manager's GetClient, and nodes its GetAPIReader: the client would list and watch all nodes.
 //
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
-// +kubebuilder:rbac:groups="",resources=pods,namespace=store,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch
 func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *corev1.Pod, label string) error {
 	if pod.Spec.NodeName == "" || Rack(pod) != "" || pod.DeletionTimestamp != nil {
 		return nil

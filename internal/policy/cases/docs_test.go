@@ -82,13 +82,17 @@ func TestDocs(t *testing.T) {
 	first := versions["policies/placement.yaml"][0]
 	require.Contains(t, string(page), "$ sed -i.bak 's/metadata.labels/metadata.?labels/' policies/placement.yaml\n")
 	tutorial := filepath.Join(dir, "policies")
-	require.NoError(t, os.Remove(filepath.Join(tutorial, "wait-for-label.yaml"))) // The reader writes it later.
-	require.Len(t, versions["policies/wait-for-label.yaml"], 1)
+	wait, waitTest := "wait-for-label.yaml", "wait-for-label_test.yaml"
+	for _, later := range []string{wait, waitTest} { // The reader writes them later.
+		require.NoError(t, os.Remove(filepath.Join(tutorial, later)))
+		require.Len(t, versions["policies/"+later], 1)
+	}
 	passed := "ok    " + tutorial + "  2 cases\n"
 	for i, step := range []struct{ file, content, want string }{
 		{"placement.yaml", first, "FAIL  " + tutorial + "  2 cases, 1 failed\n"},
 		{"placement.yaml", strings.Replace(first, "metadata.labels", "metadata.?labels", 1), passed},
-		{"wait-for-label.yaml", versions["policies/wait-for-label.yaml"][0], passed},
+		{wait, versions["policies/"+wait][0], passed},
+		{waitTest, versions["policies/"+waitTest][0], "ok    " + tutorial + "  4 cases\n"},
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(tutorial, step.file), []byte(step.content), 0o600))
 		r, err := cases.Run(t.Context(), tutorial)
