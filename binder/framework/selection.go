@@ -40,8 +40,8 @@ type Selection struct {
 	Value func(o client.Object) string
 	// Transform reduces the objects of the cache. Nil means no reduction.
 	Transform toolscache.TransformFunc
-	// Handler receives the events of the informer, after Registration.New. It may be nil. Prebind is
-	// not ready before it has received all objects.
+	// Handler receives the events of the informer, after Registration.New. It may be nil. It must not block, because the watch waits for
+	// it. Prebind is not ready before it has received all objects.
 	Handler toolscache.ResourceEventHandler
 }
 

@@ -154,11 +154,9 @@ func TestStarter_Selections(t *testing.T) {
 	configured(t, a)
 	run(t, a)
 	<-p.began
-	require.Len(t, waits, 4)
-	for _, synced := range waits[:3] {
-		assert.True(t, synced(), "the cache, its notifications and the handler")
-	}
-	assert.False(t, waits[3](), "the plugin")
+	require.Len(t, waits, 2)
+	assert.True(t, waits[0](), "the cache, its notifications and the handler")
+	assert.False(t, waits[1](), "the plugin")
 	assert.Len(t, namesIn(t, a.Cached(), framework.Selection{Name: "test/gadgets"}, ""), 2)
 }
 

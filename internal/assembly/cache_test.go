@@ -56,9 +56,9 @@ func TestView_LargePod(t *testing.T) {
 			assert.Equal(t, trimmed, again, "an informer can transform an object twice")
 			pod, ok := trimmed.(*corev1.Pod)
 			require.True(t, ok)
-			store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, nil)
-			require.NoError(t, store.Add(pod))
-			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {example: &corev1.Pod{}, store: store}}}}
+			i := newInformer(&toolscache.ListWatch{}, &corev1.Pod{}, toolscache.Indexers{})
+			require.NoError(t, i.Replace([]any{pod}, "1"))
+			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {example: &corev1.Pod{}, informer: i}}}}
 			err = (&view{a: a}).Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
 			assert.Equal(t, tc.found, err == nil)
 			assert.Equal(t, tc.found, !apierrors.IsNotFound(err))

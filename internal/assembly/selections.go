@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"hash/maphash"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,21 +46,16 @@ type selections struct {
 // selection is the cache of one framework.Selection.
 type selection struct {
 	// example has the type of the objects.
-	example  client.Object
-	cache    cache.Cache
-	informer cache.Informer
-	// store contains the objects. Only its methods for reading may be called.
-	store toolscache.Indexer
-	// synced return true when the store has all objects and Changes has reported them.
-	synced []toolscache.InformerSynced
+	example client.Object
+	cache   cache.Cache
+	// informer has the store with the objects. Only its methods for reading may be called.
+	informer toolscache.SharedIndexInformer
 	// denied contains the watch while the API server rejects it.
 	denied *denied
 	// stop ends the watch.
 	stop context.CancelFunc
 	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
 	by *selector
-	// complete is set when all of synced have returned true.
-	complete atomic.Bool
 	// unused is when Keep first did not name the selection, or zero.
 	unused time.Time
 }
@@ -80,7 +73,7 @@ func (s *selections) List(into client.ObjectList, by framework.Selected, limit i
 	if err != nil {
 		return err
 	}
-	return listFrom(from.store, into, by, limit)
+	return listFrom(from.informer.GetIndexer(), into, by, limit)
 }
 
 // Get reads the object from the selection with the name. It does not copy what the object refers to.
@@ -92,9 +85,10 @@ func (s *selections) Get(key client.ObjectKey, into client.Object, name string) 
 	if !sameKind(into, from.example) {
 		return fmt.Errorf("%q is watched as %s, and read as %s", name, describe(from.example), describe(into))
 	}
-	found, exists, err := from.store.GetByKey(toolscache.ObjectName(key).String())
+	store := from.informer.GetIndexer()
+	found, exists, err := store.GetByKey(toolscache.ObjectName(key).String())
 	if err == nil && !exists { // Like the API server, ignore the namespace of a cluster-scoped object.
-		found, exists, err = from.store.GetByKey(key.Name)
+		found, exists, err = store.GetByKey(key.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", name, err)
@@ -144,17 +138,8 @@ func (s *selections) named(name string) (*selection, error) {
 	return found, nil
 }
 
-// ready returns whether the selection has had all objects, so it may be read.
-func (s *selection) ready() bool {
-	if s.complete.Load() {
-		return true
-	}
-	if slices.ContainsFunc(s.synced, func(f toolscache.InformerSynced) bool { return !f() }) {
-		return false
-	}
-	s.complete.Store(true)
-	return true
-}
+// ready returns whether the selection has had all objects, and its handlers know them, so it may be read.
+func (s *selection) ready() bool { return s.informer.HasSynced() }
 
 // listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
 func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, limit int) error {
@@ -299,8 +284,8 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 // Keep is framework.Handle.Keep.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
-// SelectionCache returns the cache of the selection, with its informer and the store of its objects.
-func SelectionCache(ctx context.Context, config *rest.Config, options cache.Options, want framework.Selection) (c cache.Cache, informer cache.Informer, store toolscache.Indexer, err error) {
+// SelectionCache returns the cache of the selection, with its informer.
+func SelectionCache(ctx context.Context, config *rest.Config, options cache.Options, want framework.Selection) (c cache.Cache, own toolscache.SharedIndexInformer, err error) {
 	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
 	if want.Namespace != "" {
 		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
@@ -309,10 +294,10 @@ func SelectionCache(ctx context.Context, config *rest.Config, options cache.Opti
 	var pods toolscache.ListerWatcher
 	if want.Name == podKind {
 		if pods, err = listPods(config, options, want.Fields); err != nil {
-			return nil, nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
+			return nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
 		}
 	}
-	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, _ time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		if want.Value != nil {
 			indexers[bucketIndex] = func(o any) ([]string, error) {
 				object, ok := o.(client.Object)
@@ -325,33 +310,31 @@ func SelectionCache(ctx context.Context, config *rest.Config, options cache.Opti
 		if pods != nil {
 			lw = pods
 		}
-		informer := toolscache.NewSharedIndexInformer(lw, example, resync, indexers)
-		store = informer.GetIndexer()
-		return informer
+		own = newInformer(lw, example, indexers)
+		return own
 	}
 	if c, err = cache.New(config, options); err == nil {
-		informer, err = c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
+		_, err = c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
 	}
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
+		return nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	return c, informer, store, nil
+	return c, own, nil
 }
 
 // startSelection starts the selection.
 func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
-	c, informer, store, err := SelectionCache(ctx, a.GetConfig(), a.inherited(rejected), want)
+	c, informer, err := SelectionCache(ctx, a.GetConfig(), a.inherited(rejected), want)
 	if err != nil {
 		return nil, err
 	}
-	woken, err := informer.AddEventHandler(a.wakeBy(want))
-	if err != nil {
+	if _, err := informer.AddEventHandler(a.wakeBy(want)); err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
 	running, stop := context.WithCancel(a.running)
 	go func() { _ = c.Start(running) }() // Only a second start fails.
 	return &selection{
-		example: want.Example, cache: c, informer: informer, store: store, synced: []toolscache.InformerSynced{informer.HasSynced, woken.HasSynced}, denied: rejected, stop: stop,
+		example: want.Example, cache: c, informer: informer, denied: rejected, stop: stop,
 	}, nil
 }
 
@@ -365,18 +348,13 @@ func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, 
 	if err != nil {
 		return err
 	}
-	synced := slices.Clone(found.synced)
 	if want.Handler != nil {
-		added, err := found.informer.AddEventHandler(want.Handler)
-		if err != nil {
+		if _, err := found.informer.AddEventHandler(want.Handler); err != nil {
 			return fmt.Errorf("selection %s: %w", want.Name, err)
 		}
-		synced = append(synced, added.HasSynced)
 	}
-	for _, f := range synced {
-		a.o.WaitFor(want.Name, f)
-	}
-	a.synced = append(a.synced, synced...)
+	a.o.WaitFor(want.Name, found.ready)
+	a.synced = append(a.synced, found.ready)
 	return nil
 }
 

@@ -150,7 +150,7 @@ func cacheFrom(ctx context.Context, url string) (caches, error) {
 	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes,
 		assembly.KindSelection(&corev1.Pod{}), assembly.KindSelection(&corev1.Node{})) {
 		var err error
-		if all[framework.KindOf(s.Example)], _, _, err = assembly.SelectionCache(ctx, config, options, s); err != nil {
+		if all[framework.KindOf(s.Example)], _, err = assembly.SelectionCache(ctx, config, options, s); err != nil {
 			return nil, err
 		}
 	}

@@ -1,0 +1,140 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+// events records the calls of a handler.
+type events []string
+
+func (e *events) handler() toolscache.ResourceEventHandler {
+	name := func(o any) string {
+		suffix := ""
+		if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+			o, suffix = last.Obj, " unknown"
+		}
+		pod, _ := o.(*corev1.Pod)
+		return pod.Name + "@" + pod.ResourceVersion + suffix
+	}
+	return toolscache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(o any, initial bool) {
+			if initial {
+				*e = append(*e, "list "+name(o))
+			} else {
+				*e = append(*e, "add "+name(o))
+			}
+		},
+		UpdateFunc: func(before, after any) { *e = append(*e, "update "+name(before)+" "+name(after)) },
+		DeleteFunc: func(o any) { *e = append(*e, "delete "+name(o)) },
+	}
+}
+
+// take returns the calls since the last take.
+func (e *events) take() []string {
+	all := *e
+	*e = nil
+	return all
+}
+
+func podAt(name, version string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, ResourceVersion: version, Labels: map[string]string{"a": "b"}}}
+}
+
+// The informer calls handlers as that of client-go does, and the store has the object before.
+func TestInformer(t *testing.T) {
+	i := newInformer(&toolscache.ListWatch{}, &corev1.Pod{}, toolscache.Indexers{})
+	require.NoError(t, i.SetTransform(func(o any) (any, error) {
+		pod, ok := o.(*corev1.Pod)
+		require.True(t, ok)
+		pod = pod.DeepCopy()
+		pod.Labels = nil
+		return pod, nil
+	}))
+	var got events
+	registered, err := i.AddEventHandler(got.handler())
+	require.NoError(t, err)
+
+	assert.False(t, registered.HasSynced())
+	require.NoError(t, i.Replace([]any{podAt("a", "1"), podAt("b", "1"), podAt("c", "1")}, "1"))
+	assert.True(t, registered.HasSynced())
+	assert.Equal(t, []string{"list a@1", "list b@1", "list c@1"}, got.take())
+	stored, ok, err := i.GetStore().GetByKey("default/a")
+	require.NoError(t, err)
+	require.True(t, ok)
+	pod, ok := stored.(*corev1.Pod)
+	require.True(t, ok)
+	assert.Nil(t, pod.Labels, "transformed")
+
+	require.NoError(t, i.Add(podAt("d", "2")))
+	require.NoError(t, i.Update(podAt("a", "3")))
+	require.NoError(t, i.Delete(podAt("b", "4")))
+	require.NoError(t, i.Delete(podAt("b", "4")), "it is gone already")
+	assert.Equal(t, []string{"add d@2", "update a@1 a@3", "delete b@4"}, got.take())
+
+	require.NoError(t, i.Replace([]any{podAt("a", "3"), podAt("d", "5"), podAt("e", "5")}, "5"))
+	assert.Equal(t, []string{"update d@2 d@5", "add e@5", "delete c@1 unknown"}, got.take(), "a is unchanged")
+
+	var late events
+	registered, err = i.AddEventHandler(late.handler())
+	require.NoError(t, err)
+	assert.True(t, registered.HasSynced())
+	assert.ElementsMatch(t, []string{"list a@3", "list d@5", "list e@5"}, late.take())
+	require.NoError(t, i.Delete(podAt("e", "6")))
+	assert.Equal(t, []string{"delete e@6"}, got.take())
+	assert.Equal(t, []string{"delete e@6"}, late.take())
+}
+
+// The informer lists, watches, reports errors, and ends with its context.
+func TestInformer_Run(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, rejected := watch.NewFake(), true
+		i := newInformer(&toolscache.ListWatch{
+			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+				if rejected {
+					return nil, apierrors.NewForbidden(corev1.Resource("pods"), "", nil)
+				}
+				return &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Pod{*podAt("a", "1")}}, nil
+			},
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				if o.SendInitialEvents != nil {
+					return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Pod").GroupKind(), "", nil)
+				}
+				return w, nil
+			},
+		}, &corev1.Pod{}, toolscache.Indexers{})
+		var failed error
+		require.NoError(t, i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) { failed, rejected = err, false }))
+		var got events
+		_, err := i.AddEventHandler(got.handler())
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			i.RunWithContext(ctx)
+		}()
+
+		w.Add(podAt("b", "2"))
+		assert.True(t, apierrors.IsForbidden(failed), "%v", failed)
+		w.Delete(podAt("a", "3"))
+		synctest.Wait()
+		assert.True(t, i.HasSynced())
+		assert.Equal(t, []string{"list a@1", "add b@2", "delete a@3"}, got.take())
+		cancel()
+		<-ended
+	})
+}
