@@ -24,7 +24,7 @@ set_finalizers() { # NAME VERSION FINALIZERS
 report() { # NAME VERSION RESULT
 	case $3 in
 	0) condition='{"type": "Ready", "status": "True"}' ;;
-	2) condition='{"type": "Failed", "status": "True", "message": "the step cannot be done on this node"}' ;;
+	2) condition='{"type": "Failed", "status": "True", "reason": "Impossible", "message": "the step cannot be done on this node"}' ;;
 	*) return ;;
 	esac
 	kubectl patch bindtask "$1" --subresource=status --type=merge \
