@@ -100,13 +100,19 @@ func (i *informer) Add(o any) error {
 // Update implements toolscache.ReflectorStore.
 func (i *informer) Update(o any) error { return i.Add(o) }
 
-// put stores an object, calls the handlers unless it is unchanged, and returns its key.
-func (i *informer) put(o any) (string, error) {
+// reduced returns the object after the transformation, and its key.
+func (i *informer) reduced(o any) (any, string, error) {
 	o, err := i.transform(o)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	key, err := toolscache.MetaNamespaceKeyFunc(o)
+	return o, key, err
+}
+
+// put stores an object, calls the handlers unless it is unchanged, and returns its key.
+func (i *informer) put(o any) (string, error) {
+	o, key, err := i.reduced(o)
 	if err != nil {
 		return "", err
 	}
@@ -138,11 +144,7 @@ func versionsDiffer(a, b any) bool {
 
 // Delete implements toolscache.ReflectorStore.
 func (i *informer) Delete(o any) error {
-	o, err := i.transform(o)
-	if err != nil {
-		return err
-	}
-	key, err := toolscache.MetaNamespaceKeyFunc(o)
+	o, key, err := i.reduced(o)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -27,7 +28,10 @@ func (e *events) handler() toolscache.ResourceEventHandler {
 		if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
 			o, suffix = last.Obj, " unknown"
 		}
-		pod, _ := o.(*corev1.Pod)
+		pod, ok := o.(*corev1.Pod)
+		if !ok {
+			return fmt.Sprintf("%T", o)
+		}
 		return pod.Name + "@" + pod.ResourceVersion + suffix
 	}
 	return toolscache.ResourceEventHandlerDetailedFuncs{
