@@ -60,8 +60,8 @@ type Assembly struct {
 	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
 	selections *selections
 	discovery  discovery.DiscoveryInterface
-	// denied contains the rejected watches of the kinds and selections of registrations. synced contains a function for each of them.
-	denied *denied
+	source     *Source
+	// synced contains a function for each of the kinds and selections of registrations.
 	synced []toolscache.InformerSynced
 }
 
@@ -69,7 +69,6 @@ type Assembly struct {
 func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error) {
 	a := &Assembly{
 		Changes: notify.NewHub(), o: o, running: ctx, selections: &selections{clock: clock.RealClock{}, all: map[string]*selection{}},
-		denied: &denied{},
 	}
 	if err := a.setUp(config); err != nil {
 		return nil, fmt.Errorf("setting up: %w", err)
@@ -78,23 +77,23 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error)
 }
 
 // Denied returns an error with the missing permission or kind while the API server rejects a watch.
-func (a *Assembly) Denied() error { return a.denied.err() }
+func (a *Assembly) Denied() error { return a.selections.denied() }
 
 // Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
 // caches, and for plugins that implement framework.Starter.
-func (a *Assembly) Settings(ctx context.Context, c *configuration.PrebindConfiguration) (binder.Settings, error) {
+func (a *Assembly) Settings(c *configuration.PrebindConfiguration) (binder.Settings, error) {
 	out := binder.Settings{
 		Mode: c.Mode, Hold: c.Budgets.Hold.Duration, MaxHolds: c.Budgets.MaxHolds,
 		PreBindTimeout: c.Budgets.PreBindTimeout.Duration, MaxPreBindTimeout: c.Budgets.MaxPreBindTimeout.Duration, Namespaces: c.Namespaces,
 	}
-	err := a.watch(ctx, "Prebind", &corev1.Pod{}, &corev1.Node{})
+	err := a.watch("Prebind", &corev1.Pod{}, &corev1.Node{})
 	if err != nil {
 		return out, err
 	}
-	if out.Mutators, out.Claimed, err = a.mutators(ctx, c); err != nil {
+	if out.Mutators, out.Claimed, err = a.mutators(c); err != nil {
 		return out, err
 	}
-	out.Plugins, err = a.plugins(ctx, c)
+	out.Plugins, err = a.plugins(c)
 	return out, err
 }
 
@@ -113,9 +112,9 @@ func (a *Assembly) Synced() bool {
 }
 
 // watch adds the selections of the kinds.
-func (a *Assembly) watch(ctx context.Context, by string, examples ...client.Object) error {
+func (a *Assembly) watch(user string, examples ...client.Object) error {
 	for _, example := range examples {
-		if err := a.useRegistered(ctx, KindSelection(example), by); err != nil {
+		if err := a.useRegistered(KindSelection(example), user); err != nil {
 			return err
 		}
 	}
@@ -124,7 +123,7 @@ func (a *Assembly) watch(ctx context.Context, by string, examples ...client.Obje
 
 // mutators returns the chain of the mutators that are on, and the source of the devices that
 // they need, if any.
-func (a *Assembly) mutators(ctx context.Context, c *configuration.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
+func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	entries, err := a.o.Registry.MutatorsOf(c)
 	if err != nil {
 		return nil, nil, err
@@ -155,14 +154,14 @@ func (a *Assembly) mutators(ctx context.Context, c *configuration.PrebindConfigu
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
-	err = a.watch(ctx, "mutator "+claims.Name, &resourcev1.ResourceClaim{})
+	err = a.watch("mutator "+claims.Name, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
 		return claimed.Devices(ctx, a.Cached(), a.GetAPIReader(), pod)
 	}, err
 }
 
 // plugins builds the plugins that are on.
-func (a *Assembly) plugins(ctx context.Context, c *configuration.PrebindConfiguration) ([]framework.Plugin, error) {
+func (a *Assembly) plugins(c *configuration.PrebindConfiguration) ([]framework.Plugin, error) {
 	entries, err := a.o.Registry.PluginsOf(c)
 	if err != nil {
 		return nil, err
@@ -177,7 +176,7 @@ func (a *Assembly) plugins(ctx context.Context, c *configuration.PrebindConfigur
 			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
 			continue
 		}
-		p, err := a.plugin(ctx, e, c.Arguments.Of(e.Name))
+		p, err := a.plugin(e, c.Arguments.Of(e.Name))
 		if err != nil {
 			return nil, fmt.Errorf("plugin %s: %w", e.Name, err)
 		}
@@ -187,9 +186,9 @@ func (a *Assembly) plugins(ctx context.Context, c *configuration.PrebindConfigur
 }
 
 // plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
-func (a *Assembly) plugin(ctx context.Context, e framework.Registration, arguments framework.Arguments) (framework.Plugin, error) {
+func (a *Assembly) plugin(e framework.Registration, arguments framework.Arguments) (framework.Plugin, error) {
 	v, by := &view{a: a}, "PreBind plugin "+e.Name
-	if err := a.watch(ctx, by, e.Watches...); err != nil {
+	if err := a.watch(by, e.Watches...); err != nil {
 		return nil, err
 	}
 	watches := &selector{assembly: a, plugin: e.Name}
@@ -206,7 +205,7 @@ func (a *Assembly) plugin(ctx context.Context, e framework.Registration, argumen
 	}
 	if e.Selections != nil {
 		for _, s := range e.Selections(a.o.Namespace, arguments) {
-			if err := a.useRegistered(ctx, s, by); err != nil {
+			if err := a.useRegistered(s, by); err != nil {
 				return nil, err
 			}
 		}

@@ -6,14 +6,12 @@ package assembly
 import (
 	"context"
 	"errors"
-	"strconv"
 	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,7 +60,7 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	claims := keeping("resource-claims")
 	claims.Requires = []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")}
 	a := newAssemblyAt(t, newServer(t), claims, keeping("other"))
-	plugins, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
+	plugins, err := a.plugins(configuration.Default(a.o.Registry.Components()))
 	require.NoError(t, err)
 	require.Len(t, plugins, 1)
 	assert.Equal(t, "other", plugins[0].Name())
@@ -174,40 +172,26 @@ func TestStarter_Fails(t *testing.T) {
 
 var volumes = schema.GroupResource{Resource: "persistentvolumes"}
 
-// unstreamed is a client without streamed lists.
-type unstreamed struct{}
-
-func (unstreamed) IsWatchListSemanticsUnSupported() bool { return true }
-
 // A rejected watch has a record until it succeeds.
 func TestDenied(t *testing.T) {
 	forbidden := apierrors.NewForbidden(volumes, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
 	var lists, watches error
-	version := 0
-	reflector := toolscache.NewReflector(toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
-		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
-			version++
-			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}}, lists
-		},
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
-			w := watch.NewFake()
-			w.Stop()
-			return w, watches
-		},
-	}, unstreamed{}), &corev1.PersistentVolume{}, toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), 0)
-
-	f := &denied{}
-	f.usedBy(&corev1.PersistentVolume{}, "PreBind plugin volumebinding")
-	f.usedBy(&corev1.PersistentVolume{}, "PreBind plugin node-ready")
-	// run runs the reflector until its watch ends.
+	w := &selection{user: "PreBind plugin volumebinding"}
+	lw := judged(&toolscache.ListWatch{
+		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, lists },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return nil, watches },
+	}, w.reject)
+	// run lists and watches once.
 	run := func(listFails, watchFails error) error {
 		lists, watches = listFails, watchFails
-		if err := reflector.ListAndWatchWithContext(t.Context()); err != nil {
-			f.handle(t.Context(), reflector, err)
+		_, err := lw.ListWithContext(t.Context(), metav1.ListOptions{})
+		if assert.ErrorIs(t, err, lists); lists == nil {
+			_, err = lw.WatchWithContext(t.Context(), metav1.ListOptions{})
+			assert.ErrorIs(t, err, watches)
 		}
-		return f.err()
+		return w.denied()
 	}
-	require.NoError(t, f.err())
+	require.NoError(t, w.denied())
 	err := run(forbidden, nil)
 	require.ErrorIs(t, err, forbidden)
 	for _, words := range []string{"PreBind plugin volumebinding: ", "cannot list resource", "apply its role of this version, or switch it off"} {

@@ -17,7 +17,6 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -39,9 +38,10 @@ func (a *Assembly) setUp(config *rest.Config) error {
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
 		// Reads of the client are live. Plugins read the cache through a view.
-		NewClient: func(config *rest.Config, o client.Options) (client.Client, error) {
+		NewClient: func(config *rest.Config, o client.Options) (c client.Client, err error) {
 			o.Cache = nil
-			return client.New(config, o)
+			a.source, err = NewSource(config, o)
+			return a.source, err
 		},
 	}); err != nil {
 		return err
@@ -68,14 +68,6 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// inherited returns the options of a cache with the client, the scheme and the mapper of the manager.
-func (a *Assembly) inherited(rejected *denied) cache.Options {
-	options := CacheOptions()
-	options.HTTPClient, options.Scheme, options.Mapper = a.GetHTTPClient(), a.GetScheme(), a.GetRESTMapper()
-	options.DefaultWatchErrorHandler = rejected.handle
-	return options
-}
-
 // view reads the selections.
 type view struct{ a *Assembly }
 
@@ -95,15 +87,15 @@ func (v *view) Get(_ context.Context, key client.ObjectKey, into client.Object, 
 }
 
 // List implements client.Reader.
-func (v *view) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	if by, ok := framework.SelectedBy(opts); ok {
-		return v.a.selections.List(into, by, int((&client.ListOptions{}).ApplyOptions(opts).Limit))
+func (v *view) List(_ context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	o := (&client.ListOptions{}).ApplyOptions(opts)
+	by, ok := framework.SelectedBy(opts)
+	if ok { // Its objects need not have the labels any more, because of its Transform.
+		o = &client.ListOptions{Limit: o.Limit}
+	} else {
+		by.Name = framework.KindOf(into)
 	}
-	found, err := v.a.selections.named(framework.KindOf(into))
-	if err != nil {
-		return err
-	}
-	return found.cache.List(ctx, into, opts...)
+	return v.a.selections.List(into, by, o)
 }
 
 // KindSelection returns the selection with all objects of the kind that Prebind reads: pending pods, and trimmed nodes. Its name is the kind.
@@ -116,17 +108,6 @@ func KindSelection(example client.Object) framework.Selection {
 		s.Transform = trimNode
 	}
 	return s
-}
-
-// CacheOptions returns the options of the caches of all selections.
-func CacheOptions() cache.Options {
-	return cache.Options{
-		// A list of another Go type with the name of the kind would start an informer.
-		ReaderFailOnMissingInformer: true,
-		DefaultTransform:            cache.TransformStripManagedFields(),
-		// Mutators and plugins must not change objects of the cache.
-		DefaultUnsafeDisableDeepCopy: new(true),
-	}
 }
 
 // trimNode removes the fields that use most of the memory of a node and that plugins do not read. Nodes have most of their strings in

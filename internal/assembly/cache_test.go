@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	restwatch "k8s.io/client-go/rest/watch"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -56,9 +55,9 @@ func TestView_LargePod(t *testing.T) {
 			assert.Equal(t, trimmed, again, "an informer can transform an object twice")
 			pod, ok := trimmed.(*corev1.Pod)
 			require.True(t, ok)
-			i := newInformer(&toolscache.ListWatch{}, &corev1.Pod{}, toolscache.Indexers{})
+			i := newInformer(framework.Selection{Example: &corev1.Pod{}}, nil)
 			require.NoError(t, i.Replace([]any{pod}, "1"))
-			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {example: &corev1.Pod{}, informer: i}}}}
+			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {Informer: i}}}}
 			err = (&view{a: a}).Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
 			assert.Equal(t, tc.found, err == nil)
 			assert.Equal(t, tc.found, !apierrors.IsNotFound(err))

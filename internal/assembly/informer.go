@@ -6,91 +6,77 @@ package assembly
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
-// informer is a SharedIndexInformer whose watch stores each object and calls the handlers itself. That of client-go hands each object over to
-// three more goroutines. Every bind changes a pod, and waking these goroutines is a large part of the CPU time of a bind. So handlers must
-// not block, and must not add handlers.
+// Informer keeps the objects of a selection, and calls its handlers by the rules of client-go's informers, in the goroutine of the watch. The
+// informer of client-go hands each object over to three more goroutines. Every bind changes a pod, and waking these goroutines is a large part
+// of the CPU time of a bind. So handlers must not block, and must not add handlers.
 //
-// It has no resyncs, and handlers cannot be removed.
-type informer struct {
-	// The store and the methods that the cache does not call are those of an informer that never runs.
-	toolscache.SharedIndexInformer
-	config    toolscache.Config
-	transform toolscache.TransformFunc
+// It has no resyncs, and handlers cannot be removed. It is safe for concurrent use.
+type Informer struct {
+	want  framework.Selection
+	lists toolscache.ListerWatcher
+	store toolscache.Indexer
 	// mu is held while an object is stored and the handlers are called.
 	mu       sync.Mutex
 	handlers []toolscache.ResourceEventHandler
-	// synced is closed when the store has all objects and the handlers know them, and closed when the informer ends.
-	synced, closed chan struct{}
+	synced   atomic.Bool
 }
 
-var (
-	_ toolscache.SharedIndexInformer              = (*informer)(nil)
-	_ toolscache.Queue                            = (*informer)(nil)
-	_ toolscache.TransformingStore                = (*informer)(nil)
-	_ toolscache.ResourceEventHandlerRegistration = (*informer)(nil)
-)
+var _ toolscache.TransformingStore = (*Informer)(nil)
 
 // newInformer returns an informer that does not run yet.
-func newInformer(lw toolscache.ListerWatcher, example runtime.Object, indexers toolscache.Indexers) *informer {
-	i := &informer{SharedIndexInformer: toolscache.NewSharedIndexInformer(lw, example, 0, indexers), synced: make(chan struct{}), closed: make(chan struct{})}
-	i.transform = func(o any) (any, error) { return o, nil }
-	i.config = toolscache.Config{Queue: i, ListerWatcher: lw, ObjectType: example}
-	return i
-}
-
-// SetTransform implements toolscache.SharedInformer. Call it before Run.
-func (i *informer) SetTransform(f toolscache.TransformFunc) error {
-	if f != nil {
-		i.transform = f
+func newInformer(want framework.Selection, lists toolscache.ListerWatcher) *Informer {
+	if want.Transform == nil {
+		want.Transform = cache.TransformStripManagedFields()
 	}
-	return nil
+	indexers := toolscache.Indexers{}
+	if want.Value != nil {
+		indexers[bucketIndex] = func(o any) ([]string, error) {
+			object, ok := o.(client.Object)
+			if !ok {
+				return nil, nil
+			}
+			return []string{bucketOf(want.Value(object))}, nil
+		}
+	}
+	return &Informer{want: want, lists: lists, store: toolscache.NewIndexer(toolscache.DeletionHandlingMetaNamespaceKeyFunc, indexers)}
 }
 
-// SetWatchErrorHandlerWithContext implements toolscache.SharedInformer. Call it before Run.
-func (i *informer) SetWatchErrorHandlerWithContext(f toolscache.WatchErrorHandlerWithContext) error {
-	i.config.WatchErrorHandlerWithContext = f
-	return nil
+// Run lists and watches the objects until the context ends. Call it once.
+func (i *Informer) Run(ctx context.Context) {
+	toolscache.NewReflectorWithOptions(i.lists, i.want.Example, i, toolscache.ReflectorOptions{Name: i.want.Name}).RunWithContext(ctx)
 }
 
-// AddEventHandler implements toolscache.SharedInformer. The registration is the informer, because the handler knows all objects of the store
-// when the method returns.
-func (i *informer) AddEventHandler(h toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+// AddEventHandler adds a handler. It knows all objects of the store when the method returns.
+func (i *Informer) AddEventHandler(h toolscache.ResourceEventHandler) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for _, o := range i.GetIndexer().List() {
+	for _, o := range i.store.List() {
 		h.OnAdd(o, true)
 	}
 	i.handlers = append(i.handlers, h)
-	return i, nil
 }
 
-// RunWithContext implements toolscache.SharedInformer. Call it once.
-func (i *informer) RunWithContext(ctx context.Context) { toolscache.New(&i.config).RunWithContext(ctx) }
+// Store returns the store with the objects. Only read it, and do not change its objects.
+func (i *Informer) Store() toolscache.Indexer { return i.store }
 
-// HasSynced implements toolscache.SharedInformer.
-func (i *informer) HasSynced() bool { return toolscache.IsDone(i) }
-
-// HasSyncedChecker implements toolscache.SharedInformer.
-func (i *informer) HasSyncedChecker() toolscache.DoneChecker { return i }
-
-// Name implements toolscache.DoneChecker.
-func (i *informer) Name() string { return "informer" }
-
-// Done implements toolscache.DoneChecker.
-func (i *informer) Done() <-chan struct{} { return i.synced }
+// HasSynced returns whether the store has had all objects, and the handlers know them.
+func (i *Informer) HasSynced() bool { return i.synced.Load() }
 
 // Transformer implements toolscache.TransformingStore.
-func (i *informer) Transformer() toolscache.TransformFunc { return i.transform }
+func (i *Informer) Transformer() toolscache.TransformFunc { return i.want.Transform }
 
 // Add implements toolscache.ReflectorStore.
-func (i *informer) Add(o any) error {
+func (i *Informer) Add(o any) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	_, err := i.put(o)
@@ -98,11 +84,11 @@ func (i *informer) Add(o any) error {
 }
 
 // Update implements toolscache.ReflectorStore.
-func (i *informer) Update(o any) error { return i.Add(o) }
+func (i *Informer) Update(o any) error { return i.Add(o) }
 
 // reduced returns the object after the transformation, and its key.
-func (i *informer) reduced(o any) (any, string, error) {
-	o, err := i.transform(o)
+func (i *Informer) reduced(o any) (any, string, error) {
+	o, err := i.want.Transform(o)
 	if err != nil {
 		return nil, "", err
 	}
@@ -111,54 +97,52 @@ func (i *informer) reduced(o any) (any, string, error) {
 }
 
 // put stores an object, calls the handlers unless it is unchanged, and returns its key.
-func (i *informer) put(o any) (string, error) {
+func (i *Informer) put(o any) (string, error) {
 	o, key, err := i.reduced(o)
 	if err != nil {
 		return "", err
 	}
-	before, existed, err := i.GetIndexer().GetByKey(key)
+	before, existed, err := i.store.GetByKey(key)
 	if err == nil {
-		err = i.GetIndexer().Update(o)
+		err = i.store.Update(o)
 	}
 	for _, h := range i.handlers {
 		switch {
 		case err != nil:
 		case !existed:
 			h.OnAdd(o, !i.HasSynced())
-		case versionsDiffer(before, o):
+		case resourceVersionOf(before) != resourceVersionOf(o):
 			h.OnUpdate(before, o)
 		}
 	}
 	return key, err
 }
 
-// versionsDiffer returns whether the versions of an object differ.
-func versionsDiffer(a, b any) bool {
-	was, err := meta.Accessor(a)
-	if err != nil {
-		return true
+// resourceVersionOf returns the resource version of an object of the store.
+func resourceVersionOf(o any) string {
+	if object, ok := o.(client.Object); ok {
+		return object.GetResourceVersion()
 	}
-	is, err := meta.Accessor(b)
-	return err != nil || was.GetResourceVersion() != is.GetResourceVersion()
+	return ""
 }
 
 // Delete implements toolscache.ReflectorStore.
-func (i *informer) Delete(o any) error {
+func (i *Informer) Delete(o any) error {
 	o, key, err := i.reduced(o)
 	if err != nil {
 		return err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if _, existed, err := i.GetIndexer().GetByKey(key); err != nil || !existed {
+	if _, existed, err := i.store.GetByKey(key); err != nil || !existed {
 		return err
 	}
 	return i.drop(o)
 }
 
 // drop removes an object from the store, and calls the handlers.
-func (i *informer) drop(o any) error {
-	if err := i.GetIndexer().Delete(o); err != nil {
+func (i *Informer) drop(o any) error {
+	if err := i.store.Delete(o); err != nil {
 		return err
 	}
 	for _, h := range i.handlers {
@@ -168,7 +152,7 @@ func (i *informer) drop(o any) error {
 }
 
 // Replace implements toolscache.ReflectorStore.
-func (i *informer) Replace(list []any, _ string) error {
+func (i *Informer) Replace(list []any, _ string) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	listed := make(sets.Set[string], len(list))
@@ -179,11 +163,11 @@ func (i *informer) Replace(list []any, _ string) error {
 		}
 		listed.Insert(key)
 	}
-	for _, key := range i.GetIndexer().ListKeys() {
+	for _, key := range i.store.ListKeys() {
 		if listed.Has(key) {
 			continue
 		}
-		last, _, err := i.GetIndexer().GetByKey(key)
+		last, _, err := i.store.GetByKey(key)
 		if err == nil {
 			err = i.drop(toolscache.DeletedFinalStateUnknown{Key: key, Obj: last})
 		}
@@ -191,20 +175,9 @@ func (i *informer) Replace(list []any, _ string) error {
 			return err
 		}
 	}
-	if !i.HasSynced() {
-		close(i.synced)
-	}
+	i.synced.Store(true)
 	return nil
 }
 
 // Resync implements toolscache.ReflectorStore.
-func (i *informer) Resync() error { return nil }
-
-// Pop implements toolscache.Queue. It has nothing to do, because Add, Update, Delete and Replace have done it.
-func (i *informer) Pop(toolscache.PopProcessFunc) (any, error) {
-	<-i.closed
-	return nil, toolscache.ErrFIFOClosed
-}
-
-// Close implements toolscache.Queue.
-func (i *informer) Close() { close(i.closed) }
+func (i *Informer) Resync() error { return nil }

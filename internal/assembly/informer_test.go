@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // events records the calls of a handler.
@@ -60,23 +62,21 @@ func podAt(name, version string) *corev1.Pod {
 
 // The informer calls handlers as that of client-go does, and the store has the object before.
 func TestInformer(t *testing.T) {
-	i := newInformer(&toolscache.ListWatch{}, &corev1.Pod{}, toolscache.Indexers{})
-	require.NoError(t, i.SetTransform(func(o any) (any, error) {
+	i := newInformer(framework.Selection{Example: &corev1.Pod{}, Transform: func(o any) (any, error) {
 		pod, ok := o.(*corev1.Pod)
 		require.True(t, ok)
 		pod = pod.DeepCopy()
 		pod.Labels = nil
 		return pod, nil
-	}))
+	}}, nil)
 	var got events
-	registered, err := i.AddEventHandler(got.handler())
-	require.NoError(t, err)
+	i.AddEventHandler(got.handler())
 
-	assert.False(t, registered.HasSynced())
+	assert.False(t, i.HasSynced())
 	require.NoError(t, i.Replace([]any{podAt("a", "1"), podAt("b", "1"), podAt("c", "1")}, "1"))
-	assert.True(t, registered.HasSynced())
+	assert.True(t, i.HasSynced())
 	assert.Equal(t, []string{"list a@1", "list b@1", "list c@1"}, got.take())
-	stored, ok, err := i.GetStore().GetByKey("default/a")
+	stored, ok, err := i.Store().GetByKey("default/a")
 	require.NoError(t, err)
 	require.True(t, ok)
 	pod, ok := stored.(*corev1.Pod)
@@ -93,22 +93,20 @@ func TestInformer(t *testing.T) {
 	assert.Equal(t, []string{"update d@2 d@5", "add e@5", "delete c@1 unknown"}, got.take(), "a is unchanged")
 
 	var late events
-	registered, err = i.AddEventHandler(late.handler())
-	require.NoError(t, err)
-	assert.True(t, registered.HasSynced())
+	i.AddEventHandler(late.handler())
 	assert.ElementsMatch(t, []string{"list a@3", "list d@5", "list e@5"}, late.take())
 	require.NoError(t, i.Delete(podAt("e", "6")))
 	assert.Equal(t, []string{"delete e@6"}, got.take())
 	assert.Equal(t, []string{"delete e@6"}, late.take())
 }
 
-// The informer lists, watches, reports errors, and ends with its context.
+// The informer lists, watches, reports rejections, and ends with its context.
 func TestInformer_Run(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, rejected := watch.NewFake(), true
-		i := newInformer(&toolscache.ListWatch{
+		w, answers := watch.NewFake(), []string{}
+		i := newInformer(framework.Selection{Example: &corev1.Pod{}}, judged(&toolscache.ListWatch{
 			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
-				if rejected {
+				if len(answers) == 0 {
 					return nil, apierrors.NewForbidden(corev1.Resource("pods"), "", nil)
 				}
 				return &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Pod{*podAt("a", "1")}}, nil
@@ -119,21 +117,18 @@ func TestInformer_Run(t *testing.T) {
 				}
 				return w, nil
 			},
-		}, &corev1.Pod{}, toolscache.Indexers{})
-		var failed error
-		require.NoError(t, i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) { failed, rejected = err, false }))
+		}, func(err error) { answers = append(answers, string(apierrors.ReasonForError(err))) }))
 		var got events
-		_, err := i.AddEventHandler(got.handler())
-		require.NoError(t, err)
+		i.AddEventHandler(got.handler())
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			i.RunWithContext(ctx)
+			i.Run(ctx)
 		}()
 
 		w.Add(podAt("b", "2"))
-		assert.True(t, apierrors.IsForbidden(failed), "%v", failed)
+		assert.Equal(t, []string{"Forbidden", ""}, answers, "the list is rejected, and the watch succeeds later")
 		w.Delete(podAt("a", "3"))
 		synctest.Wait()
 		assert.True(t, i.HasSynced())

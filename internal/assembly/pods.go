@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -28,18 +27,18 @@ var podKind = framework.KindOf(&corev1.Pod{})
 // pending selects the pods without a node.
 var pending = fields.OneTermEqualSelector("spec.nodeName", "")
 
-// listPods lists and watches the selected pods, and decodes only the metadata of those that leave. Every bind makes one leave, and
-// decoding it is the largest part of the work of following pods. The cache has no option for the decoder, so these pods have a client of
+// pendingPods lists and watches pending pods, and decodes only the metadata of those that leave. Every bind makes one leave, and
+// decoding it is the largest part of the work of following pods. The client has no option for the decoder, so these pods have one of
 // their own.
-func listPods(config *rest.Config, o cache.Options, selected fields.Selector) (toolscache.ListerWatcher, error) {
-	own := rest.CopyConfig(config)
+func (s *Source) pendingPods() (*toolscache.ListWatch, error) {
+	own := rest.CopyConfig(s.config)
 	own.APIPath, own.GroupVersion, own.ContentType = "/api", &corev1.SchemeGroupVersion, runtime.ContentTypeProtobuf
-	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(o.Scheme).WithoutConversion()}
-	client, err := rest.RESTClientForConfigAndClient(own, o.HTTPClient)
+	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(s.Scheme()).WithoutConversion()}
+	pods, err := rest.RESTClientForConfigAndClient(own, s.http)
 	if err != nil {
 		return nil, err
 	}
-	return toolscache.NewListWatchFromClient(client, "pods", metav1.NamespaceAll, selected), nil
+	return toolscache.NewListWatchFromClient(pods, "pods", metav1.NamespaceAll, pending), nil
 }
 
 // briefSerializer decodes only the metadata of objects that a watch in protobuf reports as deleted.

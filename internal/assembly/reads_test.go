@@ -38,7 +38,7 @@ func TestView_Get(t *testing.T) {
 	s.installed.Store(true)
 	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1")}
 	a := newAssemblyAt(t, s)
-	require.NoError(t, a.watch(t.Context(), "test", &corev1.Node{}, newGadget("", "", "")))
+	require.NoError(t, a.watch("test", &corev1.Node{}, newGadget("", "", "")))
 	run(t, a)
 	a.WaitForSync(t.Context())
 	metadata, beta := &metav1.PartialObjectMetadata{}, newGadget("", "", "")
@@ -66,7 +66,7 @@ func TestView_Get(t *testing.T) {
 			assert.False(t, apierrors.IsNotFound(err))
 		})
 	}
-	assert.ErrorContains(t, a.watch(t.Context(), "other", beta), "of example.com/v1, Kind=Gadget, and as")
+	assert.ErrorContains(t, a.watch("other", beta), "of example.com/v1, Kind=Gadget, and as")
 }
 
 // Reads of a kind whose objects were not read yet are an error.
@@ -76,8 +76,8 @@ func TestView_NotSynced(t *testing.T) {
 	s.silent.Store(true)
 	s.gadgets = []*unstructured.Unstructured{newGadget("shop", "a", "r1")}
 	a := newAssemblyAt(t, s)
-	require.NoError(t, a.watch(t.Context(), "test", newGadget("", "", "")))
-	require.NoError(t, a.useRegistered(t.Context(), gadgets, "test"))
+	require.NoError(t, a.watch("test", newGadget("", "", "")))
+	require.NoError(t, a.useRegistered(gadgets, "test"))
 	run(t, a)
 	assert.False(t, a.Synced())
 	list := &unstructured.UnstructuredList{}
@@ -94,7 +94,7 @@ func TestDenied_CustomResource(t *testing.T) {
 	s.installed.Store(true)
 	s.forbidden.Store(true)
 	a := newAssemblyAt(t, s)
-	require.NoError(t, a.watch(t.Context(), "PreBind plugin test", newGadget("", "", "")))
+	require.NoError(t, a.watch("PreBind plugin test", newGadget("", "", "")))
 	run(t, a)
 	require.Eventually(t, func() bool { return a.Denied() != nil }, 10*time.Second, 10*time.Millisecond)
 	assert.ErrorContains(t, a.Denied(), "PreBind plugin test: the service account lacks a permission")

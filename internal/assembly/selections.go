@@ -7,7 +7,9 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,14 +18,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -43,21 +44,46 @@ type selections struct {
 	all      map[string]*selection
 }
 
-// selection is the cache of one framework.Selection.
+// selection is a framework.Selection that is watched.
 type selection struct {
-	// example has the type of the objects.
-	example client.Object
-	cache   cache.Cache
-	// informer has the store with the objects. Only its methods for reading may be called.
-	informer toolscache.SharedIndexInformer
-	// denied contains the watch while the API server rejects it.
-	denied *denied
+	*Informer
+	// user is the part of the program that needs a selection of a registration, such as a plugin.
+	user string
 	// stop ends the watch.
 	stop context.CancelFunc
 	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
 	by *selector
 	// unused is when Keep first did not name the selection, or zero.
 	unused time.Time
+
+	mu sync.Mutex
+	// rejected is the error of the last watch if the API server rejected it, because a permission is missing or the kind is gone. The watch
+	// is tried again until it succeeds.
+	rejected error
+}
+
+// reject sets the result of the last watch.
+func (s *selection) reject(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && s.by == nil {
+		what, lacks, remedy := "A permission is missing", "the service account lacks a permission", "apply its role of this version, or switch it off"
+		if apierrors.IsNotFound(err) {
+			what, lacks, remedy = "A kind is missing", "the API server does not serve a kind", "enable it in the API server, or restart Prebind"
+		}
+		err = fmt.Errorf("%s: %s: %w; %s", s.user, lacks, err, remedy)
+		if s.rejected == nil {
+			klog.ErrorS(err, what)
+		}
+	}
+	s.rejected = err
+}
+
+// denied returns the error while the API server rejects the watch.
+func (s *selection) denied() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rejected
 }
 
 // selector adds and removes the selections of a plugin.
@@ -66,14 +92,14 @@ type selector struct {
 	plugin   string
 }
 
-// List lists the objects of the selection with the value, at most as many as the limit if it is positive. It reads the index itself: the reader of the
-// cache copies all objects of the bucket first.
-func (s *selections) List(into client.ObjectList, by framework.Selected, limit int) error {
+// List lists the objects of the selection with the value that the options select, at most as many as their limit if it is positive. It does not
+// copy what the objects refer to.
+func (s *selections) List(into client.ObjectList, by framework.Selected, o *client.ListOptions) error {
 	from, err := s.named(by.Name)
 	if err != nil {
 		return err
 	}
-	return listFrom(from.informer.GetIndexer(), into, by, limit)
+	return listFrom(from.store, into, by, o)
 }
 
 // Get reads the object from the selection with the name. It does not copy what the object refers to.
@@ -82,13 +108,12 @@ func (s *selections) Get(key client.ObjectKey, into client.Object, name string) 
 	if err != nil {
 		return err
 	}
-	if !sameKind(into, from.example) {
-		return fmt.Errorf("%q is watched as %s, and read as %s", name, describe(from.example), describe(into))
+	if !sameKind(into, from.want.Example) {
+		return fmt.Errorf("%q is watched as %s, and read as %s", name, describe(from.want.Example), describe(into))
 	}
-	store := from.informer.GetIndexer()
-	found, exists, err := store.GetByKey(toolscache.ObjectName(key).String())
+	found, exists, err := from.store.GetByKey(toolscache.ObjectName(key).String())
 	if err == nil && !exists { // Like the API server, ignore the namespace of a cluster-scoped object.
-		found, exists, err = store.GetByKey(key.Name)
+		found, exists, err = from.store.GetByKey(key.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", name, err)
@@ -132,17 +157,18 @@ func (s *selections) named(name string) (*selection, error) {
 	switch {
 	case found == nil:
 		return nil, fmt.Errorf("%q is not among the watches and selections of the plugin's registration, and Select has not added it", name)
-	case !found.ready():
+	case !found.HasSynced():
 		return nil, fmt.Errorf("not all objects of %q have been read yet", name)
 	}
 	return found, nil
 }
 
-// ready returns whether the selection has had all objects, and its handlers know them, so it may be read.
-func (s *selection) ready() bool { return s.informer.HasSynced() }
-
-// listFrom lists the objects of the store with the value, at most as many as the limit if it is positive.
-func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, limit int) error {
+// listFrom lists the objects of the store with the value that the options select, at most as many as their limit if it is positive. Without a value,
+// it reads all objects.
+func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, o *client.ListOptions) error {
+	if o.FieldSelector != nil {
+		return fmt.Errorf("the cache of %q has no index of the fields %s: use a Selection with a Value", by.Name, o.FieldSelector)
+	}
 	var bucket []any
 	if by.Selection.Value == nil {
 		bucket = store.List()
@@ -152,16 +178,14 @@ func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Sel
 			return fmt.Errorf("selection %q: %w", by.Name, err)
 		}
 	}
-	capacity := len(bucket)
-	if limit > 0 {
-		capacity = min(capacity, limit)
-	}
-	items := make([]runtime.Object, 0, capacity)
-	for _, o := range bucket {
-		if limit > 0 && len(items) == limit {
+	items := make([]runtime.Object, 0, len(bucket))
+	for _, found := range bucket {
+		if o.Limit > 0 && len(items) == int(o.Limit) {
 			break
 		}
-		if object, ok := o.(client.Object); ok && by.ValueOf(object) == by.Value {
+		object, ok := found.(client.Object)
+		if ok && by.ValueOf(object) == by.Value && (o.Namespace == "" || o.Namespace == object.GetNamespace()) &&
+			(o.LabelSelector == nil || o.LabelSelector.Matches(labels.Set(object.GetLabels()))) {
 			items = append(items, object)
 		}
 	}
@@ -183,28 +207,28 @@ func bucketOf(value string) string {
 	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
 }
 
-// find returns the selection, which is started if it is new. by is nil for a selection of a registration.
-func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection, by *selector) (*selection, error) {
+// find returns the selection, which is started if it is new, for its first user. by is nil for a selection of a registration.
+func (s *selections) find(a *Assembly, want framework.Selection, user string, by *selector) (*selection, error) {
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	if found := s.use(want.Name); found != nil {
-		if !sameKind(found.example, want.Example) {
-			return nil, fmt.Errorf("%q is watched as %s, and as %s", want.Name, describe(found.example), describe(want.Example))
+		if !sameKind(found.want.Example, want.Example) {
+			return nil, fmt.Errorf("%q is watched as %s, and as %s", want.Name, describe(found.want.Example), describe(want.Example))
 		}
 		return found, nil
 	}
-	rejected := a.denied
-	if by != nil {
-		rejected = &denied{}
-	}
-	started, err := a.startSelection(ctx, want, rejected)
-	if err != nil {
+	started := &selection{user: user, by: by}
+	var err error
+	if started.Informer, err = a.source.Informer(want, started.reject); err != nil {
 		return nil, err
 	}
+	started.AddEventHandler(a.wakeBy(want))
+	running, stop := context.WithCancel(a.running)
+	started.stop = stop
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	started.by = by
 	s.all[want.Name] = started
+	s.mu.Unlock()
+	go started.Run(running)
 	return started, nil
 }
 
@@ -229,18 +253,17 @@ func (s *selections) end(name string, found *selection) {
 
 // await waits until the selection has all objects, or until the API server rejects its watch. One that has never had all objects then ends.
 func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
-	rejected := func() bool { return found.denied.err() != nil }
-	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return rejected() || found.ready() })
+	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return found.denied() != nil || found.HasSynced() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := found.denied.err()
+	err := found.denied()
 	switch {
 	case err != nil:
-		if !found.ready() { // The next call watches again at once, without the backoff of this watch.
+		if !found.HasSynced() { // The next call watches again at once, without the backoff of this watch.
 			s.end(want.Name, found)
 		}
 		return fmt.Errorf("selection %s: %w", want.Name, err)
-	case !found.ready():
+	case !found.HasSynced():
 		return fmt.Errorf("selection %s: the watch of %s objects did not begin in time", want.Name, framework.KindOf(want.Example))
 	}
 	klog.V(2).InfoS("Watching a selection", "selection", want.Name)
@@ -274,7 +297,7 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
 	}
 	all := u.assembly.selections
-	found, err := all.find(ctx, u.assembly, want, u)
+	found, err := all.find(u.assembly, want, "", u)
 	if err != nil {
 		return err
 	}
@@ -284,77 +307,32 @@ func (u *selector) Select(ctx context.Context, want framework.Selection) error {
 // Keep is framework.Handle.Keep.
 func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
-// SelectionCache returns the cache of the selection, with its informer.
-func SelectionCache(ctx context.Context, config *rest.Config, options cache.Options, want framework.Selection) (c cache.Cache, own toolscache.SharedIndexInformer, err error) {
-	by := cache.ByObject{Label: want.Labels, Field: want.Fields, Transform: want.Transform}
-	if want.Namespace != "" {
-		by.Namespaces = map[string]cache.Config{want.Namespace: {}}
-	}
-	options.ByObject = map[client.Object]cache.ByObject{want.Example: by}
-	var pods toolscache.ListerWatcher
-	if want.Name == podKind {
-		if pods, err = listPods(config, options, want.Fields); err != nil {
-			return nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
+// denied returns the first error while the API server rejects watches of registrations. A plugin handles those of its Select itself.
+func (s *selections) denied() error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, name := range slices.Sorted(maps.Keys(s.all)) {
+		if found := s.all[name]; found.by == nil && found.denied() != nil {
+			return found.denied()
 		}
 	}
-	options.NewInformer = func(lw toolscache.ListerWatcher, example runtime.Object, _ time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		if want.Value != nil {
-			indexers[bucketIndex] = func(o any) ([]string, error) {
-				object, ok := o.(client.Object)
-				if !ok {
-					return nil, nil
-				}
-				return []string{bucketOf(want.Value(object))}, nil
-			}
-		}
-		if pods != nil {
-			lw = pods
-		}
-		own = newInformer(lw, example, indexers)
-		return own
-	}
-	if c, err = cache.New(config, options); err == nil {
-		_, err = c.GetInformer(ctx, want.Example, cache.BlockUntilSynced(false))
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("selection %s: %w", want.Name, err)
-	}
-	return c, own, nil
-}
-
-// startSelection starts the selection.
-func (a *Assembly) startSelection(ctx context.Context, want framework.Selection, rejected *denied) (*selection, error) {
-	c, informer, err := SelectionCache(ctx, a.GetConfig(), a.inherited(rejected), want)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := informer.AddEventHandler(a.wakeBy(want)); err != nil {
-		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
-	}
-	running, stop := context.WithCancel(a.running)
-	go func() { _ = c.Start(running) }() // Only a second start fails.
-	return &selection{
-		example: want.Example, cache: c, informer: informer, denied: rejected, stop: stop,
-	}, nil
+	return nil
 }
 
 // useRegistered starts a selection of a registration. Changes reports its changes, and readiness waits for its objects.
-func (a *Assembly) useRegistered(ctx context.Context, want framework.Selection, by string) error {
+func (a *Assembly) useRegistered(want framework.Selection, user string) error {
 	if err := want.Check(); err != nil {
 		return err
 	}
-	a.denied.usedBy(want.Example, by)
-	found, err := a.selections.find(ctx, a, want, nil)
+	found, err := a.selections.find(a, want, user, nil)
 	if err != nil {
 		return err
 	}
 	if want.Handler != nil {
-		if _, err := found.informer.AddEventHandler(want.Handler); err != nil {
-			return fmt.Errorf("selection %s: %w", want.Name, err)
-		}
+		found.AddEventHandler(want.Handler)
 	}
-	a.o.WaitFor(want.Name, found.ready)
-	a.synced = append(a.synced, found.ready)
+	a.o.WaitFor(want.Name, found.HasSynced)
+	a.synced = append(a.synced, found.HasSynced)
 	return nil
 }
 

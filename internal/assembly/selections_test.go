@@ -38,7 +38,7 @@ func TestSelections_Keep(t *testing.T) {
 	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
 	ended := sets.New[*selection]()
 	addedBy := func(by *selector) *selection {
-		s := &selection{denied: &denied{}, by: by}
+		s := &selection{by: by}
 		s.stop = func() { ended.Insert(s) }
 		return s
 	}
@@ -66,14 +66,14 @@ func TestSelections_Keep(t *testing.T) {
 func TestWatch(t *testing.T) {
 	s := newServer(t)
 	a := newAssemblyAt(t, s)
-	require.NoError(t, a.watch(t.Context(), "test", &corev1.Pod{}))
-	require.NoError(t, a.watch(t.Context(), "other", &corev1.Pod{}))
+	require.NoError(t, a.watch("test", &corev1.Pod{}))
+	require.NoError(t, a.watch("other", &corev1.Pod{}))
 	run(t, a)
 	a.WaitForSync(t.Context())
 	require.Len(t, s.watched(), 1)
 	assert.Equal(t, "spec.nodeName=", s.watched()[0].Get("fieldSelector"), "the cache does not grow with running pods")
 
-	reader, pod := a.Cached(), gen.Pod("a", gen.UID("uid"), gen.Version("2"))
+	reader, pod := a.Cached(), gen.Pod("a", gen.UID("uid"), gen.Version("2"), gen.Label("app", "web"))
 	named, inNamespace := a.Changes.Subscribe(notify.RefTo(pod, pod.Namespace, pod.Name)), a.Changes.Subscribe(notify.RefTo(pod, pod.Namespace, ""))
 	require.True(t, apierrors.IsNotFound(reader.Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})))
 	s.pods <- pod
@@ -82,11 +82,20 @@ func TestWatch(t *testing.T) {
 	got := &corev1.Pod{}
 	require.NoError(t, reader.Get(t.Context(), client.ObjectKeyFromObject(pod), got))
 	assert.Equal(t, pod.UID, got.UID)
-	for namespace, want := range map[string]int{pod.Namespace: 1, "other": 0} {
-		var pods corev1.PodList
-		require.NoError(t, reader.List(t.Context(), &pods, client.InNamespace(namespace)))
-		assert.Len(t, pods.Items, want)
+	var pods corev1.PodList
+	for name, tc := range map[string]struct {
+		by   client.ListOption
+		want int
+	}{
+		"Namespace":       {by: client.InNamespace(pod.Namespace), want: 1},
+		"Other namespace": {by: client.InNamespace("other")},
+		"Labels":          {by: client.MatchingLabels{"app": "web"}, want: 1},
+		"Other labels":    {by: client.MatchingLabels{"app": "other"}},
+	} {
+		require.NoError(t, reader.List(t.Context(), &pods, tc.by), name)
+		assert.Len(t, pods.Items, tc.want, name)
 	}
+	require.ErrorContains(t, reader.List(t.Context(), &pods, client.MatchingFields{"spec.nodeName": "a"}), "use a Selection with a Value")
 }
 
 // A kind has the name of its Go type, so one of two types with the same name would be read as the other.
@@ -94,10 +103,10 @@ func TestSelections_SameName(t *testing.T) {
 	s := newServer(t)
 	s.installed.Store(true)
 	a := newAssemblyAt(t, s)
-	require.NoError(t, a.useRegistered(t.Context(), gadgets, "test"))
+	require.NoError(t, a.useRegistered(gadgets, "test"))
 	other := gadgets
 	other.Example = &corev1.Pod{}
-	require.ErrorContains(t, a.useRegistered(t.Context(), other, "test"), "is watched as *unstructured.Unstructured of example.com/v1, Kind=Gadget, and as *v1.Pod")
+	require.ErrorContains(t, a.useRegistered(other, "test"), "is watched as *unstructured.Unstructured of example.com/v1, Kind=Gadget, and as *v1.Pod")
 }
 
 func TestSelections_ListUnknown(t *testing.T) {
@@ -215,13 +224,13 @@ func TestListFrom_SharedBucket(t *testing.T) {
 		return pod.Spec.NodeName
 	}}
 	var pods corev1.PodList
-	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 0))
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, &client.ListOptions{}))
 	var names []string
 	for i := range pods.Items {
 		names = append(names, pods.Items[i].Name)
 	}
 	assert.ElementsMatch(t, []string{"a", "c"}, names)
-	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, 1))
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, &client.ListOptions{Limit: 1}))
 	assert.Len(t, pods.Items, 1, "a limit counts the objects with the value")
 }
 
@@ -275,7 +284,7 @@ func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value
 // configured builds the plugins that are on by default.
 func configured(t *testing.T, a *Assembly) {
 	t.Helper()
-	_, err := a.plugins(t.Context(), configuration.Default(a.o.Registry.Components()))
+	_, err := a.plugins(configuration.Default(a.o.Registry.Components()))
 	require.NoError(t, err)
 }
 

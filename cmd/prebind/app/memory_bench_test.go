@@ -137,13 +137,12 @@ func reportCache(url string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	began := time.Now()
-	c, err := cacheFrom(ctx, url)
+	c, err := cacheFrom(url)
 	if err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- c.Start(ctx) }()
-	if !c.WaitForCacheSync(ctx) {
+	running := c.start(ctx)
+	if !c.waitForSync(ctx) {
 		return fmt.Errorf("the cache was not filled: %w", ctx.Err())
 	}
 	u := usage{Seconds: time.Since(began).Seconds()}
@@ -162,7 +161,8 @@ func reportCache(url string) error {
 		return err
 	}
 	cancel()
-	return <-ended
+	running.Wait()
+	return nil
 }
 
 // listing answers a list like an API server without streaming lists: all objects in one answer. Its watches send nothing.

@@ -10,23 +10,26 @@ import (
 	"iter"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -95,48 +98,56 @@ func cacheOf(t *testing.T, objects iter.Seq[client.Object]) (caches, float64) {
 	t.Helper()
 	server := httptest.NewServer(streaming(objects))
 	t.Cleanup(server.Close)
-	c, err := cacheFrom(t.Context(), server.URL)
+	c, err := cacheFrom(server.URL)
 	require.NoError(t, err)
 	before := liveHeap()
 	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Start(ctx) }()
+	running := c.start(ctx)
 	t.Cleanup(func() {
 		stop()
-		assert.NoError(t, <-ended)
+		running.Wait()
 	})
 	syncing, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	require.True(t, c.WaitForCacheSync(syncing), "the cache is filled")
+	require.True(t, c.waitForSync(syncing), "the cache is filled")
 	return c, liveHeap() - before
 }
 
-// caches are the shipped caches, by kind.
-type caches map[string]cache.Cache
+// caches are the shipped informers, by kind.
+type caches map[string]*assembly.Informer
 
-func (c caches) Start(ctx context.Context) error {
-	var running errgroup.Group
-	for _, one := range c {
-		running.Go(func() error { return one.Start(ctx) })
+// start runs the informers until the context ends.
+func (c caches) start(ctx context.Context) *sync.WaitGroup {
+	running := &sync.WaitGroup{}
+	for _, i := range c {
+		running.Go(func() { i.Run(ctx) })
 	}
-	return running.Wait()
+	return running
 }
 
-func (c caches) WaitForCacheSync(ctx context.Context) bool {
-	for _, one := range c {
-		if !one.WaitForCacheSync(ctx) {
+// waitForSync returns whether the informers have all objects before the context ends.
+func (c caches) waitForSync(ctx context.Context) bool {
+	for _, i := range c {
+		if !toolscache.WaitForCacheSync(ctx.Done(), i.HasSynced) {
 			return false
 		}
 	}
 	return true
 }
 
-func (c caches) Get(ctx context.Context, key client.ObjectKey, into client.Object) error {
-	return c[framework.KindOf(into)].Get(ctx, key, into)
+func (c caches) Get(_ context.Context, key client.ObjectKey, into client.Object) error {
+	found, ok, err := c[framework.KindOf(into)].Store().GetByKey(toolscache.ObjectName(key).String())
+	if err == nil && !ok {
+		err = apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+	}
+	if err == nil {
+		reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
+	}
+	return err
 }
 
 // cacheFrom returns the shipped caches with the kinds that Prebind watches in every cluster.
-func cacheFrom(ctx context.Context, url string) (caches, error) {
+func cacheFrom(url string) (caches, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for kind, scope := range map[string]meta.RESTScope{
 		"Pod": meta.RESTScopeNamespace, "ConfigMap": meta.RESTScopeNamespace, "Node": meta.RESTScopeRoot,
@@ -144,13 +155,14 @@ func cacheFrom(ctx context.Context, url string) (caches, error) {
 	} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
-	config, options := &rest.Config{Host: url}, assembly.CacheOptions()
-	options.Scheme, options.Mapper = clientgoscheme.Scheme, mapper
+	source, err := assembly.NewSource(&rest.Config{Host: url}, client.Options{HTTPClient: &http.Client{}, Scheme: clientgoscheme.Scheme, Mapper: mapper})
+	if err != nil {
+		return nil, err
+	}
 	all := caches{}
 	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes,
 		assembly.KindSelection(&corev1.Pod{}), assembly.KindSelection(&corev1.Node{})) {
-		var err error
-		if all[framework.KindOf(s.Example)], _, err = assembly.SelectionCache(ctx, config, options, s); err != nil {
+		if all[framework.KindOf(s.Example)], err = source.Informer(s, func(error) {}); err != nil {
 			return nil, err
 		}
 	}

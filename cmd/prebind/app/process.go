@@ -167,7 +167,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.ready.RequireOnce(p.assembly.Denied) // Before the caches, which then cannot be filled.
-	settings, err := p.assembly.Settings(ctx, p.configuration.PrebindConfiguration)
+	settings, err := p.assembly.Settings(p.configuration.PrebindConfiguration)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,125 @@
+// Copyright The Prebind Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package assembly
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/prebind/prebind/binder/framework"
+)
+
+// Source lists and watches the objects of selections. It is safe for concurrent use.
+type Source struct {
+	client.WithWatch
+	config *rest.Config
+	http   *http.Client
+}
+
+// NewSource returns a source. The HTTP client, the scheme and the mapper of the options are required.
+func NewSource(config *rest.Config, o client.Options) (*Source, error) {
+	c, err := client.NewWithWatch(config, o)
+	return &Source{WithWatch: c, config: config, http: o.HTTPClient}, err
+}
+
+// Informer returns an informer of the selection, or an error if the API server does not serve its kind. It calls rejected
+// when the API server rejects the watch because a permission is missing or the kind is gone, and with nil when the watch begins.
+func (s *Source) Informer(want framework.Selection, rejected func(error)) (*Informer, error) {
+	lists, err := s.listerWatcher(want)
+	if err != nil {
+		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
+	}
+	return newInformer(want, judged(lists, rejected)), nil
+}
+
+// judged calls rejected with each rejection, and with nil when a watch begins: a list without a watch is not enough.
+func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListWatch {
+	judge := func(err error) error {
+		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			rejected(err)
+		}
+		return err
+	}
+	return &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := lists.ListWithContext(ctx, o)
+			return list, judge(err)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			events, err := lists.WatchWithContext(ctx, o)
+			if err == nil {
+				rejected(nil)
+			}
+			return events, judge(err)
+		},
+	}
+}
+
+// listerWatcher lists and watches the objects of the selection.
+func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch, error) {
+	if want.Name == podKind {
+		return s.pendingPods()
+	}
+	kind, err := s.GroupVersionKindFor(want.Example)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version); err != nil {
+		return nil, err
+	}
+	empty, err := s.listOf(want.Example, kind)
+	if err != nil {
+		return nil, err
+	}
+	newList := func() client.ObjectList { return empty.DeepCopyObject().(client.ObjectList) } //nolint:forcetypeassert,errcheck // A copy has the type of the original.
+	options := func(o metav1.ListOptions) *client.ListOptions {
+		return &client.ListOptions{
+			Namespace: want.Namespace, LabelSelector: want.Labels, FieldSelector: want.Fields, Limit: o.Limit, Continue: o.Continue, Raw: &o,
+		}
+	}
+	return &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list := newList()
+			return list, s.List(ctx, list, options(o))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return s.Watch(ctx, newList(), options(o))
+		},
+	}, nil
+}
+
+// listOf returns an empty list of objects like the example, whose kind this is.
+func (s *Source) listOf(example client.Object, kind schema.GroupVersionKind) (client.ObjectList, error) {
+	kind.Kind += "List"
+	var list client.ObjectList
+	switch example.(type) {
+	case runtime.Unstructured:
+		list = &unstructured.UnstructuredList{}
+	case *metav1.PartialObjectMetadata:
+		list = &metav1.PartialObjectMetadataList{}
+	default:
+		o, err := s.Scheme().New(kind)
+		if err != nil {
+			return nil, err
+		}
+		list, ok := o.(client.ObjectList)
+		if !ok {
+			return nil, fmt.Errorf("%T is not a list", o)
+		}
+		return list, nil
+	}
+	list.GetObjectKind().SetGroupVersionKind(kind)
+	return list, nil
+}
