@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -38,8 +39,19 @@ func newInformer(want framework.Selection, lists toolscache.ListerWatcher) *Info
 	if want.Transform == nil {
 		want.Transform = cache.TransformStripManagedFields()
 	}
+	if kind := versionOf(want.Example); !kind.Empty() { // The client sets that of unstructured objects only.
+		reduce := want.Transform
+		want.Transform = func(o any) (any, error) {
+			if object, ok := o.(*metav1.PartialObjectMetadata); ok {
+				object.SetGroupVersionKind(kind)
+			}
+			return reduce(o)
+		}
+	}
 	indexers := toolscache.Indexers{}
-	if want.Value != nil {
+	if want.Value == nil {
+		indexers[toolscache.NamespaceIndex] = toolscache.MetaNamespaceIndexFunc
+	} else {
 		indexers[bucketIndex] = func(o any) ([]string, error) {
 			object, ok := o.(client.Object)
 			if !ok {

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -67,6 +68,17 @@ func TestView_Get(t *testing.T) {
 		})
 	}
 	assert.ErrorContains(t, a.watch("other", beta), "of example.com/v1, Kind=Gadget, and as")
+
+	gadgets, others := &unstructured.UnstructuredList{}, &unstructured.UnstructuredList{}
+	gadgets.SetGroupVersionKind(gadgetKind.GroupVersion().WithKind("GadgetList"))
+	others.SetGroupVersionKind(beta.GroupVersionKind().GroupVersion().WithKind("GadgetList"))
+	names := &metav1.PartialObjectMetadataList{}
+	names.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	require.NoError(t, a.Cached().List(t.Context(), &corev1.NodeList{}))
+	require.NoError(t, a.Cached().List(t.Context(), gadgets))
+	for _, list := range []client.ObjectList{names, others} { // Also if no object matches.
+		assert.ErrorContains(t, a.Cached().List(t.Context(), list, client.InNamespace("other")), "is watched as")
+	}
 }
 
 // Reads of a kind whose objects were not read yet are an error.
@@ -108,4 +120,18 @@ type (
 
 func TestKindSelection_NameThatEndsWithList(t *testing.T) {
 	assert.Equal(t, KindSelection(&allowList{}).Name, framework.KindOf(&allowListList{}))
+}
+
+// The kind of metadata-only objects is that of the example, so a change wakes the calls that wait for it.
+func TestInformer_Metadata(t *testing.T) {
+	example, got := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
+	example.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	i := newInformer(framework.Selection{Example: example}, nil)
+	i.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
+		var ok bool
+		got, ok = o.(*metav1.PartialObjectMetadata)
+		assert.True(t, ok)
+	}})
+	require.NoError(t, i.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
+	assert.Equal(t, "Secret", framework.KindOf(got))
 }

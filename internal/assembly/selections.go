@@ -99,7 +99,20 @@ func (s *selections) List(into client.ObjectList, by framework.Selected, o *clie
 	if err != nil {
 		return err
 	}
+	if !sameItems(into, from.want.Example) {
+		return fmt.Errorf("%q is watched as %s, and listed as %T of %s", by.Name, describe(from.want.Example), into, into.GetObjectKind().GroupVersionKind())
+	}
 	return listFrom(from.store, into, by, o)
+}
+
+// sameItems returns whether the list has objects of the Go type of the example, and the same version if they are unstructured.
+func sameItems(list client.ObjectList, example client.Object) bool {
+	items, err := meta.GetItemsPtr(list)
+	if err != nil || reflect.TypeOf(items).Elem().Elem() != reflect.TypeOf(example).Elem() {
+		return false
+	}
+	version := versionOf(example)
+	return version.Empty() || list.GetObjectKind().GroupVersionKind() == version.GroupVersion().WithKind(version.Kind+"List")
 }
 
 // Get reads the object from the selection with the name. It does not copy what the object refers to.
@@ -163,29 +176,35 @@ func (s *selections) named(name string) (*selection, error) {
 	return found, nil
 }
 
-// listFrom lists the objects of the store with the value that the options select, at most as many as their limit if it is positive. Without a value,
-// it reads all objects.
+// listFrom lists the objects of the store with the value that the options select, at most as many as their limit if it is positive.
 func listFrom(store toolscache.Indexer, into client.ObjectList, by framework.Selected, o *client.ListOptions) error {
 	if o.FieldSelector != nil {
 		return fmt.Errorf("the cache of %q has no index of the fields %s: use a Selection with a Value", by.Name, o.FieldSelector)
 	}
 	var bucket []any
-	if by.Selection.Value == nil {
+	var err error
+	switch {
+	case by.Selection.Value != nil:
+		bucket, err = store.ByIndex(bucketIndex, bucketOf(by.Value))
+	case o.Namespace != "":
+		bucket, err = store.ByIndex(toolscache.NamespaceIndex, o.Namespace)
+	default:
 		bucket = store.List()
-	} else {
-		var err error
-		if bucket, err = store.ByIndex(bucketIndex, bucketOf(by.Value)); err != nil {
-			return fmt.Errorf("selection %q: %w", by.Name, err)
-		}
 	}
-	items := make([]runtime.Object, 0, len(bucket))
+	if err != nil {
+		return fmt.Errorf("selection %q: %w", by.Name, err)
+	}
+	capacity := len(bucket)
+	if o.Limit > 0 {
+		capacity = min(capacity, int(o.Limit))
+	}
+	items := make([]runtime.Object, 0, capacity)
 	for _, found := range bucket {
 		if o.Limit > 0 && len(items) == int(o.Limit) {
 			break
 		}
 		object, ok := found.(client.Object)
-		if ok && by.ValueOf(object) == by.Value && (o.Namespace == "" || o.Namespace == object.GetNamespace()) &&
-			(o.LabelSelector == nil || o.LabelSelector.Matches(labels.Set(object.GetLabels()))) {
+		if ok && by.ValueOf(object) == by.Value && (o.LabelSelector == nil || o.LabelSelector.Matches(labels.Set(object.GetLabels()))) {
 			items = append(items, object)
 		}
 	}
@@ -259,7 +278,7 @@ func (s *selections) await(ctx context.Context, want framework.Selection, found 
 	err := found.denied()
 	switch {
 	case err != nil:
-		if !found.HasSynced() { // The next call watches again at once, without the backoff of this watch.
+		if found.by != nil && !found.HasSynced() { // The next call watches again at once, without the backoff of this watch.
 			s.end(want.Name, found)
 		}
 		return fmt.Errorf("selection %s: %w", want.Name, err)
@@ -327,6 +346,9 @@ func (a *Assembly) useRegistered(want framework.Selection, user string) error {
 	found, err := a.selections.find(a, want, user, nil)
 	if err != nil {
 		return err
+	}
+	if found.by != nil {
+		return fmt.Errorf("selection %s: New must not call Select with a selection of the registration", want.Name)
 	}
 	if want.Handler != nil {
 		found.AddEventHandler(want.Handler)

@@ -327,12 +327,29 @@ func TestSelector_Select(t *testing.T) {
 	assert.Empty(t, namesIn(t, h.Cached, all, "x"))
 }
 
+// Select does not end a selection of a registration, whose handlers and readiness it does not know.
+func TestSelector_Registered(t *testing.T) {
+	s := newServer(t)
+	s.installed.Store(true)
+	s.forbidden.Store(true)
+	a, h := running(t, s, gadgets)
+	require.True(t, apierrors.IsForbidden(h.Select(t.Context(), gadgets)))
+	assert.NotNil(t, a.selections.use(gadgets.Name))
+	assert.ErrorContains(t, a.Denied(), "PreBind plugin test")
+}
+
 func TestSelector_Invalid(t *testing.T) {
 	u := &selector{plugin: "test"}
 	foreign := gadgets
 	foreign.Name = "other/gadgets"
 	require.ErrorContains(t, u.Select(t.Context(), foreign), "Name must begin with test/")
 	require.ErrorContains(t, u.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
+	a, h := running(t, newServer(t))
+	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/nodes", Example: &corev1.Node{}, Namespace: "shop"}),
+		"cluster-scoped: it has no objects in the namespace shop")
+	pods := framework.Selection{Name: "test/pods", Example: &corev1.Pod{}}
+	require.NoError(t, h.Select(t.Context(), pods))
+	assert.ErrorContains(t, a.useRegistered(pods, "test"), "New must not call Select")
 }
 
 // Select ends with its context if the API server does not answer. A later call continues.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -46,23 +47,26 @@ func (s *Source) Informer(want framework.Selection, rejected func(error)) (*Info
 
 // judged calls rejected with each rejection, and with nil when a watch begins: a list without a watch is not enough.
 func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListWatch {
-	judge := func(err error) error {
+	judge := func(err error) {
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 			rejected(err)
 		}
-		return err
 	}
 	return &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := lists.ListWithContext(ctx, o)
-			return list, judge(err)
+			judge(err)
+			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			events, err := lists.WatchWithContext(ctx, o)
-			if err == nil {
+			switch {
+			case err == nil:
 				rejected(nil)
+			case o.SendInitialEvents == nil: // After a streaming list that fails, the reflector lists.
+				judge(err)
 			}
-			return events, judge(err)
+			return events, err
 		},
 	}
 }
@@ -76,8 +80,12 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version); err != nil {
+	mapping, err := s.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
 		return nil, err
+	}
+	if want.Namespace != "" && mapping.Scope.Name() == meta.RESTScopeNameRoot {
+		return nil, fmt.Errorf("%s is cluster-scoped: it has no objects in the namespace %s", kind, want.Namespace)
 	}
 	empty, err := s.listOf(want.Example, kind)
 	if err != nil {
@@ -103,23 +111,22 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 // listOf returns an empty list of objects like the example, whose kind this is.
 func (s *Source) listOf(example client.Object, kind schema.GroupVersionKind) (client.ObjectList, error) {
 	kind.Kind += "List"
-	var list client.ObjectList
+	var list runtime.Object
+	var err error
 	switch example.(type) {
 	case runtime.Unstructured:
 		list = &unstructured.UnstructuredList{}
 	case *metav1.PartialObjectMetadata:
 		list = &metav1.PartialObjectMetadataList{}
 	default:
-		o, err := s.Scheme().New(kind)
-		if err != nil {
-			return nil, err
-		}
-		list, ok := o.(client.ObjectList)
-		if !ok {
-			return nil, fmt.Errorf("%T is not a list", o)
-		}
-		return list, nil
+		list, err = s.Scheme().New(kind)
+	}
+	if err != nil {
+		return nil, err
 	}
 	list.GetObjectKind().SetGroupVersionKind(kind)
-	return list, nil
+	if list, ok := list.(client.ObjectList); ok {
+		return list, nil
+	}
+	return nil, fmt.Errorf("%T is not a list", list)
 }
