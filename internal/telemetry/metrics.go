@@ -53,7 +53,7 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		wait: histogram("prebind_bind_wait_seconds",
 			"Time from the first call for a bind at this replica until it allowed or rejected the bind. Includes only binds that waited or for which a plugin wrote. With rejectAfter, each rejection counts.", prometheus.ExponentialBuckets(0.01, 2, 17)).WithLabelValues(),
 		audited: counter("prebind_audited_decisions_total",
-			"Decisions in mode Audit, by decision and by the plugin that would have rejected or delayed the bind. All of these Bindings were allowed.", "decision", "plugin"),
+			"Decisions in mode Audit, by decision and by the plugin that would have rejected the bind, which is empty for most waits. All of these Bindings were allowed.", "decision", "plugin"),
 		conflicts: counter("prebind_mutator_conflicts_total",
 			"Annotations and labels of a mutator for which the Binding or the pod had another value, by the source of that value and by result: replaced or kept.", "mutator", "source", "result"),
 		failures: counter("prebind_mutator_failures_total",

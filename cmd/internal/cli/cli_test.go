@@ -21,7 +21,7 @@ import (
 const interruptedVariable = "PREBIND_TEST_INTERRUPTED"
 
 // TestRun_SecondInterrupt checks that a command can clean up after an interrupt, and that another interrupt kills the process. An exit
-// code would be that of a result.
+// code would be that of a result. The signal is SIGTERM, because a process whose parent ignores SIGINT also ignores the second one.
 func TestRun_SecondInterrupt(t *testing.T) {
 	if os.Getenv(interruptedVariable) != "" {
 		root := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,7 +41,7 @@ func TestRun_SecondInterrupt(t *testing.T) {
 	lines := bufio.NewScanner(stdout)
 	require.True(t, lines.Scan())
 	assert.Equal(t, "running", lines.Text())
-	require.NoError(t, command.Process.Signal(os.Interrupt))
+	require.NoError(t, command.Process.Signal(syscall.SIGTERM))
 	require.True(t, lines.Scan())
 	assert.Equal(t, "cleaning up", lines.Text())
 
@@ -51,7 +51,7 @@ func TestRun_SecondInterrupt(t *testing.T) {
 		_ = command.Wait() // The state contains the result.
 	}()
 	require.Eventually(t, func() bool {
-		_ = command.Process.Signal(os.Interrupt) // It fails after the end.
+		_ = command.Process.Signal(syscall.SIGTERM) // It fails after the end.
 		select {
 		case <-ended:
 			return true
@@ -61,7 +61,7 @@ func TestRun_SecondInterrupt(t *testing.T) {
 	}, 30*time.Second, 10*time.Millisecond)
 	status, ok := command.ProcessState.Sys().(syscall.WaitStatus)
 	require.True(t, ok)
-	assert.Equal(t, syscall.SIGINT, status.Signal(), "%s", command.ProcessState)
+	assert.Equal(t, syscall.SIGTERM, status.Signal(), "%s", command.ProcessState)
 }
 
 func TestDocumentation(t *testing.T) {
