@@ -57,7 +57,7 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		conflicts: counter("prebind_mutator_conflicts_total",
 			"Annotations and labels of a mutator for which the Binding or the pod had another value, by the source of that value and by result: replaced or kept.", "mutator", "source", "result"),
 		failures: counter("prebind_mutator_failures_total",
-			"Failed calls of mutators. Prebind skips the mutator or, if it is required, rejects the Binding.", "mutator"),
+			"Failed calls of mutators. Prebind skips the mutator or, if it is required, rejects the Binding. Not counted in mode Audit.", "mutator"),
 		attempts: counter("prebind_attempts_total",
 			"Allowed binds for which a plugin had written, by outcome: bound or not bound.", "outcome"),
 		rollBacks: counter("prebind_rollbacks_total",
