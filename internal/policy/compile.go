@@ -123,6 +123,17 @@ func (c *compiler) expression(field, source string, want returns) *expression {
 // compile compiles the expressions.
 func (c *compiler) compile() (*Compiled, error) {
 	spec := &c.policy.Spec
+	items := []int{len(spec.Resources), len(spec.Variables), len(spec.MatchConditions), len(spec.Validations), len(spec.WaitFor), len(spec.Tasks)}
+	if m := spec.Mutations; m != nil {
+		items = append(items, len(m.Annotations), len(m.Labels))
+	}
+	for _, t := range spec.Tasks {
+		items = append(items, len(t.Parameters))
+	}
+	if n := slices.Max(items); n > maxItems {
+		c.problem(v1alpha1.ReasonCompileError, "spec", fmt.Sprintf("a list has %d items; at most %d are allowed", n, maxItems))
+		return nil, c.problems
+	}
 	c.scope = newScope()
 	c.declareResources()
 	c.compileVariables()

@@ -43,6 +43,9 @@ func compile(t testing.TB, text string) *policy.Compiled {
 
 const csiNode = "resources: [{name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}]\n"
 
+// manyNodes is a spec whose sixth expression has too many nodes together with the others.
+var manyNodes = "validations:\n" + strings.Repeat("- expression: '["+strings.Repeat("1,", 4_000)+"1].size() > 0'\n", 6)
+
 func TestCompile_Problems(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason, spec, field, text string
@@ -70,6 +73,10 @@ func TestCompile_Problems(t *testing.T) {
 		"Repetitions":     {reason: "the program has an instruction for each repetition", spec: validation("pod.metadata.name.find('(.?.?.?.?){500}X') == ''"), field: "spec.validations[0].expression", text: "instructions; at most 1000"},
 		"Repetition":      {reason: "the program has an instruction for each repetition", spec: validation("pod.metadata.name.matches('[a-z]{1,900}X')"), field: "spec.validations[0].expression", text: "instructions; at most 1000"},
 		"NestedMacros":    {reason: "each macro uses the value before it twice", spec: validation("optional.of(1)" + strings.Repeat(".optMap(x, x)", 12) + ".hasValue()"), field: "spec.validations[0].expression", text: "nodes after its macros are expanded"},
+		"LongExpression":  {reason: "a policy that does not come from the API server is limited, too", spec: validation("'" + strings.Repeat("a", 8_192) + "' == ''"), field: "spec.validations[0].expression", text: "size exceeds limit"},
+		"ManyNodes":       {reason: "so is the sum of its expressions", spec: manyNodes, field: "spec.validations[5].expression", text: "more than 20000 nodes"},
+		"ManyItems":       {reason: "so is a list", spec: "validations:\n" + strings.Repeat("- expression: 'true'\n", 65), field: "spec", text: "at most 64 are allowed"},
+		"ManyParameters":  {reason: "so are parameters", spec: "tasks: [{name: a, handler: b/c, parameters: [" + strings.Repeat("{key: a, valueExpression: \"'b'\"}, ", 65) + "]}]", field: "spec", text: "at most 64 are allowed"},
 		"NameOfResource":  {reason: "the name of a resource cannot depend on resources", spec: "resources: [{name: a, apiVersion: v1, kind: Pod, namespace: x, nameExpression: resources.a.metadata.name}]\n" + validation("true"), field: "spec.resources[0].nameExpression", text: "cannot use resources"},
 		"Scope":           {reason: "the object is never found", spec: "resources: [{name: a, apiVersion: v1, kind: ConfigMap, nameExpression: \"'a'\"}]\n" + validation("resources.a != null"), field: "spec.resources[0]", text: "the kind ConfigMap is namespaced; add namespace"},
 		"OnNode":          {reason: "CSINodes have no spec.nodeName", spec: "resources: [{name: a, apiVersion: storage.k8s.io/v1, kind: CSINode, onNode: true}]\n" + validation("true"), field: "spec.resources[0].onNode", text: "no field spec.nodeName"},

@@ -40,8 +40,16 @@ const (
 	policyCostLimit     = celconfig.RuntimeCELCostBudget / 10
 )
 
-// maxNodes is the limit of the nodes of an expression. Nested macros multiply them, and the time to check their types is quadratic.
-const maxNodes = 5_000
+// The limits of expressions, also for policies that do not come from the API server, with its limits of the CustomResourceDefinition: anyone who
+// can connect to the webhook can post one.
+const (
+	// maxSource is the length of an expression, and maxItems that of a list of rules.
+	maxSource, maxItems = 8_192, 64
+	// maxNodes is the limit of the nodes of an expression. Nested macros multiply them, and the time to check their types is quadratic.
+	maxNodes = 5_000
+	// maxPolicyNodes is the limit of the nodes of all expressions of a policy.
+	maxPolicyNodes = 20_000
+)
 
 // request is the variable of the same name. Its fields are always present.
 type request struct {
@@ -82,6 +90,7 @@ var newBase = sync.OnceValue(func() *base {
 		cel.Variable(varClaims, all.of(reflect.TypeFor[map[string]*corev1.PersistentVolumeClaim]())),
 		cel.Variable(varResources, typeResources),
 		cel.Variable(varVariables, typeVariables),
+		cel.ParserExpressionSizeLimit(maxSource),
 	)
 	utilruntime.Must(err)
 	return &base{Env: env, structs: all, limits: cel.CustomDecoratorV2(bounded(implementations(env)))}
@@ -92,6 +101,8 @@ type scope struct {
 	types.Provider
 	env     *cel.Env
 	structs structs
+	// nodes are those of the expressions that have been parsed.
+	nodes int
 }
 
 func newScope() *scope {
@@ -164,12 +175,16 @@ type expression struct {
 
 // check parses an expression and checks its type. The text is the problem, or empty.
 func (sc *scope) check(source string, want returns) (ast *cel.Ast, text string) {
+	if sc.nodes > maxPolicyNodes {
+		return nil, fmt.Sprintf("the expressions of the policy have more than %d nodes after their macros are expanded; split the policy", maxPolicyNodes)
+	}
+	sc.nodes++ // Also for an expression that cannot be parsed.
 	ast, issues := sc.env.Parse(source)
 	if issues.Err() != nil {
 		return nil, textOf(issues)
 	}
-	nodes := 0
-	celast.PreOrderVisit(ast.NativeRep().Expr(), celast.NewExprVisitor(func(celast.Expr) { nodes++ }))
+	nodes := celast.NodeCount(ast.NativeRep())
+	sc.nodes += nodes
 	if nodes > maxNodes {
 		return nil, fmt.Sprintf("the expression has %d nodes after its macros are expanded; at most %d are allowed: nest fewer macros, such as optMap", nodes, maxNodes)
 	}

@@ -64,7 +64,9 @@ func NewList(objects []client.Object) (List, error) {
 		if isLarge(o) || size > MaxObject {
 			return List{}, limit("%s is larger than %d KiB", client.ObjectKeyFromObject(o), MaxObject>>10)
 		}
-		l.size += size
+		if l.size += size; l.size > maxSize {
+			break // The evaluation reports it.
+		}
 	}
 	slices.SortFunc(objects, func(a, b client.Object) int {
 		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
@@ -99,8 +101,11 @@ func (e *PendingError) Unwrap() error { return e.Err }
 
 // sizeOf returns the size of an object as the API server stores it, in bytes.
 func sizeOf(o client.Object) int {
-	if typed, ok := o.(interface{ Size() int }); ok {
-		return typed.Size()
+	switch o := o.(type) {
+	case interface{ Size() int }:
+		return o.Size()
+	case *unstructured.Unstructured:
+		return jsonSize(o.Object)
 	}
 	content, err := json.Marshal(o)
 	if err != nil {
@@ -109,13 +114,39 @@ func sizeOf(o client.Object) int {
 	return len(content)
 }
 
+// jsonSize returns about the size of a decoded JSON value, without allocations: policies measure custom resources in each evaluation.
+func jsonSize(v any) int {
+	const scalar = 8
+	switch v := v.(type) {
+	case map[string]any:
+		size := len("{}")
+		for key, value := range v {
+			size += len(key) + len(`"":,`) + jsonSize(value)
+		}
+		return size
+	case []any:
+		size := len("[]")
+		for _, value := range v {
+			size += len(",") + jsonSize(value)
+		}
+		return size
+	case string:
+		return len(v) + len(`""`)
+	default:
+		return scalar
+	}
+}
+
 // largeMark begins the selfLink of objects that are too large for policies. The API server does not set this field.
 const largeMark = "prebind.dev/too-large/"
 
-// Reduce returns what a cache keeps of an object for policies: all but managedFields, with empty lists and maps instead of null. Of an object that is too
-// large, only the name and the node stay, with a mark. It can change the object.
+// Reduce returns what a cache keeps of an object for policies: all but managedFields and the images of nodes, which expressions cannot read, with
+// empty lists and maps instead of null. Of an object that is too large, only the name and the node stay, with a mark. It can change the object.
 func Reduce(o client.Object) client.Object {
 	o.SetManagedFields(nil)
+	if node, ok := o.(*corev1.Node); ok {
+		node.Status.Images = nil // Their names are those of tenants.
+	}
 	if isLarge(o) || sizeOf(o) <= MaxObject {
 		fillNil(reflect.ValueOf(o))
 		return o

@@ -60,8 +60,11 @@ func TestReduce(t *testing.T) {
 		"Pod":          {reason: "the index needs the node", object: pod, large: true, node: "n"},
 		"Custom":       {reason: "custom resources can be small", object: custom(map[string]any{"spec": map[string]any{"nodeName": "n", "a": "b"}}), node: "n"},
 		"CustomLarge":  {reason: "custom resources count too", object: custom(map[string]any{"spec": map[string]any{"nodeName": "n", "a": []any{text}}}), large: true, node: "n"},
-		"CustomNode":   {reason: "a text of this size is not a node", object: custom(map[string]any{"spec": map[string]any{"nodeName": text}}), large: true},
-		"CustomType":   {reason: "a list is not a node", object: custom(map[string]any{"spec": map[string]any{"nodeName": []any{text}}}), large: true},
+		"NodeImages": {reason: "expressions cannot read them", object: &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "u"}, Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{Names: []string{text}}}},
+		}},
+		"CustomNode": {reason: "a text of this size is not a node", object: custom(map[string]any{"spec": map[string]any{"nodeName": text}}), large: true},
+		"CustomType": {reason: "a list is not a node", object: custom(map[string]any{"spec": map[string]any{"nodeName": []any{text}}}), large: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			copied, ok := tc.object.DeepCopyObject().(client.Object)
