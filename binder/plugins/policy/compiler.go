@@ -6,20 +6,20 @@ package policy
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 	"k8s.io/client-go/discovery"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 const (
-	// compileTimeout is the time after which a policy that is being compiled does not keep others from it.
-	compileTimeout = 2 * time.Second
-	// maxCompiles is the number of policies that a Compiler compiles at the same time, so that binds keep most of the CPU.
+	// schemasTimeout is how long the API server may take for the schemas of custom resources, which are only for warnings.
+	schemasTimeout = 2 * time.Second
+	// maxCompiles is the number of policies that a Compiler compiles at the same time, so that binds keep most of the CPU and the memory.
 	maxCompiles = 2
 )
 
@@ -27,15 +27,14 @@ const (
 type Compiler struct {
 	options   policy.Options
 	discovery discovery.DiscoveryInterface
-	clock     clock.Clock
 	// slots limits the policies that are compiled at the same time. build is a variable for tests.
 	slots chan struct{}
 	build func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
 }
 
 // NewCompiler returns a compiler with the options. discovery is for kinds that are not built in. It may be nil.
-func NewCompiler(o policy.Options, discovery discovery.DiscoveryInterface, clock clock.Clock) *Compiler {
-	return &Compiler{options: o, discovery: discovery, clock: clock, slots: make(chan struct{}, maxCompiles), build: build}
+func NewCompiler(o policy.Options, discovery discovery.DiscoveryInterface) *Compiler {
+	return &Compiler{options: o, discovery: discovery, slots: make(chan struct{}, maxCompiles), build: build}
 }
 
 // build is policy.Compile without panics.
@@ -51,46 +50,47 @@ func build(b *v1alpha1.BindPolicy, o policy.Options) (c *policy.Compiled, err er
 // Compile compiles the policy. Its warnings also contain those about the fields of custom resources, unless the API server needs too long for
 // their schemas.
 func (c *Compiler) Compile(ctx context.Context, b *v1alpha1.BindPolicy) (*policy.Compiled, error) {
-	r, _ := c.compile(ctx, b, true)
-	if r.err != nil {
-		r, _ = c.compile(ctx, b, false)
+	compiled, err := c.compile(ctx, b, nil)
+	if err != nil {
+		return nil, err
 	}
-	return r.compiled, r.err
+	return c.checked(ctx, b, compiled), nil
 }
 
-// compilation is the result of a compilation.
-type compilation struct {
-	compiled *policy.Compiled
-	err      error
+// checked adds the warnings about the fields of custom resources to a compiled policy, if the API server answers in time.
+func (c *Compiler) checked(ctx context.Context, b *v1alpha1.BindPolicy, compiled *policy.Compiled) *policy.Compiled {
+	if c.discovery == nil || !slices.ContainsFunc(compiled.Reads(), func(r *policy.Resource) bool { return !policy.IsBuiltIn(r.Kind) }) {
+		return compiled
+	}
+	ctx, cancel := context.WithTimeout(ctx, schemasTimeout)
+	defer cancel()
+	if checked, err := c.compile(ctx, b, &resolver.ClientDiscoveryResolver{Discovery: c.discovery}); err == nil {
+		return checked
+	}
+	return compiled
 }
 
-// compile compiles the policy. With schemas, it also checks the fields of custom resources, whose schemas come from the API server. If that
-// takes longer than compileTimeout, the result is an error, and late receives the result: the policy is too large, or the replica has no
-// processor. CEL cannot be interrupted, so such a compilation goes on. Fewer than maxCompiles other policies are compiled at the same time.
-func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas bool) (r compilation, late <-chan compilation) {
+// compile compiles the policy. CEL cannot be interrupted: a compilation whose context has ended goes on, and keeps its slot.
+func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas policy.Schemas) (*policy.Compiled, error) {
 	o := c.options
-	if schemas && c.discovery != nil {
-		o.Schemas = &resolver.ClientDiscoveryResolver{Discovery: c.discovery}
-	}
+	o.Schemas = schemas
 	select {
 	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
 	case <-ctx.Done():
-		return compilation{err: context.Cause(ctx)}, nil
+		return nil, context.Cause(ctx)
 	}
-	done := make(chan compilation, 1)
+	var compiled *policy.Compiled
+	var err error
+	done := make(chan struct{})
 	go func() {
-		compiled, err := c.build(b, o)
-		done <- compilation{compiled, err}
+		defer close(done)
+		defer func() { <-c.slots }()
+		compiled, err = c.build(b, o)
 	}()
-	timer := c.clock.NewTimer(compileTimeout)
-	defer timer.Stop()
 	select {
-	case r := <-done:
-		return r, nil
-	case <-timer.C():
-		return compilation{err: fmt.Errorf("the policy takes longer than %s to compile; make it smaller", compileTimeout)}, done
+	case <-done:
+		return compiled, err
 	case <-ctx.Done():
-		return compilation{err: context.Cause(ctx)}, nil
+		return nil, context.Cause(ctx)
 	}
 }

@@ -53,7 +53,7 @@ var (
 
 func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Plugin {
 	return &Plugin{
-		Store: tasks.NewStore(h), h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery, h.Clock), metrics: m, changed: changed,
+		Store: tasks.NewStore(h), h: h, compiler: NewCompiler(policy.Options{KeyPrefixes: a.KeyPrefixes}, h.Discovery), metrics: m, changed: changed,
 		latest: map[string]*generation{},
 	}
 }

@@ -149,11 +149,12 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 	p.apply()
 }
 
-// put replaces the entry of a generation, unless a newer generation has replaced it.
+// put replaces the entry of a generation, unless a newer generation has replaced it. An entry that is in force as before would only wake binds.
 func (p *Plugin) put(g *generation, e entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.latest[g.Name] != g {
+	unchanged := e.verdict.reason == v1alpha1.ReasonInForce && e.verdict.message == g.entry.verdict.message
+	if p.latest[g.Name] != g || unchanged {
 		return
 	}
 	if e.verdict.message != g.entry.verdict.message {
@@ -191,17 +192,14 @@ func (p *Plugin) apply() {
 
 // prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends.
 func (p *Plugin) prepare(ctx context.Context, g *generation) {
-	compiled, late := p.compiler.compile(ctx, g.BindPolicy, false)
-	e := p.entryOf(g.BindPolicy, compiled)
+	compiled, err := p.compiler.compile(ctx, g.BindPolicy, nil)
+	if ctx.Err() != nil {
+		return
+	}
+	e := p.entryOf(g.BindPolicy, compiled, err)
 	p.put(g, e)
 	failed, retry := "", time.Duration(0)
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
-		select {
-		case compiled := <-late:
-			e = p.entryOf(g.BindPolicy, compiled)
-			p.put(g, e)
-		default:
-		}
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
 			p.watch(ctx, g.BindPolicy, &e)
 			if retry = min(max(2*retry, retryInterval), recheckInterval); len(e.unwatched) == 0 {
@@ -215,8 +213,7 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 }
 
 // entryOf returns the first entry of a generation. Its watches have not begun.
-func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, r compilation) entry {
-	c, err := r.compiled, r.err
+func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled, err error) entry {
 	if err != nil {
 		message := strings.ReplaceAll(err.Error(), "\n", "; ")
 		return entry{compiled: policy.Broken(b, errors.New(message)), verdict: notReady(policy.Problems(err)[0].Reason, message, b.Spec.FailurePolicy)}
@@ -257,7 +254,7 @@ func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
 	if first.reason == "" {
 		first = verdict{reason: v1alpha1.ReasonInForce, message: fmt.Sprintf("generation %d is in force", b.Generation), warnings: e.verdict.warnings}
 		if e.verdict.reason != v1alpha1.ReasonInForce {
-			first.warnings = p.warnings(ctx, b, e.compiled)
+			first.warnings = p.compiler.checked(ctx, b, e.compiled).Warnings()
 		}
 	}
 	e.verdict = first
@@ -270,16 +267,6 @@ func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
 		effect = "binds ignore it (failurePolicy Ignore)"
 	}
 	return verdict{reason: reason, message: message + "; " + effect}
-}
-
-// warnings returns the problems of the policy with the schemas of custom resources.
-func (p *Plugin) warnings(ctx context.Context, b *v1alpha1.BindPolicy, c *policy.Compiled) []v1alpha1.ExpressionWarning {
-	if slices.ContainsFunc(c.Reads(), func(r *policy.Resource) bool { return !policy.IsBuiltIn(r.Kind) }) {
-		if checked, err := p.compiler.Compile(ctx, b); err == nil {
-			return checked.Warnings()
-		}
-	}
-	return c.Warnings()
 }
 
 // watchProblem returns the reason and the error of a watch that did not begin.

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
-	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -181,70 +180,91 @@ func TestController_KeepsUsedWatches(t *testing.T) {
 	})
 }
 
-// A policy that compiles for too long, or that makes the compiler panic, delays neither the start nor other policies. The first one is in force when it
-// is compiled, because the replica may have had no processor.
-func TestController_Compiler(t *testing.T) {
-	for name, tc := range map[string]struct {
-		compile func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
-		want    string
-		// used are the policies in force in the end.
-		used map[string]int64
-	}{
-		"Panic": {
-			compile: func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error) {
-				return build(nil, policy.Options{})
-			},
-			want: "CompileError: the compiler panicked", used: map[string]int64{"d": 1},
-		},
-		"Slow": {
-			compile: func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
-				elapseAlone(time.Hour)
+// A policy that makes the compiler panic delays neither the start nor other policies.
+func TestController_CompilerPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", rejectAll), policyOf(t, "c", rejectAll), policyOf(t, "d", allowAll))
+		w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+			if b.Name == "d" {
 				return build(b, o)
-			},
-			want: "CompileError: the policy takes longer than 2s to compile", used: map[string]int64{"a": 1, "b": 1, "c": 1, "d": 1},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", rejectAll), policyOf(t, "c", rejectAll), policyOf(t, "d", allowAll))
-				w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
-					if b.Name == "d" {
-						return build(b, o)
-					}
-					return tc.compile(b, o)
-				}
-				w.begin()
-				assert.True(t, w.HasSynced())
-				verdict, err := w.preFlight(w.bind())
-				if err == nil {
-					assert.Contains(t, verdict.Wait.For, "it is being compiled")
-				}
-				elapse(2 * compileTimeout)
-				assert.Equal(t, map[string]int64{"d": 1}, w.used())
-				assert.Contains(t, w.status("a"), tc.want)
-				_, err = w.preFlight(w.bind())
-				require.Error(t, err, "time does not help")
-				elapse(2 * time.Hour)
-				assert.Equal(t, tc.used, w.used())
-			})
-		})
-	}
+			}
+			return build(nil, policy.Options{})
+		}
+		w.begin()
+		assert.Equal(t, map[string]int64{"d": 1}, w.used())
+		assert.Contains(t, w.status("a"), "CompileError: the compiler panicked")
+		_, err := w.preFlight(w.bind())
+		require.Error(t, err, "time does not help")
+	})
+}
+
+// A replica can have no processor: a policy is not wrong because it takes long to compile.
+func TestController_SlowCompiler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", allowAll))
+		w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+			if b.Name == "a" {
+				elapseAlone(time.Minute)
+			}
+			return build(b, o)
+		}
+		w.begin()
+		assert.True(t, w.HasSynced())
+		assert.Equal(t, map[string]int64{"b": 1}, w.used())
+		verdict, err := w.preFlight(w.bind())
+		require.NoError(t, err)
+		assert.Contains(t, verdict.Wait.For, "it is being compiled")
+		elapse(time.Minute)
+		assert.Equal(t, map[string]int64{"a": 1, "b": 1}, w.used())
+	})
+}
+
+// Binds that wait are not evaluated again because a policy is checked again.
+func TestController_CheckWakesNoBind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", onCSINode))
+		elapse(checkInterval)
+		before := (*w.set.Load())[0]
+		elapse(10 * recheckInterval)
+		assert.Same(t, before, (*w.set.Load())[0])
+	})
+}
+
+// A caller that does not wait for its policy, as anyone who can connect can be, does not let more policies be compiled at the same time.
+func TestCompiler_AbandonedCompilation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewCompiler(policy.Options{}, nil)
+		running := make(chan struct{}, 10)
+		c.build = func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error) {
+			running <- struct{}{}
+			elapseAlone(time.Minute)
+			return nil, nil
+		}
+		for range cap(running) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := c.Compile(ctx, policyOf(t, "a", allowAll))
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			cancel()
+		}
+		assert.Len(t, running, maxCompiles)
+		elapse(time.Minute)
+	})
 }
 
 // The schemas of custom resources are only for warnings.
 func TestCompiler_SlowSchemas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := NewCompiler(policy.Options{}, &discovery.DiscoveryClient{}, clock.RealClock{})
+		c := NewCompiler(policy.Options{}, &discovery.DiscoveryClient{})
 		c.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
 			if o.Schemas != nil {
 				elapseAlone(time.Minute)
 			}
 			return build(b, o)
 		}
-		compiled, err := c.Compile(t.Context(), policyOf(t, "a", allowAll))
+		compiled, err := c.Compile(t.Context(), policyOf(t, "a", "resources: [{name: racks, apiVersion: example.com/v1, kind: Rack}]\n"+allowAll))
 		require.NoError(t, err)
 		assert.NoError(t, compiled.Err())
-		elapseAlone(time.Minute) // Until the first compilation ends.
+		elapseAlone(time.Minute) // Until the second compilation ends.
 	})
 }
 

@@ -253,7 +253,7 @@ func (p *process) policyCompiler() *policyplugin.Compiler {
 	if a, ok := p.configuration.Arguments.Of(policyplugin.Name).(*policyplugin.Arguments); ok {
 		o.KeyPrefixes = a.KeyPrefixes
 	}
-	return policyplugin.NewCompiler(o, p.client.Discovery(), clock.RealClock{})
+	return policyplugin.NewCompiler(o, p.client.Discovery())
 }
 
 func (p *process) add(runnables ...manager.Runnable) error {
