@@ -49,14 +49,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, unavailable(err))
 		return
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), budget(r)) // The time of the API server includes that of the body.
+	defer cancel()
 	request, problem := readReview(r)
 	if problem != nil {
 		h.Log.V(2).Info("Rejected a request", "from", r.RemoteAddr, "reason", problem.Message)
 		writeJSON(w, problem)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), budget(r))
-	defer cancel()
 	// The library keeps its request until the handler returns, so it gets only the UID. parse releases the object of the other.
 	webhook := admission.Webhook{
 		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response { return h.review(ctx, request) }),

@@ -32,8 +32,19 @@ type PolicyCompiler interface {
 func NewPolicyHandler(c PolicyCompiler) http.Handler {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
-	return admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c})
+	validator, busy := admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c}), make(chan struct{}, maxPolicies)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case busy <- struct{}{}:
+			defer func() { <-busy }()
+			validator.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	})
 }
+
+// maxPolicies is the number of policies that the webhook reads at the same time: a forged one can be large.
+const maxPolicies = 2
 
 type policyValidator struct{ PolicyCompiler }
 
