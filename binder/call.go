@@ -65,8 +65,9 @@ type call struct {
 	asked map[string]bool
 	// late says that a PreBind has rejected late.
 	late bool
-	// leave gives the seat of the call back. It is nil if the call has none. held says that the hold has ended.
+	// leave gives the seat of the call back. It is nil if the call has none. size is the memory that it counts. held says that the hold has ended.
 	leave func()
+	size  int
 	held  bool
 	// reports is when an event reports the wait, or zero.
 	reports time.Time

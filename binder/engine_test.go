@@ -6,6 +6,7 @@ package binder
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -337,6 +338,21 @@ func TestBind_PodChanges(t *testing.T) {
 			}, labelled())
 		})
 	}
+}
+
+// TestBind_PodGrows: a pod that becomes large while it waits counts for the memory of its namespace.
+func TestBind_PodGrows(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *fixture) {
+		large := gen.Pod("web", gen.UID("pod-1"), gen.Label("large", strings.Repeat("x", maxHeld)))
+		time.AfterFunc(5*time.Second, func() { s.server.Put(large) })
+		began := time.Now()
+		d := s.post(t.Context())
+		require.NotNil(t, d.Err)
+		assert.Equal(t, framework.KindWait, d.Err.Kind)
+		assert.Less(t, time.Since(began), 6*time.Second, "the namespace has no memory left")
+		held, _ := s.seats.count(0)
+		assert.Zero(t, held)
+	}, labelled())
 }
 
 func TestBind_NotInTheCache(t *testing.T) {

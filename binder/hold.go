@@ -24,7 +24,8 @@ const (
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
 func (c *call) take(ctx context.Context) (leave func()) {
-	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, heldSize(c.pod, c.Binding))
+	c.size = heldSize(c.pod, c.Binding)
+	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, c.size)
 	if seat == nil {
 		c.o.Recorder.HoldRefused()
 		return nil
@@ -78,6 +79,10 @@ func (c *call) wait(ctx context.Context, s step) step {
 			return s.end(c.overBudget(s))
 		}
 		err := c.waiting(s)
+		if c.leave != nil && heldSize(c.pod, c.Binding) > c.size { // The pod has grown.
+			c.leave()
+			c.leave = nil
+		}
 		if c.leave == nil {
 			if c.leave = c.take(ctx); c.leave == nil {
 				return s.end(err)
