@@ -74,13 +74,15 @@ func (s *fixture) sweep(t *testing.T, peers Peers, d time.Duration) *sweeper {
 	return w
 }
 
-// written returns an attempt that has written through the plugin, and whose rollback begins.
-func (s *fixture) written(t *testing.T, w *recordingWriter) (*Set, *Entry) {
+// written returns an attempt that has written through the plugins, and whose rollback begins.
+func (s *fixture) written(t *testing.T, writers ...framework.PreBinder) (*Set, *Entry) {
 	s.o.Changes, s.o.Term = notify.NewHub(), func() (int64, bool) { return 1, true }
 	set := NewSet(s.o)
 	e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
 	require.NoError(t, err)
-	require.NoError(t, set.Write(t.Context(), e, w, func() error { return nil }))
+	for _, w := range writers {
+		require.NoError(t, set.Write(t.Context(), e, w, func() error { return nil }))
+	}
 	set.Leave(e, true, 0)
 	return set, e
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/podstate"
 )
@@ -99,6 +100,7 @@ func (s *Set) LivePod(ctx context.Context, name types.NamespacedName, reason str
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
+	pod.ManagedFields = nil
 	return pod, err
 }
 
@@ -147,19 +149,25 @@ func persistence() wait.Backoff {
 	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 13}
 }
 
-// undo calls PreBindRollBack of the plugins in reverse order.
+// undo calls PreBindRollBack of the plugins in reverse order. One that fails does not delay the others.
 func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
-	for _, p := range slices.Backward(e.writers) {
-		var last error
-		err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
-			last = s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
-			return last == nil, nil
+	left, failures := slices.Clone(e.writers), map[string]error{}
+	slices.Reverse(left)
+	// If the process ends before the first call, the sweeper of another replica rolls back.
+	err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
+		left = slices.DeleteFunc(left, func(p framework.PreBinder) bool {
+			err := s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
+			if err == nil {
+				s.o.Recorder.RolledBack(p.Name(), nil)
+			}
+			failures[p.Name()] = err
+			return err == nil
 		})
-		if last == nil && err != nil {
-			return // The process ends before the first call, and the sweeper of another replica rolls back.
-		}
-		s.o.Recorder.RolledBack(p.Name(), last)
-		if last != nil {
+		return len(left) == 0, nil
+	})
+	for _, p := range left {
+		if last := failures[p.Name()]; last != nil {
+			s.o.Recorder.RolledBack(p.Name(), last)
 			klog.FromContext(ctx).Error(errors.Join(last, err), "Rollback failed, the writes of the plugin remain", "plugin", p.Name(), "attempt", e.id)
 		}
 	}

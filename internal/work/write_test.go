@@ -54,6 +54,28 @@ func TestRollBack_IsRecordedOnce(t *testing.T) {
 	})
 }
 
+// The rollback of a plugin that fails again and again does not delay those of others.
+func TestRollBack_FailureDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		first, failing := newWriter(j), newWriter(j)
+		var rolledBackAfter time.Duration
+		began := time.Now()
+		first.rollBack = func(context.Context, framework.Mark) error { rolledBackAfter = time.Since(began); return nil }
+		failing.rollBack = func(context.Context, framework.Mark) error { return errors.New("another webhook rejects the patch") }
+		newFixture(first, thePod).written(t, first, another{failing})
+		pass(10 * time.Minute)
+		synctest.Wait()
+		assert.Less(t, rolledBackAfter, 10*time.Second)
+	})
+}
+
+// another is a writer with another name.
+type another struct{ *recordingWriter }
+
+// Name implements framework.Plugin.
+func (another) Name() string { return "another" }
+
 // rolledBack is a Recorder that keeps the results of rollbacks.
 type rolledBack struct {
 	unrecorded
