@@ -79,6 +79,10 @@ type Store[K comparable, R Record[K]] struct {
 	turns [256]chan *corev1.ConfigMap
 }
 
+// maxKept is the size of a ConfigMap that a store keeps beside the cache, in bytes. Without it, an Update of a record that the cache does not have
+// yet reads it from the API server.
+const maxKept = 64 << 10
+
 // Open returns the store of a kind of records. It sends no requests.
 func Open[K comparable, R Record[K]](h framework.Handle, kind Kind[K, R]) *Store[K, R] {
 	s := &Store[K, R]{h: h, kind: kind, records: Records(kind.Component, h.Namespace, kind.Value), seed: maphash.MakeSeed()}
@@ -174,7 +178,12 @@ func (s *Store[K, R]) Update(ctx context.Context, key K, change func(record R) e
 	var last *corev1.ConfigMap
 	select {
 	case last = <-turn:
-		defer func() { turn <- last }()
+		defer func() {
+			if last != nil && last.Size() > maxKept {
+				last = nil
+			}
+			turn <- last
+		}()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

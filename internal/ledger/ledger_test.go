@@ -142,6 +142,21 @@ func TestUpdate_UsesItsLastWrite(t *testing.T) {
 	assert.Equal(t, 106, numberOf(t, server))
 }
 
+// A large record is not kept beside the cache.
+func TestUpdate_KeepsNoLargeRecord(t *testing.T) {
+	server := newServer()
+	s := open(server)
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	object := objectOf(t, server)
+	object.Annotations = map[string]string{"note": strings.Repeat("x", maxKept)}
+	require.NoError(t, server.Update(t.Context(), object))
+	require.NoError(t, s.Update(t.Context(), "a", increment))
+	assert.Equal(t, 102, numberOf(t, server))
+	for _, turn := range s.turns {
+		assert.Nil(t, <-turn)
+	}
+}
+
 func TestUpdate_WritesOnlyChanges(t *testing.T) {
 	server := newServer()
 	errOdd := errors.New("it is odd")
