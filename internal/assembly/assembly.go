@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -173,6 +174,10 @@ func (a *Assembly) plugins(c *configuration.PrebindConfiguration) ([]framework.P
 			return nil, err
 		}
 		if missing != "" {
+			if own := strings.HasSuffix(e.Requires[0].Group, ".prebind.dev"); own && slices.Contains(c.PreBindPlugins, e.Name) {
+				// The manifests of the plugin install the kind, which the API server can serve some seconds later.
+				return nil, fmt.Errorf("plugin %s: the API server does not serve %s: install the CustomResourceDefinitions of the plugin, or remove it from the list of plugins", e.Name, missing)
+			}
 			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)
 			continue
 		}

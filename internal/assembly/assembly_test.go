@@ -66,6 +66,21 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	assert.Equal(t, "other", plugins[0].Name())
 }
 
+// A kind of Prebind comes with the manifests of its plugin, and can be served some seconds later: a replica that the configuration tells to
+// use the plugin must not run without it.
+func TestPlugins_OwnKindNotServed(t *testing.T) {
+	policy := keeping("policy")
+	policy.Requires = []schema.GroupVersionKind{{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"}}
+	a := newAssemblyAt(t, newServer(t), policy)
+	c := configuration.Default(a.o.Registry.Components())
+	plugins, err := a.plugins(c)
+	require.NoError(t, err)
+	assert.Empty(t, plugins, "the default omits it")
+	c.PreBindPlugins = []string{"*", "policy"}
+	_, err = a.plugins(c)
+	assert.ErrorContains(t, err, "plugin policy: the API server does not serve policy.prebind.dev/v1alpha1, Kind=BindPolicy")
+}
+
 // TestPlugin_HandlersRunAfterNew: a handler can use the plugin.
 func TestPlugin_HandlersRunAfterNew(t *testing.T) {
 	s := newServer(t)

@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -98,6 +99,21 @@ func TestInformer(t *testing.T) {
 	require.NoError(t, i.Delete(podAt("e", "6")))
 	assert.Equal(t, []string{"delete e@6"}, got.take())
 	assert.Equal(t, []string{"delete e@6"}, late.take())
+}
+
+// A list that fails again and again is reported, because the objects are out of date.
+func TestJudged_FailsAgain(t *testing.T) {
+	var answers []error
+	lists := judged(&toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+		return nil, apierrors.NewInternalError(errors.New("the conversion webhook does not answer"))
+	}}, func(err error) { answers = append(answers, err) })
+	for range maxFailures - 1 {
+		_, err := lists.ListWithContext(t.Context(), metav1.ListOptions{})
+		require.Error(t, err)
+	}
+	assert.Empty(t, answers, "the API server can be slow")
+	_, err := lists.ListWithContext(t.Context(), metav1.ListOptions{})
+	assert.Equal(t, []error{err}, answers)
 }
 
 // The informer lists, watches, reports rejections, and ends with its context.

@@ -57,8 +57,8 @@ type selection struct {
 	unused time.Time
 
 	mu sync.Mutex
-	// rejected is the error of the last watch if the API server rejected it, because a permission is missing or the kind is gone. The watch
-	// is tried again until it succeeds.
+	// rejected is the error of the last watch if the API server rejected it, because a permission is missing or the kind is gone, or of a selection of
+	// Select, also if it fails again and again. The watch is tried again until it succeeds.
 	rejected error
 }
 
@@ -67,6 +67,9 @@ func (s *selection) reject(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.by == nil {
+		if !rejects(err) {
+			return // A restart does not help.
+		}
 		what, lacks, remedy := "A permission is missing", "the service account lacks a permission", "apply its role of this version, or switch it off"
 		if apierrors.IsNotFound(err) {
 			what, lacks, remedy = "A kind is missing", "the API server does not serve a kind", "enable it in the API server, or restart Prebind"

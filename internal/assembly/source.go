@@ -36,7 +36,8 @@ func NewSource(config *rest.Config, o client.Options) (*Source, error) {
 }
 
 // Informer returns an informer of the selection, or an error if the API server does not serve its kind. It calls rejected
-// when the API server rejects the watch because a permission is missing or the kind is gone, and with nil when the watch begins.
+// when the API server rejects the watch because a permission is missing or the kind is gone, or after maxFailures other errors in a row, and with
+// nil when the watch begins.
 func (s *Source) Informer(want framework.Selection, rejected func(error)) (*Informer, error) {
 	lists, err := s.listerWatcher(want)
 	if err != nil {
@@ -45,10 +46,21 @@ func (s *Source) Informer(want framework.Selection, rejected func(error)) (*Info
 	return newInformer(want, judged(lists, rejected)), nil
 }
 
+// maxFailures is the number of requests that fail in a row, with the backoff of the reflector in between, after which the objects count as out of
+// date: some tens of seconds.
+const maxFailures = 6
+
+// rejects returns whether the API server rejects the watch, also if it is repeated.
+func rejects(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
+
 // judged calls rejected with each rejection, and with nil when a watch begins: a list without a watch is not enough.
 func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListWatch {
+	failures := 0
 	judge := func(err error) {
-		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		if err == nil {
+			return
+		}
+		if failures++; rejects(err) || failures >= maxFailures {
 			rejected(err)
 		}
 	}
@@ -62,6 +74,7 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListW
 			events, err := lists.WatchWithContext(ctx, o)
 			switch {
 			case err == nil:
+				failures = 0
 				rejected(nil)
 			case o.SendInitialEvents == nil: // After a streaming list that fails, the reflector lists.
 				judge(err)
