@@ -95,7 +95,7 @@ func TestConfiguration_Problems(t *testing.T) {
 			reason: "all invalid values are reported together", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    bindingTimeout: 0s\n",
 			want: []string{
 				`FILE: budgets.hold: Invalid value: "0s": must be positive`,
-				`FILE: prebindPlugins: Invalid value: "volumes": unknown PreBind plugin "volumes": must be one of announce, node-state, node-ready, policy, start-limit, device, resource-claims, volumebinding`,
+				`FILE: prebindPlugins: Invalid value: "volumes": unknown PreBind plugin "volumes": must be one of announce, node-state, policy, start-limit, device, resource-claims, volumebinding, node-ready`,
 				`FILE: arguments.resource-claims.bindingTimeout: Invalid value: "0s": must be positive`,
 			},
 		},

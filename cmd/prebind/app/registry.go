@@ -32,18 +32,18 @@ func RegisteredMutators() []mutators.Registration {
 }
 
 // RegisteredPlugins returns the PreBind plugins of Prebind in the order in which they run:
-// first announce, which accompanies the others, then those that only read, last those that cannot
-// roll back.
+// first announce, which accompanies the others, then those that only read, later those that cannot
+// roll back. node-ready reads the claims after volumebinding: a claim that is bound in the meantime needs its driver.
 func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		announce.Registration(),
 		nodestate.Registration(),
-		nodeready.Registration(),
 		policy.Registration(),
 		startlimit.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),
 		volumebinding.Registration(),
+		nodeready.Registration(),
 	}
 }
 
