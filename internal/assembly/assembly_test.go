@@ -66,8 +66,8 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	assert.Equal(t, "other", plugins[0].Name())
 }
 
-// A kind of Prebind comes with the manifests of its plugin, and can be served some seconds later: a replica that the configuration tells to
-// use the plugin must not run without it.
+// A kind of Prebind comes with the manifests of its plugin, and can be served some seconds later. A replica whose configuration names the plugin
+// must not run without it.
 func TestPlugins_OwnKindNotServed(t *testing.T) {
 	policy := keeping("policy")
 	policy.Requires = []schema.GroupVersionKind{{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"}}

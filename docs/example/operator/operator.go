@@ -49,7 +49,7 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 	const name = "wait-for-rack"
 	spec.InitContainers = slices.DeleteFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == name })
 	spec.InitContainers = slices.Insert(spec.InitContainers, 0, corev1.Container{
-		Name: name, Image: image, Command: []string{"sh", "-c", `trap 'exit 1' TERM; until [ -n "$(cat ` + directory + `/*)" ]; do sleep 1; done`},
+		Name: name, Image: image, Command: []string{"sh", "-c", `trap 'exit 1' TERM; cd ` + directory + `; until [ -n "$(cat prebind operator)" ]; do sleep 1; done`},
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi")},
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("16Mi")},
