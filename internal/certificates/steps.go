@@ -84,7 +84,8 @@ func (o *Options) create(v view) (*record, error) {
 	}
 	r := &record{current: ca, bundle: []*x509.Certificate{ca.cert}}
 	for _, c := range earlier {
-		if c.IsCA && v.now.Before(c.NotAfter) && !holds(r.bundle, c) {
+		// Also a CA that has expired by this clock, which may be ahead. next removes it later.
+		if c.IsCA && !holds(r.bundle, c) {
 			r.bundle = append(r.bundle, c)
 		}
 	}
