@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -218,8 +219,11 @@ func (g *guarded) call(t *testing.T, sessions tls.ClientSessionCache, client *ge
 
 func TestClients(t *testing.T) {
 	ca, other := gencert.NewCA(t, "cluster"), gencert.NewCA(t, "other")
+	old := gencert.NewCA(t, "old", gencert.Valid(-2*time.Hour, -time.Hour))
 	cases := map[string]struct {
 		reason string
+		// trusts is ca if it is nil.
+		trusts *gencert.Pair
 		names  []string
 		client *gencert.Pair
 		// says is a pattern of the TLS error. code is the code of the answer.
@@ -231,11 +235,12 @@ func TestClients(t *testing.T) {
 		"WrongName": {reason: "other certificates of the CA are not allowed", names: []string{"kube-apiserver"}, client: ca.Sign(t, "system:node:a"), code: http.StatusForbidden},
 		"EmptyName": {reason: "an empty flag does not allow an empty name", names: []string{""}, client: ca.Sign(t, ""), code: http.StatusForbidden},
 		"OtherCA":   {reason: "the CA is unknown", names: []string{"kube-apiserver"}, client: other.Sign(t, "kube-apiserver"), says: "unknown certificate authority"},
+		"OldCA":     {reason: "the CA has expired, although the certificate has not", trusts: old, client: old.Sign(t, "kube-apiserver"), says: "expired certificate"},
 		"None":      {reason: "a certificate is required", says: "certificate required"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			g := newGuarded(t, ca, tc.names...)
+			g := newGuarded(t, cmp.Or(tc.trusts, ca), tc.names...)
 			code, status, err := g.call(t, nil, tc.client)
 			if tc.says != "" {
 				require.Error(t, err, tc.reason)

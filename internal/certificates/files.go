@@ -54,7 +54,8 @@ func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
 	return newFollower(o, ClientCA, parsePool, file)
 }
 
-// parsePool skips CAs that are not valid now, because a bundle may keep old ones. The pool expires with the last of its CAs.
+// parsePool keeps CAs that are not valid now, because a bundle may contain old and future ones, and each handshake checks the validity. The
+// pool expires with the last of its CAs.
 func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error) {
 	var expires time.Time
 	all, err := cert.ParseCertsPEM(files[0])
@@ -62,21 +63,23 @@ func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error)
 		return nil, expires, fmt.Errorf("no certificate in PEM: %w", err)
 	}
 	pool := x509.NewCertPool()
+	valid := false
 	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
 			return nil, expires, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
 		}
-		if err := validAt(c, now); err != nil {
-			invalid = err
-			continue
-		}
 		pool.AddCert(c)
 		if c.NotAfter.After(expires) {
 			expires = c.NotAfter
 		}
+		if err := validAt(c, now); err != nil {
+			invalid = err
+		} else {
+			valid = true
+		}
 	}
-	if expires.IsZero() {
+	if !valid {
 		return nil, expires, invalid
 	}
 	return pool, expires, nil

@@ -125,6 +125,7 @@ func TestFiles_Reload(t *testing.T) {
 func TestClients(t *testing.T) {
 	ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next", gencert.Valid(-time.Hour, 2*day))
 	old, leaf := gencert.NewCA(t, "old", gencert.Valid(-day, -time.Hour)), ca.Sign(t, "kube-apiserver")
+	early := gencert.NewCA(t, "early", gencert.Valid(time.Hour, 2*day))
 	cases := map[string]struct {
 		reason string
 		file   []byte
@@ -134,10 +135,12 @@ func TestClients(t *testing.T) {
 	}{
 		"One":         {reason: "the file has one CA", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
 		"Bundle":      {reason: "the file has the old and the new CA", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
-		"OldInBundle": {reason: "an expired CA in a bundle is ignored", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca}},
+		"OldInBundle": {reason: "a handshake ignores an expired CA", file: append(bytes.Clone(old.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{old, ca}},
+		"NewInBundle": {reason: "the file is not read again when a CA becomes valid", file: append(bytes.Clone(early.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, early}},
 		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: "ca.crt.*no certificate"},
 		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: `"kube-apiserver".*not a CA certificate`},
 		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: `"old".*expired`},
+		"NotYetValid": {reason: "the only CA is not valid yet", file: early.CertPEM, says: `"early".*not valid before`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
