@@ -86,8 +86,9 @@ type Replicas struct {
 	term    int64
 	// lost is set if the next renewal begins a new term.
 	lost bool
-	// reached is when the last renewal began that the API server answered, also with an error.
-	reached time.Time
+	// reached is when the last renewal began that the API server answered, also with an error, and forbidden whether that answer was Forbidden.
+	reached   time.Time
+	forbidden bool
 
 	// observer guards the observations of the leases.
 	observer sync.Mutex
@@ -167,14 +168,14 @@ func (r *Replicas) sinceRenewal() time.Duration {
 	return max(r.o.Clock.Since(r.renewed), wall)
 }
 
-// Held returns an error if this replica has never renewed its lease, or if the API server has not answered a renewal for a while. A renewal that
-// the API server rejects, and a step of the wall clock, do not count: calls without writes need no term, and if another webhook rejects the
-// renewals of all replicas, no pod could be bound, also not those of that webhook.
+// Held returns an error if the API server has not answered a renewal for a while, or forbids the first one, because a role is missing. Other
+// renewals that the API server rejects, and a step of the wall clock, do not count: calls without writes need no term, and if another webhook
+// rejects the renewals of all replicas, no pod could be bound, also not those of that webhook.
 func (r *Replicas) Held() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.term == 0:
+	case r.term == 0 && (r.reached.IsZero() || r.forbidden):
 		return fmt.Errorf("this replica has not written its lease %s/%s yet: if this persists, its log contains the reason", r.o.Namespace, r.name())
 	case r.o.Clock.Since(r.reached) <= trusted:
 		return nil
@@ -239,7 +240,7 @@ func (r *Replicas) record(began time.Time, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if answer := apierrors.APIStatus(nil); err == nil || errors.As(err, &answer) {
-		r.reached = began
+		r.reached, r.forbidden = began, apierrors.IsForbidden(err)
 	}
 	if err != nil {
 		return

@@ -221,21 +221,44 @@ func TestHeld_NamesTheState(t *testing.T) {
 	})
 }
 
-// Another webhook can reject the renewals of all replicas, and need a bind to come back.
+// TestHeld_RejectedRenewals: a replica whose renewal was rejected holds no term, and can be ready.
 func TestHeld_RejectedRenewals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := fakeapi.NewClientset()
-		r := newReplicas(t, client, "a")
-		require.NoError(t, r.renew(t.Context()))
-		client.PrependReactor("patch", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewInternalError(errors.New(`failed calling webhook "other.example.com"`))
+	forbidden := apierrors.NewForbidden(coordinationv1.Resource("leases"), "a", nil)
+	webhook := apierrors.NewInternalError(errors.New(`failed calling webhook "other.example.com"`))
+	cases := map[string]struct {
+		reason string
+		// renewed says that an earlier renewal succeeded.
+		renewed bool
+		err     error
+		says    string
+	}{
+		"Webhook":        {reason: "another webhook can reject the renewals of all replicas, and need a bind to come back", renewed: true, err: webhook},
+		"FirstWebhook":   {reason: "the same holds for a new replica", err: webhook},
+		"Forbidden":      {reason: "a lost permission does not stop binds without writes", renewed: true, err: forbidden},
+		"FirstForbidden": {reason: "a rollout stops if the role is missing", err: forbidden, says: "has not written its lease"},
+		"FirstCut":       {reason: "the API server has not answered", err: errCut, says: "has not written its lease"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := fakeapi.NewClientset()
+				r := newReplicas(t, client, "a")
+				if tc.renewed {
+					require.NoError(t, r.renew(t.Context()))
+				}
+				client.PrependReactor("patch", "leases", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, tc.err })
+				<-time.After(trusted + time.Second)
+				require.ErrorIs(t, r.renew(t.Context()), tc.err)
+				_, held := r.Term()
+				assert.False(t, held, "other replicas can roll back its writes")
+				if tc.says == "" {
+					assert.NoError(t, r.Held(), tc.reason)
+					return
+				}
+				assert.ErrorContains(t, r.Held(), tc.says, tc.reason)
+			})
 		})
-		<-time.After(trusted + time.Second)
-		require.Error(t, r.renew(t.Context()))
-		_, held := r.Term()
-		assert.False(t, held, "other replicas can roll back its writes")
-		assert.NoError(t, r.Held())
-	})
+	}
 }
 
 // suspended is the clock of a machine that was suspended: the wall time ran, and the monotonic time stood.
