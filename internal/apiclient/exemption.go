@@ -12,6 +12,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
@@ -48,11 +49,16 @@ func (x *Exemption) Start(ctx context.Context) error {
 	return nil
 }
 
-// update reads the FlowSchema once. If it cannot read the FlowSchema, no user is exempt.
+// update reads the FlowSchema once. If the FlowSchema is missing or may not be read, no user is exempt. After another error, such as a
+// timeout, the last answer stays.
 func (x *Exemption) update(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, exemptTimeout)
 	defer cancel()
 	schema, err := x.Client.FlowcontrolV1().FlowSchemas().Get(ctx, flowSchemaName, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+		klog.V(2).InfoS("Could not read the FlowSchema, will retry", "flowSchema", flowSchemaName, "reason", err.Error())
+		return
+	}
 	var subjects []flowcontrolv1.Subject
 	if err == nil {
 		subjects, err = exemptSubjects(schema)
@@ -69,7 +75,7 @@ func (x *Exemption) update(ctx context.Context) {
 		})
 	}
 	switch {
-	case text == x.logged || ctx.Err() != nil:
+	case text == x.logged:
 		return
 	case err != nil:
 		klog.InfoS("Held calls occupy API server seats: the FlowSchema does not exempt Bindings", "flowSchema", flowSchemaName, "reason", text)

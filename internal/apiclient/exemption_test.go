@@ -4,6 +4,7 @@
 package apiclient
 
 import (
+	"context"
 	"os"
 	"testing"
 
@@ -11,8 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 )
 
@@ -85,15 +88,34 @@ func TestCovers(t *testing.T) {
 }
 
 func TestExemption_Update(t *testing.T) {
-	scheduler := authenticationv1.UserInfo{Username: "system:kube-scheduler"}
-	var who func(authenticationv1.UserInfo) bool
-	client := fake.NewClientset(shippedFlowSchema(t))
-	x := &Exemption{Client: client, Apply: func(f func(authenticationv1.UserInfo) bool) { who = f }}
-	x.update(t.Context())
-	require.NotNil(t, who)
-	assert.True(t, who(scheduler))
-	assert.False(t, who(authenticationv1.UserInfo{Username: "another"}))
-	require.NoError(t, client.FlowcontrolV1().FlowSchemas().Delete(t.Context(), flowSchemaName, metav1.DeleteOptions{}))
-	x.update(t.Context())
-	assert.Nil(t, who, "a deleted FlowSchema exempts no users")
+	schemas := flowcontrolv1.Resource("flowschemas")
+	cases := map[string]struct {
+		reason string
+		// err is the answer to a read after one that succeeded.
+		err    error
+		exempt bool
+	}{
+		"Read":        {reason: "the FlowSchema exempts the user", exempt: true},
+		"Deleted":     {reason: "a deleted FlowSchema exempts no users", err: apierrors.NewNotFound(schemas, flowSchemaName)},
+		"Forbidden":   {reason: "the FlowSchema may have changed", err: apierrors.NewForbidden(schemas, flowSchemaName, nil)},
+		"Unavailable": {reason: "one failed read does not change the FlowSchema", err: apierrors.NewServiceUnavailable("later"), exempt: true},
+		"Timeout":     {reason: "the API server has not answered", err: context.DeadlineExceeded, exempt: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			var who func(authenticationv1.UserInfo) bool
+			client := fake.NewClientset(shippedFlowSchema(t))
+			x := &Exemption{Client: client, Apply: func(f func(authenticationv1.UserInfo) bool) { who = f }}
+			x.update(t.Context())
+			client.PrependReactor("get", "flowschemas", func(clienttesting.Action) (bool, runtime.Object, error) { return tc.err != nil, nil, tc.err })
+			x.update(t.Context())
+			if !tc.exempt {
+				assert.Nil(t, who, tc.reason)
+				return
+			}
+			require.NotNil(t, who, tc.reason)
+			assert.True(t, who(authenticationv1.UserInfo{Username: "system:kube-scheduler"}), tc.reason)
+			assert.False(t, who(authenticationv1.UserInfo{Username: "another"}))
+		})
+	}
 }
