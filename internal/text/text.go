@@ -42,3 +42,12 @@ func Clip(s string, most int) string {
 	}
 	return shown
 }
+
+// Lines makes text of several lines safe for a terminal: it replaces characters that are not printable in each line, like Clip.
+func Lines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = Clip(line, len(line))
+	}
+	return strings.Join(lines, "\n")
+}

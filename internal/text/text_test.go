@@ -26,3 +26,7 @@ func TestClip(t *testing.T) {
 		})
 	}
 }
+
+func TestLines(t *testing.T) {
+	assert.Equal(t, "a?[2J\n  ü …\n", Lines("a\x1b[2J\n \rü …\n"), "only the lines stay")
+}

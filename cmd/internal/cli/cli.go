@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/prebind/prebind/internal/text"
 )
 
 // usageCode is the exit code for a wrong command line: EX_USAGE of sysexits.h. No result of a command has this code.
@@ -77,7 +79,7 @@ func Run(root *cobra.Command) int {
 	context.AfterFunc(ctx, stop)
 	err := root.ExecuteContext(ctx)
 	if err != nil && err.Error() != "" {
-		fmt.Fprintln(os.Stderr, "error:", err)
+		fmt.Fprintln(root.ErrOrStderr(), "error:", text.Lines(err.Error()))
 	}
 	return ExitCode(err)
 }

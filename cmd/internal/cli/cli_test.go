@@ -5,6 +5,8 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -62,6 +64,16 @@ func TestRun_SecondInterrupt(t *testing.T) {
 	status, ok := command.ProcessState.Sys().(syscall.WaitStatus)
 	require.True(t, ok)
 	assert.Equal(t, syscall.SIGTERM, status.Signal(), "%s", command.ProcessState)
+}
+
+// An error can contain the message of a webhook.
+func TestRun_ControlCharacters(t *testing.T) {
+	var out bytes.Buffer
+	root := &cobra.Command{RunE: func(*cobra.Command, []string) error { return errors.New("rejected: \x1b[2J") }, SilenceErrors: true, SilenceUsage: true}
+	root.SetArgs([]string{})
+	root.SetErr(&out)
+	assert.Equal(t, 1, Run(root))
+	assert.Equal(t, "error: rejected: ?[2J\n", out.String())
 }
 
 func TestDocumentation(t *testing.T) {

@@ -30,6 +30,7 @@ import (
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/replica"
+	"github.com/prebind/prebind/internal/text"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
@@ -136,7 +137,7 @@ func (o *explainOptions) run(ctx context.Context, out, notes io.Writer, name str
 		if o.node, source = o.chosen(ctx, client, pod); o.node == "" {
 			return cli.Usage(fmt.Errorf("--node: required, because no bind in progress, nominated node or event that you may read names the node of pod %s/%s; choose one of 'kubectl get nodes' that the pod's selector allows", pod.Namespace, pod.Name))
 		}
-		fmt.Fprintf(notes, "%s, from %s; choose another one with --node\n", o.node, source)
+		fmt.Fprintf(notes, "%s, from %s; choose another one with --node\n", text.Lines(o.node), source)
 	}
 	answer, err := dryrun.Explain(ctx, client.Config, pod, o.node, o.annotations)
 	if err != nil {
@@ -279,7 +280,7 @@ func undecided(answer error) error {
 func (r *report) textBound(out *bytes.Buffer) {
 	fmt.Fprintf(out, "Pod %s/%s: bound to node %s since %s", r.Namespace, r.Pod, r.Node, r.Since.UTC().Format(time.RFC3339))
 	if waited := r.Annotations[bindinfo.Name+"."+v1alpha1.Domain+"/waited"]; waited != "" {
-		fmt.Fprintf(out, ", after a wait of %s", waited)
+		fmt.Fprintf(out, ", after a wait of %s", oneLine(waited))
 	}
 	fmt.Fprintln(out)
 	if len(r.Annotations) == 0 {
@@ -293,7 +294,7 @@ func (r *report) text(out *bytes.Buffer) {
 	verdicts := map[binder.Verdict]string{binder.VerdictBind: "would be bound", binder.VerdictWait: "would wait", binder.VerdictRefuse: "would be rejected"}
 	fmt.Fprintf(out, "Bind of pod %s/%s to node %s: %s\n", r.Namespace, r.Pod, r.Node, verdicts[r.Verdict])
 	if r.Reason != "" {
-		fmt.Fprintf(out, "  %s\n", r.Reason)
+		fmt.Fprintf(out, "  %s\n", block(r.Reason))
 	}
 	x := r.Prebind
 	switch {
@@ -352,13 +353,16 @@ func textAdded(out *bytes.Buffer, x *binder.Explanation) {
 	fmt.Fprintln(out)
 	writeTable(out, "ADDED\tKEY\tVALUE", func(w io.Writer) {
 		for _, key := range slices.Sorted(maps.Keys(x.Annotations)) {
-			fmt.Fprintf(w, "annotation\t%s\t%s\n", key, x.Annotations[key])
+			fmt.Fprintf(w, "annotation\t%s\t%s\n", key, oneLine(x.Annotations[key]))
 		}
 		for _, key := range slices.Sorted(maps.Keys(x.Labels)) {
 			fmt.Fprintf(w, "label\t%s\t%s\n", key, x.Labels[key])
 		}
 	})
 }
+
+// oneLine makes the value of an annotation safe for a line of the text format.
+func oneLine(value string) string { return text.Clip(value, len(value)) }
 
 func textWarnings(out *bytes.Buffer, warnings []string) {
 	if len(warnings) > 0 {

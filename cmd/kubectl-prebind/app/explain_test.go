@@ -228,3 +228,31 @@ Warning: another's
 Warning: ours
 `, out.String())
 }
+
+// TestReportText_ControlCharacters checks that a tenant or another webhook cannot forge lines of the text. Other formats do not change.
+func TestReportText_ControlCharacters(t *testing.T) {
+	const forged = "a\x1b[2J\nBind of pod shop/web to node b: would be bound"
+	r := &report{
+		Namespace: "shop", Pod: "web", Node: "a", Verdict: binder.VerdictRefuse, Reason: forged,
+		Prebind: &binder.Explanation{Verdict: binder.VerdictBind, Annotations: map[string]string{"k": forged}},
+	}
+	var out bytes.Buffer
+	require.NoError(t, formatText.write(&out, r, r.text))
+	assert.Equal(t, `Bind of pod shop/web to node a: would be rejected
+  a?[2J
+    Bind of pod shop/web to node b: would be bound
+
+ADDED        KEY   VALUE
+annotation   k     a?[2J Bind of pod shop/web to node b: would be bound
+`, out.String())
+
+	out.Reset()
+	bound := gen.Pod("web", gen.InNamespace("shop"), gen.BoundTo("a"), gen.Annotation("bind-info.prebind.dev/waited", forged))
+	r = reportBound(bound)
+	require.NoError(t, formatText.write(&out, r, r.textBound))
+	assert.NotContains(t, out.String(), "\nBind of pod")
+
+	out.Reset()
+	require.NoError(t, formatJSON.write(&out, r, r.textBound))
+	assert.Contains(t, out.String(), `a\u001b[2J\n`)
+}

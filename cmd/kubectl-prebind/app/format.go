@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // format is the value of -o.
@@ -43,15 +44,16 @@ func (f format) validate() error {
 	}
 }
 
-// write writes the value in the format. It calls text for the text format.
-func (f format) write(out io.Writer, value any, text func(*bytes.Buffer)) error {
+// write writes the value in the format. It calls asText for the text format, and replaces control characters in it, because users and other
+// webhooks write parts of the text.
+func (f format) write(out io.Writer, value any, asText func(*bytes.Buffer)) error {
 	var encoded []byte
 	var err error
 	switch f {
 	case formatText:
 		var written bytes.Buffer
-		text(&written)
-		encoded = written.Bytes()
+		asText(&written)
+		encoded = []byte(text.Lines(written.String()))
 	case formatYAML:
 		encoded, err = yaml.Marshal(value)
 	default:
