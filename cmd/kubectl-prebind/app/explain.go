@@ -227,7 +227,8 @@ func (r *report) decide(answer error) error {
 	case answer == nil:
 	case !errors.As(answer, &status):
 		return fmt.Errorf("posting a dry-run Binding: %w", answer)
-	case r.Prebind == nil && status.Status().Code >= http.StatusInternalServerError:
+	// Without an answer of Prebind, a 429 is that of an overloaded API server.
+	case r.Prebind == nil && (status.Status().Code >= http.StatusInternalServerError || apierrors.IsTooManyRequests(answer)):
 		return undecided(answer)
 	case apierrors.IsForbidden(answer) && r.Prebind == nil && strings.Contains(answer.Error(), "cannot create resource"):
 		return fmt.Errorf("explain requires permission to create pods/binding in namespace %s; the ClusterRole prebind-explain grants it for dry runs only: %w", r.Namespace, answer)

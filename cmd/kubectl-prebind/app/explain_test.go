@@ -74,6 +74,10 @@ func TestJudge(t *testing.T) {
 			reason: "an error of the API server is not a rejection",
 			answer: denial(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "request did not complete"), err: "the API server could not decide",
 		},
+		"APIServerOverloaded": {
+			reason: "a 429 without an answer of Prebind is not a wait",
+			answer: denial(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests"), err: "the API server could not decide",
+		},
 		"Internal": {
 			reason: "an internal error of Prebind rejects the bind", answer: internal("p: it panicked"),
 			prebind: &binder.Explanation{Verdict: binder.VerdictRefuse, Refusal: refusal}, want: binder.VerdictRefuse, says: "panicked",
