@@ -110,7 +110,7 @@ func (e *Engine) InFlight() []work.InFlight {
 	for key, w := range e.waits.all() {
 		f, ok := all[key]
 		if !ok {
-			f = work.InFlight{Namespace: w.pod.Namespace, Pod: w.pod.Name, Node: key.Node, Phase: work.Waiting}
+			f = work.InFlight{Namespace: w.pod.Namespace, Pod: w.pod.Name, UID: key.Pod, Node: key.Node, Phase: work.Waiting}
 		}
 		f.Plugin, f.WaitsFor, f.Budget.Duration = cmp.Or(w.waiting.Plugin, framework.Binder), w.wait.String(), w.budget
 		f.Since = metav1.NewTime(now.Add(-now.Sub(w.since)))

@@ -170,6 +170,7 @@ func TestBind_HoldEnds(t *testing.T) {
 		d := s.post(t.Context())
 		require.Equal(t, framework.KindWait, d.Err.Kind)
 		assert.Equal(t, 25*time.Second, time.Since(began))
+		assert.Equal(t, types.UID("pod-1"), s.InFlight()[0].UID)
 		assert.Equal(t, time.Second, d.RetryAfter, "the next call is probably held again")
 		pass(d.RetryAfter)
 		s.label()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/work"
@@ -138,6 +139,7 @@ func TestRun_NextCallContinues(t *testing.T) {
 		first := w.run(t.Context(), b)
 		require.NotNil(t, first.Err)
 		assert.Equal(t, "wait-a: waiting for a (8s), and 1 more; retry the Binding", first.Err.Error())
+		assert.Equal(t, types.UID("u1"), w.InFlight()[0].UID)
 		assert.Equal(t, time.Second, first.RetryAfter, "the next call is probably held again")
 		pass(first.RetryAfter)
 		w.set("a")

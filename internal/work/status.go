@@ -7,6 +7,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // The phases of the work on a bind. They are stable: metrics, the debug endpoint and 'prebind
@@ -26,7 +27,9 @@ func Phases() []string { return []string{Preparing, Allowed, RollingBack} }
 type InFlight struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
-	Node      string `json:"node"`
+	// UID is that of the pod.
+	UID  types.UID `json:"uid,omitempty"`
+	Node string    `json:"node"`
 	// Attempt is empty if no plugin has written for the bind.
 	Attempt string `json:"attempt,omitempty"`
 	// Phase is one of Phases, or Waiting.
@@ -49,7 +52,7 @@ func (s *Set) InFlight() map[Key]InFlight {
 	all := map[Key]InFlight{}
 	for key, e := range s.entries {
 		f := InFlight{
-			Namespace: e.pod.Namespace, Pod: e.pod.Name, Node: e.key.Node, Attempt: e.id, Phase: e.phase(now),
+			Namespace: e.pod.Namespace, Pod: e.pod.Name, UID: e.key.Pod, Node: e.key.Node, Attempt: e.id, Phase: e.phase(now),
 			// Relative to now, because the wall clock may have changed since.
 			Since: metav1.NewTime(now.Add(-now.Sub(e.began))),
 		}

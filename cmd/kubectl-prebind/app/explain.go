@@ -170,7 +170,8 @@ func (o *explainOptions) chosen(ctx context.Context, client kubernetes.Interface
 	all, _ := replica.Statuses(ctx, client, o.own) // Tenants may not list leases.
 	for _, s := range all {
 		for _, f := range s.InFlight {
-			if f.Namespace == pod.Namespace && f.Pod == pod.Name {
+			// Replicas of earlier versions report no UID.
+			if f.Namespace == pod.Namespace && f.Pod == pod.Name && (f.UID == pod.UID || f.UID == "") {
 				offer(f.Node, f.Since.Time, "the Binding")
 			}
 		}

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -104,12 +105,15 @@ func TestChosen(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	pod := gen.Pod("web", gen.UID("pod-1"), gen.InNamespace("shop"))
 	pod.Status.NominatedNodeName = "nominated"
-	binds := func(pod, node string, ago time.Duration) *coordinationv1.Lease {
-		status, err := json.Marshal(replica.Status{InFlight: []work.InFlight{{Namespace: "shop", Pod: pod, Node: node, Since: metav1.NewTime(now.Add(-ago))}}})
+	bindsUID := func(uid types.UID, pod, node string, ago time.Duration) *coordinationv1.Lease {
+		status, err := json.Marshal(replica.Status{InFlight: []work.InFlight{{Namespace: "shop", Pod: pod, UID: uid, Node: node, Since: metav1.NewTime(now.Add(-ago))}}})
 		require.NoError(t, err)
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "own", Name: "of-" + node, Labels: map[string]string{"prebind.dev/replica": node}, Annotations: map[string]string{"prebind.dev/status": string(status)},
 		}}
+	}
+	binds := func(pod, node string, ago time.Duration) *coordinationv1.Lease {
+		return bindsUID("pod-1", pod, node, ago)
 	}
 	event := func(reason, note string, ago time.Duration) *eventsv1.Event {
 		return &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: note}, Reason: reason, Note: note, EventTime: metav1.NewMicroTime(now.Add(-ago))}
@@ -123,6 +127,8 @@ func TestChosen(t *testing.T) {
 		node, source string
 	}{
 		"Waiting":   {reason: "the newest bind counts", objects: []runtime.Object{binds("web", "a", time.Hour), binds("web", "b", time.Minute), binds("other", "c", 0)}, node: "b", source: "the Binding of 60s ago"},
+		"Recreated": {reason: "the bind of an earlier pod with the same name is being rolled back", objects: []runtime.Object{bindsUID("pod-0", "web", "b", time.Minute), binds("web", "a", time.Hour)}, node: "a", source: "the Binding of 60m ago"},
+		"NoUID":     {reason: "replicas of earlier versions report no UID", objects: []runtime.Object{bindsUID("", "web", "a", time.Minute)}, node: "a", source: "the Binding of 60s ago"},
 		"Rejected":  {reason: "the newest event counts", objects: []runtime.Object{event("WaitingForPreBind", "p: Node a: slow", time.Hour), event("BindRefused", "Node b: q: no", 2*time.Minute)}, node: "b", source: "the event BindRefused of 2m ago"},
 		"Series":    {reason: "the note of a repeated event is that of the first", objects: []runtime.Object{repeated, event("BindRefused", "Node b: q: no", 2*time.Minute)}, node: "b", source: "the event BindRefused of 2m ago"},
 		"Both":      {reason: "a bind in progress is newer than its events", objects: []runtime.Object{event("BindRefused", "Node b: q: no", 0), binds("web", "a", time.Minute)}, node: "a", source: "the Binding of 60s ago"},
