@@ -170,12 +170,15 @@ func verdicts(ctx context.Context, client kubernetes.Interface) string {
 	return "By the events of the last hour, it would have rejected no bind. After an audit of a week without rejections, set mode Enforce"
 }
 
-// brokenPolicies returns the BindPolicies that are not ready.
+// brokenPolicies returns the BindPolicies that are not ready, or that no replica has reported since their last change.
 func brokenPolicies(policies []v1alpha1.BindPolicy) []string {
 	var names []string
 	for _, p := range policies {
-		ready := ptr.Deref(meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady), metav1.Condition{Reason: "no replica has reported it"})
-		if ready.Status != metav1.ConditionTrue {
+		ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
+		switch {
+		case ready == nil || ready.ObservedGeneration != p.Generation:
+			names = append(names, p.Name+" (no replica has reported it since its last change)")
+		case ready.Status != metav1.ConditionTrue:
 			names = append(names, p.Name+" ("+ready.Reason+")")
 		}
 	}
