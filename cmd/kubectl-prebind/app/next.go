@@ -144,9 +144,9 @@ func nextStep(ctx context.Context, client kubernetes.Interface, r registration, 
 	}
 	remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
 	if settled && len(all) >= 2 && all[0].Mode == string(binder.ModeEnforce) {
-		remedy = fmt.Sprintf("%d replicas are ready. First exempt the namespaces of the network plugin and of all else that Prebind needs to start: see %s. To set Fail, now and in your values or "+
+		remedy = fmt.Sprintf("%d replicas are ready. First do the checks of step 3 in %s. To set Fail, now and in your values or "+
 			`kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json -p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`,
-			len(all), cli.Documentation("install.md#exempt-namespaces"), r.name, r.index)
+			len(all), cli.Documentation("install.md#roll-out"), r.name, r.index)
 	}
 	return []string{"failurePolicy of MutatingWebhookConfiguration " + r.name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
 }

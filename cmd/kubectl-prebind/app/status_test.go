@@ -174,7 +174,7 @@ func TestFindings(t *testing.T) {
 		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa", "mine is Ignore"}},
 		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
-		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "install.md#exempt-namespaces", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
+		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "step 3", "install.md#roll-out", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
 		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, reached: answers, want: []string{"mine is Ignore", later}},
 		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
 		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"rejected no bind", "--set config.mode=Enforce"}},
