@@ -9,7 +9,7 @@ package policy
 // Every replica reads the policies. The leader writes their status.
 //
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,verbs=get;list;watch
-// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies/status,verbs=patch;update
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies/status,verbs=patch
 //
 // Every replica creates, continues and deletes the BindTasks of its binds.
 //
