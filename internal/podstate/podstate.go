@@ -46,16 +46,29 @@ func Of(pod *corev1.Pod, uid types.UID, node string) State {
 	}
 }
 
-// RunningOn returns the pods on the node that are not finished. The reader must read from the API server.
-func RunningOn(ctx context.Context, live client.Reader, node string) ([]metav1.PartialObjectMetadata, error) {
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	err := live.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+// PageSize is the page size for lists of pods from the API server. Pods of a tenant can have more than 1 MiB each, also in their metadata.
+const PageSize = 20
+
+// EachRunningOn calls the function for each pod on the node that is not finished. The reader must read from the API server.
+func EachRunningOn(ctx context.Context, live client.Reader, node string, do func(*metav1.PartialObjectMetadata)) error {
+	running := client.MatchingFieldsSelector{Selector: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", node),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
-	)})
-	return list.Items, err
+	)}
+	for next := ""; ; {
+		page := &metav1.PartialObjectMetadataList{}
+		page.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+		if err := live.List(ctx, page, running, client.Limit(PageSize), client.Continue(next)); err != nil {
+			return err
+		}
+		for i := range page.Items {
+			do(&page.Items[i])
+		}
+		if next = page.Continue; next == "" {
+			return nil
+		}
+	}
 }
 
 // IsSystem returns whether the pod is a static pod, a pod of a DaemonSet, or a pod that the node or the cluster

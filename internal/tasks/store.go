@@ -189,13 +189,10 @@ func (s *Store) Tidy(ctx context.Context) error {
 // tidy deletes the BindTasks of pods that do not run on the node. A BindTask is confirmed after its pod was bound, so the list contains each pod
 // that runs.
 func (s *Store) tidy(ctx context.Context, node string, all []*v1alpha1.BindTask) error {
-	pods, err := podstate.RunningOn(ctx, s.h.Live, node)
+	running := sets.New[types.UID]()
+	err := podstate.EachRunningOn(ctx, s.h.Live, node, func(pod *metav1.PartialObjectMetadata) { running.Insert(pod.UID) })
 	if err != nil {
 		return fmt.Errorf("listing the pods of node %s: %w", node, err)
-	}
-	running := sets.New[types.UID]()
-	for i := range pods {
-		running.Insert(pods[i].UID)
 	}
 	var errs []error
 	for _, t := range all {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -117,15 +118,9 @@ func (p *Plugin) tidy(ctx context.Context, node string) error {
 	if len(bound) == 0 {
 		return nil
 	}
-	running, err := runningOn(ctx, p.h.Live, node)
-	if err != nil {
+	err = eachRunningOn(ctx, p.h.Live, node, func(pod *metav1.PartialObjectMetadata) { bound.Delete(pod.UID) })
+	if err != nil || len(bound) == 0 {
 		return err
-	}
-	for i := range running {
-		bound.Delete(running[i].UID)
-	}
-	if len(bound) == 0 {
-		return nil
 	}
 	return p.records.Update(ctx, node, func(rec *record) error {
 		for uid := range bound {

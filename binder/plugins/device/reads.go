@@ -25,21 +25,18 @@ const maxAttempt = 128
 // removed annotation is free (docs/device.md).
 func restore(ctx context.Context, live framework.Reader, node string) (*record, error) {
 	rec := newRecord(node)
-	pods, err := runningOn(ctx, live, node)
-	for i := range pods {
-		pod := &corev1.Pod{ObjectMeta: pods[i].ObjectMeta}
+	return rec, eachRunningOn(ctx, live, node, func(metadata *metav1.PartialObjectMetadata) {
+		pod := &corev1.Pod{ObjectMeta: metadata.ObjectMeta}
 		rec.bind(pod, grantOf(pod))
-	}
-	return rec, err
+	})
 }
 
-// runningOn returns the pods on the node that are not finished, from the API server.
-func runningOn(ctx context.Context, live framework.Reader, node string) ([]metav1.PartialObjectMetadata, error) {
-	pods, err := podstate.RunningOn(ctx, live, node)
-	if err != nil {
-		return nil, framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
+// eachRunningOn calls the function for each pod on the node that is not finished, from the API server.
+func eachRunningOn(ctx context.Context, live framework.Reader, node string, do func(*metav1.PartialObjectMetadata)) error {
+	if err := podstate.EachRunningOn(ctx, live, node, do); err != nil {
+		return framework.FromAPI(framework.Object{Kind: "Node", Name: node}, "listing its pods to find the devices that they hold", err)
 	}
-	return pods, nil
+	return nil
 }
 
 // dropGone removes holders of requested devices whose pods are gone.

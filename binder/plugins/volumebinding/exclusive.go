@@ -16,6 +16,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/podstate"
 	"github.com/prebind/prebind/internal/volumes"
 )
 
@@ -122,15 +123,11 @@ func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claims 
 	return p.checkUnused(ctx, bc.Pod, claims)
 }
 
-// podPage is the page size for lists of pods. The cache holds only pods without a node, so the
-// plugin lists the pods of the namespace from the API server, for ReadWriteOncePod claims only.
-const podPage = 500
-
 // errReplaced means that the cache contains a claim that does not exist any more.
 var errReplaced = errors.New("the claim was deleted")
 
 // checkUnused checks that the claims still exist, and that no other pod uses one of them. It makes no request if there are no
-// claims.
+// claims. The cache holds only pods without a node, so it lists the pods of the namespace from the API server.
 func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []reservation) error {
 	if len(claims) == 0 {
 		return nil
@@ -153,7 +150,7 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 	)}
 	for next := ""; ; {
 		var page corev1.PodList
-		err := p.h.Live.List(ctx, &page, client.InNamespace(pod.Namespace), using, client.Limit(podPage), client.Continue(next))
+		err := p.h.Live.List(ctx, &page, client.InNamespace(pod.Namespace), using, client.Limit(podstate.PageSize), client.Continue(next))
 		if err != nil {
 			return framework.FromAPI(framework.ObjectOf(claims[0].claim), "listing the pods that can use the claim", err)
 		}

@@ -52,6 +52,9 @@ type world struct {
 	indexed time.Duration
 }
 
+// maxResponse is the maximum size of a page of pods, and largestPod that of a pod, which the API server limits.
+const maxResponse, largestPod = 32 << 20, 3 << 19
+
 // patched is a patch request.
 type patched struct{ kind, name, body string }
 
@@ -129,8 +132,8 @@ func (w *world) before(call fakeapi.Call) error {
 	case call.Verb == "patch":
 		w.patches = append(w.patches, patched{kind: call.Kind, name: name, body: call.Patch})
 	case call.Kind == "PodList":
-		if call.List.Limit == 0 {
-			return errors.New("lists of pods must be limited to pages")
+		if limit := call.List.Limit; limit == 0 || limit > maxResponse/largestPod {
+			return errors.New("lists of pods must be limited to small pages")
 		}
 		name = "pods"
 	}
