@@ -9,6 +9,7 @@ import (
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/claimed"
 )
 
 // Prebind only reads pods and nodes: the API server writes annotations and labels with the bind.
@@ -98,7 +100,8 @@ func (v *view) List(_ context.Context, into client.ObjectList, opts ...client.Li
 	return v.a.selections.List(into, by, o)
 }
 
-// KindSelection returns the selection with all objects of the kind that Prebind reads: pending pods, and trimmed nodes. Its name is the kind.
+// KindSelection returns the selection with all objects of the kind that Prebind reads: pending pods, and trimmed nodes and
+// ResourceClaims. Its name is the kind.
 func KindSelection(example client.Object) framework.Selection {
 	s := framework.Selection{Name: framework.KindOf(example), Example: example}
 	switch example.(type) {
@@ -106,6 +109,8 @@ func KindSelection(example client.Object) framework.Selection {
 		s.Fields, s.Transform = pending, trimPod
 	case *corev1.Node:
 		s.Transform = trimNode
+	case *resourcev1.ResourceClaim:
+		s.Transform = claimed.Trim
 	}
 	return s
 }

@@ -41,6 +41,15 @@ func TestTrimNode(t *testing.T) {
 	assert.Equal(t, "something else", got)
 }
 
+func TestKindSelection_TrimsClaims(t *testing.T) {
+	claim := gen.ResourceClaim("c", gen.RequestsDevices("gpu", 1))
+	s := KindSelection(claim)
+	require.NotNil(t, s.Transform)
+	_, err := s.Transform(claim)
+	require.NoError(t, err)
+	assert.Empty(t, claim.Spec, "a tenant controls the size of the spec")
+}
+
 // The engine reads a pod from the API server that the cache does not have.
 func TestView_LargePod(t *testing.T) {
 	for name, tc := range map[string]struct {

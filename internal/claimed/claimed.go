@@ -1,20 +1,23 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimed finds the devices that are allocated to a pod by its ResourceClaims, for the
-// mutators. It only reads.
+// Package claimed contains the form of ResourceClaims in the cache. For the mutators, it finds the
+// devices that are allocated to a pod by its claims. It only reads.
 package claimed
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 )
 
@@ -24,6 +27,37 @@ import (
 
 // Kind is the kind of claims. A cluster may not serve it.
 var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+
+// maxOwner is the maximum size of an owner in the cache, in bytes. Those of pods and PodGroups are smaller. A tenant can write larger ones.
+const maxOwner = 1 << 10
+
+// Trim is the transform of claims in the cache. It may change the object. Tenants control the size of a claim, so Trim keeps only the parts of
+// the metadata and of the status that Prebind reads. Annotations are the marks of the plugin resource-claims.
+func Trim(o any) (any, error) {
+	claim, ok := o.(*resourcev1.ResourceClaim)
+	if !ok {
+		return o, nil
+	}
+	marks := map[string]string{}
+	for key, value := range claim.Annotations {
+		if strings.HasPrefix(key, "resource-claims."+v1alpha1.Domain+"/") {
+			marks[key] = value
+		}
+	}
+	var owners []metav1.OwnerReference
+	if controller := metav1.GetControllerOfNoCopy(claim); controller != nil && controller.Size() <= maxOwner {
+		owners = []metav1.OwnerReference{*controller}
+	}
+	claim.Annotations, claim.OwnerReferences = marks, owners
+	claim.Labels, claim.Finalizers, claim.ManagedFields, claim.Spec = nil, nil, nil, resourcev1.ResourceClaimSpec{}
+	if claim.Status.Allocation != nil {
+		claim.Status.Allocation.Devices.Config = nil
+	}
+	for i := range claim.Status.Devices {
+		claim.Status.Devices[i].Data, claim.Status.Devices[i].NetworkData = nil, nil
+	}
+	return claim, nil
+}
 
 // Devices returns the devices that the claims of the pod are allocated, in the order of
 // the pod's claims and of their requests. A device's Request is the name of the claim in

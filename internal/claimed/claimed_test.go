@@ -4,6 +4,7 @@
 package claimed
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -11,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -39,6 +42,65 @@ func result(request, device string) resourcev1.DeviceRequestAllocationResult {
 
 func device(request, name string) mutators.Device {
 	return mutators.Device{Request: request, Driver: "gpu.example.com", Pool: "node-a", Name: name}
+}
+
+func TestTrim(t *testing.T) {
+	long := strings.Repeat("x", 10<<10)
+	meta := func(options ...gen.Meta) *resourcev1.ResourceClaim {
+		c := claim("own", result("gpu", "gpu-0"))
+		for _, o := range options {
+			o(&c.ObjectMeta)
+		}
+		return c
+	}
+	status := func(change func(*resourcev1.ResourceClaimStatus)) *resourcev1.ResourceClaim {
+		c := meta()
+		c.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Device: "gpu-0", Conditions: []metav1.Condition{{Type: "Attached"}}}}
+		change(&c.Status)
+		return c
+	}
+	group := []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1alpha2", Kind: "PodGroup", Name: "team", UID: "group", Controller: new(true)}}
+	inGroup := func(c *metav1.ObjectMeta) { c.OwnerReferences = group }
+	mark := gen.Annotation("resource-claims.prebind.dev/pod-1.here-1", "{}")
+	spec := meta()
+	spec.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: long}}
+	for name, tc := range map[string]struct {
+		reason      string
+		claim, want *resourcev1.ResourceClaim
+	}{
+		"Annotations": {reason: "the plugin reads only its marks", claim: meta(mark, gen.Annotation("example.com/note", long)), want: meta(mark)},
+		"Labels":      {reason: "plugins do not read labels", claim: meta(gen.Label("example.com/note", long)), want: meta()},
+		"Finalizers":  {reason: "plugins do not read finalizers", claim: meta(func(m *metav1.ObjectMeta) { m.Finalizers = []string{long} }), want: meta()},
+		"Owner":       {reason: "the claim of a template belongs to its pod", claim: meta(gen.OwnedBy("Pod", "web", "pod-1")), want: meta(gen.OwnedBy("Pod", "web", "pod-1"))},
+		"Group":       {reason: "the name and the kind of a PodGroup decide", claim: meta(inGroup), want: meta(inGroup)},
+		"LongOwner":   {reason: "a tenant can write the owner", claim: meta(gen.OwnedBy("Pod", "web", types.UID(long))), want: meta()},
+		"Others": {reason: "only the controller decides", want: meta(inGroup), claim: meta(func(m *metav1.ObjectMeta) {
+			m.OwnerReferences = append([]metav1.OwnerReference{{Kind: "Note", Name: long}}, group...)
+		})},
+		"Deleted": {reason: "a claim that is being deleted is rejected", claim: meta(gen.Terminating()), want: meta(gen.Terminating(), func(m *metav1.ObjectMeta) { m.Finalizers = nil })},
+		"Spec":    {reason: "the status has the result", claim: spec, want: meta()},
+		"Config": {reason: "only drivers read it", want: status(func(*resourcev1.ResourceClaimStatus) {}), claim: status(func(s *resourcev1.ResourceClaimStatus) {
+			s.Allocation.Devices.Config = []resourcev1.DeviceAllocationConfiguration{{Requests: []string{long}}}
+		})},
+		"Data": {reason: "plugins read only the conditions of devices", want: status(func(*resourcev1.ResourceClaimStatus) {}), claim: status(func(s *resourcev1.ResourceClaimStatus) {
+			s.Devices[0].Data, s.Devices[0].NetworkData = &runtime.RawExtension{Raw: []byte(long)}, &resourcev1.NetworkDeviceData{InterfaceName: long}
+		})},
+		"Unallocated": {reason: "the claim has no status", claim: claim("own"), want: claim("own")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.want.Annotations == nil {
+				tc.want.Annotations = map[string]string{}
+			}
+			for range 2 { // An informer can transform an object twice.
+				got, err := Trim(tc.claim)
+				require.NoError(t, err)
+				assert.Equal(t, tc.want, got, tc.reason)
+			}
+		})
+	}
+	got, err := Trim("something else")
+	require.NoError(t, err)
+	assert.Equal(t, "something else", got)
 }
 
 func TestDevices(t *testing.T) {
@@ -100,6 +162,10 @@ func TestDevices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := gen.Pod("web", gen.UID("pod-1"))
 			pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses = tc.claims, tc.statuses
+			for _, o := range tc.cached {
+				_, err := Trim(o)
+				require.NoError(t, err)
+			}
 			reader := func(objects []client.Object) client.Reader {
 				return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).Build()
 			}

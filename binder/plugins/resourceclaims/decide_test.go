@@ -17,6 +17,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
+	"github.com/prebind/prebind/internal/claimed"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -66,7 +67,10 @@ func (tc assessCase) check(t *testing.T) {
 		tc.pod = thePod()
 	}
 	bc := &framework.BindContext{Pod: tc.pod, Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
-	take, wait, err := deciding.assess(bc, tc.ref, theClaim("c", tc.claim...))
+	claim := theClaim("c", tc.claim...)
+	_, err := claimed.Trim(claim)
+	require.NoError(t, err)
+	take, wait, err := deciding.assess(bc, tc.ref, claim)
 	if tc.refuse != "" {
 		require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
 		assert.ErrorContains(t, err, tc.refuse, tc.reason)

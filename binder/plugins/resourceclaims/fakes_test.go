@@ -11,12 +11,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/claimed"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -164,11 +167,34 @@ type replica struct {
 	conn *fakeapi.Connection
 }
 
+// cache has the claims after their transform.
+type cache struct{ client.Reader }
+
+// Get implements client.Reader.
+func (c cache) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if err := c.Reader.Get(ctx, key, into, options...); err != nil {
+		return err
+	}
+	_, err := claimed.Trim(into)
+	return err
+}
+
+// List implements client.Reader.
+func (c cache) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	if err := c.Reader.List(ctx, into, options...); err != nil {
+		return err
+	}
+	return apimeta.EachListItem(into, func(o runtime.Object) error {
+		_, err := claimed.Trim(o)
+		return err
+	})
+}
+
 // newReplica returns a replica with its own cache.
 func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
 	r := &replica{conn: s.Connect()}
-	h := framework.Handle{Cached: s.Cache(), Live: r.conn, Writer: r.conn, Status: r.conn, Wake: func(client.Object) {}, Clock: clock.RealClock{}}
+	h := framework.Handle{Cached: cache{s.Cache()}, Live: r.conn, Writer: r.conn, Status: r.conn, Wake: func(client.Object) {}, Clock: clock.RealClock{}}
 	r.Plugin = New(h, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
 	return r
 }
