@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -112,6 +113,13 @@ func (s snapshot) pending(u use, used taken) *corev1.PersistentVolume {
 // by name among equals. With pending, it matches the volumes that are not available yet. Usually the
 // first volume that is large enough fits.
 func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.PersistentVolume, err error) {
+	selector, claim := labels.Everything(), *u.claim
+	if claim.Spec.Selector != nil { // Parsing it for each volume can need seconds: a tenant can write thousands of values.
+		if selector, err = metav1.LabelSelectorAsSelector(claim.Spec.Selector); err != nil {
+			return nil, err
+		}
+		claim.Spec.Selector = nil
+	}
 	enough := &corev1.PersistentVolume{}
 	enough.Spec.Capacity = u.claim.Spec.Resources.Requests
 	for _, on := range u.free {
@@ -119,30 +127,24 @@ func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.Persis
 			if best != nil && before(best, pv) {
 				return false
 			}
-			fits := false
-			if used[pv.Name] == nil && isPending(pv) == pending {
-				fits, err = s.fits(pv, u.claim)
-			}
+			fits := used[pv.Name] == nil && isPending(pv) == pending && selector.Matches(labels.Set(pv.Labels)) && s.fits(pv, &claim)
 			if fits {
 				best = pv
 			}
-			return !fits && err == nil
+			return !fits
 		})
-		if err != nil {
-			return nil, err
-		}
 	}
 	return best, nil
 }
 
 // fits returns whether the claim can use the free volume on this node, when the volume is available.
-func (s snapshot) fits(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (bool, error) {
+func (s snapshot) fits(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	here, err := s.onNode(pv)
 	if err != nil {
-		return false, nil //nolint:nilerr // Another volume can fit.
+		return false // Another volume can fit.
 	}
 	available := *here
 	available.Status.Phase = corev1.VolumeAvailable
 	found, err := volume.FindMatchingVolume(claim, []*corev1.PersistentVolume{&available}, s.node, nil, true, true)
-	return found != nil, err
+	return found != nil && err == nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/gen"
 )
@@ -47,4 +48,27 @@ func TestMatch_DoesNotGrowWithFreeVolumes(t *testing.T) {
 		few, many := testing.AllocsPerRun(10, matcher(t, place, 1_000)), testing.AllocsPerRun(10, matcher(t, place, 10_000))
 		assert.LessOrEqual(t, many, 1.5*few, "%s: allocations with 10,000 volumes and with 1,000", place)
 	}
+}
+
+// The plugin parses the selector of a claim once. Its allocations do not depend on the number of volumes that do not match.
+func TestMatch_ParsesASelectorOnce(t *testing.T) {
+	claim := theClaim()
+	selector := metav1.LabelSelectorRequirement{Key: "rack", Operator: metav1.LabelSelectorOpNotIn}
+	for i := range 2_000 {
+		selector.Values = append(selector.Values, fmt.Sprint(i))
+	}
+	claim.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{selector}}
+	allocations := func(volumes int) float64 {
+		free := NewFreeVolumes()
+		for i := range volumes {
+			free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.VolumePhase(corev1.VolumeAvailable), gen.Capacity("9Gi"), gen.Label("rack", "7")), true)
+		}
+		s, u := snapshot{node: theNode()}, use{claim: claim, free: free.of("local", "node-a")}
+		return testing.AllocsPerRun(5, func() {
+			pv, err := s.smallest(u, taken{}, false)
+			require.NoError(t, err)
+			require.Nil(t, pv)
+		})
+	}
+	assert.LessOrEqual(t, allocations(100), 1.5*allocations(1))
 }
