@@ -52,8 +52,8 @@ var (
 
 // announcement is the announcement of one bind.
 type announcement struct {
-	// bc is the context of the first call that waited.
-	bc *framework.BindContext
+	// mark is that of the first call that waited. The context of the call would keep the pod in memory.
+	mark framework.Mark
 	// end ends the announcement, and expire is the timer that ends it if the bind is not called any more.
 	end    context.CancelFunc
 	expire clock.Timer
@@ -77,10 +77,11 @@ func (p *Plugin) BindWaits(ctx context.Context, bc *framework.BindContext, _ []f
 	if bc.Binding.ResourceVersion != "" {
 		return
 	}
+	m := bc.Mark()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if a := p.running[bc.Pod.UID]; a != nil {
-		if a.bc.Node.Name == bc.Node.Name {
+	if a := p.running[m.PodUID]; a != nil {
+		if a.mark.Node == m.Node {
 			a.expire.Reset(forget)
 			return
 		}
@@ -88,30 +89,33 @@ func (p *Plugin) BindWaits(ctx context.Context, bc *framework.BindContext, _ []f
 	}
 	ctx = context.WithoutCancel(ctx)
 	waits, end := context.WithCancel(ctx)
-	p.running[bc.Pod.UID] = &announcement{bc: bc, end: end, expire: p.h.Clock.AfterFunc(forget, func() { p.BindDecided(ctx, bc) })}
+	p.running[m.PodUID] = &announcement{mark: m, end: end, expire: p.h.Clock.AfterFunc(forget, func() { p.decided(m) })}
 	p.h.Clock.AfterFunc(p.after, func() {
 		if waits.Err() != nil {
 			return
 		}
-		p.try(ctx, bc.Mark(), p.announce, "Could not announce the node of a bind that waits, the bind continues")
+		p.try(ctx, m, p.announce, "Could not announce the node of a bind that waits, the bind continues")
 		// If this fails, the mark remains, and the sweeper withdraws it.
-		context.AfterFunc(waits, func() { p.try(ctx, bc.Mark(), p.withdraw, "Could not clear the announced node of a bind, will retry") })
+		context.AfterFunc(waits, func() { p.try(ctx, m, p.withdraw, "Could not clear the announced node of a bind, will retry") })
 	})
 }
 
 // BindDecided implements framework.Observer. The API server clears the field with the bind, except
 // without the feature gate ClearingNominatedNodeNameAfterBinding, such as before Kubernetes 1.35.
-func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) {
+func (p *Plugin) BindDecided(_ context.Context, bc *framework.BindContext) { p.decided(bc.Mark()) }
+
+// decided ends the announcement of the pod on the node.
+func (p *Plugin) decided(m framework.Mark) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if a := p.running[bc.Pod.UID]; a != nil && a.bc.Node.Name == bc.Node.Name {
+	if a := p.running[m.PodUID]; a != nil && a.mark.Node == m.Node {
 		p.end(a)
 	}
 }
 
 // end ends the announcement in the background. It must be called with mu held.
 func (p *Plugin) end(a *announcement) {
-	delete(p.running, a.bc.Pod.UID)
+	delete(p.running, a.mark.PodUID)
 	a.expire.Stop()
 	a.end()
 }
@@ -199,7 +203,7 @@ func (p *Plugin) Marks(ctx context.Context) ([]framework.Mark, error) {
 	for i := range pods.Items {
 		running := p.running[pods.Items[i].UID]
 		for _, m := range marksOf(&pods.Items[i]) {
-			if running == nil || running.bc.Attempt != m.Attempt {
+			if running == nil || running.mark.Attempt != m.Attempt {
 				marks = append(marks, m)
 			}
 		}

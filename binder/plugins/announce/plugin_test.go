@@ -7,10 +7,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -189,6 +191,21 @@ func TestBindWaits_Pinned(t *testing.T) {
 		bc.Binding.ResourceVersion = "7"
 		s.wait(bc)
 		assert.Zero(t, s.applies, "the API server would reject the Binding after a write to the pod")
+	})
+}
+
+// An announcement lasts longer than the calls of the bind. A tenant can create large pods, so it does not keep them in memory.
+func TestBindWaits_ReleasesThePod(t *testing.T) {
+	in(t, func(t *testing.T, s *fixture) {
+		pod := func() weak.Pointer[corev1.Pod] {
+			bc := bind("r1-a", "node-a")
+			s.plugin.BindWaits(t.Context(), bc, nil)
+			return weak.Make(bc.Pod)
+		}()
+		goruntime.GC()
+		assert.Nil(t, pod.Value(), "the bind is not announced yet")
+		s.pass(moment)
+		s.assertNominated("node-a", "the bind waits")
 	})
 }
 
