@@ -36,7 +36,7 @@ func layers() []layer {
 		{packages: []string{"cmd/kubectl-prebind/app"}},
 		{packages: []string{"cmd/kubectl-prebind/internal/conformance"}, only: []string{"cmd/kubectl-prebind/internal/*", "cmd/internal/cli", "webhook", "binder", "internal/work"}},
 		{packages: []string{"cmd/kubectl-prebind/internal/dryrun"}, only: []string{"webhook", "binder"}},
-		{packages: []string{"cmd/internal/cli"}, only: []string{}},
+		{packages: []string{"cmd/internal/cli"}, only: []string{"internal/text"}},
 		{packages: []string{"internal/assembly"}},
 		{packages: []string{"internal/telemetry"}},
 		{packages: []string{"webhook"}},
