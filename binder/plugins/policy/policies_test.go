@@ -204,7 +204,7 @@ func TestController_SlowCompiler(t *testing.T) {
 		w := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", allowAll))
 		w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
 			if b.Name == "a" {
-				elapseAlone(time.Minute)
+				elapseMinute()
 			}
 			return build(b, o)
 		}
@@ -237,7 +237,7 @@ func TestCompiler_AbandonedCompilation(t *testing.T) {
 		running := make(chan struct{}, 10)
 		c.build = func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error) {
 			running <- struct{}{}
-			elapseAlone(time.Minute)
+			elapseMinute()
 			return nil, nil
 		}
 		for range cap(running) {
@@ -257,14 +257,14 @@ func TestCompiler_SlowSchemas(t *testing.T) {
 		c := NewCompiler(policy.Options{}, &discovery.DiscoveryClient{})
 		c.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
 			if o.Schemas != nil {
-				elapseAlone(time.Minute)
+				elapseMinute()
 			}
 			return build(b, o)
 		}
 		compiled, err := c.Compile(t.Context(), policyOf(t, "a", "resources: [{name: racks, apiVersion: example.com/v1, kind: Rack}]\n"+allowAll))
 		require.NoError(t, err)
 		assert.NoError(t, compiled.Err())
-		elapseAlone(time.Minute) // Until the second compilation ends.
+		elapseMinute() // Until the second compilation ends.
 	})
 }
 

@@ -198,9 +198,9 @@ func next(t testing.TB, b *v1alpha1.BindPolicy, spec string) *v1alpha1.BindPolic
 	return n
 }
 
-// elapseAlone lets the time pass in one goroutine.
-func elapseAlone(d time.Duration) {
-	<-time.After(d)
+// elapseMinute lets a minute pass in one goroutine.
+func elapseMinute() {
+	<-time.After(time.Minute)
 }
 
 // elapse lets the time pass.
