@@ -108,6 +108,7 @@ test-products: ## Test shipped policies with the code of the products that they 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
 KEPT = docs/performance/data
+DAY = $(shell date +%F)
 BENCH = go test -run '^$$' -timeout 60m -v ./test/bench
 # Rounds. Each variant runs once per round.
 ROUNDS ?= 10
@@ -137,7 +138,7 @@ bench: control-plane ## Benchmark binds against other webhooks, Kyverno and kube
 	$(BENCH) -bench 'BenchmarkBalance$$' -benchtime=$$(( ($(ROUNDS) + 1) / 2 ))x -results=$(CURDIR)/$(RESULTS)
 	go test -count=1 -run 'TestSteadyState$$' -v ./test/bench -results=$(CURDIR)/$(RESULTS)
 	@echo "in-process review, compared with the committed result; on another machine compare only the allocations and the ratios below:"
-	$(TOOL) benchstat kept=$(KEPT)/admission.txt now=$(RESULTS)/admission.txt
+	$(TOOL) benchstat kept=$(lastword $(sort $(wildcard $(KEPT)/*/admission.txt))) now=$(RESULTS)/admission.txt
 	@echo "committed results:" && go run ./test/bench/report $(KEPT)
 	@echo "this run:" && go run ./test/bench/report $(RESULTS)
 
@@ -151,8 +152,9 @@ scale: control-plane ## Benchmark a large cluster, many waiting pods and growth 
 	@go run ./test/bench/report $(RESULTS)
 
 .PHONY: bench-keep
-bench-keep: ## Copy the results of bench and scale to docs/performance
-	cp $(RESULTS)/*.csv $(RESULTS)/admission.txt $(KEPT)/
+bench-keep: ## Add the results of bench and scale to docs/performance, as those of this day
+	@mkdir -p $(KEPT)/$(DAY)
+	cp $(RESULTS)/*.csv $(RESULTS)/admission.txt $(KEPT)/$(DAY)/
 	go run ./test/bench/report $(KEPT) docs/performance/README.md
 
 SEED ?= 1

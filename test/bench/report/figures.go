@@ -6,6 +6,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/prebind/prebind/test/bench/stat"
@@ -14,31 +15,45 @@ import (
 // processors is the number of processors of the machine.
 const processors = 2
 
-// figures returns the list of absolute figures, each compared with a cluster without Prebind, and a chart.
-func figures(data map[string][]stat.Sample) string {
-	median := func(file, metric, variant string) float64 {
-		return stat.Median(stat.Values(data[file], metric, variant))
+// figures returns the list of absolute figures, each compared with a cluster without Prebind, and a chart. Two numbers are those of two
+// days.
+func figures(data days) string {
+	each := func(format, file string, of func(median func(metric, variant string) float64) float64) string {
+		var found []string
+		for _, day := range data {
+			if len(day[file]) > 0 {
+				found = append(found, fmt.Sprintf(format, of(func(metric, variant string) float64 {
+					return stat.Median(stat.Values(day[file], metric, variant))
+				})))
+			}
+		}
+		return strings.Join(slices.Compact(found), " and ")
+	}
+	one := func(format, file, metric, variant string, divisor float64) string {
+		return each(format, file, func(median func(metric, variant string) float64) float64 { return median(metric, variant) / divisor })
 	}
 	memory := func(variant string) string {
 		var sizes []string
-		for _, size := range stat.Values(data["scale"], "resident MiB", variant) {
+		for _, size := range stat.Values(data.last("scale"), "resident MiB", variant) {
 			sizes = append(sizes, fmt.Sprintf("%.0f", size))
 		}
 		return strings.Join(sizes, ", ")
 	}
-	bare := median("binds", "p50", none)
-	return fmt.Sprintf("- Added latency of a bind, median: **%.1f ms** (a bind without a webhook: %.1f ms)\n", median("binds", "p50", prebind)-bare, bare) +
-		fmt.Sprintf("- CPU time per bind: **%.2f ms** (a webhook that adds one annotation: %.2f ms)\n",
-			median("cpu", cpuOfWebhook, prebind)/1000, median("cpu", cpuOfWebhook, constant)/1000) +
+	added := each("%.1f", "binds", func(median func(metric, variant string) float64) float64 {
+		return median("p50", prebind) - median("p50", none)
+	})
+	return fmt.Sprintf("- Added latency of a bind, median: **%s ms** (a bind without a webhook: %s ms)\n", added, one("%.1f", "binds", "p50", none, 1)) +
+		fmt.Sprintf("- CPU time per bind: **%s ms** (a webhook that adds one annotation: %s ms)\n",
+			one("%.2f", "cpu", cpuOfWebhook, prebind, 1000), one("%.2f", "cpu", cpuOfWebhook, constant, 1000)) +
 		fmt.Sprintf("- Memory of a replica, 500, 5,000 and 15,000 nodes: **%s MiB** (an informer of all pods: %s MiB)\n",
 			memory(prebind), memory(informer)) +
-		fmt.Sprintf("- Binds per second and processor, with the control plane on the same processors: **%.0f** (without a webhook: %.0f)\n",
-			median("binds", "binds/s", prebind)/processors, median("binds", "binds/s", none)/processors) +
-		fmt.Sprintf("- Delay from claim bound to pod bound, median: **%.0f ms** (kube-scheduler without Prebind: %.0f ms)\n",
-			median("claims", "ms", prebind), median("claims", "ms", "kube-scheduler")) +
-		"\n" + chart(data["binds"]) +
-		fmt.Sprintf("\nWaits run at the same time: a pod that waits 10 s for a volume and 10 s for a device is bound after **%.1f s**, not 20 s\n"+
-			"(kube-scheduler without Prebind: %.1f s).\n", median("twowaits", "seconds", prebind), median("twowaits", "seconds", "kube-scheduler"))
+		fmt.Sprintf("- Binds per second and processor, with the control plane on the same processors: **%s** (without a webhook: %s)\n",
+			one("%.0f", "binds", "binds/s", prebind, processors), one("%.0f", "binds", "binds/s", none, processors)) +
+		fmt.Sprintf("- Delay from claim bound to pod bound, median: **%s ms** (kube-scheduler without Prebind: %s ms)\n",
+			one("%.0f", "claims", "ms", prebind, 1), one("%.0f", "claims", "ms", "kube-scheduler", 1)) +
+		"\n" + chart(data.last("binds")) +
+		fmt.Sprintf("\nWaits run at the same time: a pod that waits 10 s for a volume and 10 s for a device is bound after **%s s**, not 20 s\n"+
+			"(kube-scheduler without Prebind: %s s).\n", one("%.1f", "twowaits", "seconds", prebind, 1), one("%.1f", "twowaits", "seconds", "kube-scheduler", 1))
 }
 
 // chart returns a Mermaid chart of the median latency of a bind with each webhook.

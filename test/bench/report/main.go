@@ -5,9 +5,9 @@
 //
 //	report DATA [README]
 //
-// DATA is the directory with the samples. Without README, report prints all results. With README, it replaces the lists
-// between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same directory. It also
-// replaces the list in ../comparison.md.
+// DATA is the directory with the samples, or has a directory for each day. Without README, report prints all results. With README, it
+// replaces the lists between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same
+// directory. It also replaces the list in ../comparison.md.
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,7 +26,7 @@ import (
 )
 
 // header is that of the columns of a result.
-var header = []string{"#", "Measurement", "Target", "Result", "Interquartile range", "Rounds", "Met"}
+var header = []string{"#", "Measurement", "Target", "Result", "Lowest and highest", "Rounds", "Each day", "Met"}
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -61,12 +62,12 @@ func run(args []string) error {
 }
 
 // written returns the files that report writes, by path.
-func written(readme string, data map[string][]stat.Sample, results []result) (map[string][]byte, error) {
+func written(readme string, data days, results []result) (map[string][]byte, error) {
 	dir := filepath.Dir(readme)
 	files := map[string][]byte{}
 	for path, lists := range map[string]map[string]string{
 		readme: {"figures": figures(data), "results": markdown(results)},
-		filepath.Join(dir, "..", "comparison.md"): {"neighbors": neighbors(data["neighbors"])},
+		filepath.Join(dir, "..", "comparison.md"): {"neighbors": neighbors(data.last("neighbors"))},
 	} {
 		content, err := os.ReadFile(path)
 		if err != nil {
@@ -90,9 +91,44 @@ func written(readme string, data map[string][]stat.Sample, results []result) (ma
 	return files, err
 }
 
-// read returns the samples by file name. Files that do not exist are omitted.
-func read(dir string) (map[string][]stat.Sample, error) {
-	data := map[string][]stat.Sample{}
+// samples are those of one day by file name. Files that do not exist are omitted.
+type samples map[string][]stat.Sample
+
+// days are samples in the order of days.
+type days []samples
+
+// last returns the samples of the last day that has the file.
+func (d days) last(file string) []stat.Sample {
+	for _, day := range slices.Backward(d) {
+		if found := day[file]; len(found) > 0 {
+			return found
+		}
+	}
+	return nil
+}
+
+// read reads the directories of days in dir, or dir if it has none.
+func read(dir string) (days, error) {
+	dirs, err := filepath.Glob(filepath.Join(dir, "20*"))
+	if err != nil {
+		return nil, err
+	}
+	if len(dirs) == 0 {
+		dirs = []string{dir}
+	}
+	var data days
+	for _, dir := range dirs {
+		day, err := readDay(dir)
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, day)
+	}
+	return data, nil
+}
+
+func readDay(dir string) (samples, error) {
+	data := samples{}
 	files, err := filepath.Glob(filepath.Join(dir, "*.csv"))
 	if err != nil {
 		return nil, err
@@ -102,12 +138,12 @@ func read(dir string) (map[string][]stat.Sample, error) {
 		if err != nil {
 			return nil, err
 		}
-		samples, err := stat.Read(file)
+		found, err := stat.Read(file)
 		_ = file.Close() // Read-only.
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		data[strings.TrimSuffix(filepath.Base(path), ".csv")] = samples
+		data[strings.TrimSuffix(filepath.Base(path), ".csv")] = found
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "admission.txt"))
 	if err == nil {
@@ -147,21 +183,29 @@ func admission(text string) []stat.Sample {
 	return samples
 }
 
-func resultsOf(data map[string][]stat.Sample) []result {
+func resultsOf(data days) []result {
 	var results []result
 	for _, r := range table() {
-		if found, ok := r.result(data[r.file]); ok {
+		if found, ok := r.result(data); ok {
 			results = append(results, found)
 		}
 	}
 	return results
 }
 
-// markdown returns the number of results that meet their target, and the results that do not.
+// markdown returns the results that differ between days, the number of results that meet their target, and those that do not.
 func markdown(results []result) string {
-	var missed strings.Builder
-	targets, met := 0, 0
+	var missed, different strings.Builder
+	targets, met, repeated, equal := 0, 0, 0, 0
 	for _, r := range results {
+		if r.repeated() {
+			repeated++
+			if r.repeatable() {
+				equal++
+			} else {
+				fmt.Fprintf(&different, "- %d %s: %s%s\n", r.number, r.what, r.eachDay(), r.unit)
+			}
+		}
 		switch f := r.fields(); r.met() {
 		case "yes":
 			targets, met = targets+1, met+1
@@ -170,7 +214,12 @@ func markdown(results []result) string {
 			fmt.Fprintf(&missed, "- %s %s: %s (%s)\n", f[0], f[1], f[3], f[2])
 		}
 	}
-	return fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
+	text := fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
+	if repeated > 0 {
+		text += fmt.Sprintf("\n%d rows have several rounds on each of two days. In %d of them, the result of each day is within the range of the rounds of the other.\n"+
+			"The others:\n\n%s", repeated, equal, different.String())
+	}
+	return text
 }
 
 // replace returns the text with another list between the markers of the name.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/prebind/prebind/test/bench/stat"
 )
@@ -289,22 +290,64 @@ func openRows() []row {
 // result is a row with its values.
 type result struct {
 	row
+	// values are those of all days, and value is their result.
 	values []float64
 	value  float64
+	// days are the days that have values.
+	days []dayResult
+}
+
+type dayResult struct {
+	lowest, value, highest float64
+	rounds                 int
 }
 
 // result returns false if there are no samples.
-func (r row) result(samples []stat.Sample) (result, bool) {
-	found := result{row: r, values: r.of(samples)}
-	if len(found.values) == 0 {
-		return found, false
-	}
+func (r row) result(data days) (result, bool) {
 	by := r.by
 	if by == nil {
 		by = stat.Median
 	}
+	found := result{row: r}
+	for _, day := range data {
+		if values := r.of(day[r.file]); len(values) > 0 {
+			found.values = append(found.values, values...)
+			found.days = append(found.days, dayResult{
+				lowest: slices.Min(values), value: by(values), highest: slices.Max(values), rounds: len(values),
+			})
+		}
+	}
+	if len(found.values) == 0 {
+		return found, false
+	}
 	found.value = by(found.values)
 	return found, true
+}
+
+// repeated reports whether several days have several rounds.
+func (r result) repeated() bool {
+	return len(r.days) > 1 && !slices.ContainsFunc(r.days, func(day dayResult) bool { return day.rounds < 2 })
+}
+
+// repeatable reports whether the result of each day is within the range of the values of every other day, or looks the same.
+func (r result) repeatable() bool {
+	for _, of := range r.days {
+		for _, other := range r.days {
+			if number(of.value) != number(other.value) && (of.value < other.lowest || of.value > other.highest) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// eachDay returns the results of the days.
+func (r result) eachDay() string {
+	var each []string
+	for _, day := range r.days {
+		each = append(each, number(day.value))
+	}
+	return strings.Join(each, " and ")
 }
 
 func (r result) met() string {
@@ -333,9 +376,11 @@ func (r row) target() string {
 func (r result) fields() []string {
 	spread := "–"
 	if len(r.values) > 1 {
-		spread = number(stat.Quantile(r.values, 0.25)) + " to " + number(stat.Quantile(r.values, 0.75))
+		spread = number(slices.Min(r.values)) + " to " + number(slices.Max(r.values))
 	}
-	return []string{strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.met()}
+	return []string{
+		strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.eachDay(), r.met(),
+	}
 }
 
 // number formats integers without a fraction and other values with two decimal places.
