@@ -4,8 +4,10 @@
 package webhook
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"io"
 	"net/http"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -34,16 +36,22 @@ func NewPolicyHandler(c PolicyCompiler) http.Handler {
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
 	validator, busy := admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c}), make(chan struct{}, maxPolicies)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, problem := readBody(r)
+		if problem != nil {
+			writeJSON(w, problem)
+			return
+		}
 		select {
 		case busy <- struct{}{}:
 			defer func() { <-busy }()
+			r.Body = io.NopCloser(bytes.NewReader(body))
 			validator.ServeHTTP(w, r)
 		case <-r.Context().Done():
 		}
 	})
 }
 
-// maxPolicies is the number of policies that the webhook reads at the same time: a forged one can be large.
+// maxPolicies is the number of policies that the webhook decodes at the same time: a forged one can be large.
 const maxPolicies = 2
 
 type policyValidator struct{ PolicyCompiler }

@@ -46,15 +46,9 @@ func invalid(format string, args ...any) *metav1.Status {
 // would keep them.
 func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
-	body, err := io.ReadAll(r.Body)
-	limit := (*http.MaxBytesError)(nil)
-	switch {
-	case errors.As(err, &limit):
-		return nil, failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
-	case errors.Is(err, errOverloaded):
-		return nil, unavailable(err)
-	case err != nil:
-		return nil, invalid("reading the body: %w", err)
+	body, problem := readBody(r)
+	if problem != nil {
+		return nil, problem
 	}
 	var review admissionv1.AdmissionReview
 	if err := json.Unmarshal(body, &review, lenient); err != nil {
@@ -66,6 +60,21 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 	}
 	request.OldObject, request.Options = runtime.RawExtension{}, runtime.RawExtension{}
 	return request, nil
+}
+
+// readBody returns the body, within the limits.
+func readBody(r *http.Request) ([]byte, *metav1.Status) {
+	body, err := io.ReadAll(r.Body)
+	limit := (*http.MaxBytesError)(nil)
+	switch {
+	case errors.As(err, &limit):
+		return nil, failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
+	case errors.Is(err, errOverloaded):
+		return nil, unavailable(err)
+	case err != nil:
+		return nil, invalid("reading the body: %w", err)
+	}
+	return body, nil
 }
 
 // decoding returns an error of decoding with a text that is the same in all replicas. That of a SemanticError differs between processes
