@@ -27,14 +27,14 @@ const (
 type Compiler struct {
 	options   policy.Options
 	discovery discovery.DiscoveryInterface
-	// slots limits the policies that are compiled at the same time. build is a variable for tests.
-	slots chan struct{}
-	build func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
+	// slots limits the policies that are compiled at the same time, and checks those that are compiled with schemas. build is a variable for tests.
+	slots, checks chan struct{}
+	build         func(*v1alpha1.BindPolicy, policy.Options) (*policy.Compiled, error)
 }
 
 // NewCompiler returns a compiler with the options. discovery is for kinds that are not built in. It may be nil.
 func NewCompiler(o policy.Options, discovery discovery.DiscoveryInterface) *Compiler {
-	return &Compiler{options: o, discovery: discovery, slots: make(chan struct{}, maxCompiles), build: build}
+	return &Compiler{options: o, discovery: discovery, slots: make(chan struct{}, maxCompiles), checks: make(chan struct{}, maxCompiles), build: build}
 }
 
 // build is policy.Compile without panics.
@@ -62,29 +62,34 @@ func (c *Compiler) checked(ctx context.Context, b *v1alpha1.BindPolicy, compiled
 	if c.discovery == nil || !slices.ContainsFunc(compiled.Reads(), func(r *policy.Resource) bool { return !policy.IsBuiltIn(r.Kind) }) {
 		return compiled
 	}
-	ctx, cancel := context.WithTimeout(ctx, schemasTimeout)
-	defer cancel()
 	if checked, err := c.compile(ctx, b, &resolver.ClientDiscoveryResolver{Discovery: c.discovery}); err == nil {
 		return checked
 	}
 	return compiled
 }
 
-// compile compiles the policy. CEL cannot be interrupted: a compilation whose context has ended goes on, and keeps its slot.
+// compile compiles the policy. CEL and requests for schemas cannot be interrupted: a compilation whose time has ended goes on, and keeps its slot.
 func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas policy.Schemas) (*policy.Compiled, error) {
-	o := c.options
-	o.Schemas = schemas
+	o, slots := c.options, c.slots
+	if o.Schemas = schemas; schemas != nil {
+		slots = c.checks
+	}
 	select {
-	case c.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
+	}
+	if schemas != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, schemasTimeout)
+		defer cancel()
 	}
 	var compiled *policy.Compiled
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer func() { <-c.slots }()
+		defer func() { <-slots }()
 		compiled, err = c.build(b, o)
 	}()
 	select {

@@ -202,8 +202,11 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
 			p.watch(ctx, g.BindPolicy, &e)
-			if retry = min(max(2*retry, retryInterval), recheckInterval); len(e.unwatched) == 0 {
+			switch retry = min(max(2*retry, retryInterval), recheckInterval); e.verdict.reason {
+			case v1alpha1.ReasonInForce:
 				retry = 0
+			case v1alpha1.ReasonWatchFailed: // The watch goes on, and succeeds when the API server answers.
+				retry = retryInterval
 			}
 			next = now.Add(cmp.Or(retry, recheckInterval))
 			p.put(g, e)
