@@ -116,7 +116,6 @@ func sizeOf(o client.Object) int {
 
 // jsonSize returns about the size of a decoded JSON value, without allocations: policies measure custom resources in each evaluation.
 func jsonSize(v any) int {
-	const scalar = 8
 	switch v := v.(type) {
 	case map[string]any:
 		size := len("{}")
@@ -132,8 +131,14 @@ func jsonSize(v any) int {
 		return size
 	case string:
 		return len(v) + len(`""`)
-	default:
-		return scalar
+	case int64:
+		size := 1
+		for ; v > 9 || v < -9; v /= 10 {
+			size++
+		}
+		return size
+	default: // A Boolean, null, or a number with a fraction.
+		return len("null")
 	}
 }
 
