@@ -24,6 +24,7 @@ const (
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
 func (c *call) take(ctx context.Context) (leave func()) {
+	first := c.size == 0
 	c.size = heldSize(c.pod, c.Binding)
 	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, c.size)
 	if seat == nil {
@@ -31,7 +32,9 @@ func (c *call) take(ctx context.Context) (leave func()) {
 		return nil
 	}
 	_, ended := c.o.Recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
-	c.reports = c.o.Clock.Now().Add(reportAfter)
+	if first {
+		c.reports = c.o.Clock.Now().Add(reportAfter)
+	}
 	return func() {
 		ended(nil)
 		seat()
