@@ -198,7 +198,7 @@ func TestController_CompilerPanics(t *testing.T) {
 	})
 }
 
-// A replica can have no processor: a policy is not wrong because it takes long to compile.
+// A slow processor does not make a policy wrong.
 func TestController_SlowCompiler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := prepareWorld(t, policyOf(t, "a", rejectAll), policyOf(t, "b", allowAll))
