@@ -109,15 +109,13 @@ func conformanceObjects(t *testing.T, w *world) map[string][]string {
 	return found
 }
 
-// grantDocumented creates the ClusterRole of docs/conformance.md, and binds it to a user.
+// grantDocumented creates the ClusterRole of docs/example, and binds it to a user.
 func grantDocumented(t *testing.T, user string) {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "conformance.md"))
+	role, err := os.ReadFile(filepath.Join("..", "..", "docs", "example", "conformance-role.yaml"))
 	require.NoError(t, err)
-	_, block, _ := strings.Cut(string(page), "```yaml\n")
-	block, _, _ = strings.Cut(block, "```")
 	b := &bench{world: shared, t: t}
-	b.manifest("apply", block)
+	b.manifest("apply", string(role))
 	b.kubectl("create", "clusterrolebinding", user, "--clusterrole=prebind-conformance", "--user="+user)
 	require.Eventually(t, func() bool {
 		return b.cluster.Kubectl(t.Context(), "auth", "can-i", "list", "nodes", "--as="+user).Run() == nil
