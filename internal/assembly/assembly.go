@@ -13,6 +13,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -99,7 +100,7 @@ func (a *Assembly) Settings(c *configuration.PrebindConfiguration) (binder.Setti
 }
 
 // Cached returns the reader of the cache and of the selections. It is safe for concurrent use.
-func (a *Assembly) Cached() framework.Reader { return &view{a: a} }
+func (a *Assembly) Cached() framework.Reader { return a.selections }
 
 // WaitForSync waits until the caches have all objects, and Changes and the plugins know them, or until the context ends. The caches begin
 // when they are added, so a part of the program that reads them without waiting for readiness calls it.
@@ -192,15 +193,16 @@ func (a *Assembly) plugins(c *configuration.PrebindConfiguration) ([]framework.P
 
 // plugin adds the kinds that the plugin needs to the cache, builds the plugin, and starts it.
 func (a *Assembly) plugin(e framework.Registration, arguments framework.Arguments) (framework.Plugin, error) {
-	v, by := &view{a: a}, "PreBind plugin "+e.Name
+	by := "PreBind plugin " + e.Name
 	if err := a.watch(by, e.Watches...); err != nil {
 		return nil, err
 	}
-	watches := &selector{assembly: a, plugin: e.Name}
 	p, err := e.New(framework.Handle{
-		Cached: v, Live: a.o.Recorder.Reader(a.GetAPIReader(), e.Name), Writer: a.GetClient(), Status: a.GetClient(),
+		Cached: a.Cached(), Live: a.o.Recorder.Reader(a.GetAPIReader(), e.Name), Writer: a.GetClient(), Status: a.GetClient(),
 		Wake: a.Changes.Wake, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Select: watches.Select, Keep: watches.Keep, Leads: a.o.Leads, Discovery: a.discovery,
+		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Leads: a.o.Leads, Discovery: a.discovery,
+		Select: func(ctx context.Context, want framework.Selection) error { return a.selects(ctx, e.Name, want) },
+		Keep:   func(names sets.Set[string]) { a.selections.keep(e.Name, names) },
 	}, arguments)
 	switch {
 	case err != nil:

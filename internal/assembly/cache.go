@@ -4,13 +4,11 @@
 package assembly
 
 import (
-	"context"
 	"fmt"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,7 +37,7 @@ func (a *Assembly) setUp(config *rest.Config) error {
 		Scheme:                 scheme,
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
-		// Reads of the client are live. Plugins read the cache through a view.
+		// Reads of the client are live. Plugins read the selections.
 		NewClient: func(config *rest.Config, o client.Options) (c client.Client, err error) {
 			o.Cache = nil
 			a.source, err = NewSource(config, o)
@@ -68,36 +66,6 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 		}
 	}
 	return scheme, nil
-}
-
-// view reads the selections.
-type view struct{ a *Assembly }
-
-// Get implements client.Reader. It does not find a pod that is too large for the cache.
-func (v *view) Get(_ context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	name := framework.KindOf(into)
-	for _, o := range opts {
-		if from, ok := o.(framework.Selection); ok {
-			name = from.Name
-		}
-	}
-	err := v.a.selections.Get(key, into, name)
-	if pod, ok := into.(*corev1.Pod); ok && err == nil && pod.UID == "" {
-		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
-	}
-	return err
-}
-
-// List implements client.Reader.
-func (v *view) List(_ context.Context, into client.ObjectList, opts ...client.ListOption) error {
-	o := (&client.ListOptions{}).ApplyOptions(opts)
-	by, ok := framework.SelectedBy(opts)
-	if ok { // Its objects need not have the labels any more, because of its Transform.
-		o = &client.ListOptions{Limit: o.Limit}
-	} else {
-		by.Name = framework.KindOf(into)
-	}
-	return v.a.selections.List(into, by, o)
 }
 
 // KindSelection returns the selection with all objects of the kind that Prebind reads: pending pods, and trimmed nodes and

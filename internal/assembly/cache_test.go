@@ -66,8 +66,8 @@ func TestView_LargePod(t *testing.T) {
 			require.True(t, ok)
 			i := newInformer(framework.Selection{Example: &corev1.Pod{}}, nil)
 			require.NoError(t, i.Replace([]any{pod}, "1"))
-			a := &Assembly{selections: &selections{all: map[string]*selection{podKind: {Informer: i}}}}
-			err = (&view{a: a}).Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
+			s := &selections{all: map[string]*selection{podKind: {Informer: i}}}
+			err = s.Get(t.Context(), client.ObjectKeyFromObject(pod), &corev1.Pod{})
 			assert.Equal(t, tc.found, err == nil)
 			assert.Equal(t, tc.found, !apierrors.IsNotFound(err))
 		})

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,7 @@ import (
 // selectionLingers is how long a selection is kept that no policy uses: the next generation of one may need it again.
 const selectionLingers = time.Minute
 
-// selections contains the cache of each kind and of each framework.Selection, by name. Its reader methods are safe
+// selections contains the cache of each kind and of each framework.Selection, by name. Its methods of client.Reader are safe
 // for concurrent use.
 type selections struct {
 	clock clock.PassiveClock
@@ -47,12 +48,11 @@ type selections struct {
 // selection is a framework.Selection that is watched.
 type selection struct {
 	*Informer
-	// user is the part of the program that needs a selection of a registration, such as a plugin.
+	// user is the part of the program that needs a selection of a registration, such as a plugin. It is empty for a selection that Select has
+	// added. Only those end.
 	user string
 	// stop ends the watch.
 	stop context.CancelFunc
-	// by added the selection with Select. It is nil for a selection of a registration, which never ends.
-	by *selector
 	// unused is when Keep first did not name the selection, or zero.
 	unused time.Time
 
@@ -66,7 +66,7 @@ type selection struct {
 func (s *selection) reject(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil && s.by == nil {
+	if err != nil && s.user != "" {
 		if !rejects(err) {
 			return // A restart does not help.
 		}
@@ -89,15 +89,16 @@ func (s *selection) denied() error {
 	return s.rejected
 }
 
-// selector adds and removes the selections of a plugin.
-type selector struct {
-	assembly *Assembly
-	plugin   string
-}
-
-// List lists the objects of the selection with the value that the options select, at most as many as their limit if it is positive. It does not
-// copy what the objects refer to.
-func (s *selections) List(into client.ObjectList, by framework.Selected, o *client.ListOptions) error {
+// List implements client.Reader. It lists the objects of a kind, or of a selection with the value that the options select, at most as many as
+// their limit if it is positive. It does not copy what the objects refer to.
+func (s *selections) List(_ context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	o := (&client.ListOptions{}).ApplyOptions(opts)
+	by, ok := framework.SelectedBy(opts)
+	if ok { // Its objects need not have the labels any more, because of its Transform.
+		o = &client.ListOptions{Limit: o.Limit}
+	} else {
+		by.Name = framework.KindOf(into)
+	}
 	from, err := s.named(by.Name)
 	if err != nil {
 		return err
@@ -118,8 +119,15 @@ func sameItems(list client.ObjectList, example client.Object) bool {
 	return version.Empty() || list.GetObjectKind().GroupVersionKind() == version.GroupVersion().WithKind(version.Kind+"List")
 }
 
-// Get reads the object from the selection with the name. It does not copy what the object refers to.
-func (s *selections) Get(key client.ObjectKey, into client.Object, name string) error {
+// Get implements client.Reader. It reads the object of a kind, or of the selection that is an option. It does not find a pod that is too large
+// for the cache. It does not copy what the object refers to.
+func (s *selections) Get(_ context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	name := framework.KindOf(into)
+	for _, o := range opts {
+		if from, ok := o.(framework.Selection); ok {
+			name = from.Name
+		}
+	}
 	from, err := s.named(name)
 	if err != nil {
 		return err
@@ -134,7 +142,7 @@ func (s *selections) Get(key client.ObjectKey, into client.Object, name string) 
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", name, err)
 	}
-	if !exists {
+	if pod, ok := found.(*corev1.Pod); !exists || ok && pod.UID == "" {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: framework.KindOf(into)}, key.Name)
 	}
 	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
@@ -229,8 +237,8 @@ func bucketOf(value string) string {
 	return strconv.FormatUint(maphash.String(bucketSeed, value)%buckets, 10)
 }
 
-// find returns the selection, which is started if it is new, for its first user. by is nil for a selection of a registration.
-func (s *selections) find(a *Assembly, want framework.Selection, user string, by *selector) (*selection, error) {
+// find returns the selection, which is started if it is new, for its first user.
+func (s *selections) find(a *Assembly, want framework.Selection, user string) (*selection, error) {
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	if found := s.use(want.Name); found != nil {
@@ -239,7 +247,7 @@ func (s *selections) find(a *Assembly, want framework.Selection, user string, by
 		}
 		return found, nil
 	}
-	started := &selection{user: user, by: by}
+	started := &selection{user: user}
 	var err error
 	if started.Informer, err = a.source.Informer(want, started.reject); err != nil {
 		return nil, err
@@ -281,7 +289,7 @@ func (s *selections) await(ctx context.Context, want framework.Selection, found 
 	err := found.denied()
 	switch {
 	case err != nil:
-		if found.by != nil && !found.HasSynced() { // The next call watches again at once, without the backoff of this watch.
+		if found.user == "" && !found.HasSynced() { // The next call watches again at once, without the backoff of this watch.
 			s.end(want.Name, found)
 		}
 		return fmt.Errorf("selection %s: %w", want.Name, err)
@@ -292,14 +300,14 @@ func (s *selections) await(ctx context.Context, want framework.Selection, found 
 	return nil
 }
 
-// keep ends the selections that the selector has added and that were not named for a time.
-func (s *selections) keep(by *selector, names sets.Set[string]) {
+// keep ends the selections that Select has added for the plugin and that were not named for a time.
+func (s *selections) keep(plugin string, names sets.Set[string]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	for name, found := range s.all {
 		switch {
-		case found.by != by:
+		case found.user != "", !selectedBy(plugin, name):
 		case names.Has(name):
 			found.unused = time.Time{}
 		case found.unused.IsZero():
@@ -310,31 +318,30 @@ func (s *selections) keep(by *selector, names sets.Set[string]) {
 	}
 }
 
-// Select is framework.Handle.Select.
-func (u *selector) Select(ctx context.Context, want framework.Selection) error {
+// selectedBy returns whether the plugin may add a selection with the name.
+func selectedBy(plugin, name string) bool { return strings.HasPrefix(name, plugin+"/") }
+
+// selects is framework.Handle.Select of the plugin.
+func (a *Assembly) selects(ctx context.Context, plugin string, want framework.Selection) error {
 	if err := want.Check(); err != nil {
 		return err
 	}
-	if !strings.HasPrefix(want.Name, u.plugin+"/") {
-		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, u.plugin)
+	if !selectedBy(plugin, want.Name) {
+		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, plugin)
 	}
-	all := u.assembly.selections
-	found, err := all.find(u.assembly, want, "", u)
+	found, err := a.selections.find(a, want, "")
 	if err != nil {
 		return err
 	}
-	return all.await(ctx, want, found)
+	return a.selections.await(ctx, want, found)
 }
-
-// Keep is framework.Handle.Keep.
-func (u *selector) Keep(names sets.Set[string]) { u.assembly.selections.keep(u, names) }
 
 // denied returns the first error while the API server rejects watches of registrations. A plugin handles those of its Select itself.
 func (s *selections) denied() error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, name := range slices.Sorted(maps.Keys(s.all)) {
-		if found := s.all[name]; found.by == nil && found.denied() != nil {
+		if found := s.all[name]; found.user != "" && found.denied() != nil {
 			return found.denied()
 		}
 	}
@@ -346,11 +353,11 @@ func (a *Assembly) useRegistered(want framework.Selection, user string) error {
 	if err := want.Check(); err != nil {
 		return err
 	}
-	found, err := a.selections.find(a, want, user, nil)
+	found, err := a.selections.find(a, want, user)
 	if err != nil {
 		return err
 	}
-	if found.by != nil {
+	if found.user == "" {
 		return fmt.Errorf("selection %s: New must not call Select with a selection of the registration", want.Name)
 	}
 	if want.Handler != nil {

@@ -35,30 +35,29 @@ var racks = framework.Selection{Name: "test/racks", Example: &corev1.Pod{}, Valu
 
 // A selection that is no longer used ends after a time, unless it is used again.
 func TestSelections_Keep(t *testing.T) {
-	one, other := &selector{plugin: "one"}, &selector{plugin: "other"}
 	ended := sets.New[*selection]()
-	addedBy := func(by *selector) *selection {
-		s := &selection{by: by}
+	used := func(by string) *selection {
+		s := &selection{user: by}
 		s.stop = func() { ended.Insert(s) }
 		return s
 	}
-	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}.Add(time.Hour)), addedBy(one), addedBy(one), addedBy(other), addedBy(nil)
-	s := &selections{clock: now, all: map[string]*selection{"a": a, "b": b, "c": c, "registered": registered}}
-	s.keep(one, nil)
+	now, a, b, c, registered := clocktesting.NewFakeClock(time.Time{}.Add(time.Hour)), used(""), used(""), used(""), used("PreBind plugin one")
+	s := &selections{clock: now, all: map[string]*selection{"one/a": a, "one/b": b, "other/c": c, "one/registered": registered}}
+	s.keep("one", nil)
 	now.Step(selectionLingers / 2)
-	s.keep(one, nil)
-	assert.Same(t, a, s.use("a"))
+	s.keep("one", nil)
+	assert.Same(t, a, s.use("one/a"))
 	now.Step(selectionLingers / 2)
-	s.keep(one, nil)
-	assert.Equal(t, sets.New("a", "c", "registered"), sets.KeySet(s.all))
+	s.keep("one", nil)
+	assert.Equal(t, sets.New("one/a", "other/c", "one/registered"), sets.KeySet(s.all))
 	assert.True(t, ended.Has(b))
-	assert.Nil(t, s.use("b"), "it must be started again")
-	s.keep(one, sets.New("a"))
+	assert.Nil(t, s.use("one/b"), "it must be started again")
+	s.keep("one", sets.New("one/a"))
 	now.Step(selectionLingers)
-	s.keep(one, nil)
+	s.keep("one", nil)
 	assert.False(t, ended.Has(a), "it was named")
 	now.Step(selectionLingers)
-	s.keep(one, nil)
+	s.keep("one", nil)
 	assert.True(t, ended.Has(a))
 }
 
@@ -110,7 +109,7 @@ func TestSelections_SameName(t *testing.T) {
 }
 
 func TestSelections_ListUnknown(t *testing.T) {
-	v := &view{a: &Assembly{selections: &selections{all: map[string]*selection{}}}}
+	v := &selections{all: map[string]*selection{}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
 	require.EqualError(t, v.Get(t.Context(), client.ObjectKey{Name: "a"}, &corev1.Pod{}, racks), err.Error())
 	require.EqualError(t, err, `"test/racks" is not among the watches and selections of the plugin's registration, and Select has not added it`)
@@ -339,12 +338,11 @@ func TestSelector_Registered(t *testing.T) {
 }
 
 func TestSelector_Invalid(t *testing.T) {
-	u := &selector{plugin: "test"}
 	foreign := gadgets
 	foreign.Name = "other/gadgets"
-	require.ErrorContains(t, u.Select(t.Context(), foreign), "Name must begin with test/")
-	require.ErrorContains(t, u.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
 	a, h := running(t, newServer(t))
+	require.ErrorContains(t, h.Select(t.Context(), foreign), "Name must begin with test/")
+	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
 	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/nodes", Example: &corev1.Node{}, Namespace: "shop"}),
 		"cluster-scoped: it has no objects in the namespace shop")
 	pods := framework.Selection{Name: "test/pods", Example: &corev1.Pod{}}
