@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -38,15 +37,6 @@ var _ toolscache.TransformingStore = (*Informer)(nil)
 func newInformer(want framework.Selection, lists toolscache.ListerWatcher) *Informer {
 	if want.Transform == nil {
 		want.Transform = cache.TransformStripManagedFields()
-	}
-	if kind := versionOf(want.Example); !kind.Empty() { // The client sets that of unstructured objects only.
-		reduce := want.Transform
-		want.Transform = func(o any) (any, error) {
-			if object, ok := o.(*metav1.PartialObjectMetadata); ok {
-				object.SetGroupVersionKind(kind)
-			}
-			return reduce(o)
-		}
 	}
 	indexers := toolscache.Indexers{}
 	if want.Value == nil {

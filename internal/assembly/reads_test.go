@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -120,18 +119,4 @@ type (
 
 func TestKindSelection_NameThatEndsWithList(t *testing.T) {
 	assert.Equal(t, KindSelection(&allowList{}).Name, framework.KindOf(&allowListList{}))
-}
-
-// The kind of metadata-only objects is that of the example, so a change wakes the calls that wait for it.
-func TestInformer_Metadata(t *testing.T) {
-	example, got := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
-	example.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	i := newInformer(framework.Selection{Example: example}, nil)
-	i.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
-		var ok bool
-		got, ok = o.(*metav1.PartialObjectMetadata)
-		assert.True(t, ok)
-	}})
-	require.NoError(t, i.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
-	assert.Equal(t, "Secret", framework.KindOf(got))
 }

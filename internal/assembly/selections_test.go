@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -345,6 +346,9 @@ func TestSelector_Invalid(t *testing.T) {
 	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
 	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/nodes", Example: &corev1.Node{}, Namespace: "shop"}),
 		"cluster-scoped: it has no objects in the namespace shop")
+	metadata := &metav1.PartialObjectMetadata{}
+	metadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/names", Example: metadata}), "cannot watch *v1.PartialObjectMetadata")
 	pods := framework.Selection{Name: "test/pods", Example: &corev1.Pod{}}
 	require.NoError(t, h.Select(t.Context(), pods))
 	assert.ErrorContains(t, a.useRegistered(pods, "test"), "New must not call Select")

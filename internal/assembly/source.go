@@ -4,6 +4,7 @@
 package assembly
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -124,22 +125,17 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 // listOf returns an empty list of objects like the example, whose kind this is.
 func (s *Source) listOf(example client.Object, kind schema.GroupVersionKind) (client.ObjectList, error) {
 	kind.Kind += "List"
-	var list runtime.Object
-	var err error
 	switch example.(type) {
 	case runtime.Unstructured:
-		list = &unstructured.UnstructuredList{}
-	case *metav1.PartialObjectMetadata:
-		list = &metav1.PartialObjectMetadataList{}
-	default:
-		list, err = s.Scheme().New(kind)
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind)
+		return list, nil
+	case *metav1.PartialObjectMetadata: // The cache would have no objects of this type.
+		return nil, fmt.Errorf("cannot watch %T: use the type of the kind, and a Transform that keeps the metadata", example)
 	}
-	if err != nil {
-		return nil, err
-	}
-	list.GetObjectKind().SetGroupVersionKind(kind)
-	if list, ok := list.(client.ObjectList); ok {
+	made, err := s.Scheme().New(kind)
+	if list, ok := made.(client.ObjectList); ok {
 		return list, nil
 	}
-	return nil, fmt.Errorf("%T is not a list", list)
+	return nil, cmp.Or(err, fmt.Errorf("%T is not a list", made))
 }
