@@ -20,7 +20,8 @@ import (
 // informer of client-go hands each object over to three more goroutines. Every bind changes a pod, and waking these goroutines is a large part
 // of the CPU time of a bind. So handlers must not block, and must not add handlers.
 //
-// It has no resyncs, and handlers cannot be removed. It is safe for concurrent use.
+// It has no resyncs, and handlers cannot be removed. OnDelete always gets an object: the last known one, if the watch missed its deletion. It is
+// safe for concurrent use.
 type Informer struct {
 	want  framework.Selection
 	lists toolscache.ListerWatcher
@@ -50,7 +51,7 @@ func newInformer(want framework.Selection, lists toolscache.ListerWatcher) *Info
 			return []string{bucketOf(want.Value(object))}, nil
 		}
 	}
-	return &Informer{want: want, lists: lists, store: toolscache.NewIndexer(toolscache.DeletionHandlingMetaNamespaceKeyFunc, indexers)}
+	return &Informer{want: want, lists: lists, store: toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers)}
 }
 
 // Run lists and watches the objects until the context ends. Call it once.
@@ -171,7 +172,7 @@ func (i *Informer) Replace(list []any, _ string) error {
 		}
 		last, _, err := i.store.GetByKey(key)
 		if err == nil {
-			err = i.drop(toolscache.DeletedFinalStateUnknown{Key: key, Obj: last})
+			err = i.drop(last)
 		}
 		if err != nil {
 			return err

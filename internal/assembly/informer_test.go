@@ -27,15 +27,11 @@ type events []string
 
 func (e *events) handler() toolscache.ResourceEventHandler {
 	name := func(o any) string {
-		suffix := ""
-		if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
-			o, suffix = last.Obj, " unknown"
-		}
 		pod, ok := o.(*corev1.Pod)
 		if !ok {
 			return fmt.Sprintf("%T", o)
 		}
-		return pod.Name + "@" + pod.ResourceVersion + suffix
+		return pod.Name + "@" + pod.ResourceVersion
 	}
 	return toolscache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(o any, initial bool) {
@@ -77,7 +73,7 @@ func TestInformer(t *testing.T) {
 	require.NoError(t, i.Replace([]any{podAt("a", "1"), podAt("b", "1"), podAt("c", "1")}, "1"))
 	assert.True(t, i.HasSynced())
 	assert.Equal(t, []string{"list a@1", "list b@1", "list c@1"}, got.take())
-	stored, ok, err := i.Store().GetByKey("default/a")
+	stored, ok, err := i.store.GetByKey("default/a")
 	require.NoError(t, err)
 	require.True(t, ok)
 	pod, ok := stored.(*corev1.Pod)
@@ -91,7 +87,7 @@ func TestInformer(t *testing.T) {
 	assert.Equal(t, []string{"add d@2", "update a@1 a@3", "delete b@4"}, got.take())
 
 	require.NoError(t, i.Replace([]any{podAt("a", "3"), podAt("d", "5"), podAt("e", "5")}, "5"))
-	assert.Equal(t, []string{"update d@2 d@5", "add e@5", "delete c@1 unknown"}, got.take(), "a is unchanged")
+	assert.Equal(t, []string{"update d@2 d@5", "add e@5", "delete c@1"}, got.take(), "a is unchanged, and c was deleted before")
 
 	var late events
 	i.AddEventHandler(late.handler())

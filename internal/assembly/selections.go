@@ -372,9 +372,6 @@ func (a *Assembly) useRegistered(want framework.Selection, user string) error {
 // the change.
 func (a *Assembly) wakeBy(s framework.Selection) toolscache.ResourceEventHandler {
 	changed := func(o any) {
-		if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
-			o = last.Obj
-		}
 		if object, ok := o.(client.Object); ok {
 			a.Changes.Changed(notify.Selected(s, s.ValueOf(object)))
 			a.Changes.Wake(object)

@@ -184,9 +184,6 @@ func TestWakeBy(t *testing.T) {
 		"Moved":     {reason: "the value has changed", event: func(h toolscache.ResourceEventHandler) { h.OnUpdate(pod("r1"), pod("r2")) }, want: []string{"r1", "r2"}},
 		"Deleted":   {reason: "the object is gone", event: func(h toolscache.ResourceEventHandler) { h.OnDelete(pod("r2")) }, want: []string{"r2"}},
 		"No object": {reason: "an event that is not one of an object", event: func(h toolscache.ResourceEventHandler) { h.OnAdd("a", false) }},
-		"Tombstone": {reason: "the deletion was missed", event: func(h toolscache.ResourceEventHandler) {
-			h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: pod("r2")})
-		}, want: []string{"r2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := &Assembly{Changes: notify.NewHub()}
