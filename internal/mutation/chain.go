@@ -105,25 +105,20 @@ func (c *Chain) Mutate(in mutators.Input) Result {
 		if l.required && result.Refused == nil {
 			result.Refused = l.refusal(out, err)
 		}
-		for short, value := range out.Annotations {
-			key := l.prefix + short
-			result.Annotations[key] = value
-			source, differs := held(key, value, in.Binding.Annotations, in.Pod.Annotations)
-			if differs && (source == sourcePod || !slices.Contains(out.Changing, short)) {
-				result.Conflicts = append(result.Conflicts, Conflict{Mutator: l.name, Field: "annotation", Key: key, Source: source})
+		merge := func(field string, values, into, binding, pod map[string]string, replace bool, changing []string) {
+			for short, value := range values {
+				key := l.prefix + short
+				source, differs := held(key, value, binding, pod)
+				if differs && (source == sourcePod || !slices.Contains(changing, short)) {
+					result.Conflicts = append(result.Conflicts, Conflict{Mutator: l.name, Field: field, Key: key, Source: source, Kept: !replace})
+				}
+				if !differs || replace {
+					into[key] = value
+				}
 			}
 		}
-		for short, value := range out.Labels {
-			key := l.prefix + short
-			source, differs := held(key, value, in.Binding.Labels, in.Pod.Labels)
-			if differs {
-				result.Conflicts = append(result.Conflicts,
-					Conflict{Mutator: l.name, Field: "label", Key: key, Source: source, Kept: !out.ReplaceLabels})
-			}
-			if !differs || out.ReplaceLabels {
-				result.Labels[key] = value
-			}
-		}
+		merge("annotation", out.Annotations, result.Annotations, in.Binding.Annotations, in.Pod.Annotations, true, out.Changing)
+		merge("label", out.Labels, result.Labels, in.Binding.Labels, in.Pod.Labels, out.ReplaceLabels, nil)
 		slices.SortFunc(result.Conflicts[before:], byFieldAndKey)
 	}
 	return result
