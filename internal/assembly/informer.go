@@ -20,8 +20,8 @@ import (
 // informer of client-go hands each object over to three more goroutines. Every bind changes a pod, and waking these goroutines is a large part
 // of the CPU time of a bind. So handlers must not block, and must not add handlers.
 //
-// It has no resyncs, and handlers cannot be removed. OnDelete always gets an object: the last known one, if the watch missed its deletion. It is
-// safe for concurrent use.
+// It has no resyncs, and handlers cannot be removed. OnDelete gets the object of the store, also if the watch missed the deletion. It is safe for
+// concurrent use.
 type Informer struct {
 	want  framework.Selection
 	lists toolscache.ListerWatcher
@@ -89,19 +89,13 @@ func (i *Informer) Add(o any) error {
 // Update implements toolscache.ReflectorStore.
 func (i *Informer) Update(o any) error { return i.Add(o) }
 
-// reduced returns the object after the transformation, and its key.
-func (i *Informer) reduced(o any) (any, string, error) {
-	o, err := i.want.Transform(o)
-	if err != nil {
-		return nil, "", err
-	}
-	key, err := toolscache.MetaNamespaceKeyFunc(o)
-	return o, key, err
-}
-
 // put stores an object, calls the handlers unless it is unchanged, and returns its key.
 func (i *Informer) put(o any) (string, error) {
-	o, key, err := i.reduced(o)
+	o, err := i.want.Transform(o)
+	if err != nil {
+		return "", err
+	}
+	key, err := toolscache.MetaNamespaceKeyFunc(o)
 	if err != nil {
 		return "", err
 	}
@@ -131,25 +125,26 @@ func resourceVersionOf(o any) string {
 
 // Delete implements toolscache.ReflectorStore.
 func (i *Informer) Delete(o any) error {
-	o, key, err := i.reduced(o)
+	key, err := toolscache.MetaNamespaceKeyFunc(o)
 	if err != nil {
 		return err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if _, existed, err := i.store.GetByKey(key); err != nil || !existed {
-		return err
-	}
-	return i.drop(o)
+	return i.remove(key)
 }
 
-// drop removes an object from the store, and calls the handlers.
-func (i *Informer) drop(o any) error {
-	if err := i.store.Delete(o); err != nil {
+// remove removes the object with the key from the store, if it is there, and calls the handlers.
+func (i *Informer) remove(key string) error {
+	last, existed, err := i.store.GetByKey(key)
+	if err != nil || !existed {
+		return err
+	}
+	if err := i.store.Delete(last); err != nil {
 		return err
 	}
 	for _, h := range i.handlers {
-		h.OnDelete(o)
+		h.OnDelete(last)
 	}
 	return nil
 }
@@ -170,11 +165,7 @@ func (i *Informer) Replace(list []any, _ string) error {
 		if listed.Has(key) {
 			continue
 		}
-		last, _, err := i.store.GetByKey(key)
-		if err == nil {
-			err = i.drop(last)
-		}
-		if err != nil {
+		if err := i.remove(key); err != nil {
 			return err
 		}
 	}
