@@ -239,6 +239,9 @@ func bucketOf(value string) string {
 
 // find returns the selection, which is started if it is new, for its first user.
 func (s *selections) find(a *Assembly, want framework.Selection, user string) (*selection, error) {
+	if err := want.Check(); err != nil {
+		return nil, err
+	}
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	if found := s.use(want.Name); found != nil {
@@ -323,9 +326,6 @@ func selectedBy(plugin, name string) bool { return strings.HasPrefix(name, plugi
 
 // selects is framework.Handle.Select of the plugin.
 func (a *Assembly) selects(ctx context.Context, plugin string, want framework.Selection) error {
-	if err := want.Check(); err != nil {
-		return err
-	}
 	if !selectedBy(plugin, want.Name) {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, plugin)
 	}
@@ -350,9 +350,6 @@ func (s *selections) denied() error {
 
 // useRegistered starts a selection of a registration. Changes reports its changes, and readiness waits for its objects.
 func (a *Assembly) useRegistered(want framework.Selection, user string) error {
-	if err := want.Check(); err != nil {
-		return err
-	}
 	found, err := a.selections.find(a, want, user)
 	if err != nil {
 		return err
