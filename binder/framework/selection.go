@@ -45,6 +45,16 @@ type Selection struct {
 	Handler toolscache.ResourceEventHandler
 }
 
+// Transform returns a Selection.Transform of objects of the type: reduce returns the object that the cache holds. It may change the object.
+func Transform[T client.Object](reduce func(T) T) toolscache.TransformFunc {
+	return func(o any) (any, error) {
+		if object, ok := o.(T); ok {
+			return reduce(object), nil
+		}
+		return o, nil
+	}
+}
+
 // ApplyToGet implements client.GetOption. A cached reader finds the selection in it.
 func (Selection) ApplyToGet(*client.GetOptions) {}
 

@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,4 +53,15 @@ func TestSelection_ValueOf(t *testing.T) {
 	together.Value = nil
 	assert.Equal(t, "node-a", agents.ValueOf(pod))
 	assert.Empty(t, together.ValueOf(pod))
+}
+
+func TestTransform(t *testing.T) {
+	transform := Transform(func(pod *corev1.Pod) *corev1.Pod { return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name}} })
+	got, err := transform(gen.Pod("a", gen.BoundTo("node-a")))
+	require.NoError(t, err)
+	assert.Equal(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, got)
+	other := gen.Node("a")
+	got, err = transform(other)
+	require.NoError(t, err)
+	assert.Same(t, other, got, "an object of another type does not change")
 }

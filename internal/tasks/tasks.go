@@ -44,13 +44,11 @@ var Selection = framework.Selection{
 		}
 		return unconfirmed
 	},
-	Transform: func(o any) (any, error) {
-		if t, ok := o.(*v1alpha1.BindTask); ok {
-			// Nothing reads the parameters, which a user can choose, and which stay as long as the pod.
-			t.ManagedFields, t.Spec.Parameters = nil, nil
-		}
-		return o, nil
-	},
+	Transform: framework.Transform(func(t *v1alpha1.BindTask) *v1alpha1.BindTask {
+		// Nothing reads the parameters, which a user can choose, and which stay as long as the pod.
+		t.ManagedFields, t.Spec.Parameters = nil, nil
+		return t
+	}),
 }
 
 // Asked is a task that a policy needs for a bind, and its BindTask as of this pass.

@@ -63,15 +63,11 @@ var nominated = framework.Selection{
 	Example: &corev1.Pod{},
 	Fields: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", ""), fields.OneTermNotEqualSelector("status.nominatedNodeName", "")),
-	Transform: trim,
+	Transform: framework.Transform(trim),
 }
 
 // trim keeps what Marks reads.
-func trim(o any) (any, error) {
-	pod, ok := o.(*corev1.Pod)
-	if !ok {
-		return o, nil
-	}
+func trim(pod *corev1.Pod) *corev1.Pod {
 	kept := &corev1.Pod{Spec: corev1.PodSpec{NodeName: pod.Spec.NodeName}, Status: corev1.PodStatus{NominatedNodeName: pod.Status.NominatedNodeName}}
 	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion
 	for _, m := range marksOf(pod) {
@@ -79,7 +75,7 @@ func trim(o any) (any, error) {
 			Manager: managerOf(m.Attempt), Operation: metav1.ManagedFieldsOperationApply, Subresource: "status", FieldsV1: ownsField,
 		})
 	}
-	return kept, nil
+	return kept
 }
 
 // ownsField is shared by all pods of the cache, because a tenant can write long entries.

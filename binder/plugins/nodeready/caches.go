@@ -20,7 +20,7 @@ const nodeField = "spec.nodeName"
 // attachments selects all VolumeAttachments, by node. The API server does not know the field, so
 // only the cached reader can list them.
 var attachments = framework.Selection{
-	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Value: nodeOf, Transform: trimAttachment,
+	Name: Name + "/attachments", Example: &storagev1.VolumeAttachment{}, Value: nodeOf, Transform: framework.Transform(trimAttachment),
 }
 
 // daemons selects the DaemonSets of the agent's namespace.
@@ -32,7 +32,7 @@ func (a *agent) daemons() framework.Selection {
 func (a *agent) pods() framework.Selection {
 	return framework.Selection{
 		Name: Name + "/agent/" + a.namespace + "/" + a.podsSelector.String(), Example: &corev1.Pod{}, Namespace: a.namespace, Labels: a.podsSelector,
-		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Value: nodeOf, Transform: trimAgent,
+		Fields: fields.OneTermNotEqualSelector(nodeField, ""), Value: nodeOf, Transform: framework.Transform(trimAgent),
 	}
 }
 
@@ -49,31 +49,23 @@ func nodeOf(o client.Object) string {
 }
 
 // trimAgent keeps the node and the owner of a pod that is ready. All other pods have no node, so that no list by a node has them.
-func trimAgent(o any) (any, error) {
-	pod, ok := o.(*corev1.Pod)
-	if !ok {
-		return o, nil
-	}
+func trimAgent(pod *corev1.Pod) *corev1.Pod {
 	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, ResourceVersion: pod.ResourceVersion}}
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && isReady(pod) {
 		trimmed.OwnerReferences = []metav1.OwnerReference{{UID: controller.UID, Controller: new(true)}}
 		trimmed.Spec.NodeName = pod.Spec.NodeName
 		trimmed.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	}
-	return trimmed, nil
+	return trimmed
 }
 
 // trimAttachment keeps the driver, the node and the volume.
-func trimAttachment(o any) (any, error) {
-	a, ok := o.(*storagev1.VolumeAttachment)
-	if !ok {
-		return o, nil
-	}
+func trimAttachment(a *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	return &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: a.Name, ResourceVersion: a.ResourceVersion},
 		Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: a.Spec.Attacher, NodeName: a.Spec.NodeName,
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: a.Spec.Source.PersistentVolumeName},
 		},
-	}, nil
+	}
 }

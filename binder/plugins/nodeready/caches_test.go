@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/internal/volumes"
@@ -35,7 +36,7 @@ func TestTransforms(t *testing.T) {
 			assert.Empty(t, node.Spec.Drivers[0].NodeID)
 			assert.Equal(t, "pd.csi.storage.gke.io", migratedDriver("kubernetes.io/gce-pd", node))
 		}},
-		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: trimAgent, same: func(t *testing.T, got client.Object) {
+		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: (&agent{podsSelector: labels.Everything()}).pods().Transform, same: func(t *testing.T, got client.Object) {
 			pod, ok := got.(*corev1.Pod)
 			require.True(t, ok)
 			assert.Equal(t, "node-a", pod.Spec.NodeName)
@@ -68,11 +69,7 @@ func TestTrimAgent_HidesOtherPods(t *testing.T) {
 	for name, pod := range map[string]*corev1.Pod{
 		"NotReady": agentOn("node-a", "cni", false), "Ending": agentOn("node-a", "cni", true, gen.Terminating()), "Alone": alone,
 	} {
-		got, err := trimAgent(pod)
-		require.NoError(t, err)
-		trimmed, ok := got.(*corev1.Pod)
-		require.True(t, ok)
-		assert.Empty(t, nodeOf(trimmed), name)
+		assert.Empty(t, nodeOf(trimAgent(pod)), name)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 // selectionOf returns the selection of a resource. If the name of the object is constant, the API server sends only objects with this name: one
 // in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
-	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: reduce}
+	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: framework.Transform(policy.Reduce)}
 	by := "all"
 	switch {
 	case r.ByName:
@@ -52,14 +52,6 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 
 // nameOf returns the value of objects that are read by name: NAMESPACE/NAME, or NAME for cluster-scoped kinds.
 func nameOf(o client.Object) string { return toolscache.MetaObjectToName(o).String() }
-
-// reduce is the transform of all selections.
-func reduce(o any) (any, error) {
-	if object, ok := o.(client.Object); ok {
-		return policy.Reduce(object), nil
-	}
-	return o, nil
-}
 
 // newObject returns an object of the Go type of the kind, or an unstructured one.
 func newObject(kind schema.GroupVersionKind) client.Object {

@@ -64,14 +64,8 @@ func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, 
 		Fields: fields.AndSelectors(
 			fields.OneTermNotEqualSelector("spec.nodeName", ""), fields.OneTermEqualSelector("status.phase", string(phase)),
 		),
-		Transform: func(o any) (any, error) {
-			pod, ok := o.(*corev1.Pod)
-			if !ok {
-				return o, nil
-			}
-			return trim(pod, counts(pod)), nil
-		},
-		Handler: handler,
+		Transform: framework.Transform(func(pod *corev1.Pod) *corev1.Pod { return trim(pod, counts(pod)) }),
+		Handler:   handler,
 	}
 }
 
