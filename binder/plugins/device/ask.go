@@ -87,21 +87,13 @@ func (d devices) list() []framework.Device {
 func (d devices) String() string {
 	var parts []string
 	for _, one := range d.list() {
-		text := one.Name + " (" + one.Request + ")"
+		part := one.Name + " (" + one.Request + ")"
 		if one.Share != "" {
-			text = one.Share + " of " + text
+			part = one.Share + " of " + part
 		}
-		parts = append(parts, text)
+		parts = append(parts, part)
 	}
-	return strings.Join(atMost(8, parts, "and %d more"), ", ")
-}
-
-// atMost returns the first parts of a message, and the number of the others in the format of more.
-func atMost(n int, parts []string, more string) []string {
-	if len(parts) <= n {
-		return parts
-	}
-	return append(slices.Clone(parts[:n]), fmt.Sprintf(more, len(parts)-n))
+	return strings.Join(text.Shorten(parts, 8), ", ")
 }
 
 func (d devices) equal(other devices) bool {

@@ -17,6 +17,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/internal/podstate"
+	"github.com/prebind/prebind/internal/text"
 )
 
 // The other keys of a record are UIDs of pods.
@@ -130,20 +131,19 @@ func (r *record) describe(conflicts []conflict) string {
 			if !e.Bound {
 				details = append(details, "bind in progress")
 			}
-			text := "pod " + e.Pod.String()
+			holder := "pod " + e.Pod.String()
 			if len(details) > 0 {
-				text += " (" + strings.Join(details, ", ") + ")"
+				holder += " (" + strings.Join(details, ", ") + ")"
 			}
-			who = append(who, text)
+			who = append(who, holder)
 		}
-		who = atMost(most, who, "%d more pods")
-		text := fmt.Sprintf("device %s (%s) is held by %s", c.id, c.key, strings.Join(who, " and "))
+		part := fmt.Sprintf("device %s (%s) is held by %s", c.id, c.key, strings.Join(text.Shorten(who, most), ", "))
 		if c.asked != whole || c.free > 0 {
-			text += fmt.Sprintf(": requested %s, free %s", c.asked, max(c.free, 0))
+			part += fmt.Sprintf(": requested %s, free %s", c.asked, max(c.free, 0))
 		}
-		parts = append(parts, text)
+		parts = append(parts, part)
 	}
-	return strings.Join(atMost(most, parts, "%d more devices are held"), "; ")
+	return strings.Join(text.Shorten(parts, most), "; ")
 }
 
 // prepared reports whether the attempt has a grant of exactly the requested devices, and the lock until

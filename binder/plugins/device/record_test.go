@@ -66,7 +66,7 @@ func TestConflicts(t *testing.T) {
 		"OtherDevice": {reason: "the pod holds another device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", two})}, asked: one},
 		"OtherKey":    {reason: "the device belongs to another resource", entries: map[types.UID]*entry{"p": boundBy(grant{"a", devices{"fpga": {"GPU-1": whole}}})}, asked: one},
 		"Thirds":      {reason: "three shares of 0.333333 fit on one device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third})}, asked: third},
-		"FourThirds":  {reason: "a fourth share exceeds the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "device GPU-1 (gpu) is held by pod default/p (0.333333) and pod default/q (0.333333) and pod default/r (0.333333): requested 0.333333, free 0.000001"},
+		"FourThirds":  {reason: "a fourth share exceeds the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", third}), "q": boundBy(grant{"a", third}), "r": boundBy(grant{"a", third})}, asked: third, want: "device GPU-1 (gpu) is held by pod default/p (0.333333), pod default/q (0.333333), pod default/r (0.333333): requested 0.333333, free 0.000001"},
 		"Attempts": {
 			reason: "the grants of two attempts for one pod are not added up", entries: map[types.UID]*entry{"p": grants(grant{"a", half}, grant{"b", half})}, asked: half,
 		},
@@ -76,7 +76,7 @@ func TestConflicts(t *testing.T) {
 		},
 		"Overcommitted": {
 			reason: "pods that were bound without Prebind can hold more than the device", entries: map[types.UID]*entry{"p": boundBy(grant{"a", one}), "q": boundBy(grant{"b", one})}, asked: half,
-			want: "device GPU-1 (gpu) is held by pod default/p and pod default/q: requested 0.5, free 0",
+			want: "device GPU-1 (gpu) is held by pod default/p, pod default/q: requested 0.5, free 0",
 		},
 	}
 	for name, tc := range cases {
@@ -98,7 +98,7 @@ func TestDescribe_BoundsTheMessage(t *testing.T) {
 	text := r.describe(r.conflicts("me", asked))
 	assert.Less(t, len(text), 6000)
 	assert.Contains(t, text, "and 196 more", "the message limits the number of pods")
-	assert.Contains(t, text, "196 more devices are held")
+	assert.Contains(t, text, "; and 196 more", "the message limits the number of devices")
 }
 
 func TestGrantAndRelease(t *testing.T) {
