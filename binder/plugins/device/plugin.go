@@ -87,10 +87,7 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 			rec, err = restore(ctx, p.h.Live, bc.Node.Name)
 		}
 		if err == nil {
-			err = dropGone(ctx, p.h.Live, rec, bc, a)
-		}
-		if err == nil {
-			err = refuseConflicts(rec, bc, a)
+			err = makeRoom(ctx, p.h.Live, rec, bc, a)
 		}
 		if err != nil {
 			return v, err
@@ -135,10 +132,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		if e := rec.Entries[bc.Pod.UID]; e != nil && e.Bound {
 			return framework.Stale(framework.ObjectOf(bc.Pod), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 		}
-		if err := dropGone(ctx, p.h.Live, rec, bc, a); err != nil {
-			return err
-		}
-		if err := refuseConflicts(rec, bc, a); err != nil {
+		if err := makeRoom(ctx, p.h.Live, rec, bc, a); err != nil {
 			return err
 		}
 		if a.lock {
@@ -202,14 +196,6 @@ func (p *Plugin) ask(bc *framework.BindContext) (ask, error) {
 	}
 	a.lock = a.lock || p.args.NodeLocks && len(a.devices) > 0
 	return a, nil
-}
-
-// refuseConflicts returns an error if other pods hold requested devices.
-func refuseConflicts(rec *record, bc *framework.BindContext, a ask) error {
-	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
-		return framework.Refuse(framework.ObjectOf(bc.Node), "%s", rec.describe(held)).Advise("choose other devices or another node")
-	}
-	return nil
 }
 
 func lockOf(l *lock) string { return fmt.Sprintf("the lock that pod %s holds on the node", l.Pod) }

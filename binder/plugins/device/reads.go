@@ -39,8 +39,8 @@ func eachRunningOn(ctx context.Context, live framework.Reader, node string, do f
 	return nil
 }
 
-// dropGone removes holders of requested devices whose pods are gone.
-func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
+// makeRoom removes holders of requested devices whose pods are gone. It returns an error if other pods hold one of the devices.
+func makeRoom(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
 	holders := sets.New[types.UID]()
 	for _, c := range rec.conflicts(bc.Pod.UID, a.devices) {
 		holders.Insert(c.holders...)
@@ -54,6 +54,9 @@ func dropGone(ctx context.Context, live framework.Reader, rec *record, bc *frame
 		if at := stateOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
 			rec.drop(uid)
 		}
+	}
+	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
+		return framework.Refuse(framework.ObjectOf(bc.Node), "%s", rec.describe(held)).Advise("choose other devices or another node")
 	}
 	return nil
 }
