@@ -92,26 +92,17 @@ type requested struct{ *Decider }
 // OnRequest implements OnRequest.
 func (requested) OnRequest() {}
 
-type decided struct {
-	verdict Verdict
-	err     error
-}
-
 // Name implements Plugin.
 func (d *Decider) Name() string { return d.name }
 
 // SetupBindContextExtension implements BindContextExtender.
 func (d *Decider) SetupBindContextExtension(ctx context.Context, cache Reader, bc *BindContext) error {
 	verdict, err := d.decide(ctx, cache, bc)
-	Extend(bc, decided{verdict: verdict, err: err})
-	return nil
+	Extend(bc, verdict)
+	return err
 }
 
 // PreFlight implements Plugin.
 func (d *Decider) PreFlight(bc *BindContext) (Verdict, error) {
-	result, err := Extension[decided](bc)
-	if err != nil {
-		return Verdict{}, err
-	}
-	return result.verdict, result.err
+	return Extension[Verdict](bc)
 }

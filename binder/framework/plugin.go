@@ -44,8 +44,7 @@ type Plugin interface {
 // BindContextExtender is a Plugin that reads objects for its PreFlight.
 type BindContextExtender interface {
 	// SetupBindContextExtension reads, from the cache, everything that PreFlight needs into the
-	// extension of the context (see Extend). It neither writes nor rejects: PreFlight handles
-	// missing objects. An error means that a read failed.
+	// extension of the context (see Extend). It does not write. Its error counts as that of PreFlight, which is then not called.
 	SetupBindContextExtension(ctx context.Context, cache Reader, bc *BindContext) error
 }
 

@@ -61,12 +61,11 @@ func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Pl
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// looked is the extension: the results and the verdict that follows from them.
+// looked is the extension: the results with the states of the tasks, and the writes of PreBind.
 type looked struct {
-	results []policy.Result
-	asked   []tasks.Asked
-	verdict framework.Verdict
-	err     error
+	evaluated
+	asked  []tasks.Asked
+	writes []string
 }
 
 // evaluated is what the policies returned at a time. again means that it was used before, and a policy waits.
@@ -87,20 +86,16 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		framework.Extend(bc, looked{})
 		return nil
 	}
-	var l looked
-	var e evaluated
-	if e, l.err = p.recent(ctx, *policies, cache, bc); l.err == nil {
-		l.asked, l.err = tasks.Read(ctx, cache, bc, e.results)
+	e, err := p.recent(ctx, *policies, cache, bc)
+	if err != nil {
+		return err
 	}
-	if l.err == nil {
-		var writes []string
-		l.results, writes = tasks.Decide(bc, e.results, l.asked)
-		l.verdict, l.err = judge(l.results)
-		l.verdict.Writes = writes
+	asked, err := tasks.Read(ctx, cache, bc, e.results)
+	if err != nil {
+		return err
 	}
-	if until := &l.verdict.Wait.Until; e.again && l.err == nil && (until.IsZero() || e.at.Add(evaluatePause).Before(*until)) {
-		*until = e.at.Add(evaluatePause)
-	}
+	l := looked{evaluated: e, asked: asked}
+	l.results, l.writes = tasks.Decide(bc, e.results, asked)
 	framework.Extend(bc, l)
 	return nil
 }
@@ -130,7 +125,12 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	if err != nil {
 		return framework.Verdict{}, err
 	}
-	return l.verdict, l.err
+	v, err := judge(l.results)
+	v.Writes = l.writes
+	if until, next := &v.Wait.Until, l.at.Add(evaluatePause); l.again && (until.IsZero() || next.Before(*until)) {
+		*until = next
+	}
+	return v, err
 }
 
 // BindWaits implements framework.Observer.

@@ -146,8 +146,8 @@ func (w *world) name(bc *framework.BindContext) string {
 	l, err := framework.Extension[looked](bc)
 	require.NoError(w.t, err)
 	require.Len(w.t, l.asked, 1)
-	require.Len(w.t, l.verdict.Writes, 1)
-	return strings.TrimSuffix(strings.TrimPrefix(l.verdict.Writes[0], "create BindTask "), " for example.com/prefetch")
+	require.Len(w.t, l.writes, 1)
+	return strings.TrimSuffix(strings.TrimPrefix(l.writes[0], "create BindTask "), " for example.com/prefetch")
 }
 
 // Attempts of several replicas rely on one BindTask: the pod can be bound by any of them. A conflict means that the cache is behind.

@@ -21,8 +21,6 @@ type readiness struct {
 	// toTake contains the claims that PreBind has to reserve.
 	toTake []reference
 	wait   framework.Wait
-	// err rejects the bind.
-	err error
 }
 
 // decide decides on the claims to which the pod refers. An error rejects the bind to this node.

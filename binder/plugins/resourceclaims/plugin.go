@@ -22,7 +22,6 @@
 package resourceclaims
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,12 +57,13 @@ func (*Plugin) Name() string { return Name }
 // claims contains ResourceClaims of the namespace of the pod, by name.
 type claims map[string]*resourcev1.ResourceClaim
 
-// SetupBindContextExtension reads the claims of the pod, and decides on them.
+// SetupBindContextExtension reads the claims of the pod, and decides on them. It rejects the same binds as Filter of kube-scheduler's
+// DynamicResources.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	refs, invalid := references(bc.Pod)
 	if len(refs) == 0 { // Most pods have no claims.
-		framework.Extend(bc, readiness{err: invalid})
-		return nil
+		framework.Extend(bc, readiness{})
+		return invalid
 	}
 	all := make(claims, len(refs))
 	for _, ref := range refs {
@@ -77,25 +77,24 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		all[ref.claim] = claim
 	}
 	r, rejected := p.decide(bc, refs, all)
-	r.err = rejected
 	framework.Extend(bc, r)
-	return nil
+	return rejected
 }
 
-// PreFlight rejects the same binds as Filter of kube-scheduler's DynamicResources.
+// PreFlight returns the reservations to make, and the wait.
 func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 	r, err := framework.Extension[readiness](bc)
 	v := framework.Verdict{Wait: r.wait}
 	for _, ref := range r.toTake {
 		v.Writes = append(v.Writes, fmt.Sprintf("reserve %s for the pod", claimObject(bc.Pod.Namespace, ref.claim)))
 	}
-	return v, cmp.Or(err, r.err)
+	return v, err
 }
 
 // PreBind reserves the claims for the pod.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	r, err := framework.Extension[readiness](bc)
-	if err = cmp.Or(err, r.err); err != nil {
+	if err != nil {
 		return err
 	}
 	for _, ref := range r.toTake {

@@ -190,9 +190,9 @@ func (p *Plugin) pass(ctx context.Context, bc *framework.BindContext) (framework
 // planned returns the plan of the last pass.
 func planned(t *testing.T, bc *framework.BindContext) plan {
 	t.Helper()
-	d, err := framework.Extension[decision](bc)
+	pl, err := framework.Extension[plan](bc)
 	require.NoError(t, err)
-	return d.plan
+	return pl
 }
 
 // refuse is the kind of a rejection.

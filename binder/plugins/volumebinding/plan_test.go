@@ -104,7 +104,7 @@ func (tc decideCase) check(t *testing.T) {
 	assert.Contains(t, pl.wait.For, tc.says)
 	if tc.about != "" {
 		bc := contextFor(thePod())
-		framework.Extend(bc, decision{plan: pl})
+		framework.Extend(bc, pl)
 		verdict, err := (&Plugin{}).PreFlight(bc)
 		require.NoError(t, err)
 		assert.Empty(t, verdict.Writes, "the wait comes before all writes")

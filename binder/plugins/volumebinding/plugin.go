@@ -17,7 +17,6 @@
 package volumebinding
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -60,50 +59,41 @@ func (*Plugin) Name() string { return Name }
 // again is the time after which a bind reads a volume again that has changed while it was read.
 const again = time.Second
 
-// decision is the extension of the context. The engine keeps the context of the last PreBind until the
-// pod is bound, so it contains the few objects of the plan instead of the snapshot.
-type decision struct {
-	plan plan
-	err  error
-}
-
 // SetupBindContextExtension reads the pod's claims and everything that their binding
-// depends on, and plans the binding.
+// depends on, and plans the binding. It rejects the same binds as Filter of kube-scheduler's VolumeBinding. The engine keeps the
+// context of the last PreBind until the pod is bound, so the extension is the plan with its few objects instead of the snapshot.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
-	var d decision
 	refs := volumes.ClaimsOf(bc.Pod)
 	if len(refs) == 0 { // Most pods have no claims.
-		framework.Extend(bc, d)
+		framework.Extend(bc, plan{})
 		return nil
 	}
 	s, err := p.read(ctx, cache, bc, refs)
 	if err != nil {
 		return err
 	}
-	d.plan, d.err = findPodVolumes(s)
+	pl, rejected := findPodVolumes(s)
 	// The index of free volumes reads none of them through the cache, so their changes would not
 	// wake the bind.
-	for _, pv := range d.plan.watched() {
+	for _, pv := range pl.watched() {
 		now, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", pv.Name, volumes.Volumes)
 		if err != nil {
 			return err
 		}
-		if pv == d.plan.pending && (now == nil || now.ResourceVersion != pv.ResourceVersion) {
-			d.plan.wait.Until = bc.Now.Add(again) // It has changed since the index was read, and does not wake the bind.
+		if pv == pl.pending && (now == nil || now.ResourceVersion != pv.ResourceVersion) {
+			pl.wait.Until = bc.Now.Add(again) // It has changed since the index was read, and does not wake the bind.
 		}
 	}
-	framework.Extend(bc, d)
-	return nil
+	framework.Extend(bc, pl)
+	return rejected
 }
 
-// PreFlight returns the writes and the first wait for the pod's claims. It rejects the same binds as Filter of
-// kube-scheduler's VolumeBinding.
+// PreFlight returns the writes and the first wait for the pod's claims.
 func (*Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
-	d, err := framework.Extension[decision](bc)
-	if err = cmp.Or(err, d.err); err != nil {
+	p, err := framework.Extension[plan](bc)
+	if err != nil {
 		return framework.Verdict{}, err
 	}
-	p := d.plan
 	v := framework.Verdict{Wait: p.wait}
 	waits := func(o client.Object, format string, args ...any) {
 		if v.Wait == (framework.Wait{}) {
@@ -148,14 +138,14 @@ func (*Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 // PreBind reserves the ReadWriteOncePod claims, sets the claimRef of each matched volume, and then
 // selected-node of each claim that has to be provisioned.
 func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
-	d, err := framework.Extension[decision](bc)
-	if err = cmp.Or(err, d.err); err != nil {
+	pl, err := framework.Extension[plan](bc)
+	if err != nil {
 		return err
 	}
-	if err := p.reserve(ctx, bc, d.plan.exclusive); err != nil {
+	if err := p.reserve(ctx, bc, pl.exclusive); err != nil {
 		return err
 	}
-	return p.write(ctx, bc, d.plan)
+	return p.write(ctx, bc, pl)
 }
 
 // PreBindRollBack releases the attempt's reservations of ReadWriteOncePod claims. It leaves claims and
