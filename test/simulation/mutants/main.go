@@ -23,7 +23,7 @@ import (
 type mutant struct{ name, file, text, by string }
 
 var mutants = []mutant{
-	{"a device has two owners", "binder/plugins/device/plugin.go", "if err := refuseConflicts(rec, bc, a); err != nil {\n\t\t\treturn err", "if err := refuseConflicts(rec, bc, a); false && err != nil {\n\t\t\treturn err"},
+	{"a device has two owners", "binder/plugins/device/reads.go", "if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {", "if held := rec.conflicts(bc.Pod.UID, a.devices); false && len(held) > 0 {"},
 	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.BoundHere {"},
 	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.Pending {"},
 	{"nothing is rolled back", "internal/work/plugins.go", "return p.PreBindRollBack(ctx, m) })", "return nil })"},
@@ -36,7 +36,7 @@ var mutants = []mutant{
 	{"marks of living replicas are swept", "internal/work/sweep.go", "inProgress := living == nil || living[replica]", "inProgress := living == nil"},
 	{"marks are not swept", "internal/work/sweep.go", "marks, err = p.Marks(ctx)", "_, err = p.Marks(ctx)"},
 	{"a rollback does not look at the pod", "internal/podstate/podstate.go", "case pod.Spec.NodeName == node && node != \"\":", "case false:"},
-	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err := p.reserve(ctx, bc, d.plan.exclusive)", "err := error(nil)"},
+	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err := p.reserve(ctx, bc, pl.exclusive)", "err := error(nil)"},
 	{"users of the exclusive claim are not listed", "binder/plugins/volumebinding/exclusive.go", "return p.checkUnused(ctx, bc.Pod, claims)", "return nil"},
 	{"a free volume is read without its selection", "binder/plugins/volumebinding/plugin.go", `"", pv.Name, volumes.Volumes)`, `"", pv.Name)`},
 	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return v, nil\n}\n\n// PreBind", "v.Wait = framework.Wait{}\n\treturn v, nil\n}\n\n// PreBind"},
