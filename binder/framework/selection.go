@@ -41,7 +41,7 @@ type Selection struct {
 	// Transform reduces the objects of the cache. Nil means no reduction.
 	Transform toolscache.TransformFunc
 	// Handler receives the events of the informer, after Registration.New. It may be nil. It must not block, because the watch waits for
-	// it. Prebind is not ready before it has received all objects.
+	// it. Prebind is not ready before it has received all objects. OnDelete gets the object of the cache, also if the watch missed the deletion.
 	Handler toolscache.ResourceEventHandler
 }
 

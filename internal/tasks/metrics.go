@@ -47,12 +47,7 @@ func (m *Metrics) Handler() toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { add(o, 1) },
 		UpdateFunc: func(before, after any) { add(before, -1); add(after, 1) },
-		DeleteFunc: func(o any) {
-			if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
-				o = gone.Obj
-			}
-			add(o, -1)
-		},
+		DeleteFunc: func(o any) { add(o, -1) },
 	}
 }
 

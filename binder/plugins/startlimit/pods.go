@@ -82,9 +82,6 @@ func trim(pod *corev1.Pod, counts bool) *corev1.Pod {
 
 // podOf returns the pod of an event, or nil if it does not count.
 func podOf(o any) *corev1.Pod {
-	if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
-		o = last.Obj
-	}
 	if pod, ok := o.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
 		return pod
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/test/gen"
@@ -70,7 +69,7 @@ func TestHandler(t *testing.T) {
 	h.OnUpdate(starts, replaced)
 	assert.Contains(t, s.nodes[nodeA], types.UID("b"), "another pod has the name")
 	assert.Len(t, s.nodes[nodeA], 1)
-	h.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: replaced})
+	h.OnDelete(replaced)
 	assert.Empty(t, s.nodes)
 	assert.Equal(t, 3, changes, "each end can end a wait")
 }

@@ -62,7 +62,7 @@ func (f *FreeVolumes) OnUpdate(_, object any) {
 
 // OnDelete implements cache.ResourceEventHandler.
 func (f *FreeVolumes) OnDelete(object any) {
-	if name, err := cache.DeletionHandlingObjectToName(object); err == nil {
+	if name, err := cache.ObjectToName(object); err == nil {
 		f.replace(name.Name, nil)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/internal/volumes"
@@ -54,7 +53,7 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 				free.OnAdd(pv, random.IntN(2) == 0)
 			case random.IntN(4) == 0:
 				delete(all, pv.Name)
-				free.OnDelete(pick[any](random, old, cache.DeletedFinalStateUnknown{Key: pv.Name, Obj: old}))
+				free.OnDelete(old)
 			default:
 				all[pv.Name] = pv
 				free.OnUpdate(old, pv)
