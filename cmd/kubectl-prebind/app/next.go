@@ -80,16 +80,18 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 	case !reached.answered && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
 		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. "+glass)
 	}
-	policies := policyObjects[v1alpha1.BindPolicy](ctx, client, "bindpolicies")
-	broken := brokenPolicies(policies)
+	broken, audited := policiesOf(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
 	if len(broken) == 0 || !audits(all) { // Prebind would enforce that a bind is rejected because its policy is not ready.
 		found = append(found, nextStep(ctx, client, r, all, settled, reached.answered)...)
 	}
-	if !audits(all) {
-		found = append(found, auditedPolicies(policies)...)
+	if len(audited) > 0 && !audits(all) {
+		found = append(found, "BindPolicies only report (mode Audit): "+strings.Join(audited, ", ")+". When their results are right, set spec.mode Enforce")
 	}
-	return slices.Concat(found, broken, lateAnnotations(ctx, client), silentHandler(ctx, client, now))
+	if len(broken) > 0 {
+		found = append(found, "BindPolicies are not ready: "+strings.Join(broken, ", ")+": see 'kubectl describe bindpolicy NAME'")
+	}
+	return slices.Concat(found, lateAnnotations(ctx, client), silentHandler(ctx, client, now))
 }
 
 // registration is the webhook in the API server.
@@ -170,36 +172,22 @@ func verdicts(ctx context.Context, client kubernetes.Interface) string {
 	return "By the events of the last hour, it would have rejected no bind. After an audit of a week without rejections, set mode Enforce"
 }
 
-// brokenPolicies returns the BindPolicies that are not ready, or that no replica has reported since their last change.
-func brokenPolicies(policies []v1alpha1.BindPolicy) []string {
-	var names []string
-	for _, p := range policies {
+// policiesOf returns the BindPolicies that are not ready, or that no replica has reported since their last change, and those that only report,
+// because somebody may have forgotten the end of a test or of an emergency.
+func policiesOf(ctx context.Context, client kubernetes.Interface) (broken, audited []string) {
+	for _, p := range policyObjects[v1alpha1.BindPolicy](ctx, client, "bindpolicies") {
 		ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
 		switch {
 		case ready == nil || ready.ObservedGeneration != p.Generation:
-			names = append(names, p.Name+" (no replica has reported it since its last change)")
+			broken = append(broken, p.Name+" (no replica has reported it since its last change)")
 		case ready.Status != metav1.ConditionTrue:
-			names = append(names, p.Name+" ("+ready.Reason+")")
+			broken = append(broken, p.Name+" ("+ready.Reason+")")
 		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	return []string{"BindPolicies are not ready: " + strings.Join(names, ", ") + ": see 'kubectl describe bindpolicy NAME'"}
-}
-
-// auditedPolicies returns the BindPolicies that only report, because somebody may have forgotten the end of a test or of an emergency.
-func auditedPolicies(policies []v1alpha1.BindPolicy) []string {
-	var names []string
-	for _, p := range policies {
 		if p.Spec.Mode == v1alpha1.ModeAudit {
-			names = append(names, p.Name)
+			audited = append(audited, p.Name)
 		}
 	}
-	if len(names) == 0 {
-		return nil
-	}
-	return []string{"BindPolicies only report (mode Audit): " + strings.Join(names, ", ") + ". When their results are right, set spec.mode Enforce"}
+	return broken, audited
 }
 
 // annotationsPolicy is the name of the shipped ValidatingAdmissionPolicy.
