@@ -146,9 +146,7 @@ func TestEncode(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, string(encoded), "budgets:\n  # Maximum time a webhook call is held")
 	assert.Contains(t, string(encoded), "    # How long.\n    maxWait: 1m0s\n")
-	for line := range strings.Lines(string(encoded)) {
-		assert.LessOrEqual(t, len(line), 105)
-	}
+	assert.Contains(t, string(encoded), "  # Maximum number of calls that this replica holds at a time.\n  # The maximum is 256.\n", "each sentence is a line")
 	again := Default(registered())
 	require.NoError(t, again.decode(encoded))
 	same, err := again.Encode()

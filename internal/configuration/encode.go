@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -22,7 +23,7 @@ func (c *PrebindConfiguration) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the configuration: %w", err)
 	}
-	format(document.Content[0], "", c.usage())
+	format(document.Content[0], "", c.ownFlags())
 	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
@@ -32,8 +33,8 @@ func (c *PrebindConfiguration) Encode() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// format adds the usage above each field, and removes the style of JSON. JSON has null for a nil slice.
-func format(at *yaml.Node, prefix string, help usage) {
+// format adds the usage above each field, with a line for each sentence, and removes the style of JSON. JSON has null for a nil slice.
+func format(at *yaml.Node, prefix string, own *pflag.FlagSet) {
 	at.Style = 0
 	if at.Tag == "!!null" {
 		*at = yaml.Node{Kind: yaml.SequenceNode}
@@ -41,32 +42,12 @@ func format(at *yaml.Node, prefix string, help usage) {
 	for i, child := range at.Content {
 		switch {
 		case at.Kind != yaml.MappingNode:
-			format(child, prefix+"[].", help)
+			format(child, prefix+"[].", own)
 		case i%2 == 0:
-			format(child, prefix, help)
-			child.HeadComment = wrapped(help(prefix+child.Value), 100)
+			format(child, prefix, own)
+			child.HeadComment = strings.ReplaceAll(usage(own, prefix+child.Value), ". ", ".\n")
 		default:
-			format(child, prefix+at.Content[i-1].Value+".", help)
+			format(child, prefix+at.Content[i-1].Value+".", own)
 		}
 	}
-}
-
-// wrapped splits the text into lines of about the given width.
-func wrapped(text string, width int) string {
-	var out strings.Builder
-	length := 0
-	for word := range strings.FieldsSeq(text) {
-		switch {
-		case length == 0:
-		case length+1+len(word) > width:
-			out.WriteByte('\n')
-			length = 0
-		default:
-			out.WriteByte(' ')
-			length++
-		}
-		out.WriteString(word)
-		length += len(word)
-	}
-	return out.String()
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // usageOfNamespaces describes the only field that has no flag.
-const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has names (namespaces, or patterns such as team-*) and one or more of mode, prebindTimeout, maxPrebindTimeout and rejectAfter (time after which a bind that has to wait is rejected with 403, and continues with the next call). The first rule that matches a namespace applies, and no other."
+const usageOfNamespaces = "Overrides for the pods of some namespaces. A rule has names (namespaces, or patterns such as team-*) and one or more of mode, prebindTimeout, maxPrebindTimeout and rejectAfter. After rejectAfter, a bind that has to wait is rejected with 403, and continues with the next call. The first rule that matches a namespace applies, and no other."
 
 // AddFlags adds a flag for every field except Namespaces. Each flag is bound to its field and is in a section of sets.
 func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
@@ -90,19 +90,14 @@ func flagOf(field string) string {
 	return kebab.String()
 }
 
-// usage returns the description of a field such as budgets.hold, which is that of its flag. It is
-// empty for fields without a flag, such as elements of lists.
-type usage func(field string) string
-
-func (c *PrebindConfiguration) usage() usage {
-	own := c.ownFlags()
-	return func(field string) string {
-		if field == "namespaces" {
-			return usageOfNamespaces
-		}
-		if f := own.Lookup(flagOf(field)); f != nil && !strings.Contains(field, "[") {
-			return f.Usage
-		}
-		return ""
+// usage returns the description of a field such as budgets.hold, which is that of its own flag. It is empty for fields without a flag, such
+// as elements of lists.
+func usage(own *pflag.FlagSet, field string) string {
+	if field == "namespaces" {
+		return usageOfNamespaces
 	}
+	if f := own.Lookup(flagOf(field)); f != nil && !strings.Contains(field, "[") {
+		return f.Usage
+	}
+	return ""
 }
