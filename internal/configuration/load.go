@@ -14,27 +14,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxFile is the maximum size of a configuration file in bytes. A ConfigMap is smaller.
-const maxFile = 1 << 20
-
-// Loaded is a valid configuration.
-type Loaded struct {
-	*PrebindConfiguration
-	// Hash is the same for equal configurations of one version of Prebind.
-	Hash string
-}
-
-// Load returns the configuration. The file overrides the defaults, and the given flags override the
+// Load returns a valid configuration with its hash. The file overrides the defaults, and the given flags override the
 // file. Without a file, the name is empty. The error joins all duplicate fields of the file; or all unknown
 // fields and values of another type; or all invalid values. Each is one line with the file and the path of the field, or with the flag.
-func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
+func Load(r Registered, file string, given *pflag.FlagSet) (*PrebindConfiguration, error) {
 	if file == "" {
 		return Parse(r, "", nil, given)
 	}
 	content, err := os.ReadFile(file)
-	if err == nil && len(content) > maxFile {
-		err = fmt.Errorf("%s: larger than %d bytes", file, maxFile)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
 	}
@@ -42,7 +29,7 @@ func Load(r Registered, file string, given *pflag.FlagSet) (*Loaded, error) {
 }
 
 // Parse is Load for a file with this name and content.
-func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Loaded, error) {
+func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*PrebindConfiguration, error) {
 	c := Default(r)
 	if name != "" {
 		if err := c.decode(content); err != nil {
@@ -67,16 +54,12 @@ func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*Lo
 	if err != nil {
 		return nil, err
 	}
-	return &Loaded{PrebindConfiguration: c, Hash: hash(encoded)}, nil
+	sum := sha256.Sum256(encoded)
+	c.Hash = hex.EncodeToString(sum[:6])
+	return c, nil
 }
 
 // prefixed adds the prefix to each line.
 func prefixed(prefix string, err error) error {
 	return errors.New(prefix + strings.ReplaceAll(err.Error(), "\n", "\n"+prefix))
-}
-
-// hash returns a short hash of the content.
-func hash(content []byte) string {
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:])[:12]
 }

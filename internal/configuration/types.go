@@ -57,6 +57,9 @@ type PrebindConfiguration struct {
 	// Arguments of the mutators and plugins that have any.
 	Arguments ArgumentsList `json:"arguments"`
 
+	// Hash is the same for equal configurations of one version of Prebind. Only Load sets it.
+	Hash string `json:"-"`
+
 	registered Registered
 }
 

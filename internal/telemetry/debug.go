@@ -22,7 +22,7 @@ const maxLevel = 16
 
 // Debug returns a handler of the endpoints below /debug, which show the attempts in progress and the configuration. It does not authenticate
 // clients, so its server must listen on a loopback address.
-func Debug(inFlight func() []work.InFlight, c *configuration.Loaded) http.Handler {
+func Debug(inFlight func() []work.InFlight, c *configuration.PrebindConfiguration) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/attempts", func(w http.ResponseWriter, _ *http.Request) {
 		all := inFlight()

@@ -53,12 +53,12 @@ type process struct {
 	assembly *assembly.Assembly
 	engine   *binder.Engine
 	// configuration is in force until the process ends.
-	configuration *configuration.Loaded
+	configuration *configuration.PrebindConfiguration
 }
 
 // serve runs the webhook until the context ends. It checks the flags and the cluster
 // before it starts the manager.
-func serve(ctx context.Context, o *serveOptions, c *configuration.Loaded) error {
+func serve(ctx context.Context, o *serveOptions, c *configuration.PrebindConfiguration) error {
 	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
 	p := &process{o: o, configuration: c, id: replica.NewID(), ready: &webhook.Readiness{}}
 	var err error
@@ -167,7 +167,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		return err
 	}
 	p.ready.RequireOnce(p.assembly.Denied) // Before the caches, which then cannot be filled.
-	settings, err := p.assembly.Settings(p.configuration.PrebindConfiguration)
+	settings, err := p.assembly.Settings(p.configuration)
 	if err != nil {
 		return err
 	}

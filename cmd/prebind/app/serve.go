@@ -124,7 +124,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 
 // complete returns the configuration from flags and file. Its error contains all problems in
 // one line.
-func (o *serveOptions) complete(given *pflag.FlagSet) (*configuration.Loaded, error) {
+func (o *serveOptions) complete(given *pflag.FlagSet) (*configuration.PrebindConfiguration, error) {
 	problems := o.validate()
 	c, err := configuration.Load(o.registry.Components(), o.configFile, given)
 	if err != nil {

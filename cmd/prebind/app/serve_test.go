@@ -34,7 +34,7 @@ func parsed(t *testing.T, args ...string) (*serveOptions, *pflag.FlagSet) {
 }
 
 // completed returns the configuration of serve with these flags.
-func completed(t *testing.T, args ...string) (*configuration.Loaded, error) {
+func completed(t *testing.T, args ...string) (*configuration.PrebindConfiguration, error) {
 	t.Helper()
 	o, fs := parsed(t, args...)
 	return o.complete(fs)
