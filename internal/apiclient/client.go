@@ -17,29 +17,30 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-const (
-	// answerTakes is the time limit of a request. The API server ends every request except
-	// watches after 60 s.
-	answerTakes = 70 * time.Second
-	// firstContact is the time limit of the first request.
-	firstContact = 10 * time.Second
-)
+// answerTakes is the time limit of a request. The API server ends every request except watches after 60 s.
+const answerTakes = 70 * time.Second
 
-// Connect returns the client configuration of the kubeconfig or, if it is empty, of the
-// service account of the pod. It returns an error if the API server does not answer within ten
-// seconds.
-func Connect(kubeconfig, userAgent string) (*rest.Config, error) {
+// Connect returns the client configuration of the kubeconfig or, if it is empty, of the service account of the pod, and a client with a time
+// limit for small requests. It returns an error if the API server does not answer in this time, for which it needs no permissions.
+func Connect(kubeconfig, userAgent string, takes time.Duration) (*rest.Config, kubernetes.Interface, error) {
 	var config *rest.Config
 	var err error
 	if kubeconfig == "" {
 		if config, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("--kubeconfig: required outside a pod: %w", err)
+			return nil, nil, fmt.Errorf("--kubeconfig: required outside a pod: %w", err)
 		}
 	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
+		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	prepare(config, userAgent)
-	return config, contact(config)
+	client, err := NewWithTimeout(config, takes)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := client.Discovery().ServerVersion(); err != nil {
+		return nil, nil, fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
+	}
+	return config, client, nil
 }
 
 // prepare sets a time limit for every request except watches. It sets no rate limit, because
@@ -63,18 +64,6 @@ func NewWithTimeout(config *rest.Config, takes time.Duration) (kubernetes.Interf
 		return nil, fmt.Errorf("setting up a client: %w", err)
 	}
 	return client, nil
-}
-
-// contact returns an error if the API server does not answer. It needs no permissions.
-func contact(config *rest.Config) error {
-	client, err := NewWithTimeout(config, firstContact)
-	if err == nil {
-		_, err = client.Discovery().ServerVersion()
-	}
-	if err != nil {
-		return fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
-	}
-	return nil
 }
 
 // transport cancels requests without an answer. Some callers, such as the event recorder of client-go, would wait forever. A timeout of

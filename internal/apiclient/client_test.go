@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -83,7 +85,6 @@ func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
 	prepare(config, "agent")
 	assert.Zero(t, config.Timeout, "a timeout of the client would end watches")
-	assert.Error(t, contact(config))
 	sent, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {
@@ -95,4 +96,12 @@ func TestPrepare(t *testing.T) {
 		require.True(t, ok, "%T", sent)
 		sent = wrapper.WrappedRoundTripper()
 	}
+}
+
+func TestConnect_NoAnswer(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	const content = `{"clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "contexts": [{"name": "a", "context": {"cluster": "a"}}], "current-context": "a"}`
+	require.NoError(t, os.WriteFile(kubeconfig, []byte(content), 0o600))
+	_, _, err := Connect(kubeconfig, "agent", time.Second)
+	require.ErrorContains(t, err, "the API server at http://127.0.0.1:1 does not answer")
 }

@@ -23,10 +23,8 @@ import (
 const (
 	// flowSchemaName is the name of the FlowSchema that exempts the Bindings of schedulers.
 	flowSchemaName = "prebind"
-	// exemptInterval is the time between two reads of the FlowSchema. exemptTimeout is the
-	// timeout of one read.
+	// exemptInterval is the time between two reads of the FlowSchema.
 	exemptInterval = 30 * time.Second
-	exemptTimeout  = 5 * time.Second
 )
 
 // The number of calls that Prebind holds depends on whether the API server exempts them.
@@ -36,6 +34,7 @@ const (
 // Exemption follows the FlowSchema prebind. The FlowSchema selects the users whose Bindings the
 // API server exempts from its concurrency limits. Exemption is a manager.Runnable.
 type Exemption struct {
+	// Client has a time limit for each request.
 	Client kubernetes.Interface
 	// Apply is called with a function that reports whether a user is exempt, or with nil if no user is exempt.
 	Apply func(exempt func(authenticationv1.UserInfo) bool)
@@ -52,8 +51,6 @@ func (x *Exemption) Start(ctx context.Context) error {
 // update reads the FlowSchema once. If the FlowSchema is missing or may not be read, no user is exempt. After another error, such as a
 // timeout, the last answer stays.
 func (x *Exemption) update(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, exemptTimeout)
-	defer cancel()
 	schema, err := x.Client.FlowcontrolV1().FlowSchemas().Get(ctx, flowSchemaName, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 		klog.V(2).InfoS("Could not read the FlowSchema, will retry", "flowSchema", flowSchemaName, "reason", err.Error())

@@ -46,6 +46,7 @@ type process struct {
 	listeners map[string]net.Listener
 	certs     *certificates.Source
 
+	// client is for small requests: leases, the FlowSchema and schemas.
 	client   kubernetes.Interface
 	replicas *replica.Replicas
 	traces   *telemetry.Traces
@@ -65,7 +66,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.PrebindConfigu
 	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
 	}
-	if p.config, err = apiclient.Connect(o.kubeconfig, cli.UserAgent()); err != nil {
+	if p.config, p.client, err = apiclient.Connect(o.kubeconfig, cli.UserAgent(), replica.RequestTakes); err != nil {
 		return err
 	}
 	if p.listeners, err = o.listen(ctx); err != nil {
@@ -138,9 +139,6 @@ func (o *serveOptions) listen(ctx context.Context) (map[string]net.Listener, err
 // buildEngine creates the manager and the engine for the configuration. The manager must be started with the same context.
 func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) error {
 	var err error
-	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
-		return fmt.Errorf("setting up a client: %w", err)
-	}
 	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, cli.Version(), p.id); err != nil {
 		return err
 	}
@@ -152,12 +150,8 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	if p.recorder, err = telemetry.New(recording); err != nil {
 		return err
 	}
-	leases, err := apiclient.NewWithTimeout(p.config, replica.RequestTakes)
-	if err != nil {
-		return err
-	}
 	p.replicas = replica.New(replica.Options{
-		ID: p.id, Client: leases, Namespace: p.o.namespace, Clock: clock.RealClock{}, Elect: p.o.leaderElect,
+		ID: p.id, Client: p.client, Namespace: p.o.namespace, Clock: clock.RealClock{}, Elect: p.o.leaderElect,
 		Synced: func() bool { return p.assembly.Synced() }, Status: p.status,
 	})
 	if p.assembly, err = assembly.New(ctx, p.config, assembly.Options{
