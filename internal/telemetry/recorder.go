@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/tracing"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -119,24 +120,21 @@ func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decis
 	ctx, span := r.start(ctx, "Bind")
 	defer span.End()
 	d := r.engine.Bind(ctx, request)
+	kind, plugin := d.Kind(), pluginOf(d.Err)
 	if span.IsRecording() {
-		describeDecision(span, request, d)
+		describe(span, request.Pod, request.Binding.Target.Name, d.Attempt, plugin)
+		span.SetAttributes(decisionAttribute.String(kind), callsAttribute.Int(max(d.Calls, 1)))
+		if d.Err != nil {
+			span.SetAttributes(reasonAttribute.String(d.Err.Error()))
+		}
 	}
 	if request.DryRun { // An explanation, which any user may ask for.
 		return d
 	}
-	kind, plugin := d.Kind(), ""
-	if d.Err != nil {
-		plugin = d.Err.Plugin
-	}
 	r.decisions.WithLabelValues(kind, plugin).Inc()
 	r.duration.WithLabelValues(kind).Observe(r.clock.Since(begin).Seconds())
 	if d.Audit != nil {
-		plugin := ""
-		if d.Audit.Err != nil {
-			plugin = d.Audit.Err.Plugin
-		}
-		r.audited.WithLabelValues(d.Audit.Kind, plugin).Inc()
+		r.audited.WithLabelValues(d.Audit.Kind, pluginOf(d.Audit.Err)).Inc()
 	}
 	for _, c := range d.Conflicts {
 		result := "replaced"
@@ -154,13 +152,12 @@ func (r recorded) Bind(ctx context.Context, request binder.Request) binder.Decis
 	return d
 }
 
-// describeDecision sets the attributes of the span of a decision.
-func describeDecision(span trace.Span, r binder.Request, d binder.Decision) {
-	describeBind(span, r.Pod.Namespace, r.Pod.Name, r.Binding.Target.Name, d.Attempt)
-	span.SetAttributes(decisionAttribute.String(d.Kind()), callsAttribute.Int(max(d.Calls, 1)))
-	if d.Err != nil {
-		span.SetAttributes(pluginAttribute.String(d.Err.Plugin), reasonAttribute.String(d.Err.Error()))
+// pluginOf returns the plugin of an error, or "" without an error.
+func pluginOf(err *framework.Error) string {
+	if err == nil {
+		return ""
 	}
+	return err.Plugin
 }
 
 // Step implements work.Recorder: it measures calls of plugins and creates a span for each
@@ -169,7 +166,7 @@ func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func
 	begin := r.clock.Now()
 	ctx, span := r.start(ctx, s.Name, s.Plugin)
 	if span.IsRecording() {
-		describeStep(span, s)
+		describe(span, s.Pod, s.Node, s.Attempt, s.Plugin)
 	}
 	return ctx, func(err error) {
 		result := work.Result(err)
@@ -183,19 +180,14 @@ func (r *Recorder) Step(ctx context.Context, s work.Step) (context.Context, func
 	}
 }
 
-// describeStep sets the attributes of the span of a step.
-func describeStep(span trace.Span, s work.Step) {
-	describeBind(span, s.Pod.Namespace, s.Pod.Name, s.Node, s.Attempt)
-	if s.Plugin != "" {
-		span.SetAttributes(pluginAttribute.String(s.Plugin))
-	}
-}
-
-// describeBind sets the attributes of the span of a decision or step.
-func describeBind(span trace.Span, namespace, pod, node, attempt string) {
-	span.SetAttributes(semconv.K8SNamespaceName(namespace), semconv.K8SPodName(pod), semconv.K8SNodeName(node))
+// describe sets the attributes of the span of a decision or step. An attempt or a plugin that is empty has no attribute.
+func describe(span trace.Span, pod types.NamespacedName, node, attempt, plugin string) {
+	span.SetAttributes(semconv.K8SNamespaceName(pod.Namespace), semconv.K8SPodName(pod.Name), semconv.K8SNodeName(node))
 	if attempt != "" {
 		span.SetAttributes(attemptAttribute.String(attempt))
+	}
+	if plugin != "" {
+		span.SetAttributes(pluginAttribute.String(plugin))
 	}
 }
 
