@@ -110,14 +110,11 @@ func (r *rivals) addKyverno(ctx context.Context) error {
 		if variant == kyverno {
 			args = append(args, tuned...)
 		}
-		r.processes[variant], err = cluster.NewProcess(cluster.ProcessOptions{
+		r.processes[variant] = cluster.NewProcess(cluster.ProcessOptions{
 			Name: variant, Path: binary, LogFile: filepath.Join(r.cluster.Dir(), "logs", variant+".log"),
 			Args: args, Env: env,
 			Health: func(ctx context.Context) error { return r.try(ctx, variant) },
 		})
-		if err != nil {
-			return err
-		}
 		if err := r.turn(ctx, variant, func(context.Context) error { return nil }); err != nil {
 			return err
 		}

@@ -191,7 +191,7 @@ func (r *rivals) serve(ctx context.Context, variant, binary string) (string, err
 	if variant == following {
 		args = append(args, "--kubeconfig="+r.cluster.Kubeconfig())
 	}
-	r.processes[variant], err = cluster.NewProcess(cluster.ProcessOptions{
+	r.processes[variant] = cluster.NewProcess(cluster.ProcessOptions{
 		Name: variant, Path: binary, Args: args, LogFile: filepath.Join(r.cluster.Dir(), "logs", variant+".log"),
 		Health: func(ctx context.Context) error {
 			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -201,7 +201,7 @@ func (r *rivals) serve(ctx context.Context, variant, binary string) (string, err
 			return err
 		},
 	})
-	return address, err
+	return address, nil
 }
 
 // expose adds a port for a variant to Prebind's Service. The variant therefore has the same certificate.
@@ -225,12 +225,9 @@ func (r *rivals) turn(ctx context.Context, variant string, do func(ctx context.C
 	if process == nil {
 		return do(ctx)
 	}
-	if err := process.Start(); err != nil {
-		return err
-	}
 	start, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := process.WaitReady(start)
+	err := process.Run(start)
 	if err == nil {
 		err = do(ctx)
 	}

@@ -140,7 +140,7 @@ func (r *rivals) addInformer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.processes[informer], err = cluster.NewProcess(cluster.ProcessOptions{
+	r.processes[informer] = cluster.NewProcess(cluster.ProcessOptions{
 		Name: informer, Path: binary, LogFile: filepath.Join(r.cluster.Dir(), "logs", "informer.log"),
 		Args: []string{"--kubeconfig=" + r.cluster.Kubeconfig(), "--health-probe-bind-address=" + address},
 		Health: func(ctx context.Context) error {
@@ -150,7 +150,7 @@ func (r *rivals) addInformer(ctx context.Context) error {
 			return nil
 		},
 	})
-	return err
+	return nil
 }
 
 // fill creates the objects that the smaller cluster lacks.

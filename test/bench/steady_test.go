@@ -50,8 +50,7 @@ func TestSteadyState(t *testing.T) {
 	}}, cluster.Nodes("node", 3), prebind)
 	ctx := t.Context()
 	process := r.processes[prebind]
-	require.NoError(t, process.Start())
-	require.NoError(t, process.WaitReady(ctx))
+	require.NoError(t, process.Run(ctx))
 	pods, err := r.create(ctx, prebind, "steady", binds)
 	require.NoError(t, err)
 	require.NoError(t, r.calm(ctx, prebind))

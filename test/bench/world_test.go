@@ -46,9 +46,7 @@ type world struct {
 func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 	tb.Helper()
 	c := clustertest.Start(tb, o)
-	client, err := kubernetes.NewForConfig(c.Config())
-	require.NoError(tb, err)
-	require.NoError(tb, cluster.CreateNodes(tb.Context(), client, cluster.Nodes("node", worldNodes)...))
+	require.NoError(tb, cluster.CreateNodes(tb.Context(), c.Client(), cluster.Nodes("node", worldNodes)...))
 	binary, err := install.Build(tb.Context(), install.BuildOptions{Dir: c.Dir()})
 	require.NoError(tb, err)
 	prebind, err := install.New(tb.Context(), install.Options{Cluster: c, Binary: binary})
@@ -58,7 +56,7 @@ func newWorld(tb testing.TB, o cluster.Options, args ...string) *world {
 		require.NoError(tb, err)
 		tb.Cleanup(func() { clustertest.Kill(tb, replica.Process) })
 	}
-	return &world{cluster: c, client: client, prebind: prebind}
+	return &world{cluster: c, client: c.Client(), prebind: prebind}
 }
 
 // follow returns the delays from claim bound to pod bound when n claims and n pods are bound. A pod has the name of its

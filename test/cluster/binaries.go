@@ -179,12 +179,6 @@ func findCommands(ctx context.Context, o Options) (commands, error) {
 	return found, nil
 }
 
-// CacheDir returns the directory for files that are kept between runs.
-func CacheDir() (string, error) {
-	dir, err := os.UserCacheDir()
-	return filepath.Join(dir, "prebind"), err
-}
-
 func logf(w io.Writer, format string, args ...any) {
 	_, _ = fmt.Fprintf(w, format+"\n", args...)
 }

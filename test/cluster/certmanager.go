@@ -29,18 +29,12 @@ func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Proces
 	if err != nil {
 		return nil, err
 	}
-	process, err := NewProcess(ProcessOptions{
+	process := NewProcess(ProcessOptions{
 		Name:    CertManager,
 		Path:    path,
 		Args:    append([]string{"--kubeconfig=" + kubeconfig, "--health-bind-address=" + address}, args...),
 		LogFile: c.file(filepath.Join("logs", CertManager+".log")),
 		Health:  c.serves("http://" + address + "/readyz"),
 	})
-	if err != nil {
-		return nil, err
-	}
-	if err := process.Start(); err != nil {
-		return nil, err
-	}
-	return process, process.WaitReady(ctx)
+	return process, process.Run(ctx)
 }

@@ -30,10 +30,11 @@ type Cluster struct {
 	temporary bool // dir is ours to remove
 
 	pki         *pki
-	reserved    *ports
+	reserved    ports
 	ports       map[string]int    // by component, and etcdPeer
 	kubeconfigs map[string]string // by component
 	admin       *rest.Config
+	client      kubernetes.Interface // with admin
 	adminPath   string
 	egress      *egress
 	spread      net.Listener
@@ -52,9 +53,6 @@ type Cluster struct {
 // fails, or ctx ends, everything is stopped again; the logs stay, and the error
 // says where. After Start has returned, ctx has no effect: call [Cluster.Stop].
 func Start(ctx context.Context, o Options) (*Cluster, error) {
-	if err := o.validate(); err != nil {
-		return nil, fmt.Errorf("start a cluster: %w", err)
-	}
 	o = o.complete()
 	commands, err := findCommands(ctx, o)
 	if err != nil {
@@ -80,7 +78,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	for _, component := range c.o.components() {
-		process, err := NewProcess(ProcessOptions{
+		c.processes[component] = NewProcess(ProcessOptions{
 			Name:    component,
 			Path:    c.commands[component][0],
 			Args:    append(c.commands[component][1:], c.args(component)...),
@@ -88,22 +86,14 @@ func (c *Cluster) start(ctx context.Context) error {
 			Health:  c.health(component),
 			Grace:   graces[component],
 		})
-		if err != nil {
-			return err
-		}
-		c.processes[component] = process
 	}
 	for _, component := range c.o.servers() {
 		if err := c.launch(ctx, component); err != nil {
 			return err
 		}
 	}
-	client, err := kubernetes.NewForConfig(c.admin)
-	if err != nil {
-		return fmt.Errorf("make a client: %w", err)
-	}
-	c.services = newServices(c.egress.listener, client)
-	if err := c.bootstrap(ctx, client); err != nil {
+	c.services = newServices(c.egress.listener, c.client)
+	if err := c.bootstrap(ctx); err != nil {
 		return err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -113,7 +103,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return WaitForPods(ctx, client, corev1.NamespaceDefault)
+	return WaitForPods(ctx, c.client, corev1.NamespaceDefault)
 }
 
 // graces are shorter than the usual for components that would use all of it when
@@ -124,11 +114,7 @@ var graces = map[string]time.Duration{Etcd: time.Second, APIServer: 5 * time.Sec
 // launch starts a component and waits until it is ready.
 func (c *Cluster) launch(ctx context.Context, component string) error {
 	began := time.Now()
-	process := c.processes[component]
-	if err := process.Start(); err != nil {
-		return err
-	}
-	if err := process.WaitReady(ctx); err != nil {
+	if err := c.processes[component].Run(ctx); err != nil {
 		return err
 	}
 	logf(c.o.Out, "%s is ready after %s", component, time.Since(began).Round(100*time.Millisecond))
@@ -171,9 +157,7 @@ func (c *Cluster) shutdown() error {
 	if c.egress != nil {
 		errs = append(errs, c.egress.close())
 	}
-	if c.reserved != nil {
-		c.reserved.release()
-	}
+	errs = append(errs, c.reserved.release())
 	if c.temporary {
 		errs = append(errs, os.RemoveAll(c.dir))
 	}
@@ -193,6 +177,9 @@ func (c *Cluster) Err() error {
 // of system:masters, and that does not limit its own rate in practice. The caller
 // owns it.
 func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// Client returns a client with Config.
+func (c *Cluster) Client() kubernetes.Interface { return c.client }
 
 // Kubeconfig returns the path of a kubeconfig with the rights of Config.
 func (c *Cluster) Kubeconfig() string { return c.adminPath }

@@ -66,8 +66,8 @@ func (c *Cluster) apiServerArgs(component string) []string {
 		"--client-ca-file=" + c.pki.file("ca.crt"),
 		"--service-cluster-ip-range=" + serviceRange,
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file=" + c.pki.file("service-account.pub"),
-		"--service-account-signing-key-file=" + c.pki.file("service-account.key"),
+		"--service-account-key-file=" + c.pki.file("ca.key"),
+		"--service-account-signing-key-file=" + c.pki.file("ca.key"),
 		"--egress-selector-config-file=" + c.file(egressConfigFile),
 		"--allow-privileged=true",
 		"--profiling=false",
@@ -99,7 +99,7 @@ func (c *Cluster) AddAPIServer(ctx context.Context, name string) (*Process, stri
 		return nil, "", err
 	}
 	command := c.commands[APIServer]
-	process, err := NewProcess(ProcessOptions{
+	process := NewProcess(ProcessOptions{
 		Name:    name,
 		Path:    command[0],
 		Args:    slices.Concat(command[1:], c.args(APIServer), []string{"--secure-port=" + port}), // The last of two equal flags applies.
@@ -107,20 +107,14 @@ func (c *Cluster) AddAPIServer(ctx context.Context, name string) (*Process, stri
 		Health:  c.serves("https://" + listen + "/readyz"),
 		Grace:   graces[APIServer],
 	})
-	if err != nil {
-		return nil, "", err
-	}
-	if err := process.Start(); err != nil {
-		return nil, "", err
-	}
-	return process, "https://" + listen, process.WaitReady(ctx)
+	return process, "https://" + listen, process.Run(ctx)
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
 	out := []string{
 		"--leader-elect=false",
 		"--use-service-account-credentials=true",
-		"--service-account-private-key-file=" + c.pki.file("service-account.key"),
+		"--service-account-private-key-file=" + c.pki.file("ca.key"),
 		"--root-ca-file=" + c.pki.file("ca.crt"),
 		"--cluster-signing-cert-file=" + c.pki.file("ca.crt"),
 		"--cluster-signing-key-file=" + c.pki.file("ca.key"),

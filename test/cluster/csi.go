@@ -75,11 +75,7 @@ func (c *Cluster) newCSI(ctx context.Context, driver string, zones map[string]in
 	if err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(c.admin)
-	if err != nil {
-		return nil, err
-	}
-	if err := prepareCSI(ctx, client, driver); err != nil {
+	if err := prepareCSI(ctx, c.client, driver); err != nil {
 		return nil, err
 	}
 	kubeconfig, err := c.userKubeconfig("csi-provisioner", csiProvisionerUser)
@@ -90,13 +86,13 @@ func (c *Cluster) newCSI(ctx context.Context, driver string, zones map[string]in
 	if err != nil {
 		return nil, err
 	}
-	s := &CSI{name: driver, client: client}
+	s := &CSI{name: driver, client: c.client}
 	socket := c.file(driver + ".sock")
 	args := []string{"--driver=" + driver, "--topology-key=" + CSITopologyKey, "--csi-address=" + socket}
 	for zone, bytes := range zones {
 		args = append(args, fmt.Sprintf("--zones=%s=%d", zone, bytes))
 	}
-	s.Driver, err = NewProcess(ProcessOptions{
+	s.Driver = NewProcess(ProcessOptions{
 		Name:    "csi-driver " + driver,
 		Path:    driverBinary,
 		Args:    args,
@@ -106,10 +102,7 @@ func (c *Cluster) newCSI(ctx context.Context, driver string, zones map[string]in
 			return err
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	s.Provisioner, err = NewProcess(ProcessOptions{
+	s.Provisioner = NewProcess(ProcessOptions{
 		Name: "csi-provisioner " + driver,
 		Path: provisionerBinary,
 		Args: csiProvisionerArgs(socket, provisionerAddress),
@@ -118,7 +111,7 @@ func (c *Cluster) newCSI(ctx context.Context, driver string, zones map[string]in
 		LogFile: c.file(filepath.Join("logs", "csi-provisioner-"+driver+".log")),
 		Health:  c.serves("http://" + provisionerAddress + "/metrics"),
 	})
-	return s, err
+	return s, nil
 }
 
 func csiProvisionerArgs(socket, httpAddress string) []string {
@@ -165,10 +158,7 @@ func prepareCSI(ctx context.Context, client kubernetes.Interface, driver string)
 
 func (s *CSI) start(ctx context.Context) error {
 	for _, process := range []*Process{s.Driver, s.Provisioner} {
-		if err := process.Start(); err != nil {
-			return err
-		}
-		if err := process.WaitReady(ctx); err != nil {
+		if err := process.Run(ctx); err != nil {
 			return err
 		}
 	}

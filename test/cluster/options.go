@@ -4,9 +4,7 @@
 package cluster
 
 import (
-	"fmt"
 	"io"
-	"slices"
 	"time"
 )
 
@@ -90,15 +88,6 @@ func (o Options) complete() Options {
 		o.SchedulerConfig = DefaultSchedulerConfig()
 	}
 	return o
-}
-
-func (o Options) validate() error {
-	for component := range o.ExtraArgs {
-		if !slices.Contains([]string{Etcd, APIServer, ControllerManager, Scheduler, Provisioner, Kwok}, component) {
-			return fmt.Errorf("extra arguments for %q: there is no such component", component)
-		}
-	}
-	return nil
 }
 
 // servers are etcd and the API servers, in the order to start them in.

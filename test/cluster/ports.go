@@ -9,36 +9,25 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"path/filepath"
 	"strconv"
 	"sync"
 )
 
 const loopback = "127.0.0.1"
 
-// Reserved ports come from below the range that operating systems take the ports
-// of outgoing connections from. So a component that is down for a restart does
-// not lose its port to somebody's connection.
+// Reserved ports are below the range from which operating systems take the ports of outgoing connections, so that such a connection
+// does not take the port of a component during its restart.
 const (
 	firstPort = 20000
 	lastPort  = 31999
 )
 
-// ports are loopback ports that no other control plane takes, in this process or
-// in another, until they are released. It is safe for concurrent use.
+// ports are TCP ports that no other control plane uses, in this process or in another one, until they are released. A UDP socket with the
+// same number keeps each of them: no component uses UDP, and the operating system closes the socket of a process that is killed. It is
+// safe for concurrent use.
 type ports struct {
-	dir string
-
-	mu    sync.Mutex
-	locks []*fileLock
-}
-
-func newPorts() (*ports, error) {
-	dir, err := CacheDir()
-	if err != nil {
-		return nil, err
-	}
-	return &ports{dir: filepath.Join(dir, "ports")}, nil
+	mu   sync.Mutex
+	kept []net.PacketConn
 }
 
 // reserve returns a port that nothing listens on.
@@ -48,32 +37,31 @@ func (p *ports) reserve(ctx context.Context) (int, error) {
 	defer p.mu.Unlock()
 	for range attempts {
 		port := firstPort + rand.IntN(lastPort-firstPort+1)
-		lock, err := tryLock(filepath.Join(p.dir, strconv.Itoa(port)))
-		if errors.Is(err, errLocked) {
-			continue
-		}
+		kept, err := (&net.ListenConfig{}).ListenPacket(ctx, "udp", address(port))
 		if err != nil {
-			return 0, err
-		}
-		if !canListen(ctx, port) {
-			lock.release()
 			continue
 		}
-		p.locks = append(p.locks, lock)
-		return port, nil
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address(port))
+		if err == nil {
+			p.kept = append(p.kept, kept)
+			return port, listener.Close()
+		}
+		_ = kept.Close()
 	}
 	return 0, fmt.Errorf("find a free port on %s: %d tries between %d and %d failed: stop something that listens there",
 		loopback, attempts, firstPort, lastPort)
 }
 
 // release gives all ports back.
-func (p *ports) release() {
+func (p *ports) release() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, lock := range p.locks {
-		lock.release()
+	var errs []error
+	for _, kept := range p.kept {
+		errs = append(errs, kept.Close())
 	}
-	p.locks = nil
+	p.kept = nil
+	return errors.Join(errs...)
 }
 
 // ReserveAddress returns a loopback address that nothing listens on and that no
@@ -86,14 +74,6 @@ func (c *Cluster) ReserveAddress(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return address(port), nil
-}
-
-func canListen(ctx context.Context, port int) bool {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address(port))
-	if err != nil {
-		return false
-	}
-	return listener.Close() == nil
 }
 
 func address(port int) string { return net.JoinHostPort(loopback, strconv.Itoa(port)) }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"k8s.io/client-go/kubernetes"
 )
 
 // etcdPeer is the key, in Cluster.ports, of the port that a single etcd has to
@@ -65,13 +67,9 @@ func (c *Cluster) makeDir() error {
 }
 
 func (c *Cluster) reservePorts(ctx context.Context) error {
-	reserved, err := newPorts()
-	if err != nil {
-		return err
-	}
-	c.reserved = reserved
+	var err error
 	for _, name := range append(c.o.components(), etcdPeer, bothAPIServers) {
-		if c.ports[name], err = reserved.reserve(ctx); err != nil {
+		if c.ports[name], err = c.reserved.reserve(ctx); err != nil {
 			return fmt.Errorf("reserve a port for %s: %w", name, err)
 		}
 	}
@@ -80,10 +78,8 @@ func (c *Cluster) reservePorts(ctx context.Context) error {
 
 func (c *Cluster) makeCertificates() error {
 	var err error
-	if c.pki, err = newPKI(c.file("pki")); err != nil {
-		return err
-	}
-	return c.pki.writeServing()
+	c.pki, err = newPKI(c.file("pki"))
+	return err
 }
 
 // makeCredentials gives the administrator and each component an identity.
@@ -92,6 +88,9 @@ func (c *Cluster) makeCredentials() error {
 	var err error
 	if c.admin, err = c.UserConfig(administrator, masters); err != nil {
 		return err
+	}
+	if c.client, err = kubernetes.NewForConfig(c.admin); err != nil {
+		return fmt.Errorf("make a client: %w", err)
 	}
 	if c.adminPath, err = c.userKubeconfig("admin", administrator, masters); err != nil {
 		return err

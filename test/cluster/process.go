@@ -57,23 +57,15 @@ type run struct {
 	asked  bool          // guarded by Process.mu: somebody meant it to end
 }
 
-// NewProcess checks the options. It starts nothing.
-func NewProcess(o ProcessOptions) (*Process, error) {
-	switch {
-	case o.Name == "":
-		return nil, errors.New("process has no name: set ProcessOptions.Name")
-	case o.Path == "":
-		return nil, fmt.Errorf("process %s has no binary: set ProcessOptions.Path", o.Name)
-	case o.LogFile == "":
-		return nil, fmt.Errorf("process %s has nowhere to log to: set ProcessOptions.LogFile", o.Name)
-	}
+// NewProcess returns a process that has not started.
+func NewProcess(o ProcessOptions) *Process {
 	if o.Grace == 0 {
 		o.Grace = stopGrace
 	}
 	if o.Health == nil {
 		o.Health = func(context.Context) error { return nil }
 	}
-	return &Process{o: o}, nil
+	return &Process{o: o}
 }
 
 // Name returns the name that the process was given.
@@ -121,6 +113,14 @@ func (p *Process) Start() error {
 	return nil
 }
 
+// Run starts the process and waits until it is ready.
+func (p *Process) Run(ctx context.Context) error {
+	if err := p.Start(); err != nil {
+		return err
+	}
+	return p.WaitReady(ctx)
+}
+
 // WaitReady returns when the process is ready, or with an error that holds the
 // end of its log as soon as it has ended or ctx has.
 func (p *Process) WaitReady(ctx context.Context) error {
@@ -163,10 +163,7 @@ func (p *Process) Restart(ctx context.Context) error {
 	if err := p.Stop(); err != nil {
 		return err
 	}
-	if err := p.Start(); err != nil {
-		return err
-	}
-	return p.WaitReady(ctx)
+	return p.Run(ctx)
 }
 
 // Signal sends a signal, such as SIGSTOP or SIGCONT. A signal that ends the

@@ -45,7 +45,7 @@ func (c *Cluster) health(component string) func(ctx context.Context) error {
 // serves returns a check whether the URL answers with 200. It trusts the CA of the cluster.
 func (c *Cluster) serves(url string) func(ctx context.Context) error {
 	roots := x509.NewCertPool()
-	roots.AddCert(c.pki.cert)
+	roots.AddCert(c.pki.Cert)
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		// A connection from before a restart must not answer for after it.
@@ -70,9 +70,9 @@ func (c *Cluster) serves(url string) func(ctx context.Context) error {
 }
 
 // bootstrap makes the objects that come with the components that are not part of Kubernetes.
-func (c *Cluster) bootstrap(ctx context.Context, client kubernetes.Interface) error {
+func (c *Cluster) bootstrap(ctx context.Context) error {
 	if c.o.Kwok {
-		err := grant(ctx, client, kwokUser,
+		err := grant(ctx, c.client, kwokUser,
 			rule("", "nodes", "get", "list", "watch"),
 			rule("", "pods", "get", "list", "watch", "delete"),
 			rule("", "pods/status", "patch"),
@@ -85,7 +85,7 @@ func (c *Cluster) bootstrap(ctx context.Context, client kubernetes.Interface) er
 	if c.o.WithoutProvisioner {
 		return nil
 	}
-	err := grant(ctx, client, provisionerUser,
+	err := grant(ctx, c.client, provisionerUser,
 		rule("", "persistentvolumes", "get", "list", "watch", "create", "delete", "patch"),
 		rule("", "persistentvolumeclaims", "get", "list", "watch", "update"),
 		rule("", "nodes", "get"),
@@ -95,7 +95,7 @@ func (c *Cluster) bootstrap(ctx context.Context, client kubernetes.Interface) er
 	if err != nil {
 		return err
 	}
-	_, err = client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
+	_, err = c.client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: ProvisionerName},
 		// Nothing attaches volumes here, so nothing must wait for it.
 		Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},

@@ -12,7 +12,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -40,9 +39,9 @@ func (c *Cluster) UserConfig(name string, groups ...string) (*rest.Config, error
 	return &rest.Config{
 		Host: c.url(APIServer),
 		TLSClientConfig: rest.TLSClientConfig{
-			CAData:   c.pki.pem,
-			CertData: client.cert,
-			KeyData:  client.key,
+			CAData:   c.pki.CertPEM,
+			CertData: client.CertPEM,
+			KeyData:  client.KeyPEM,
 		},
 		QPS:   clientQPS,
 		Burst: clientBurst,
@@ -54,12 +53,8 @@ func (c *Cluster) UserConfig(name string, groups ...string) (*rest.Config, error
 // from a file. The service account must exist. The token lasts for 24 hours; the
 // files are the cluster's and go with its folder.
 func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
-	client, err := kubernetes.NewForConfig(c.Config())
-	if err != nil {
-		return "", fmt.Errorf("make a client: %w", err)
-	}
 	life := int64(tokenLife)
-	token, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name,
+	token, err := c.client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &life}}, metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("make a token for service account %s/%s (does it exist?): %w", namespace, name, err)
@@ -83,8 +78,8 @@ func (c *Cluster) userKubeconfig(file, user string, groups ...string) (string, e
 	}
 	path := filepath.Join(c.dir, "users", file+".kubeconfig")
 	return path, c.writeKubeconfig(path, user, &clientcmdapi.AuthInfo{
-		ClientCertificateData: client.cert,
-		ClientKeyData:         client.key,
+		ClientCertificateData: client.CertPEM,
+		ClientKeyData:         client.KeyPEM,
 	}, metav1.NamespaceDefault)
 }
 

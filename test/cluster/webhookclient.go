@@ -31,7 +31,7 @@ func (c *Cluster) writeAdmissionConfig() error {
 	}
 	// The API server looks up the webhook's name among the users; the star is all.
 	path := filepath.Join(c.dir, "users", "webhooks.kubeconfig")
-	auth := &clientcmdapi.AuthInfo{ClientCertificateData: client.cert, ClientKeyData: client.key}
+	auth := &clientcmdapi.AuthInfo{ClientCertificateData: client.CertPEM, ClientKeyData: client.KeyPEM}
 	if err := c.writeKubeconfig(path, "*", auth, metav1.NamespaceDefault); err != nil {
 		return err
 	}

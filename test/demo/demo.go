@@ -104,9 +104,7 @@ func (d *demo) setUp(ctx context.Context) error {
 	if d.cluster, err = cluster.Start(ctx, cluster.Options{Out: d.out, Kwok: true}); err != nil {
 		return err
 	}
-	if d.client, err = kubernetes.NewForConfig(d.cluster.Config()); err != nil {
-		return err
-	}
+	d.client = d.cluster.Client()
 	if err := cluster.CreateNodes(ctx, d.client, cluster.Nodes("node", nodes)...); err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -68,11 +67,13 @@ type replica struct {
 // newWorld starts a cluster with n replicas. Faults target only the first of them.
 func newWorld(t *testing.T, binary string, n int, o cluster.Options) *world {
 	t.Helper()
-	w := &world{cluster: clustertest.Start(t, o), disturbed: newDisturbances(n)}
-	require.NoError(t, w.connect())
+	c := clustertest.Start(t, o)
+	w := &world{cluster: c, client: c.Client(), disturbed: newDisturbances(n)}
+	var err error
+	w.watcher, err = client.NewWithWatch(c.Config(), client.Options{})
+	require.NoError(t, err)
 	open := cluster.WithLabels(map[string]string{openKey: "yes"})
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", nodes, open)...))
-	var err error
 	w.prebind, err = install.New(t.Context(), install.Options{Cluster: w.cluster, Binary: binary, Clock: true})
 	require.NoError(t, err)
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/policy"))
@@ -87,14 +88,6 @@ func newWorld(t *testing.T, binary string, n int, o cluster.Options) *world {
 		r.atFirst = r.settledAtFirst(t)
 	}
 	return w
-}
-
-// connect creates the clients.
-func (w *world) connect() error {
-	var errs [2]error
-	w.client, errs[0] = kubernetes.NewForConfig(w.cluster.Config())
-	w.watcher, errs[1] = client.NewWithWatch(w.cluster.Config(), client.Options{})
-	return errors.Join(errs[:]...)
 }
 
 func (w *world) startReplica(t *testing.T) {

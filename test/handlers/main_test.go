@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -79,11 +78,7 @@ func prepare(ctx context.Context, c *cluster.Cluster) error {
 	if tasks, err = client.NewWithWatch(c.Config(), client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
-	all, err := kubernetes.NewForConfig(c.Config())
-	if err != nil {
-		return err
-	}
-	return cluster.CreateNodes(ctx, all, cluster.Nodes("node", 1)...)
+	return cluster.CreateNodes(ctx, c.Client(), cluster.Nodes("node", 1)...)
 }
 
 // start starts the handler with the token of its ServiceAccount.
@@ -91,12 +86,11 @@ func start(t *testing.T, name, path string, args func(kubeconfig string) []strin
 	t.Helper()
 	kubeconfig, err := shared.ServiceAccountKubeconfig(t.Context(), namespace, name)
 	require.NoError(t, err)
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
+	process := cluster.NewProcess(cluster.ProcessOptions{
 		Name: name, Path: path, Args: args(kubeconfig), LogFile: filepath.Join(shared.Dir(), "logs", name+".log"),
 		// For the handler in shell.
 		Env: []string{"KUBECONFIG=" + kubeconfig, "PATH=" + shared.Dir() + string(filepath.ListSeparator) + os.Getenv("PATH")},
 	})
-	require.NoError(t, err)
 	require.NoError(t, process.Start())
 	t.Cleanup(func() { clustertest.Kill(t, process) })
 	return process

@@ -56,7 +56,7 @@ func (p *Prebind) Launch(ctx context.Context, extraArgs ...string) (*Replica, er
 		r.clock = p.file(name + ".clock")
 		env = append(env, clockFile+"="+r.clock)
 	}
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
+	r.Process = cluster.NewProcess(cluster.ProcessOptions{
 		Name: name,
 		Path: p.o.Binary,
 		// The last of two equal flags applies. These flags set the local token and ports.
@@ -72,10 +72,6 @@ func (p *Prebind) Launch(ctx context.Context, extraArgs ...string) (*Replica, er
 		Health:  r.ready,
 		Grace:   p.pod.grace,
 	})
-	if err != nil {
-		return nil, err
-	}
-	r.Process = process
 	p.replicas = append(p.replicas, r)
 	if err := r.Process.Start(); err != nil {
 		return nil, err
@@ -194,18 +190,24 @@ func (r *Replica) MetricsAddress() string { return r.metrics }
 func (r *Replica) HealthAddress() string { return r.health }
 
 func (r *Replica) get(ctx context.Context, url string) (string, error) {
+	body, code, err := Fetch(ctx, url)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("%s returned %d: %s", url, code, body)
+	}
+	return body, err
+}
+
+// Fetch returns the body and the status code.
+func Fetch(ctx context.Context, url string) (string, int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s returned %s: %s", url, response.Status, body)
-	}
-	return string(body), err
+	return string(body), response.StatusCode, err
 }

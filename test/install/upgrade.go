@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/prebind/prebind/test/cluster"
 )
 
 // Version is a version of Prebind: the root of its checkout, and its program.
@@ -61,11 +59,11 @@ func Extract(ctx context.Context, ref string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s is not in this clone: run 'git fetch --unshallow --tags' or 'git fetch --tags': %w", ref, err)
 	}
-	cache, err := cluster.CacheDir()
+	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, "versions", commit)
+	dir := filepath.Join(cache, "prebind", "versions", commit)
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}

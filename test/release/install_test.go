@@ -48,11 +48,9 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, cluster: clustertest.Start(t, cluster.Options{})}
-	var err error
-	w.client, err = kubernetes.NewForConfig(w.cluster.Config())
-	require.NoError(t, err)
+	w.client = w.cluster.Client()
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Nodes("node", 2)...))
-	_, err = w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: users}}, metav1.CreateOptions{})
+	_, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: users}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, users))
 	w.before = w.objects()

@@ -56,9 +56,7 @@ func (b *bench) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.client, err = kubernetes.NewForConfig(b.cluster.Config()); err != nil {
-		return err
-	}
+	b.client = b.cluster.Client()
 	if err := b.createNodes(ctx); err != nil {
 		return err
 	}
@@ -268,13 +266,10 @@ func (b *bench) startProgram(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
+	process := cluster.NewProcess(cluster.ProcessOptions{
 		Name: p.Name, Path: path, Args: args, Env: env,
 		LogFile: filepath.Join(b.cluster.Dir(), "logs", p.Name+".log"),
 	})
-	if err != nil {
-		return err
-	}
 	b.processes = append(b.processes, process)
 	return process.Start()
 }
