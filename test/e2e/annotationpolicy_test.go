@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -211,12 +210,7 @@ func testPolicyBind(t *testing.T, w *world) {
 // userClient returns a client of a user with RBAC permissions to bind pods.
 func userClient(t *testing.T, w *world, name string) kubernetes.Interface {
 	t.Helper()
-	_, err := w.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:kube-scheduler"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
+	(&bench{world: w, t: t}).kubectl("create", "clusterrolebinding", "e2e-"+name, "--clusterrole="+kubeScheduler, "--user="+name)
 	config, err := w.cluster.UserConfig(name)
 	require.NoError(t, err)
 	client, err := kubernetes.NewForConfig(config)

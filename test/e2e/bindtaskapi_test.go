@@ -110,12 +110,7 @@ func (a *policyAPI) as(t *testing.T, user string) client.Client {
 func (a *policyAPI) userWith(t *testing.T, user string, roles ...string) client.Client {
 	t.Helper()
 	for _, role := range roles {
-		_, err := a.world.client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: user + "-" + role},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		}, metav1.CreateOptions{})
-		require.NoError(t, err)
+		(&bench{world: a.world, t: t}).kubectl("create", "clusterrolebinding", user+"-"+role, "--clusterrole="+role, "--user="+user)
 	}
 	return a.as(t, user)
 }

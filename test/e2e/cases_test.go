@@ -30,15 +30,11 @@ func (b *bench) untilAvailable(volumes []string) {
 // versions returns the resource versions of the pod, a volume and claims, which change with every write.
 func (b *bench) versions(pv string, claims ...string) map[string]string {
 	b.t.Helper()
-	p, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
-	require.NoError(b.t, err)
 	v, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), pv, metav1.GetOptions{})
 	require.NoError(b.t, err)
-	out := map[string]string{"pod": p.ResourceVersion, "volume": v.ResourceVersion}
+	out := map[string]string{"pod": b.getPod().ResourceVersion, "volume": v.ResourceVersion}
 	for _, name := range claims {
-		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
-		require.NoError(b.t, err)
-		out[name] = claim.ResourceVersion
+		out[name] = b.getClaim(name).ResourceVersion
 	}
 	return out
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -25,12 +24,7 @@ func testExplainRole(t *testing.T, w *world) {
 	b, other := newBench(t, w, nil), newBench(t, w, nil)
 	const user = "ana"
 	grant := func(namespace string) {
-		_, err := w.client.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "explain"},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "prebind-explain"},
-		}, metav1.CreateOptions{})
-		require.NoError(t, err)
+		b.kubectl("create", "rolebinding", "explain", "--namespace="+namespace, "--clusterrole=prebind-explain", "--user="+user)
 	}
 	grant(b.ns)
 	config := rest.CopyConfig(w.cluster.Config())
@@ -54,9 +48,7 @@ func testExplainRole(t *testing.T, w *world) {
 	err = ana.CoreV1().Pods(b.ns).Bind(t.Context(), b.binding("node-1"), metav1.CreateOptions{})
 	assert.True(t, apierrors.IsForbidden(err), "%v", err)
 	assert.ErrorContains(t, err, user+": the ClusterRole prebind-explain permits only dry runs of Bindings")
-	claim, err := w.client.CoreV1().PersistentVolumeClaims(b.ns).Get(t.Context(), "data", metav1.GetOptions{})
-	require.NoError(t, err)
-	assert.NotContains(t, claim.Annotations, volume.AnnSelectedNode, "Prebind prepares nothing for a rejected Binding")
+	assert.NotContains(t, b.getClaim("data").Annotations, volume.AnnSelectedNode, "Prebind prepares nothing for a rejected Binding")
 
 	_, errs, code = b.command("explain", "pod", "--node=node-1", "-n="+other.ns, "--as="+user)
 	assert.Equal(t, 3, code, "a tenant cannot read the pods of another")

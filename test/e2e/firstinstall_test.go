@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -30,8 +29,7 @@ const firstInstallation = "config/first-install"
 func TestFirstInstallation_NoBindFails(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{})
-	client, err := kubernetes.NewForConfig(c.Config())
-	require.NoError(t, err)
+	client := c.Client()
 	w := &world{cluster: c, client: client}
 	require.NoError(t, cluster.CreateNodes(t.Context(), client, cluster.Nodes("node", 6)...))
 
@@ -43,6 +41,7 @@ func TestFirstInstallation_NoBindFails(t *testing.T) {
 	}
 	s.during(func() {
 		some()
+		var err error
 		w.prebind, err = install.New(t.Context(), install.Options{Cluster: c, Binary: shared.prebind.Binary(), Kustomization: firstInstallation})
 		require.NoError(t, err)
 		w.killAfter(t)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -70,10 +69,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 // state contains all objects that a forged review could change: the versions of pod and claim, and the number of events.
 func (b *bench) state() map[string]string {
 	b.t.Helper()
-	pod, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
-	require.NoError(b.t, err)
-	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
-	require.NoError(b.t, err)
+	pod, claim := b.getPod(), b.getClaim("data")
 	about := 0
 	for _, e := range b.events() {
 		if says([]string{e}, "Bind") || says([]string{e}, "PreBind") {

@@ -102,16 +102,13 @@ func newWorld(ctx context.Context, c *cluster.Cluster, binary string, replicas i
 // newWorldWith is newWorld with another installation than the shipped default.
 func newWorldWith(ctx context.Context, o install.Options, replicas int, args ...string) (*world, error) {
 	c := o.Cluster
-	client, err := kubernetes.NewForConfig(c.Config())
-	if err != nil {
-		return nil, err
-	}
 	// Copy the rack to a label of the pod.
 	args = append([]string{"--topology-labels=topology.kubernetes.io/zone,topology.kubernetes.io/region,kubernetes.io/hostname," + cluster.RackLabel}, args...)
-	w := &world{cluster: c, client: client, args: args}
-	if err := cluster.CreateNodes(ctx, client, cluster.Nodes("node", 6)...); err != nil {
+	w := &world{cluster: c, client: c.Client(), args: args}
+	if err := cluster.CreateNodes(ctx, w.client, cluster.Nodes("node", 6)...); err != nil {
 		return nil, err
 	}
+	var err error
 	if w.prebind, err = install.New(ctx, o); err != nil {
 		return nil, err
 	}

@@ -105,7 +105,7 @@ func prepareForManifests(t *testing.T, w *world) {
 	require.NoError(t, cluster.CreateNodes(t.Context(), w.client, cluster.Node("gpu-node",
 		cluster.WithLabels(map[string]string{corev1.LabelInstanceTypeStable: "gpu.xlarge", capacityLabel: "spot"}),
 		cluster.WithTaints(corev1.Taint{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}))))
-	w.installDevices(t, "gpu.nvidia.com", "gpu-node", 2)
+	(&bench{world: w, t: t}).newDeviceDriver("gpu.nvidia.com").publish("gpu-node", gen.Devices("gpu", 2)...)
 }
 
 // untilAllBound waits until the namespace has the given number of pods and all of them are bound. Like a kubelet, it reports each

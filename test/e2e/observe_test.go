@@ -49,11 +49,24 @@ func (b *bench) untilBound() *corev1.Pod {
 	return b.until("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" })
 }
 
-// assertNotBound checks that the pod has no node, and returns it.
-func (b *bench) assertNotBound() *corev1.Pod {
+func (b *bench) getPod() *corev1.Pod {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
 	require.NoError(b.t, err)
+	return pod
+}
+
+func (b *bench) getClaim(name string) *corev1.PersistentVolumeClaim {
+	b.t.Helper()
+	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	return claim
+}
+
+// assertNotBound checks that the pod has no node, and returns it.
+func (b *bench) assertNotBound() *corev1.Pod {
+	b.t.Helper()
+	pod := b.getPod()
 	assert.Empty(b.t, pod.Spec.NodeName, "the pod should not be bound")
 	return pod
 }
@@ -122,8 +135,7 @@ func (b *bench) decisions() []string {
 // assertTopology checks the topology annotations of the pod.
 func (b *bench) assertTopology(pod *corev1.Pod) {
 	b.t.Helper()
-	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), pod.Spec.NodeName, metav1.GetOptions{})
-	require.NoError(b.t, err)
+	node := b.node(pod.Spec.NodeName)
 	for key, label := range map[string]string{
 		"zone": corev1.LabelTopologyZone, "region": corev1.LabelTopologyRegion, "hostname": corev1.LabelHostname, "rack": cluster.RackLabel,
 	} {
@@ -135,8 +147,7 @@ func (b *bench) assertTopology(pod *corev1.Pod) {
 // assertClaimBound checks that the claim is completely bound to a volume that the node can use.
 func (b *bench) assertClaimBound(name, node string) *corev1.PersistentVolumeClaim {
 	b.t.Helper()
-	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
-	require.NoError(b.t, err)
+	claim := b.getClaim(name)
 	require.NotEmpty(b.t, claim.Spec.VolumeName, "the claim %s should have a volume", name)
 	assert.Contains(b.t, claim.Annotations, volume.AnnBindCompleted)
 	pv, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
@@ -144,9 +155,7 @@ func (b *bench) assertClaimBound(name, node string) *corev1.PersistentVolumeClai
 	if assert.NotNil(b.t, pv.Spec.ClaimRef) {
 		assert.Equal(b.t, claim.UID, pv.Spec.ClaimRef.UID)
 	}
-	n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
-	require.NoError(b.t, err)
-	assert.NoError(b.t, volume.CheckNodeAffinity(pv, n.Labels))
+	assert.NoError(b.t, volume.CheckNodeAffinity(pv, b.node(node).Labels))
 	return claim
 }
 
@@ -170,14 +179,6 @@ func (b *bench) assertNeverFailed() {
 		}
 		assert.NotContains(b.t, e, "FailedScheduling")
 	}
-}
-
-// assertUnbound checks that the claim has no volume.
-func (b *bench) assertUnbound(name, reason string) {
-	b.t.Helper()
-	claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
-	require.NoError(b.t, err)
-	assert.Empty(b.t, claim.Spec.VolumeName, reason)
 }
 
 // says reports whether one of the events contains all of the words.

@@ -82,8 +82,7 @@ func testAfter(t *testing.T, w *world) {
 	assert.Equal(t, 1, code)
 	assert.Equal(t, []string{"Job " + b.ns + "/migrate: the Job to complete"}, x.plugin("after").WaitsFor)
 
-	bound := make(chan error, 1)
-	go func() { bound <- b.bindByHand(b.binding("node-5")) }()
+	bound := b.beginBind("node-5")
 	b.untilEvent("WaitingForPreBind", "after: Job "+b.ns+"/migrate: waiting for the Job to complete")
 	job.Status = batchv1.JobStatus{StartTime: new(metav1.Now()), CompletionTime: new(metav1.Now()), Succeeded: 1}
 	for _, condition := range []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobComplete} {
@@ -91,7 +90,7 @@ func testAfter(t *testing.T, w *world) {
 	}
 	_, err = jobs.UpdateStatus(t.Context(), job, metav1.UpdateOptions{})
 	require.NoError(t, err)
-	require.NoError(t, <-bound)
+	require.NoError(t, b.end(bound))
 	b.untilBound()
 }
 
@@ -137,9 +136,7 @@ func (b *bench) refusedAfterUs(node string) {
 // lock returns the marks of the node's lock.
 func (b *bench) lock(node string) string {
 	b.t.Helper()
-	n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
-	require.NoError(b.t, err)
-	return n.Annotations[nodelock.Annotation]
+	return b.node(node).Annotations[nodelock.Annotation]
 }
 
 func (b *bench) untilUnlocked(node string) {

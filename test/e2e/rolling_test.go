@@ -201,8 +201,7 @@ func TestRestarts(t *testing.T) {
 				began := time.Now()
 				require.NoError(t, r.Process.Stop())
 				t.Logf("%s exited after %s", r.Name(), time.Since(began).Round(time.Millisecond))
-				require.NoError(t, r.Process.Start())
-				require.NoError(t, r.WaitReady(t.Context()))
+				require.NoError(t, r.Run(t.Context()))
 			}
 		})
 	})

@@ -54,7 +54,7 @@ func (o *observed) test(t *testing.T) {
 	bound := b.beginBind("node-1")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		var attempts []work.InFlight
-		body, _, err := fetch(t.Context(), "http://"+o.debug+"/debug/attempts")
+		body, _, err := install.Fetch(t.Context(), "http://"+o.debug+"/debug/attempts")
 		require.NoError(c, err)
 		require.NoError(c, json.Unmarshal([]byte(body), &attempts))
 		require.Len(c, attempts, 1)
@@ -67,12 +67,12 @@ func (o *observed) test(t *testing.T) {
 	require.True(t, apierrors.IsForbidden(b.bindByHand(gen.Binding(other, "no-such-node"))), "the node does not exist")
 
 	for path, words := range map[string]string{"config": "kind: PrebindConfiguration", "pprof/": "goroutine"} {
-		body, code, err := fetch(t.Context(), "http://"+o.debug+"/debug/"+path)
+		body, code, err := install.Fetch(t.Context(), "http://"+o.debug+"/debug/"+path)
 		require.NoError(t, err)
 		assert.Equal(t, http.StatusOK, code, path)
 		assert.Contains(t, body, words, path)
 	}
-	_, code, err := fetch(t.Context(), "http://"+shared.prebind.Replicas()[0].MetricsAddress()+"/debug/pprof/")
+	_, code, err := install.Fetch(t.Context(), "http://"+shared.prebind.Replicas()[0].MetricsAddress()+"/debug/pprof/")
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusNotFound, code, "debug is off by default")
 	b.checkMetrics(t, o.replica, pod)

@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,7 +15,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -39,7 +37,7 @@ func (b *bench) loner(kubeconfig string, args ...string) *loner {
 		*address, err = b.cluster.ReserveAddress(b.t.Context())
 		require.NoError(b.t, err)
 	}
-	process, err := cluster.NewProcess(cluster.ProcessOptions{
+	l.Process = cluster.NewProcess(cluster.ProcessOptions{
 		Name: "loner-" + b.ns,
 		Path: b.prebind.Binary(),
 		Args: append([]string{
@@ -48,18 +46,15 @@ func (b *bench) loner(kubeconfig string, args ...string) *loner {
 		}, args...),
 		LogFile: filepath.Join(b.t.TempDir(), "log"),
 		Health: func(ctx context.Context) error {
-			body, code, err := fetch(ctx, "http://"+l.health+"/healthz")
+			body, code, err := install.Fetch(ctx, "http://"+l.health+"/healthz")
 			if err == nil && code != http.StatusOK {
 				err = errors.New(body)
 			}
 			return err
 		},
 	})
-	require.NoError(b.t, err)
-	l.Process = process
-	require.NoError(b.t, process.Start())
-	b.t.Cleanup(func() { assert.NoError(b.t, process.Kill()) })
-	require.NoError(b.t, process.WaitReady(b.t.Context()))
+	b.t.Cleanup(func() { assert.NoError(b.t, l.Kill()) })
+	require.NoError(b.t, l.Run(b.t.Context()))
 	return l
 }
 
@@ -67,7 +62,7 @@ func (b *bench) loner(kubeconfig string, args ...string) *loner {
 func (b *bench) untilReadyz(l *loner, code int, words ...string) {
 	b.t.Helper()
 	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		body, got, err := fetch(b.t.Context(), "http://"+l.health+"/readyz")
+		body, got, err := install.Fetch(b.t.Context(), "http://"+l.health+"/readyz")
 		require.NoError(c, err)
 		assert.Equal(c, code, got, "%s", body)
 		for _, w := range words {
@@ -76,52 +71,28 @@ func (b *bench) untilReadyz(l *loner, code int, words ...string) {
 	}, 2*patience, again) // A watch that the API server has forbidden is repeated after up to a minute.
 }
 
-// fetch returns the body and the status code.
-func fetch(ctx context.Context, url string) (string, int, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", 0, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return "", 0, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	return string(body), response.StatusCode, err
-}
-
 // narrow creates a service account with the shipped core permissions, and a separate ClusterRoleBinding for the permissions of
 // volumebinding. It returns the name of that binding.
 func (b *bench) narrow() (kubeconfig, binding string) {
 	b.t.Helper()
 	ctx := b.t.Context()
-	_, err := b.client.CoreV1().ServiceAccounts(b.ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "narrow"}}, metav1.CreateOptions{})
-	require.NoError(b.t, err)
-	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: b.ns, Name: "narrow"}}
+	b.kubectl("create", "serviceaccount", "narrow", "--namespace="+b.ns)
 	for _, name := range []string{"prebind", "prebind-volumebinding"} {
 		role, err := b.client.RbacV1().Roles(install.Namespace).Get(ctx, name, metav1.GetOptions{})
 		require.NoError(b.t, err)
 		role.ObjectMeta = metav1.ObjectMeta{Name: name}
 		_, err = b.client.RbacV1().Roles(b.ns).Create(ctx, role, metav1.CreateOptions{})
 		require.NoError(b.t, err)
-		_, err = b.client.RbacV1().RoleBindings(b.ns).Create(ctx, &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
-		}, metav1.CreateOptions{})
-		require.NoError(b.t, err)
-	}
-	for _, name := range []string{"prebind", "prebind-volumebinding"} {
+		account := "--serviceaccount=" + b.ns + ":narrow"
+		b.kubectl("create", "rolebinding", name, "--namespace="+b.ns, "--role="+name, account)
 		binding = name + "-" + b.ns
-		_, err = b.client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: binding}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		}, metav1.CreateOptions{})
-		require.NoError(b.t, err)
+		b.kubectl("create", "clusterrolebinding", binding, "--clusterrole="+name, account)
 		b.t.Cleanup(func() {
 			err := b.client.RbacV1().ClusterRoleBindings().Delete(context.WithoutCancel(ctx), name+"-"+b.ns, metav1.DeleteOptions{})
 			assert.True(b.t, err == nil || apierrors.IsNotFound(err), "%v", err)
 		})
 	}
-	kubeconfig, err = b.cluster.ServiceAccountKubeconfig(ctx, b.ns, "narrow")
+	kubeconfig, err := b.cluster.ServiceAccountKubeconfig(ctx, b.ns, "narrow")
 	require.NoError(b.t, err)
 	return kubeconfig, binding
 }
@@ -206,8 +177,7 @@ func testAllReplicasDied(t *testing.T, w *world) {
 	assert.Equal(t, 1, strings.Count(errs, "\n"), errs)
 
 	for _, r := range w.prebind.Replicas() {
-		require.NoError(t, r.Process.Start())
-		require.NoError(t, r.WaitReady(t.Context()))
+		require.NoError(t, r.Run(t.Context()))
 	}
 	b.assertTopology(b.untilBound())
 }
