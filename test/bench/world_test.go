@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -92,4 +93,14 @@ func follow(ctx context.Context, n int, claims, pods <-chan watch.Event) ([]time
 		took = append(took, at.Sub(claimBound[name]))
 	}
 	return took, nil
+}
+
+// inParallel calls do for 0 to n-1 with the given number of workers. It returns the first error.
+func inParallel(ctx context.Context, workers, n int, do func(ctx context.Context, i int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(workers)
+	for i := range n {
+		group.Go(func() error { return do(ctx, i) })
+	}
+	return group.Wait()
 }

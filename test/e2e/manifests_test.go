@@ -4,7 +4,10 @@
 package e2e
 
 import (
+	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,7 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/docs/example/operator"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -131,4 +136,104 @@ func (b *bench) untilAllBound(n int) []corev1.Pod {
 		assert.Equal(c, n, bound)
 	}, patience, 100*time.Millisecond, "%d pods should be bound; events: %v", n, b.allEvents())
 	return pods
+}
+
+// Pods of the operator in docs/example/operator have their rack from Prebind, or else from the operator. The policy rack-awareness is in force.
+func testOperator(t *testing.T, w *world) {
+	c, err := client.New(w.cluster.Config(), client.Options{})
+	require.NoError(t, err)
+	for name, tc := range map[string]struct {
+		labels map[string]string
+		// file is the one that has the rack.
+		file string
+	}{
+		"With":    {file: "file prebind"},
+		"Without": {labels: map[string]string{"prebind.dev/exempt": ""}, file: "file operator"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, w, tc.labels)
+			pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce())
+			template := &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
+			operator.Template(template, "busybox:1.37")
+			pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
+			require.NoError(t, c.Create(t.Context(), pod))
+			bound := b.untilBound()
+			require.NoError(t, operator.Supply(t.Context(), c, c, bound, cluster.RackLabel))
+			require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(bound), bound))
+			rack := b.node(bound.Spec.NodeName).Labels[cluster.RackLabel]
+			assert.Equal(t, rack, operator.Rack(bound))
+			read, err := downward(bound)
+			require.NoError(t, err)
+			other := map[string]string{"file prebind": "file operator", "file operator": "file prebind"}[tc.file]
+			assert.Equal(t, map[string]string{tc.file: rack, other: ""}, read)
+		})
+	}
+}
+
+// downward returns the values that the containers of the pod read with the downward API, by "env NAME" and "file PATH". It
+// applies the rules of the kubelet to the stored pod, and returns an error where the kubelet fails.
+func downward(pod *corev1.Pod) (map[string]string, error) {
+	out := map[string]string{}
+	read := func(name string, field *corev1.ObjectFieldSelector) error {
+		if field == nil {
+			return nil
+		}
+		value, err := fieldOf(pod, field.FieldPath)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		out[name] = value
+		return nil
+	}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, env := range c.Env {
+			if env.ValueFrom == nil {
+				continue
+			}
+			if err := read("env "+env.Name, env.ValueFrom.FieldRef); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for i := range pod.Spec.Volumes {
+		if pod.Spec.Volumes[i].DownwardAPI == nil {
+			continue
+		}
+		for _, item := range pod.Spec.Volumes[i].DownwardAPI.Items {
+			if err := read("file "+item.Path, item.FieldRef); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// fieldOf returns the field of the pod with the path, like the kubelet. A missing annotation or label is an empty string.
+func fieldOf(pod *corev1.Pod, path string) (string, error) {
+	if key, ok := subscript(path, "metadata.annotations"); ok {
+		return pod.Annotations[key], nil
+	}
+	if key, ok := subscript(path, "metadata.labels"); ok {
+		return pod.Labels[key], nil
+	}
+	switch path {
+	case "metadata.name":
+		return pod.Name, nil
+	case "metadata.namespace":
+		return pod.Namespace, nil
+	case "spec.nodeName":
+		return pod.Spec.NodeName, nil
+	default:
+		return "", fmt.Errorf("unsupported field path %q", path)
+	}
+}
+
+// subscript returns the key of a path such as metadata.annotations['key'].
+func subscript(path, field string) (key string, ok bool) {
+	key, ok = strings.CutPrefix(path, field+"['")
+	if !ok {
+		return "", false
+	}
+	key, ok = strings.CutSuffix(key, "']")
+	return key, ok && key != ""
 }

@@ -4,12 +4,21 @@
 package e2e
 
 import (
+	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -94,4 +103,199 @@ func TestAllocatedResourceClaim(t *testing.T) {
 	assert.True(t, writtenByPrebind(after), "Prebind should have written the reservation")
 	b.untilUnmarked("gpu")
 	b.assertReserved("gpu", first, pod)
+}
+
+// deviceDriver acts like a DRA driver: it publishes devices, and sets the conditions of claims. Its DeviceClass has its name.
+type deviceDriver struct {
+	*bench
+	name string
+}
+
+func (b *bench) newDeviceDriver(name string) *deviceDriver {
+	b.t.Helper()
+	_, err := b.client.ResourceV1().DeviceClasses().Create(b.t.Context(), gen.DeviceClass(name), metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	return &deviceDriver{bench: b, name: name}
+}
+
+// publish creates the node's pool. An empty node means a pool for all nodes.
+func (d *deviceDriver) publish(node string, devices ...resourcev1.Device) {
+	d.t.Helper()
+	_, err := d.client.ResourceV1().ResourceSlices().Create(d.t.Context(), gen.ResourceSlice(d.name, node, devices...), metav1.CreateOptions{})
+	require.NoError(d.t, err)
+}
+
+// slowClaim is a claim whose devices need time. A condition reports success or failure.
+const (
+	slowClaim = "nic"
+	attached  = "attached"
+	broken    = "broken"
+)
+
+func (d *deviceDriver) tryReport(condition, reason, message string) error {
+	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), context.WithoutCancel(d.t.Context())
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		stored, err := claims.Get(ctx, slowClaim, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		stored.Status.Devices = nil
+		for _, r := range stored.Status.Allocation.Devices.Results {
+			stored.Status.Devices = append(stored.Status.Devices, resourcev1.AllocatedDeviceStatus{
+				Driver: r.Driver, Pool: r.Pool, Device: r.Device,
+				Conditions: []metav1.Condition{{
+					Type: condition, Status: metav1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
+				}},
+			})
+		}
+		_, err = claims.UpdateStatus(ctx, stored, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// readyAfter reports the devices as attached after the given duration. It returns immediately.
+func (d *deviceDriver) readyAfter(work time.Duration) {
+	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(attached, "Attached", "")) })
+	d.t.Cleanup(func() { timer.Stop() })
+}
+
+// assertReadyBefore checks that the pod was not bound before the devices of the slow claim were attached. The API stores times in whole
+// seconds.
+func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
+	d.t.Helper()
+	stored := d.getResourceClaim(slowClaim)
+	require.NotEmpty(d.t, stored.Status.Devices)
+	for _, device := range stored.Status.Devices {
+		ready := apimeta.FindStatusCondition(device.Conditions, attached)
+		require.NotNil(d.t, ready)
+		at := scheduledAt(pod)
+		assert.False(d.t, at.Before(&ready.LastTransitionTime), "bound at %s, ready at %s", at, ready.LastTransitionTime)
+	}
+}
+
+// scheduledAt returns the time at which the pod was bound.
+func scheduledAt(pod *corev1.Pod) metav1.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime
+		}
+	}
+	return metav1.Time{}
+}
+
+// resourceClaim creates a claim. If the options set a status, it writes the status like a scheduler.
+func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) {
+	b.t.Helper()
+	claims := b.client.ResourceV1().ResourceClaims(b.ns)
+	wanted := gen.ResourceClaim(name, append(options, gen.InNamespace(b.ns))...)
+	claim, err := claims.Create(b.t.Context(), wanted, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+	if wanted.Status.Allocation != nil {
+		claim.Status = wanted.Status
+		_, err = claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{FieldManager: "some-scheduler"})
+		require.NoError(b.t, err)
+	}
+}
+
+func (b *bench) resourceClaimTemplate(name string, options ...gen.ResourceClaimOption) {
+	b.t.Helper()
+	template := gen.ResourceClaimTemplate(name, append(options, gen.InNamespace(b.ns))...)
+	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(b.t.Context(), template, metav1.CreateOptions{})
+	require.NoError(b.t, err)
+}
+
+func (b *bench) getResourceClaim(name string) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	claim, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	return claim
+}
+
+// resourceClaims returns the claims of the test.
+func (b *bench) resourceClaims() []*resourcev1.ResourceClaim {
+	b.t.Helper()
+	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
+	require.NoError(b.t, err)
+	var claims []*resourcev1.ResourceClaim
+	for i := range list.Items {
+		claims = append(claims, &list.Items[i])
+	}
+	return claims
+}
+
+// untilResourceClaim reads the claim until the condition holds, and returns it.
+func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1.ResourceClaim) bool) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	var claim *resourcev1.ResourceClaim
+	err := wait.PollUntilContextTimeout(b.t.Context(), reads, patience, true, func(context.Context) (bool, error) {
+		var err error
+		claim, err = b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
+		return err == nil && condition(claim), nil
+	})
+	require.NoError(b.t, err, "waiting for the claim %s to be %s: %v; events: %v", name, what, claim, b.allEvents())
+	return claim
+}
+
+// States of a claim.
+
+func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil }
+
+func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
+
+// reservedOnceFor reports whether the claim is reserved once for each of the pods, and for no others.
+func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
+	var want []string
+	for _, pod := range pods {
+		want = append(want, string(pod.UID))
+	}
+	slices.Sort(want)
+	return func(claim *resourcev1.ResourceClaim) bool { return slices.Equal(want, reservationsOf(claim)) }
+}
+
+// reservationsOf returns the UIDs of the claim's consumers, in order.
+func reservationsOf(claim *resourcev1.ResourceClaim) []string {
+	var uids []string
+	for _, r := range claim.Status.ReservedFor {
+		uids = append(uids, string(r.UID))
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// markPrefix is the prefix of the annotations with which Prebind marks claims.
+const markPrefix = "resource-claims.prebind.dev/"
+
+// marksOn returns the attempts that have marked the claim, by the UID of the pod.
+func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
+	marks := map[string][]string{}
+	if claim == nil {
+		return marks
+	}
+	for key := range claim.Annotations {
+		if rest, ok := strings.CutPrefix(key, markPrefix); ok {
+			uid, attempt, _ := strings.Cut(rest, ".")
+			marks[uid] = append(marks[uid], attempt)
+		}
+	}
+	return marks
+}
+
+// writtenByPrebind reports whether Prebind manages any field of the claim.
+func writtenByPrebind(claim *resourcev1.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return strings.HasPrefix(m.Manager, "prebind") })
+}
+
+// assertReserved checks that the claim is allocated, and reserved once for each of the pods and for no others.
+func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.ResourceClaim {
+	b.t.Helper()
+	stored := b.getResourceClaim(claim)
+	assert.True(b.t, allocated(stored), "the claim %s should be allocated", claim)
+	assert.True(b.t, reservedOnceFor(pods...)(stored), "the claim %s should be reserved once for each of %d pods: %v", claim, len(pods), stored.Status.ReservedFor)
+	return stored
+}
+
+// untilUnmarked waits until Prebind has removed its marks.
+func (b *bench) untilUnmarked(claim string) {
+	b.t.Helper()
+	b.untilResourceClaim(claim, "unmarked", unmarked)
 }
