@@ -4,10 +4,17 @@
 package cluster
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
+
+	"sigs.k8s.io/yaml"
 )
 
 // tunnel is a connection from the API server to a backend, by way of this
@@ -72,4 +79,87 @@ func (t *tunnel) close() {
 			}
 		}
 	})
+}
+
+const egressConfigFile = "egress.yaml"
+
+// egress is the socket by which the API server's connections into the cluster
+// network come to this process. A socket file and not a port, because the API
+// server can do HTTP CONNECT over TCP with TLS only.
+type egress struct {
+	listener net.Listener
+	dir      string
+}
+
+// newEgress listens on a socket in a folder of its own: the path of a socket may
+// have about a hundred characters only, and a test's folder often has more.
+func newEgress(ctx context.Context) (*egress, error) {
+	dir, err := os.MkdirTemp("", "prebind-")
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for the egress socket: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(dir, "egress.sock"))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on the egress socket (is TMPDIR too long a path?): %w", err), os.RemoveAll(dir))
+	}
+	return &egress{listener: listener, dir: dir}, nil
+}
+
+// config is the API server's EgressSelectorConfiguration.
+func (e *egress) config() ([]byte, error) {
+	return yaml.Marshal(map[string]any{
+		"apiVersion": "apiserver.k8s.io/v1beta1",
+		"kind":       "EgressSelectorConfiguration",
+		"egressSelections": []any{map[string]any{
+			"name": "cluster",
+			"connection": map[string]any{
+				"proxyProtocol": "HTTPConnect",
+				"transport":     map[string]any{"uds": map[string]any{"udsName": e.listener.Addr().String()}},
+			},
+		}},
+	})
+}
+
+func (e *egress) close() error {
+	err := e.listener.Close()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil // by the server that used it
+	}
+	return errors.Join(err, os.RemoveAll(e.dir))
+}
+
+// spreadConnections gives connections to the API servers in turn, like a load balancer without health checks. A connection
+// that an API server refuses goes to the other one.
+func (c *Cluster) spreadConnections(ctx context.Context) error {
+	var err error
+	if c.spread, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address(c.ports[bothAPIServers])); err != nil {
+		return fmt.Errorf("listen for connections to the API servers: %w", err)
+	}
+	ports := [2]int{c.ports[APIServer], c.ports[OtherAPIServer]}
+	ctx = context.WithoutCancel(ctx) // of Start
+	go func() {
+		for {
+			client, err := c.spread.Accept()
+			if err != nil {
+				return // The cluster has been stopped.
+			}
+			go connect(ctx, client, ports[0], ports[1])
+			ports[0], ports[1] = ports[1], ports[0]
+		}
+	}()
+	return nil
+}
+
+// connect connects the client to the first port that accepts a connection.
+func connect(ctx context.Context, client net.Conn, ports ...int) {
+	for _, port := range ports {
+		backend, err := (&net.Dialer{}).DialContext(ctx, "tcp", address(port))
+		if err == nil {
+			t := &tunnel{client: client, backend: backend}
+			t.carry()
+			t.close()
+			return
+		}
+	}
+	_ = client.Close()
 }
