@@ -46,7 +46,7 @@ func testOnlyAPIServerCalls(t *testing.T, w *world) {
 	b := newBench(t, w, nil)
 	b.claim("data", b.dynamic("0s"))
 	pod := b.podWith(byHand, gen.UsesClaim("data"))
-	review := b.reviewOf(b.binding("node-1", gen.UID(pod.UID)), false)
+	review := gen.Review(b.binding("node-1", gen.UID(pod.UID)), kubeScheduler, false)
 	before, replica := b.state(), w.prebind.Replicas()[0]
 
 	stranger := gencert.NewCA(t, "stranger").Sign(t, apiServer).TLS(t)

@@ -21,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -84,7 +83,7 @@ func (b *bench) untilDenied(binding *corev1.Binding) {
 // untilAnswered waits until every replica gives such an answer to a dry run of the Binding.
 func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.AdmissionResponse) bool) {
 	b.t.Helper()
-	review := b.reviewOf(binding, true)
+	review := gen.Review(binding, kubeScheduler, true)
 	for _, r := range b.prebind.Replicas() {
 		require.EventuallyWithT(b.t, func(c *assert.CollectT) {
 			answer, err := ask(b.t.Context(), r, nil, review)
@@ -92,23 +91,6 @@ func (b *bench) untilAnswered(binding *corev1.Binding, is func(*admissionv1.Admi
 			assert.True(c, is(answer))
 		}, patience, 50*time.Millisecond, "%s should hear of it", r.Name())
 	}
-}
-
-// reviewOf returns the review of the Binding.
-func (b *bench) reviewOf(binding *corev1.Binding, dryRun bool) []byte {
-	b.t.Helper()
-	object, err := json.Marshal(binding)
-	require.NoError(b.t, err)
-	review, err := json.Marshal(&admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
-		Request: &admissionv1.AdmissionRequest{
-			UID: "1", Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
-			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
-			Namespace: b.ns, Name: binding.Name, Operation: admissionv1.Create, DryRun: &dryRun, Object: runtime.RawExtension{Raw: object},
-		},
-	})
-	require.NoError(b.t, err)
-	return review
 }
 
 // ask posts the review directly to the replica, with the optional client certificate.

@@ -68,7 +68,7 @@ func testPolicyRestart(p *policies) {
 	policy := p.add("restart", `validations: [{expression: "false", message: "locked"}]`)
 	for _, r := range p.prebind.Replicas() {
 		require.NoError(p.t, r.Restart(p.t.Context()))
-		answer, err := ask(p.t.Context(), r, nil, p.reviewOf(p.probeBinding(), true))
+		answer, err := ask(p.t.Context(), r, nil, gen.Review(p.probeBinding(), kubeScheduler, true))
 		require.NoError(p.t, err)
 		findings := findingsIn(answer)
 		require.Len(p.t, findings, 1)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
 )
 
 const (
@@ -242,6 +243,15 @@ func (b *bench) codes() []int {
 // A scheduler that repeats transient errors continues a bind whose replica is killed, and gets its devices and volume.
 func testSchedulerRepeatsAfterKill(t *testing.T, w *world) {
 	doomed, other := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
+	p := w.killDuringBind(t, doomed, other)
+	assert.Equal(t, []int{http.StatusInternalServerError, http.StatusCreated}, p.codes(), "the call that the killed replica held, and its repeat")
+	require.NoError(t, doomed.Restart(t.Context()))
+	w.prebind.RouteTo(doomed, other)
+}
+
+// killDuringBind kills the replica that has granted a device to a bind that waits for its volume. The other replica continues the bind.
+func (w *world) killDuringBind(t *testing.T, doomed, other *install.Replica) *parker {
+	t.Helper()
 	w.prebind.RouteTo(doomed)
 	// The API server keeps its connections to the other replica.
 	w.cluster.Services().Cut(other.WebhookAddress())
@@ -251,14 +261,15 @@ func testSchedulerRepeatsAfterKill(t *testing.T, w *world) {
 	done := make(chan error, 1)
 	go func() { done <- p.bindWithRetries(t.Context(), p.binding(p.garage.node)) }()
 	p.untilSelected()
+	entry := grantedTo(p.record(p.garage.node), p.uid)
+	require.NotNil(t, entry)
+	require.Equal(t, doomed, p.replicaOfAttempt(entry.Grants[0].Attempt))
 	w.prebind.RouteTo(other)
 	require.NoError(t, doomed.Kill())
 	require.NoError(t, p.end(done), "the scheduler should not see the kill")
 	p.untilSettled(map[string]string{"GPU-1": "1"})
 	p.assertClaimBound("data", p.garage.node)
-	assert.Equal(t, []int{http.StatusInternalServerError, http.StatusCreated}, p.codes(), "the call that the killed replica held, and its repeat")
-	require.NoError(t, doomed.Restart(t.Context()))
-	w.prebind.RouteTo(doomed, other)
+	return p
 }
 
 // No bind of a steady stream fails while Prebind is removed as documented. The tests of the release check that nothing remains.

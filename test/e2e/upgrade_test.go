@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -165,22 +164,6 @@ func (g *garage) assertHeld(device string, holder *parker) {
 
 // testKill kills a replica that has granted a device to a bind that waits for its volume. The other replica continues the bind.
 func (u *upgrade) testKill(t *testing.T, killed, other *install.Replica) {
-	u.prebind.RouteTo(killed)
-	// The API server keeps its connection to the other replica.
-	u.cluster.Services().Cut(other.WebhookAddress())
-	u.cluster.Services().Heal(other.WebhookAddress())
-	p := newGarage(t, u.world).parker(gpu("GPU-1"), gen.UsesClaim("data"))
-	p.claim("data", p.dynamic("5s"))
-	bound := make(chan error, 1)
-	go func() { bound <- p.bindWithRetries(t.Context(), p.binding(p.garage.node)) }()
-	p.untilSelected()
-	entry := grantedTo(p.record(p.garage.node), p.uid)
-	require.NotNil(t, entry)
-	require.Equal(t, killed, p.replicaOfAttempt(entry.Grants[0].Attempt))
-	u.prebind.RouteTo(other)
-	require.NoError(t, killed.Kill())
-	require.NoError(t, p.end(bound))
-	p.untilSettled(map[string]string{"GPU-1": "1"})
-	p.assertClaimBound("data", p.garage.node)
+	p := u.killDuringBind(t, killed, other)
 	assert.Equal(t, other, p.replicaOfAttempt(p.untilBound().Annotations[attemptKey]))
 }

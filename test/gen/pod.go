@@ -4,8 +4,14 @@
 package gen
 
 import (
+	"encoding/json"
+	"errors"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // Image is what the containers of generated pods run, if anything runs them.
@@ -117,6 +123,26 @@ func Binding(pod *corev1.Pod, node string, options ...BindingOption) *corev1.Bin
 		o.applyBinding(b)
 	}
 	return b
+}
+
+// Review returns the review that the API server posts for the user's Binding.
+func Review(binding *corev1.Binding, user string, dryRun bool) []byte {
+	raw, bindingErr := json.Marshal(binding)
+	pods, kind := metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}
+	body, err := json.Marshal(admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request: &admissionv1.AdmissionRequest{
+			UID: "review-1", Operation: admissionv1.Create, Namespace: binding.Namespace, Name: binding.Name,
+			Kind: kind, RequestKind: &kind, Resource: pods, RequestResource: &pods, SubResource: "binding", RequestSubResource: "binding",
+			UserInfo: authenticationv1.UserInfo{Username: user, Groups: []string{"system:authenticated"}},
+			DryRun:   &dryRun, Object: runtime.RawExtension{Raw: raw},
+			Options: runtime.RawExtension{Raw: []byte(`{"kind":"CreateOptions","apiVersion":"meta.k8s.io/v1"}`)},
+		},
+	})
+	if err := errors.Join(bindingErr, err); err != nil {
+		panic(err) // Every Binding has a JSON form.
+	}
+	return body
 }
 
 // AtVersion makes the Binding depend on the pod's resourceVersion.

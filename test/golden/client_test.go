@@ -118,7 +118,7 @@ func TestClient_Requests(t *testing.T) {
 			binding.Annotations = tc.Annotations
 			synctest.Test(t, func(t *testing.T) {
 				p := newPrebind(t, setup{plugins: []on{nodeState, devices}}, objects)
-				response := p.serve(t, reviewOf(t, binding, false))
+				response := p.serve(t, reviewOf(binding, false))
 				require.Equal(t, http.StatusOK, response.Code)
 				var review admissionv1.AdmissionReview
 				require.NoError(t, json.Unmarshal(response.Body.Bytes(), &review))

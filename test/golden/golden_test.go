@@ -223,7 +223,7 @@ func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Bindin
 	t.Helper()
 	p := newPrebind(t, s, objects)
 	before := versions(t, p.client)
-	response := p.serve(t, reviewOf(t, binding, s.dryRun))
+	response := p.serve(t, reviewOf(binding, s.dryRun))
 	require.Equal(t, http.StatusOK, response.Code)
 	answer := readable(t, response.Body.Bytes(), written(t, p.client, before))
 	p.stop(t)

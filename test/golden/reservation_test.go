@@ -60,7 +60,7 @@ func TestDeniedBindKeepsNoClaim(t *testing.T) {
 				defer p.stop(t)
 				bind := func(name string) *admissionv1.AdmissionResponse {
 					var review admissionv1.AdmissionReview
-					response := p.serve(t, reviewOf(t, gen.Binding(pod(name), "node-a"), false))
+					response := p.serve(t, reviewOf(gen.Binding(pod(name), "node-a"), false))
 					require.NoError(t, json.Unmarshal(response.Body.Bytes(), &review))
 					synctest.Wait()
 					return review.Response

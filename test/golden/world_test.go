@@ -6,7 +6,6 @@ package golden
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -17,11 +16,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
-	admissionv1 "k8s.io/api/admission/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -36,6 +31,7 @@ import (
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
 	"github.com/prebind/prebind/webhook"
 )
@@ -156,22 +152,8 @@ func (o on) mutator(t *testing.T) mutators.Mutator {
 }
 
 // reviewOf returns the review that the API server posts for the Binding.
-func reviewOf(t testing.TB, binding *corev1.Binding, dryRun bool) []byte {
-	t.Helper()
-	raw, err := json.Marshal(binding)
-	require.NoError(t, err)
-	body, err := json.Marshal(admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
-		Request: &admissionv1.AdmissionRequest{
-			UID: "review-1", Operation: admissionv1.Create, Namespace: binding.Namespace, Name: binding.Name,
-			Kind:     metav1.GroupVersionKind{Version: "v1", Kind: "Binding"},
-			Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}, SubResource: "binding",
-			UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:batch:gpu-scheduler"},
-			DryRun:   &dryRun, Object: runtime.RawExtension{Raw: raw},
-		},
-	})
-	require.NoError(t, err)
-	return body
+func reviewOf(binding *corev1.Binding, dryRun bool) []byte {
+	return gen.Review(binding, "system:serviceaccount:batch:gpu-scheduler", dryRun)
 }
 
 // serve posts the body like the API server.

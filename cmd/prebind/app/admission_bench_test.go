@@ -8,7 +8,6 @@ package app
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -21,12 +20,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	admissionv1 "k8s.io/api/admission/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -56,7 +51,8 @@ import (
 //
 //	make bench
 func BenchmarkAdmission(b *testing.B) {
-	body := reviewOf(b, benchPod())
+	pod := benchPod()
+	body := gen.Review(gen.Binding(pod, "node-a", gen.UID(pod.UID)), "system:kube-scheduler", false)
 	for _, v := range admissionVariants(b) {
 		b.Run("webhook="+v.name, func(b *testing.B) {
 			w := &discarding{header: http.Header{}}
@@ -185,29 +181,6 @@ func benchWorld() *memory {
 	pod := benchPod()
 	m.pods[client.ObjectKeyFromObject(pod)] = pod
 	return m
-}
-
-// reviewOf returns the API server's review of kube-scheduler's Binding of the pod.
-func reviewOf(tb testing.TB, pod *corev1.Pod) []byte {
-	tb.Helper()
-	binding := gen.Binding(pod, "node-a", gen.UID(pod.UID))
-	raw, err := json.Marshal(binding)
-	require.NoError(tb, err)
-	pods := metav1.GroupVersionResource{Version: "v1", Resource: "pods"}
-	kind := metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}
-	dryRun := false
-	body, err := json.Marshal(admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
-		Request: &admissionv1.AdmissionRequest{
-			UID: "review-1", Operation: admissionv1.Create, Namespace: pod.Namespace, Name: pod.Name,
-			Kind: kind, RequestKind: &kind, Resource: pods, RequestResource: &pods, SubResource: "binding", RequestSubResource: "binding",
-			UserInfo: authenticationv1.UserInfo{Username: "system:kube-scheduler", Groups: []string{"system:authenticated"}},
-			DryRun:   &dryRun, Object: runtime.RawExtension{Raw: raw},
-			Options: runtime.RawExtension{Raw: []byte(`{"kind":"CreateOptions","apiVersion":"meta.k8s.io/v1"}`)},
-		},
-	})
-	require.NoError(tb, err)
-	return body
 }
 
 func reviewRequest(ctx context.Context, body []byte) *http.Request {
