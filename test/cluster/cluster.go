@@ -24,10 +24,10 @@ import (
 // Cluster is a running control plane. Its methods may be called from many
 // goroutines.
 type Cluster struct {
-	o         Options
-	commands  commands
-	dir       string
-	temporary bool // dir is ours to remove
+	o        Options
+	commands commands
+	dir      string // with data, certificates and logs
+	failed   bool   // to start: dir stays
 
 	pki         *pki
 	reserved    ports
@@ -36,7 +36,7 @@ type Cluster struct {
 	admin       *rest.Config
 	client      kubernetes.Interface // with admin
 	adminPath   string
-	egress      *egress
+	egress      net.Listener
 	spread      net.Listener
 	services    *Services
 	processes   map[string]*Process
@@ -66,7 +66,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		ports: map[string]int{}, kubeconfigs: map[string]string{}, processes: map[string]*Process{},
 	}
 	if err := c.start(ctx); err != nil {
-		c.temporary = false // kept to debug the failure
+		c.failed = true
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w\n(logs are kept in %s)", err, c.dir), c.Stop())
 	}
 	logf(o.Out, "the control plane is ready after %s: KUBECONFIG=%s", time.Since(began).Round(100*time.Millisecond), c.adminPath)
@@ -92,7 +92,7 @@ func (c *Cluster) start(ctx context.Context) error {
 			return err
 		}
 	}
-	c.services = newServices(c.egress.listener, c.client)
+	c.services = newServices(c.egress, c.client)
 	if err := c.bootstrap(ctx); err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (c *Cluster) launch(ctx context.Context, component string) error {
 	return nil
 }
 
-// Stop stops every component, and removes the folder if it is a temporary one.
+// Stop stops every component, and removes the folder.
 // Calls after the first return what that one did: what went wrong, which includes
 // a component that had ended by itself.
 func (c *Cluster) Stop() error {
@@ -155,10 +155,10 @@ func (c *Cluster) shutdown() error {
 		errs = append(errs, c.spread.Close())
 	}
 	if c.egress != nil {
-		errs = append(errs, c.egress.close())
+		_ = c.egress.Close() // The server that used it may have closed it.
 	}
 	errs = append(errs, c.reserved.release())
-	if c.temporary {
+	if !c.failed {
 		errs = append(errs, os.RemoveAll(c.dir))
 	}
 	return errors.Join(errs...)

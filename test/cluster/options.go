@@ -46,9 +46,6 @@ const StartDelay = "pod-ready.stage.kwok.x-k8s.io/delay"
 
 // Options say what [Start] starts. The zero value is a whole control plane.
 type Options struct {
-	// Dir holds data, certificates and logs. Empty is a temporary folder,
-	// which Stop removes; a folder that is given here stays.
-	Dir string
 	// Out gets lines about the progress, for a human; nil is nowhere.
 	Out io.Writer
 	// SchedulerConfig is a KubeSchedulerConfiguration in YAML; nil is

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
@@ -25,8 +24,9 @@ var schedulerConfigFiles = map[string]string{Scheduler: "scheduler.yaml", Second
 // prepare makes everything that the components find when they start: the folder,
 // ports, certificates, credentials and configuration files.
 func (c *Cluster) prepare(ctx context.Context) error {
-	if err := c.makeDir(); err != nil {
-		return err
+	var err error
+	if c.dir, err = os.MkdirTemp("", "prebind-cluster-"); err != nil {
+		return fmt.Errorf("make a folder for the cluster: %w", err)
 	}
 	// The name of the binary also selects the component.
 	if err := os.Symlink(c.commands[Kubectl][0], c.file(Kubectl)); err != nil {
@@ -35,7 +35,7 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	if err := c.reservePorts(ctx); err != nil {
 		return err
 	}
-	if err := c.makeCertificates(); err != nil {
+	if c.pki, err = newPKI(c.file("pki")); err != nil {
 		return err
 	}
 	if err := c.makeCredentials(); err != nil {
@@ -47,26 +47,6 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	return c.spreadConnections(ctx)
 }
 
-func (c *Cluster) makeDir() error {
-	if c.o.Dir == "" {
-		dir, err := os.MkdirTemp("", "prebind-cluster-")
-		if err != nil {
-			return fmt.Errorf("make a folder for the cluster: %w", err)
-		}
-		c.dir, c.temporary = dir, true
-		return nil
-	}
-	dir, err := filepath.Abs(c.o.Dir)
-	if err != nil {
-		return fmt.Errorf("find Options.Dir: %w", err)
-	}
-	c.dir = dir
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make Options.Dir: %w", err)
-	}
-	return nil
-}
-
 func (c *Cluster) reservePorts(ctx context.Context) error {
 	var err error
 	for _, name := range append(c.o.components(), etcdPeer, bothAPIServers) {
@@ -75,12 +55,6 @@ func (c *Cluster) reservePorts(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (c *Cluster) makeCertificates() error {
-	var err error
-	c.pki, err = newPKI(c.file("pki"))
-	return err
 }
 
 // makeCredentials gives the administrator and each component an identity.
@@ -111,13 +85,9 @@ func (c *Cluster) makeCredentials() error {
 }
 
 func (c *Cluster) writeConfigs(ctx context.Context) error {
-	var err error
-	if c.egress, err = newEgress(ctx); err != nil {
-		return err
-	}
-	egressConfig, err := c.egress.config()
+	egressConfig, err := c.listenForEgress(ctx)
 	if err != nil {
-		return fmt.Errorf("write the egress configuration: %w", err)
+		return err
 	}
 	schedulerConfig, err := withConnection(c.o.SchedulerConfig, c.kubeconfigs[Scheduler])
 	if err != nil {

@@ -5,12 +5,9 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
@@ -83,30 +80,15 @@ func (t *tunnel) close() {
 
 const egressConfigFile = "egress.yaml"
 
-// egress is the socket by which the API server's connections into the cluster
-// network come to this process. A socket file and not a port, because the API
-// server can do HTTP CONNECT over TCP with TLS only.
-type egress struct {
-	listener net.Listener
-	dir      string
-}
-
-// newEgress listens on a socket in a folder of its own: the path of a socket may
-// have about a hundred characters only, and a test's folder often has more.
-func newEgress(ctx context.Context) (*egress, error) {
-	dir, err := os.MkdirTemp("", "prebind-")
-	if err != nil {
-		return nil, fmt.Errorf("make a folder for the egress socket: %w", err)
+// listenForEgress opens the socket by which the API server's connections into the cluster network come to this process, and returns the
+// API server's EgressSelectorConfiguration. It is a socket file and not a port, because the API server can do HTTP CONNECT over TCP with
+// TLS only.
+func (c *Cluster) listenForEgress(ctx context.Context) ([]byte, error) {
+	path := c.file("egress.sock")
+	var err error
+	if c.egress, err = (&net.ListenConfig{}).Listen(ctx, "unix", path); err != nil {
+		return nil, fmt.Errorf("listen on the egress socket (is TMPDIR too long a path?): %w", err)
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(dir, "egress.sock"))
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on the egress socket (is TMPDIR too long a path?): %w", err), os.RemoveAll(dir))
-	}
-	return &egress{listener: listener, dir: dir}, nil
-}
-
-// config is the API server's EgressSelectorConfiguration.
-func (e *egress) config() ([]byte, error) {
 	return yaml.Marshal(map[string]any{
 		"apiVersion": "apiserver.k8s.io/v1beta1",
 		"kind":       "EgressSelectorConfiguration",
@@ -114,18 +96,10 @@ func (e *egress) config() ([]byte, error) {
 			"name": "cluster",
 			"connection": map[string]any{
 				"proxyProtocol": "HTTPConnect",
-				"transport":     map[string]any{"uds": map[string]any{"udsName": e.listener.Addr().String()}},
+				"transport":     map[string]any{"uds": map[string]any{"udsName": path}},
 			},
 		}},
 	})
-}
-
-func (e *egress) close() error {
-	err := e.listener.Close()
-	if errors.Is(err, net.ErrClosed) {
-		err = nil // by the server that used it
-	}
-	return errors.Join(err, os.RemoveAll(e.dir))
 }
 
 // spreadConnections gives connections to the API servers in turn, like a load balancer without health checks. A connection

@@ -11,16 +11,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"testing"
 
 	"github.com/prebind/prebind/test/cluster"
 )
-
-// KeepDirEnv names a variable that, when it is 1, leaves the folder of a failed
-// test's cluster in place; the test then says where it is.
-const KeepDirEnv = "PREBIND_KEEP_DIR"
 
 // Start starts a control plane for one test, or for a test and its subtests. It
 // is stopped when the test is over; if the test has failed, the end of each
@@ -31,9 +26,8 @@ func Start(t testing.TB, o cluster.Options) *cluster.Cluster {
 	if o.Out == nil {
 		o.Out = t.Output()
 	}
-	c, err := start(t.Context(), &o)
+	c, err := cluster.Start(t.Context(), o)
 	if err != nil {
-		remove(o.Dir, true, t.Output())
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -45,7 +39,6 @@ func Start(t testing.TB, o cluster.Options) *cluster.Cluster {
 		if t.Failed() {
 			t.Logf("the control plane's logs:\n%s", &logs)
 		}
-		remove(o.Dir, t.Failed(), t.Output())
 	})
 	return c
 }
@@ -79,9 +72,8 @@ func RunMain(m *testing.M, o cluster.Options, use func(*cluster.Cluster) error) 
 	if o.Out == nil {
 		o.Out = os.Stderr
 	}
-	c, err := start(context.Background(), &o) //nolint:forbidigo // testing.M has no context
+	c, err := cluster.Start(context.Background(), o) //nolint:forbidigo // testing.M has no context
 	if err != nil {
-		remove(o.Dir, true, os.Stderr)
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -98,28 +90,5 @@ func RunMain(m *testing.M, o cluster.Options, use func(*cluster.Cluster) error) 
 		fmt.Fprintln(os.Stderr, "stop the cluster:", err)
 		code = max(code, 1)
 	}
-	remove(o.Dir, code != 0, os.Stderr)
 	return code
-}
-
-// start starts a cluster in a folder that outlives it, so that it can be decided
-// after the tests whether it stays.
-func start(ctx context.Context, o *cluster.Options) (*cluster.Cluster, error) {
-	dir, err := os.MkdirTemp("", "prebind-test-")
-	if err != nil {
-		return nil, fmt.Errorf("make a folder for the cluster: %w", err)
-	}
-	o.Dir = dir
-	return cluster.Start(ctx, *o)
-}
-
-// remove removes the folder of a cluster, unless the variable keeps that of a failed test.
-func remove(dir string, failed bool, out io.Writer) {
-	if failed && os.Getenv(KeepDirEnv) == "1" {
-		fmt.Fprintln(out, "the cluster's folder is kept:", dir)
-		return
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		fmt.Fprintln(out, "remove the cluster's folder:", err)
-	}
 }
