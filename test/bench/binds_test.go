@@ -47,14 +47,14 @@ func BenchmarkCPU(b *testing.B) {
 
 // BenchmarkBurst measures 2,000 binds at once of pods that were created just before.
 func BenchmarkBurst(b *testing.B) {
-	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), none, constant, following, prebind)
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), shipped{}, none, constant, following, prebind)
 	takeTurns(b, "burst", r.burst, none, constant, following, prebind)
 }
 
 // benchmarkBinds runs rounds of binds, and saves the samples under the name.
 func benchmarkBinds(b *testing.B, name string, s size, variants ...string) {
 	b.Helper()
-	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), variants...)
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", 6), shipped{}, variants...)
 	takeTurns(b, name, func(ctx context.Context, out *results, variant string, round int) error {
 		return r.round(ctx, out, variant, round, s)
 	}, variants...)

@@ -72,7 +72,7 @@ func BenchmarkGrowth(b *testing.B) {
 func (o growth) cluster(tb testing.TB) *grown {
 	tb.Helper()
 	options := cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}
-	return &grown{rivals: newRivals(tb, options, cluster.Nodes("node", 1), prebind), most: o.most}
+	return &grown{rivals: newRivals(tb, options, cluster.Nodes("node", 1), shipped{}, prebind), most: o.most}
 }
 
 // run measures at both sizes.

@@ -66,7 +66,7 @@ func BenchmarkNodePlugins(b *testing.B) {
 func newNodePlugins(tb testing.TB, nodes int) *rivals {
 	tb.Helper()
 	made := cluster.Nodes("node", nodes)
-	r := newRivalsWith(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, made, withNodePlugins(), prebind, nodePlugins)
+	r := newRivals(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, made, withNodePlugins(), prebind, nodePlugins)
 	r.targets = nodes
 	require.NoError(tb, r.untilAccounts(tb.Context(), prebind, nodePlugins, agentNamespace))
 	// The controller of DaemonSets would replace the pods of the agents.

@@ -50,7 +50,7 @@ type policyBench struct {
 func newPolicyBench(tb testing.TB, nodes int) *policyBench {
 	tb.Helper()
 	p := &policyBench{}
-	p.rivals = newRivalsWith(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", nodes), shipped{
+	p.rivals = newRivals(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, cluster.Nodes("node", nodes), shipped{
 		components: []string{"plugins/policy"}, args: []string{"--prebind-plugins=*,-policy"}, second: []string{"--prebind-plugins=*"}, secondVariant: policies,
 	}, none, constant, prebind, policies)
 	p.targets = nodes

@@ -60,12 +60,6 @@ type rivals struct {
 	processes map[string]*cluster.Process
 }
 
-// newRivals starts the control plane with the nodes, and prepares the variants without starting them.
-func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, variants ...string) *rivals {
-	tb.Helper()
-	return newRivalsWith(tb, o, nodes, shipped{}, variants...)
-}
-
 // shipped describes differences from the shipped installation.
 type shipped struct {
 	// components of config/webhook to add.
@@ -77,8 +71,8 @@ type shipped struct {
 	secondVariant string
 }
 
-// newRivalsWith is newRivals with another installation of Prebind.
-func newRivalsWith(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shipped, variants ...string) *rivals {
+// newRivals starts the control plane with the nodes, and prepares the variants without starting them.
+func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shipped, variants ...string) *rivals {
 	tb.Helper()
 	ctx := tb.Context()
 	c := clustertest.Start(tb, o)

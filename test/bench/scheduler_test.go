@@ -37,7 +37,7 @@ const unlimited = 5000
 // would dominate the result.
 func BenchmarkScheduler(b *testing.B) {
 	variants := []string{none, constant, prebind}
-	r := newRivals(b, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(200)}, cluster.Nodes("node", 500), variants...)
+	r := newRivals(b, cluster.Options{WithoutProvisioner: true, SchedulerConfig: schedulerWith(200)}, cluster.Nodes("node", 500), shipped{}, variants...)
 	takeTurns(b, "scheduler", func(ctx context.Context, out *results, variant string, round int) error {
 		return r.schedule(ctx, out, variant, round, 2000)
 	}, variants...)

@@ -47,7 +47,7 @@ func TestSteadyState(t *testing.T) {
 	require.NoError(t, os.WriteFile(policy, []byte(ownPolicy), 0o600))
 	r := newRivals(t, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true, ExtraArgs: map[string][]string{
 		cluster.APIServer: {"--audit-policy-file=" + policy, "--audit-log-path=" + log, "--audit-log-format=json", "--audit-log-mode=blocking"},
-	}}, cluster.Nodes("node", 3), prebind)
+	}}, cluster.Nodes("node", 3), shipped{}, prebind)
 	ctx := t.Context()
 	process := r.processes[prebind]
 	require.NoError(t, process.Run(ctx))

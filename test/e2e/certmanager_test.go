@@ -24,7 +24,7 @@ const authority, serving = "prebind-ca", "prebind-webhook"
 // fails.
 func TestCertManager(t *testing.T) {
 	t.Parallel()
-	w := ownWorldWith(t, install.Options{CertManager: true}, 2)
+	w := ownWorld(t, install.Options{CertManager: true}, 2)
 	// kube-scheduler repeats the bind until the CA is injected.
 	b := newBench(t, w, nil)
 	b.pod(cluster.DefaultScheduler)

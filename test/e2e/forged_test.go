@@ -30,7 +30,7 @@ const apiServer = "kube-apiserver"
 func TestProtections(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{Audit: true, WebhookClient: apiServer})
-	w := ownWorldWith(t, install.Options{Cluster: c}, 1, "--mutators=*,bind-info", "--client-ca-file="+c.CAFile(), "--client-allowed-names="+apiServer)
+	w := ownWorld(t, install.Options{Cluster: c}, 1, "--mutators=*,bind-info", "--client-ca-file="+c.CAFile(), "--client-allowed-names="+apiServer)
 	t.Run("client certificates", func(t *testing.T) { testOnlyAPIServerCalls(t, w) })
 	t.Run("explain role", func(t *testing.T) { testExplainRole(t, w) })
 	t.Run("annotation policy", func(t *testing.T) { testAnnotationPolicy(t, w) })

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 		if err := install.BuildClient(ctx, binary); err != nil {
 			return err
 		}
-		shared, err = newWorld(ctx, c, binary, 2)
+		shared, err = newWorld(ctx, install.Options{Cluster: c, Binary: binary}, 2)
 		return err
 	})
 	os.Exit(code)
@@ -95,12 +95,7 @@ func takeTurn(t *testing.T) {
 }
 
 // newWorld adds nodes to a control plane, installs Prebind and starts the replicas, with these arguments in addition to the shipped ones.
-func newWorld(ctx context.Context, c *cluster.Cluster, binary string, replicas int, args ...string) (*world, error) {
-	return newWorldWith(ctx, install.Options{Cluster: c, Binary: binary}, replicas, args...)
-}
-
-// newWorldWith is newWorld with another installation than the shipped default.
-func newWorldWith(ctx context.Context, o install.Options, replicas int, args ...string) (*world, error) {
+func newWorld(ctx context.Context, o install.Options, replicas int, args ...string) (*world, error) {
 	c := o.Cluster
 	// Copy the rack to a label of the pod.
 	args = append([]string{"--topology-labels=topology.kubernetes.io/zone,topology.kubernetes.io/region,kubernetes.io/hostname," + cluster.RackLabel}, args...)
@@ -123,12 +118,6 @@ func newWorldWith(ctx context.Context, o install.Options, replicas int, args ...
 // start starts another replica.
 func (w *world) start(ctx context.Context) (*install.Replica, error) {
 	return w.prebind.Start(ctx, w.args...)
-}
-
-// ownWorld returns a control plane and an installation for one test, which may disturb both.
-func ownWorld(t *testing.T, replicas int, args ...string) *world {
-	t.Helper()
-	return ownWorldWith(t, install.Options{}, replicas, args...)
 }
 
 var (
@@ -161,16 +150,16 @@ func take(t *testing.T, slots chan<- struct{}) {
 	}
 }
 
-// ownWorldWith is ownWorld with another installation than the shipped default. It sets Cluster and Binary of the options if they are
-// empty.
-func ownWorldWith(t *testing.T, o install.Options, replicas int, args ...string) *world {
+// ownWorld returns a control plane and an installation for one test, which may disturb both. It sets Cluster and Binary of the options
+// if they are empty.
+func ownWorld(t *testing.T, o install.Options, replicas int, args ...string) *world {
 	t.Helper()
 	if o.Cluster == nil {
 		o.Cluster = ownCluster(t, cluster.Options{Audit: true})
 	}
 	o.Binary = cmp.Or(o.Binary, shared.prebind.Binary())
 	take(t, ownStarts)
-	w, err := newWorldWith(t.Context(), o, replicas, args...)
+	w, err := newWorld(t.Context(), o, replicas, args...)
 	<-ownStarts
 	require.NoError(t, err)
 	w.killAfter(t)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prebind/prebind/test/install"
+
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +27,7 @@ const (
 // for their namespaces. The test after them stops replicas.
 func TestOptional(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 0,
+	w := ownWorld(t, install.Options{}, 0,
 		"--mutators=*,node-info,bind-info,device-info",
 		// Claims are reported even if no plugin handles them.
 		"--prebind-plugins=*,announce,-resource-claims",

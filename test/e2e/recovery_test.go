@@ -30,8 +30,7 @@ func TestPluginFromOutside(t *testing.T) {
 	c := ownCluster(t, cluster.Options{Audit: true})
 	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: c.Dir(), Race: true, Package: "./docs/example"})
 	require.NoError(t, err)
-	w, err := newWorld(t.Context(), c, binary, 0)
-	require.NoError(t, err)
+	w := ownWorld(t, install.Options{Cluster: c, Binary: binary}, 0)
 	grants := &bench{world: w, t: t} // The documentation of the plugin requires the permission.
 	grants.kubectl("create", "clusterrole", "prebind-nodelock", "--verb=patch", "--resource=nodes")
 	grants.kubectl("create", "clusterrolebinding", "prebind-nodelock", "--clusterrole=prebind-nodelock", "--serviceaccount="+install.Namespace+":prebind")
@@ -40,7 +39,6 @@ func TestPluginFromOutside(t *testing.T) {
 		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=*,after")
 		require.NoError(t, err)
 	}
-	w.killAfter(t)
 	t.Run("what a killed replica left behind is swept", func(t *testing.T) {
 		b := newBench(t, w, nil)
 		b.pod(byHand)

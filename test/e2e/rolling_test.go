@@ -198,7 +198,7 @@ func (b *bench) failures() []string {
 // Tests that stop replicas have their own installation. They run one after another.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 2)
+	w := ownWorld(t, install.Options{}, 2)
 	// No bind of a steady stream fails while two replicas are replaced one after another, as in a rollout.
 	t.Run("rolling restart in a stream of binds", func(t *testing.T) {
 		newStream(t, w, "3s").during(func() {

@@ -35,7 +35,7 @@ const (
 // certificates from files.
 func TestSelfManagedCertificates(t *testing.T) {
 	t.Parallel()
-	w := ownWorldWith(t, install.Options{Kustomization: "config/webhook/overlays/self-managed", WithoutCertManager: true}, 2,
+	w := ownWorld(t, install.Options{Kustomization: "config/webhook/overlays/self-managed", WithoutCertManager: true}, 2,
 		"--self-managed-cert-validity=12s", "--self-managed-ca-overlap=2s", "--self-managed-ca-validity=10m")
 	s := beginLoad(t, w)
 	ca := func() string {

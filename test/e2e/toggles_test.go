@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prebind/prebind/test/install"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +42,7 @@ func (w *world) bound(t *testing.T) *corev1.Pod {
 // Tests that change the configuration have their own installation. They run one after another.
 func TestConfiguration(t *testing.T) {
 	t.Parallel()
-	w := ownWorld(t, 2)
+	w := ownWorld(t, install.Options{}, 2)
 	require.NoError(t, w.prebind.AddComponents(t.Context(), "plugins/node-ready"))
 	t.Run("plugins and mutators", func(t *testing.T) { testToggleByFile(t, w) })
 	t.Run("start-limit", func(t *testing.T) { testStartLimit(t, w) })

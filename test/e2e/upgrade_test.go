@@ -59,7 +59,7 @@ func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	u := &upgrade{t: t, old: lastRelease(t), new: install.Version{Binary: shared.prebind.Binary()}}
 	// The default of the last release, 28 s, leaves a busy machine too little time for the answer.
-	u.world = ownWorldWith(t, install.Options{Root: u.old.Root, Binary: u.old.Binary}, 2, "--hold=25s")
+	u.world = ownWorld(t, install.Options{Root: u.old.Root, Binary: u.old.Binary}, 2, "--hold=25s")
 	var err error
 	u.new.Root, err = filepath.Abs(filepath.Join("..", ".."))
 	require.NoError(t, err)
