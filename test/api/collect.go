@@ -51,7 +51,7 @@ func collect(ctx context.Context) (items, error) {
 		i.addSchemaFile("chart-value", "charts/prebind/values.schema.json"),
 		i.addManifests("config"),
 		i.addLibrary("config/policies/*/policy.yaml"),
-		i.addDenials("test/golden/testdata/*.answer.yaml"),
+		i.addDenials("client/testdata/denials.json"),
 	)
 }
 
@@ -270,15 +270,6 @@ func eachFile[T any](pattern string, do func(*T)) error {
 	return nil
 }
 
-// answer is a recorded answer of Prebind.
-type answer struct {
-	Response struct {
-		Allowed          bool              `json:"allowed"`
-		AuditAnnotations map[string]string `json:"auditAnnotations"`
-		Status           metav1.Status     `json:"status"`
-	} `json:"response"`
-}
-
 // examples are files with custom resources of other products, which do not belong to an installation.
 var examples = sets.New("elasticsearch.yaml", "nodeset.yaml", "raycluster.yaml", "strimzi-kafka.yaml")
 
@@ -332,10 +323,13 @@ func (i items) addObject(o object) {
 }
 
 // addDenials adds the codes of denials from recorded answers of Prebind. A test in test/golden keeps them equal to those of the program.
-func (i items) addDenials(pattern string) error {
-	return eachFile(pattern, func(a *answer) {
-		if r := a.Response; !r.Allowed {
-			i.add("denial", r.AuditAnnotations["decision"], fmt.Sprintf("code %d, reason %s", r.Status.Code, r.Status.Reason))
+func (i items) addDenials(file string) error {
+	return eachFile(file, func(denials *map[string]struct {
+		Decision string
+		Status   metav1.Status
+	}) {
+		for _, d := range *denials {
+			i.add("denial", d.Decision, fmt.Sprintf("code %d, reason %s", d.Status.Code, d.Status.Reason))
 		}
 	})
 }
