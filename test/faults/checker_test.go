@@ -14,12 +14,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func emptyLedger() *ledger {
-	return &ledger{
-		pods: map[types.UID]*corev1.Pod{}, bound: map[types.UID]string{}, devices: map[string]map[types.UID]float64{}, given: map[string]types.UID{},
-	}
-}
-
 // TestLedger checks that the ledger reports every violation and no permitted state.
 func TestLedger(t *testing.T) {
 	pod := func(name, node, gpu string) *corev1.Pod {

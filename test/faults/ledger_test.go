@@ -41,12 +41,16 @@ type ledger struct {
 	wrong []string
 }
 
-func newLedger(t *testing.T, w *world) *ledger {
-	t.Helper()
-	l := &ledger{
+func emptyLedger() *ledger {
+	return &ledger{
 		pods: map[types.UID]*corev1.Pod{}, bound: map[types.UID]string{}, devices: map[string]map[types.UID]float64{}, given: map[string]types.UID{},
 		locks: locks{holder: map[string][]holding{}},
 	}
+}
+
+func newLedger(t *testing.T, w *world) *ledger {
+	t.Helper()
+	l := emptyLedger()
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	t.Cleanup(func() {

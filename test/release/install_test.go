@@ -59,10 +59,7 @@ func newWorld(t *testing.T) *world {
 			return
 		}
 		for _, r := range w.prebind.Replicas() {
-			assert.NoError(t, r.Kill())
-			if t.Failed() {
-				t.Logf("last lines of the log of %s:\n%s", r.Name(), r.Tail(100))
-			}
+			clustertest.Kill(t, r.Process)
 		}
 	})
 	return w
