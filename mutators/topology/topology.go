@@ -74,7 +74,7 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&a.Labels, "topology-labels", a.Labels,
 		"Node labels that the mutator topology copies. Each entry is 'label', 'label=key', or a prefix such as 'example.com/net-*' or 'example.com/net-*=n-*'; '*' means every label. The default key is the part after the slash. Entries without a star win.")
 	fs.StringSliceVar(&a.Path, "topology-path", a.Path,
-		"Node labels from the widest to the narrowest. Their values, joined by '/', become the annotation topology.prebind.dev/path. If a label is missing, there is no path.")
+		"Node labels from the widest to the narrowest. Their values, joined by '/', become the annotation topology.prebind.dev/path. A node that lacks one of them gets no path.")
 	fs.StringSliceVar(&a.PodLabels, "topology-pod-labels", a.PodLabels,
 		"Keys of --topology-labels that also become labels of the pod; '*' means all. Requires Kubernetes 1.35 or later.")
 	fs.BoolVar(&a.ReplacePodLabels, "topology-replace-pod-labels", a.ReplacePodLabels,
