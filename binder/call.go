@@ -239,7 +239,8 @@ func (c *call) pass(ctx context.Context) step {
 				if c.changes != nil {
 					cache = subscribing{Reader: cache, to: c.changes}
 				}
-				if err := p.extender.SetupBindContextExtension(ctx, cache, r.bc); err != nil {
+				// The error can be a nil *framework.Error: then PreFlight must run.
+				if err := work.Contain(ctx, func() error { return p.extender.SetupBindContextExtension(ctx, cache, r.bc) }); err != nil {
 					return err
 				}
 			}

@@ -127,6 +127,19 @@ func labelled() framework.Plugin {
 	})
 }
 
+// TestBind_NilError: a nil *framework.Error of a decision is not an error, and its verdict counts.
+func TestBind_NilError(t *testing.T) {
+	plugin := framework.NewPlugin("p", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
+		var none *framework.Error
+		return framework.Verdict{Annotations: map[string]string{"a": "b"}}, none
+	})
+	in(t, nil, func(t *testing.T, s *fixture) {
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, "b", d.Annotations["p.prebind.dev/a"])
+	}, plugin)
+}
+
 // rejecting rejects every bind.
 func rejecting() framework.Plugin {
 	return framework.NewPlugin("p", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {

@@ -227,14 +227,20 @@ func (c *Cluster) Context(pod *corev1.Pod, node *corev1.Node, options ...gen.Bin
 	return &framework.BindContext{Pod: pod, Node: node, Binding: gen.Binding(pod, node.Name, options...), Attempt: "test-1", Now: now, Since: now}
 }
 
-// PreFlight calls SetupBindContextExtension and PreFlight of the plugin.
+// PreFlight calls SetupBindContextExtension and PreFlight of the plugin, as the engine does: it returns a panic as an error, and a nil
+// *framework.Error as nil.
 func (c *Cluster) PreFlight(ctx context.Context, bc *framework.BindContext) (framework.Verdict, error) {
 	if extender, ok := c.Plugin.(framework.BindContextExtender); ok {
-		if err := extender.SetupBindContextExtension(ctx, c.Handle.Cached, bc); err != nil {
+		if err := work.Contain(ctx, func() error { return extender.SetupBindContextExtension(ctx, c.Handle.Cached, bc) }); err != nil {
 			return framework.Verdict{}, err
 		}
 	}
-	return c.Plugin.PreFlight(bc)
+	var verdict framework.Verdict
+	err := work.Contain(ctx, func() (err error) {
+		verdict, err = c.Plugin.PreFlight(bc)
+		return err
+	})
+	return verdict, err
 }
 
 // Post posts a Binding, and returns the decision. It does not bind the pod.
