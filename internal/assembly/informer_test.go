@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -110,6 +111,20 @@ func TestJudged_FailsAgain(t *testing.T) {
 	assert.Empty(t, answers, "the API server can be slow")
 	_, err := lists.ListWithContext(t.Context(), metav1.ListOptions{})
 	assert.Equal(t, []error{err}, answers)
+}
+
+// A streaming list that fails is repeated by the reflector without a list.
+func TestJudged_StreamingListFailsAgain(t *testing.T) {
+	var answers []error
+	overloaded := apierrors.NewTooManyRequestsError("storage is initializing")
+	lists := judged(&toolscache.ListWatch{WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+		return nil, overloaded
+	}}, func(err error) { answers = append(answers, err) })
+	for range maxFailures {
+		_, err := lists.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: ptr.To(true)})
+		require.ErrorIs(t, err, overloaded)
+	}
+	assert.Equal(t, []error{overloaded}, answers)
 }
 
 // The informer lists, watches, reports rejections, and ends with its context.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -77,9 +78,9 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListW
 			case err == nil:
 				failures = 0
 				rejected(nil)
-			case o.SendInitialEvents == nil: // After a streaming list that fails, the reflector lists.
+			case o.SendInitialEvents == nil, apierrors.IsTooManyRequests(err), utilnet.IsConnectionRefused(err):
 				judge(err)
-			}
+			} // After other errors of a streaming list, the reflector lists.
 			return events, err
 		},
 	}
