@@ -142,7 +142,7 @@ func (s *selections) Get(_ context.Context, key client.ObjectKey, into client.Ob
 	if err != nil {
 		return fmt.Errorf("selection %q: %w", name, err)
 	}
-	if pod, ok := found.(*corev1.Pod); !exists || ok && pod.UID == "" {
+	if !exists || name == podKind && found.(*corev1.Pod).UID == "" { //nolint:forcetypeassert,errcheck // Only pods have this name.
 		return apierrors.NewNotFound(schema.GroupResource{Resource: framework.KindOf(into)}, key.Name)
 	}
 	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(found).Elem())
