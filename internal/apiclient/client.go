@@ -6,23 +6,36 @@
 package apiclient
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"strconv"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 )
 
 // answerTakes is the time limit of a request. The API server ends every request except watches after 60 s.
 const answerTakes = 70 * time.Second
 
+// startTakes is the time limit for the first answer. The startupProbe of the manifests permits 60 s.
+const startTakes = 50 * time.Second
+
+// pings are the times of HTTP/2 in seconds after which a connection to an API server that is frozen or cut off is closed. With the defaults
+// of apimachinery (30 and 15 s), a replica would lose its lease, although other API servers answer.
+var pings = map[string]int{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": 10, "HTTP2_PING_TIMEOUT_SECONDS": 5}
+
 // Connect returns the client configuration of the kubeconfig or, if it is empty, of the service account of the pod, and a client with a time
-// limit for small requests. It returns an error if the API server does not answer in this time, for which it needs no permissions.
-func Connect(kubeconfig, userAgent string, takes time.Duration) (*rest.Config, kubernetes.Interface, error) {
+// limit for small requests. It waits until the API server answers, for which it needs no permissions, but not longer than startTakes or the
+// context: after an outage, the backoff of restarts would make Prebind the last to come back.
+func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Duration) (*rest.Config, kubernetes.Interface, error) {
 	var config *rest.Config
 	var err error
 	if kubeconfig == "" {
@@ -37,8 +50,16 @@ func Connect(kubeconfig, userAgent string, takes time.Duration) (*rest.Config, k
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := client.Discovery().ServerVersion(); err != nil {
-		return nil, nil, fmt.Errorf("the API server at %s does not answer: %w", config.Host, err)
+	var unanswered error
+	err = wait.PollUntilContextTimeout(ctx, time.Second, startTakes, true, func(context.Context) (bool, error) {
+		before := unanswered
+		if _, unanswered = client.Discovery().ServerVersion(); unanswered != nil && before == nil {
+			klog.ErrorS(unanswered, "The API server does not answer, trying again", "server", config.Host)
+		}
+		return unanswered == nil, nil
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("the API server at %s does not answer: %w", config.Host, cmp.Or(unanswered, err))
 	}
 	return config, client, nil
 }
@@ -50,6 +71,11 @@ func prepare(config *rest.Config, userAgent string) {
 	config.QPS = -1
 	config.DisableCompression = true
 	config.UserAgent = userAgent
+	for name, seconds := range pings {
+		if os.Getenv(name) == "" {
+			_ = os.Setenv(name, strconv.Itoa(seconds)) // It fails only for names that are not valid.
+		}
+	}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return transport{next: next, takes: answerTakes}
 	})

@@ -85,6 +85,7 @@ func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
 	prepare(config, "agent")
 	assert.Zero(t, config.Timeout, "a timeout of the client would end watches")
+	assert.Equal(t, "10", os.Getenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS"), "a frozen API server must not cost the lease")
 	sent, err := rest.TransportFor(config)
 	require.NoError(t, err)
 	for {
@@ -102,6 +103,10 @@ func TestConnect_NoAnswer(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	const content = `{"clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "contexts": [{"name": "a", "context": {"cluster": "a"}}], "current-context": "a"}`
 	require.NoError(t, os.WriteFile(kubeconfig, []byte(content), 0o600))
-	_, _, err := Connect(kubeconfig, "agent", time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, _, err := Connect(ctx, kubeconfig, "agent", time.Second)
 	require.ErrorContains(t, err, "the API server at http://127.0.0.1:1 does not answer")
+	require.ErrorContains(t, err, "connection refused")
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded, "it tries again")
 }

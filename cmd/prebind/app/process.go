@@ -66,7 +66,7 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.PrebindConfigu
 	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
 	}
-	if p.config, p.client, err = apiclient.Connect(o.kubeconfig, cli.UserAgent(), replica.RequestTakes); err != nil {
+	if p.config, p.client, err = apiclient.Connect(ctx, o.kubeconfig, cli.UserAgent(), replica.RequestTakes); err != nil {
 		return err
 	}
 	if p.listeners, err = o.listen(ctx); err != nil {
