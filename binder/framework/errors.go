@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -150,12 +151,21 @@ func FromAPI(object Object, doing string, err error) *Error {
 	return e
 }
 
-// passing returns whether the failure is temporary. The end of a context counts as temporary.
+// passing returns whether the failure is temporary. The end of a context counts as temporary, and so does a connection that cannot be opened,
+// such as to the address of a machine that is gone.
 func passing(err error) bool {
-	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+	var dial *net.OpError
+	return errors.As(err, &dial) && dial.Op == "dial" || electing(err) ||
+		apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServiceUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
 		utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) ||
 		utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsTimeout(err)
+}
+
+// electing returns whether etcd elects a leader. The API server returns its errors as 500 without a reason.
+func electing(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "etcdserver: leader changed") || strings.Contains(text, "etcdserver: request timed out")
 }
 
 // AsError returns err as an *Error with the name of the plugin. An error of another type becomes

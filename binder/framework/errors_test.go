@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -77,6 +78,8 @@ func TestFromAPI(t *testing.T) {
 		"Unknown":     {reason: "the error is not from the API server", err: errRaw, want: KindInternal},
 		"Deadline":    {reason: "the API server was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
 		"Refused":     {reason: "the API server is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
+		"Unreachable": {reason: "the machine of the API server is gone", err: &net.OpError{Op: "dial", Err: syscall.EHOSTUNREACH}, want: KindWait},
+		"Election":    {reason: "etcd elects a leader", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: 500, Message: "etcdserver: leader changed"}}, want: KindWait},
 		"EOF":         {reason: "the connection was closed within a response", err: io.ErrUnexpectedEOF, want: KindWait},
 		"Context":     {reason: "the caller ended the request, which is not a failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
 	}
