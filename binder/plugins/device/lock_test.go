@@ -170,11 +170,15 @@ func TestLock_LastsForTheWholeBind(t *testing.T) {
 	})
 }
 
-// A conflict cannot end by waiting for the lock.
+// A conflict cannot end by waiting for the lock, during which other plugins would write.
 func TestLock_ConflictComesFirst(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
-		third := podNamed("three")
-		err := c.one.PreBind(c.Context(), bindOf(third, "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")))
+		third := bindOf(podNamed("three"), "d", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1"))
+		verdict, err := preFlight(c.Context(), c.one, third)
+		require.NoError(c, err)
+		assert.Empty(c, verdict.Wait, "PreBind must reject the bind")
+		assert.NotEmpty(c, verdict.Writes)
+		err = c.one.PreBind(c.Context(), third)
 		assert.True(c, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 		require.NoError(c, c.one.PreBindRollBack(c.Context(), c.a.Mark()))
 		c.goesOn()

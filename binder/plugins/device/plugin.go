@@ -93,7 +93,8 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 			return v, err
 		}
 	}
-	if left := p.locked(rec, bc.Pod.UID, bc.Now); a.lock && left > 0 {
+	// If another pod has a device, PreBind rejects the bind, before volumebinding writes what cannot be rolled back.
+	if left := p.locked(rec, bc.Pod.UID, bc.Now); a.lock && left > 0 && len(rec.conflicts(bc.Pod.UID, a.devices)) == 0 {
 		v.Wait = framework.Wait{Object: framework.ObjectOf(bc.Node), For: lockOf(rec.Lock), Until: bc.Now.Add(left)}
 		return v, nil
 	}
