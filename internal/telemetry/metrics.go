@@ -61,7 +61,7 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		attempts: counter("prebind_attempts_total",
 			"Allowed binds for which a plugin had written, by outcome: bound or not bound.", "outcome"),
 		rollBacks: counter("prebind_rollbacks_total",
-			"Rollbacks of plugins, by result: done, or failed if Prebind gave up after minutes of retries.", "plugin", "result"),
+			"Rollbacks of plugins, by result: done, or failed if a sweep has to repeat it.", "plugin", "result"),
 		swept: counter("prebind_swept_total",
 			"Work for ended attempts, by plugin, verdict (commit or roll back a mark, list the marks and read their pods, tidy) and result: done (of commit and roll back), or failed if Prebind will retry.", "plugin", "verdict", "result"),
 		refused: counter("prebind_webhook_refused_total",

@@ -187,7 +187,7 @@ func TestRecorder_Attempts(t *testing.T) {
 		"prebind_swept_total device failed list": 0, "prebind_swept_total device failed tidy": 0,
 		"prebind_swept_total volumebinding failed commit": 0, "prebind_swept_total volumebinding failed roll back": 0,
 		"prebind_swept_total volumebinding failed list": 0, "prebind_swept_total volumebinding failed tidy": 0,
-		"prebind_swept_total device done roll back": 1, "prebind_attempts prepared": 0, "prebind_attempts undoing": 0, "prebind_attempts preparing": 2,
+		"prebind_swept_total device done roll back": 1, "prebind_attempts prepared": 0, "prebind_attempts rollback": 0, "prebind_attempts preparing": 2,
 		"prebind_holds": 3, "prebind_max_holds": 32, "prebind_ready": 0,
 	}, values)
 	problem = nil

@@ -5,7 +5,6 @@ package work
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -20,8 +19,12 @@ import (
 	"github.com/prebind/prebind/internal/podstate"
 )
 
-// readAgain is the pause after a read of the API server that failed, or that contradicts the cache.
-const readAgain = 2 * time.Second
+// readAgain is the pause after the first read of the API server that failed, or that contradicts the cache. It doubles up to readAtLeast: the
+// cache never has a pod that is too large, whose changes the tenant determines.
+const (
+	readAgain   = 2 * time.Second
+	readAtLeast = 10 * time.Second
+)
 
 // follow waits until the bind is over, and then confirms the writes or rolls them back. It
 // reads the live pod when the pod has left the cache of pending pods, and before every
@@ -30,10 +33,11 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 	defer s.forget(e)
 	changed := s.o.Changes.Subscribe(notify.RefTo(&corev1.Pod{}, e.pod.Namespace, e.pod.Name))
 	defer changed.Close()
+	pause, again := readAgain, time.Time{}
 	for {
 		now := s.o.Clock.Now()
 		over, until := s.due(e, now)
-		if over || !s.stillPending(ctx, e.pod, e.key.Pod) {
+		if over || !now.Before(again) && !s.stillPending(ctx, e.pod, e.key.Pod) {
 			live, err := s.LivePod(ctx, e.pod, ReadOutcome)
 			if err != nil {
 				klog.FromContext(ctx).V(2).Info("Could not read the outcome of a bind, will retry",
@@ -42,7 +46,13 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 				s.settle(ctx, e, at, live)
 				return
 			}
-			until = now.Add(readAgain)
+			again = now.Add(pause)
+			if err == nil {
+				pause = min(2*pause, readAtLeast)
+			}
+		}
+		if now.Before(again) && (over || until.IsZero() || again.Before(until)) {
+			until = again
 		}
 		if !s.sleep(ctx, changed, until) {
 			return
@@ -138,15 +148,14 @@ func (s *Set) settle(ctx context.Context, e *Entry, at podstate.State, live *cor
 func (s *Set) commit(ctx context.Context, e *Entry, bound *corev1.Pod) {
 	for _, p := range e.writers {
 		if err := s.postBind(context.WithoutCancel(ctx), p, e.mark(), bound); err != nil {
-			klog.FromContext(ctx).Error(err, "PostBind failed", "plugin", p.Name(), "attempt", e.id)
+			klog.FromContext(ctx).Error(err, "PostBind failed, a sweep will repeat it", "plugin", p.Name(), "attempt", e.id)
 		}
 	}
 }
 
-// persistence is how a rollback is repeated when it fails: first after 100 ms, then with doubling
-// pauses, for seven minutes. After that, the sweeper repeats it.
-func persistence() wait.Backoff {
-	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 13}
+// fewTries is how a rollback is repeated when it fails, for two seconds. After that, the sweeper repeats it: a bind waits for its rollback.
+func fewTries() wait.Backoff {
+	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 4, Jitter: 0.1, Steps: 4}
 }
 
 // undo calls PreBindRollBack of the plugins in reverse order. One that fails does not delay the others.
@@ -154,7 +163,7 @@ func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 	left, failures := slices.Clone(e.writers), map[string]error{}
 	slices.Reverse(left)
 	// If the process ends before the first call, the sweeper of another replica rolls back.
-	err := wait.ExponentialBackoffWithContext(ctx, persistence(), func(context.Context) (bool, error) {
+	_ = wait.ExponentialBackoffWithContext(ctx, fewTries(), func(context.Context) (bool, error) {
 		left = slices.DeleteFunc(left, func(p framework.PreBinder) bool {
 			err := s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
 			if err == nil {
@@ -166,9 +175,9 @@ func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 		return len(left) == 0, nil
 	})
 	for _, p := range left {
-		if last := failures[p.Name()]; last != nil {
-			s.o.Recorder.RolledBack(p.Name(), last)
-			klog.FromContext(ctx).Error(errors.Join(last, err), "Rollback failed, the writes of the plugin remain", "plugin", p.Name(), "attempt", e.id)
+		if failed := failures[p.Name()]; failed != nil {
+			s.o.Recorder.RolledBack(p.Name(), failed)
+			klog.FromContext(ctx).Error(failed, "Rollback failed, a sweep will repeat it", "plugin", p.Name(), "attempt", e.id)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 const (
 	Preparing   = "preparing"
 	Allowed     = "prepared"
-	RollingBack = "undoing"
+	RollingBack = "rollback"
 	// Waiting is the phase of a bind that waits, and for which no plugin has written.
 	Waiting = "waiting"
 )

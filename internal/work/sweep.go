@@ -165,6 +165,9 @@ func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orpha
 			o := before[key]
 			if o == nil {
 				o = &orphan{plugin: p, mark: m, since: now}
+				if replica == s.o.Replica {
+					o.since = time.Time{} // Its rollback has begun.
+				}
 			}
 			s.orphans[key] = o
 			if now.Sub(o.since) > Grace || !s.stillPending(ctx, m.Pod, m.PodUID) {

@@ -99,6 +99,7 @@ func TestSweep_Settles(t *testing.T) {
 		"OfALivingReplica": {reason: "a live replica settles its own marks", living: livingReplicas{"b": true}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
 		"OfAnotherReplica": {reason: "the leader settles it", living: follower{}, marks: []framework.Mark{markOf("b-1")}, took: time.Hour},
 		"OfThisReplica":    {reason: "the rollback of the attempt has failed", living: follower{}, marks: []framework.Mark{markOf("here-1")}, took: time.Second, want: "p PreBindRollBack"},
+		"OfThisPending":    {reason: "its rollback has begun", pod: thePod, living: follower{}, marks: []framework.Mark{markOf("here-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Gone":             {reason: "the pod does not use the writes", marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Recreated":        {reason: "another pod has the name", pod: pod(gen.UID("other"), gen.BoundTo("node-a")), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PreBindRollBack"},
 		"Bound":            {reason: "the pod uses the writes", pod: pod(gen.BoundTo("node-a")), marks: []framework.Mark{markOf("b-1")}, took: time.Second, want: "p PostBind"},

@@ -6,13 +6,17 @@ package work
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/notify"
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 // A call that writes during a rollback learns at once that it has to wait, so that it notices the end of the rollback.
@@ -53,6 +57,60 @@ func TestRollBack_IsRecordedOnce(t *testing.T) {
 		assert.Equal(t, []error{nil}, recorded.results)
 	})
 }
+
+// The cache never has a pod that is too large. Its changes do not lead to reads.
+func TestFollow_LargePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads, changes := reading{}, notify.NewHub()
+		f := newFixture(newWriter(&journal{}), thePod)
+		f.o.Cached, f.o.Recorder, f.o.Changes = fakeapi.New().Cache(), &reads, changes
+		f.o.Term = func() (int64, bool) { return 1, true }
+		set := NewSet(f.o)
+		e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
+		require.NoError(t, err)
+		for range 60 {
+			changes.Wake(thePod)
+			pass(time.Second)
+		}
+		assert.LessOrEqual(t, int(reads.live.Load()), 9)
+		set.Leave(e, true, 0)
+		pass(time.Minute)
+	})
+}
+
+// While the API server does not answer, the outcome of a bind that is over is read at intervals.
+func TestFollow_Outage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads := reading{}
+		f := newFixture(newWriter(&journal{}), thePod)
+		f.o.Recorder, f.o.Changes, f.o.Term = &reads, notify.NewHub(), func() (int64, bool) { return 1, true }
+		live := fakeapi.New(thePod).Connect()
+		var back atomic.Bool
+		live.Before = func(fakeapi.Call) error {
+			if !back.Load() {
+				return errors.New("the API server does not answer")
+			}
+			return nil
+		}
+		f.o.Live = live
+		set := NewSet(f.o)
+		e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
+		require.NoError(t, err)
+		set.Leave(e, false, 0)
+		pass(AbandonAfter + time.Minute)
+		assert.InDelta(t, 30, reads.live.Load(), 1)
+		back.Store(true)
+		pass(time.Minute)
+	})
+}
+
+// reading counts reads of the API server.
+type reading struct {
+	watcher
+	live atomic.Int32
+}
+
+func (r *reading) ReadLive(string, string) { r.live.Add(1) }
 
 // The rollback of a plugin that fails again and again does not delay those of others.
 func TestRollBack_FailureDelaysNoOther(t *testing.T) {

@@ -165,7 +165,7 @@ func TestDeviceIsRolledBack(t *testing.T) {
 	first.refusedAfterUs(g.node)
 	second.assertRefused(second.park(), first.holds("GPU-1")+" (bind in progress)")
 	first.untilRecord(g.node, "without the first pod", func(data map[string]string) bool { return grantedTo(data, first.uid) == nil })
-	first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": the pod was not bound")
+	first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": this attempt did not bind the pod")
 	require.NoError(t, second.park())
 	second.untilSettled(map[string]string{"GPU-1": "1"})
 }

@@ -30,9 +30,7 @@ func TestAlerts(t *testing.T) {
 		prebind_config_info{pod="a",hash="1"} 1x30
 		prebind_config_info{pod="b",hash="1"} 1x30
 		prebind_certificate_expiration_timestamp_seconds{certificate="serving"} 2592000x30
-		prebind_rollbacks_total{plugin="device",result="failed"} 0x30
 		prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x30
-		prebind_attempts{phase="undoing"} 0x30
 		prebind_decision_duration_seconds_sum{decision="allowed"} 0+50x30
 		apiserver_admission_webhook_admission_duration_seconds_sum{name="pods-binding.prebind.dev"} 0+52x30
 		apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 0+100x30
@@ -122,13 +120,6 @@ func TestAlerts(t *testing.T) {
 			"by design":             `prebind_live_reads_total{plugin="binder",kind="Pod",reason="outcome"} 0+200x30`,
 			"less than one in four": `prebind_live_reads_total{plugin="binder",kind="Pod",reason="missing"} 0+10x30`,
 			"a quiet cluster":       "prebind_live_reads_total{plugin=\"binder\",kind=\"Pod\",reason=\"missing\"} 0+2x30\nprebind_decisions_total{pod=\"a\",decision=\"allowed\",plugin=\"\"} 0+2x30",
-		}},
-		"PrebindRollBackFailed": {fires: `prebind_rollbacks_total{plugin="device",result="failed"} 0x25 1x5`, not: map[string]string{
-			"long ago":    `prebind_rollbacks_total{plugin="device",result="failed"} 1x30`,
-			"it was done": `prebind_rollbacks_total{plugin="device",result="done"} 0+1x30`,
-		}},
-		"PrebindUndoingStuck": {fires: `prebind_attempts{phase="undoing"} 1x30`, not: map[string]string{
-			"work": `prebind_attempts{phase="preparing"} 100x30`,
 		}},
 		"PrebindSweepFailing": {fires: `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0+6x30`, not: map[string]string{
 			"once":    `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x28 1x2`,
