@@ -74,15 +74,15 @@ func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas 
 	if o.Schemas = schemas; schemas != nil {
 		slots = c.checks
 	}
-	select {
-	case slots <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 	if schemas != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, schemasTimeout)
 		defer cancel()
+	}
+	select {
+	case slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
 	var compiled *policy.Compiled
 	var err error

@@ -103,6 +103,9 @@ func explained(all []policy.Result) framework.Verdict {
 			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: skipped because it cannot be evaluated: %s", Name, aboutPolicy(r.Policy), r.Message))
 		}
 		for _, wait := range r.Waived {
+			if r.Verdict != policy.Allowed {
+				break
+			}
 			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: the wait %s timed out, and onTimeout allows the bind", Name, aboutPolicy(r.Policy), wait))
 		}
 	}

@@ -34,7 +34,7 @@ func newMetrics() *metrics {
 		tasks: tasks.NewMetrics(),
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prebind_policy_results_total",
-			Help: "Results of BindPolicies by policy, mode and result. Each policy that applies to the bind is counted when a call is held, and when it is decided. Dry runs, and binds in mode Audit of Prebind, are not counted. The result waived counts waits and tasks that timed out with onTimeout Allow, in addition to the result of the policy.",
+			Help: "Results of BindPolicies by policy, mode and result. Each policy that applies to the bind is counted when the bind is decided, and those that wait also when a call is held. Dry runs, and binds in mode Audit of Prebind, are not counted. The result waived counts waits and tasks that timed out with onTimeout Allow, in addition to the result of the policy.",
 		}, []string{"policy", "mode", "result"}),
 		policies: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "prebind_policies",

@@ -133,10 +133,10 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	return v, err
 }
 
-// BindWaits implements framework.Observer.
+// BindWaits implements framework.Observer. BindDecided reports the results that are not a wait, once.
 func (p *Plugin) BindWaits(_ context.Context, bc *framework.BindContext, _ []framework.Wait) {
 	if l, err := framework.Extension[looked](bc); err == nil {
-		p.report(bc, l.results)
+		p.report(bc, slices.DeleteFunc(slices.Clone(l.results), func(r policy.Result) bool { return r.Verdict != policy.Waiting }))
 	}
 }
 

@@ -237,7 +237,11 @@ func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
 	errs := make([]error, len(all))
 	var done sync.WaitGroup
 	for i, r := range all {
-		if p.h.Select != nil {
+		switch {
+		case p.h.Select == nil:
+		case p.h.Namespace != "" && r.Namespace == p.h.Namespace:
+			errs[i] = errOwn // objects omits them.
+		default:
 			done.Go(func() { errs[i] = p.h.Select(ctx, *e.reads[r]) })
 		}
 	}
@@ -272,9 +276,14 @@ func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
 	return verdict{reason: reason, message: message + "; " + effect}
 }
 
+// errOwn: whoever can write into Prebind's namespace must not decide about binds by it.
+var errOwn = errors.New("policies cannot read objects in Prebind's own namespace; put the objects into another one")
+
 // watchProblem returns the reason and the error of a watch that did not begin.
 func watchProblem(kind string, err error) (string, error) {
 	switch {
+	case errors.Is(err, errOwn):
+		return v1alpha1.ReasonForbidden, err
 	case apierrors.IsForbidden(err):
 		return v1alpha1.ReasonForbidden, fmt.Errorf("%w; apply a ClusterRole with the label %s: \"true\"%s", err, aggregateLabel, ruleFor(err))
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):

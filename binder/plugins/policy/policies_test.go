@@ -106,6 +106,17 @@ func TestController_MissingPermissionIsGranted(t *testing.T) {
 	})
 }
 
+// A policy that reads objects that it never gets is not in force.
+func TestController_OwnNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := prepareWorld(t, policyOf(t, "a", "resources: [{name: gates, apiVersion: v1, kind: ConfigMap, namespace: prebind-system, labelSelector: {}}]\n"+allowAll))
+		w.h.Namespace = "prebind-system"
+		w.begin()
+		assert.Empty(t, w.used())
+		assert.Contains(t, w.status("a"), "Forbidden: spec.resources[gates]: policies cannot read objects in Prebind's own namespace; put the objects into another one")
+	})
+}
+
 // hang is a Select that hangs for CSINodes.
 func hang(ctx context.Context, s framework.Selection) error {
 	if framework.KindOf(s.Example) != "CSINode" {
@@ -261,10 +272,14 @@ func TestCompiler_SlowSchemas(t *testing.T) {
 			}
 			return build(b, o)
 		}
-		compiled, err := c.Compile(t.Context(), policyOf(t, "a", "resources: [{name: racks, apiVersion: example.com/v1, kind: Rack}]\n"+allowAll))
-		require.NoError(t, err)
-		assert.NoError(t, compiled.Err())
-		elapseMinute() // Until the second compilation ends.
+		began := time.Now()
+		for range 3 { // More than the slots.
+			compiled, err := c.Compile(t.Context(), policyOf(t, "a", "resources: [{name: racks, apiVersion: example.com/v1, kind: Rack}]\n"+allowAll))
+			require.NoError(t, err)
+			assert.NoError(t, compiled.Err())
+		}
+		assert.Equal(t, 3*schemasTimeout, time.Since(began))
+		elapseMinute() // Until the other compilations end.
 	})
 }
 
