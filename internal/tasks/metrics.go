@@ -22,7 +22,7 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		tasks: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "prebind_policy_tasks",
-			Help: "BindTasks in the cluster by handler and state: waiting, ready, failed, or undoing if the BindTask is deleted and its handler has not removed its finalizer. All replicas report the same.",
+			Help: "BindTasks in the cluster by handler and state: waiting, ready, failed, unneeded if the pod was bound without it, or undoing if the BindTask is deleted and its handler has not removed its finalizer. All replicas report the same.",
 		}, []string{"handler", "state"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "prebind_policy_task_duration_seconds",
@@ -69,6 +69,8 @@ func stateOf(t *v1alpha1.BindTask) string {
 		return "failed"
 	case t.IsTrue(v1alpha1.TaskReady):
 		return "ready"
+	case len(t.Spec.Attempts) == 0:
+		return "unneeded"
 	default:
 		return "waiting"
 	}
