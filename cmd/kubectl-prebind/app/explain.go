@@ -280,7 +280,10 @@ func undecided(answer error) error {
 
 // textBound writes the report about a pod that is bound.
 func (r *report) textBound(out *bytes.Buffer) {
-	fmt.Fprintf(out, "Pod %s/%s: bound to node %s since %s", r.Namespace, r.Pod, r.Node, r.Since.UTC().Format(time.RFC3339))
+	fmt.Fprintf(out, "Pod %s/%s: bound to node %s", r.Namespace, r.Pod, r.Node)
+	if !r.Since.IsZero() { // The kubelet can be gone before it reports the pod.
+		fmt.Fprintf(out, " since %s", r.Since.UTC().Format(time.RFC3339))
+	}
 	if waited := r.Annotations[bindinfo.Name+"."+v1alpha1.Domain+"/waited"]; waited != "" {
 		fmt.Fprintf(out, ", after a wait of %s", oneLine(waited))
 	}

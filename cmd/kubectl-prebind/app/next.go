@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -139,7 +138,7 @@ func nextStep(ctx context.Context, client kubernetes.Interface, r registration, 
 		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, or if the namespace is exempt, this means nothing; " +
 			"otherwise the API server cannot call Prebind, and binds pods without it: see " + cli.Documentation("install.md#check-the-installation")}
 	case audits(all) && settled:
-		return []string{"mode is Audit. " + verdicts(ctx, client) + ": with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
+		return []string{"mode is Audit. Review 'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "' for a week, then set mode Enforce: with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
 			cli.Documentation("install.md#roll-out")}
 	case audits(all) || r.failurePolicy != admissionregistrationv1.Ignore:
 		return nil
@@ -151,25 +150,6 @@ func nextStep(ctx context.Context, client kubernetes.Interface, r registration, 
 			len(all), cli.Documentation("install.md#roll-out"), r.name, r.index)
 	}
 	return []string{"failurePolicy of MutatingWebhookConfiguration " + r.name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
-}
-
-// verdicts returns what the audit has found, by the events that the API server still has, and when to end it.
-func verdicts(ctx context.Context, client kubernetes.Interface) string {
-	const command = "'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "'"
-	events, err := client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + work.ReasonAudited})
-	if err != nil {
-		return "Review " + command + ", then set mode Enforce"
-	}
-	pods := map[types.UID]bool{}
-	for _, e := range events.Items {
-		if strings.Contains(e.Message, "audit: the bind would be rejected") {
-			pods[e.InvolvedObject.UID] = true
-		}
-	}
-	if len(pods) > 0 {
-		return fmt.Sprintf("By the events of the last hour, it would have rejected binds of %d pods. Review %s. When the rejections are right or gone, set mode Enforce", len(pods), command)
-	}
-	return "By the events of the last hour, it would have rejected no bind. After an audit of a week without rejections, set mode Enforce"
 }
 
 // policiesOf returns the BindPolicies that are not ready, or that no replica has reported since their last change, and those that only report,
@@ -211,7 +191,7 @@ func silentHandler(ctx context.Context, client kubernetes.Interface, now time.Ti
 	count := map[string]int{}
 	silent, since := "", now.Add(-longTask)
 	for _, t := range policyObjects[v1alpha1.BindTask](ctx, client, "bindtasks") {
-		if t.DeletionTimestamp == nil && (t.IsTrue(v1alpha1.TaskReady) || t.IsTrue(v1alpha1.TaskFailed)) {
+		if t.DeletionTimestamp == nil && (t.IsTrue(v1alpha1.TaskReady) || t.IsTrue(v1alpha1.TaskFailed) || len(t.Spec.Attempts) == 0) {
 			continue
 		}
 		count[t.Spec.Handler]++

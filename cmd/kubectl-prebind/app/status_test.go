@@ -133,7 +133,6 @@ const (
 	webhooksPath = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 	bindingsPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 	policiesPath = "/apis/policy.prebind.dev/v1alpha1/bindpolicies"
-	eventsPath   = "/api/v1/events"
 	tasksPath    = "/apis/policy.prebind.dev/v1alpha1/bindtasks"
 )
 
@@ -152,10 +151,7 @@ func TestFindings(t *testing.T) {
 	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
 	const later = "in mode Enforce"
 	task := func(handler, created, more string) string {
-		return fmt.Sprintf(`{"metadata": {"name": "t", "creationTimestamp": %q}, "spec": {"handler": %q}, %s}`, created, handler, more)
-	}
-	audited := func(uid, would string) string {
-		return fmt.Sprintf(`{"involvedObject": {"uid": %q}, "message": "audit: the bind would %s"}`, uid, would)
+		return fmt.Sprintf(`{"metadata": {"name": "t", "creationTimestamp": %q}, "spec": {"handler": %q, "attempts": ["a-1"]}, %s}`, created, handler, more)
 	}
 	const waits, done, failed = `"status": {}`, `"status": {"conditions": [{"type": "Ready", "status": "True"}]}`, `"status": {"conditions": [{"type": "Failed", "status": "True"}]}`
 	for name, tc := range map[string]struct {
@@ -177,9 +173,8 @@ func TestFindings(t *testing.T) {
 		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "step 3", "install.md#roll-out", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
 		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, reached: answers, want: []string{"mine is Ignore", later}},
 		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
-		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"rejected no bind", "--set config.mode=Enforce"}},
+		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"reason=BindAudited", "--set config.mode=Enforce"}},
 		"AuditIgnore":   {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"mode is Audit"}},
-		"AuditRejects":  {reason: "each pod counts once", path: eventsPath, items: audited("a", "be rejected (refused): x") + "," + audited("a", "be rejected (refused): y") + "," + audited("b", "be rejected (invalid): x") + "," + audited("c", "wait for x"), replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"rejected binds of 2 pods", "reason=BindAudited", "--set config.mode=Enforce"}},
 		"AuditPolicies": {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, want: []string{"[BindPolicies are not ready: new"}},
 		"AuditSilent":   {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{audits, audits}, want: []string{"[Prebind has not answered a test Binding"}},
 		"IgnoreSilent":  {reason: "with Fail, a webhook that the API server cannot call would stop all binds, whenever it has called it before", path: webhooksPath, items: ignores, want: []string{"[Prebind has not answered a test Binding"}},
@@ -193,6 +188,7 @@ func TestFindings(t *testing.T) {
 		"Tasks": {reason: "only tasks whose handler has work count", path: tasksPath, items: task("a.com/slow", "2026-01-01T11:50:00Z", waits) + "," + task("a.com/slow", "2026-01-01T11:59:50Z", waits) + "," +
 			task("a.com/done", "2026-01-01T10:00:00Z", done) + "," + task("a.com/failed", "2026-01-01T10:00:00Z", failed) + "," + task("a.com/less", "2026-01-01T11:55:00Z", waits), want: []string{"handler a.com/slow has not finished 2 BindTasks, the oldest for 10m"}},
 		"Undoing":     {reason: "the time counts from the deletion", path: tasksPath, items: `{"metadata": {"deletionTimestamp": "2026-01-01T11:57:00Z"}, "spec": {"handler": "a.com/x"}, ` + done + `}`, want: []string{"a.com/x has not finished 1 BindTasks, the oldest for 3m"}},
+		"BoundTask":   {reason: "the pod was bound without it", path: tasksPath, items: `{"metadata": {"creationTimestamp": "2026-01-01T11:00:00Z"}, "spec": {"handler": "a.com/x"}, ` + waits + `}`},
 		"RecentTasks": {reason: "a task needs some time", path: tasksPath, items: task("a.com/x", "2026-01-01T11:59:30Z", waits)},
 		"Permission":  {reason: "what the user may not read is omitted", path: "all"},
 	} {
@@ -200,7 +196,7 @@ func TestFindings(t *testing.T) {
 			lists := map[string]string{
 				webhooksPath: `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev"}]}`,
 				bindingsPath: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Deny"]}}`,
-				policiesPath: "", tasksPath: "", eventsPath: "",
+				policiesPath: "", tasksPath: "",
 			}
 			if _, exists := lists[tc.path]; exists {
 				lists[tc.path] = tc.items

@@ -55,17 +55,21 @@ func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error
 	if _, _, notTerminal := term.TerminalSize(out); notTerminal != nil {
 		once = true
 	}
-	before := ""
+	before, shown := "", false
 	if !once {
 		before = "\033[H\033[2J" // The first sequence moves the cursor home, the second clears the screen.
 	}
 	err = wait.PollUntilContextCancel(ctx, refreshInterval, true, func(ctx context.Context) (bool, error) {
 		all, err := o.read(ctx, client)
-		if err != nil {
+		if err != nil && !shown || ctx.Err() != nil {
 			return false, err
 		}
 		table := bytes.NewBufferString(before)
-		textWaits(table, all, o.clock.Now())
+		if shown = true; err != nil {
+			fmt.Fprintln(table, "error:", err)
+		} else {
+			textWaits(table, all, o.clock.Now())
+		}
 		_, err = out.Write(table.Bytes())
 		return once, err
 	})
