@@ -42,11 +42,11 @@ type BindTaskList struct {
 	Items           []BindTask `json:"items"`
 }
 
-// BindTaskSpec describes the step. Only attempts change.
+// BindTaskSpec describes the step.
 //
 // +kubebuilder:validation:XValidation:rule="self.policy == oldSelf.policy && self.task == oldSelf.task && self.handler == oldSelf.handler && self.pod == oldSelf.pod && self.nodeName == oldSelf.nodeName && self.retain == oldSelf.retain && has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)",message="only attempts can change"
 type BindTaskSpec struct {
-	// Policy is the name of the BindPolicy, and Task the name of the task in it.
+	// Policy is the name of the BindPolicy.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	Policy string `json:"policy"`
@@ -70,7 +70,7 @@ type BindTaskSpec struct {
 	//
 	// +kubebuilder:validation:MaxProperties=32
 	Parameters map[string]ParameterValue `json:"parameters,omitempty"`
-	// Retain is how long the BindTask stays after the pod is bound.
+	// Retain is how long the BindTask of a bound pod stays: WhilePodRuns until the pod has ended, UntilBound until it is bound.
 	Retain Retain `json:"retain"`
 	// Attempts names the attempts to bind the pod that rely on the BindTask: usually one, or one of each replica that gets calls for the bind. It
 	// is empty when the pod is bound. Handlers ignore it.
@@ -113,7 +113,8 @@ const (
 
 // BindTaskStatus is the result of the step. The handler writes it.
 type BindTaskStatus struct {
-	// Conditions contains Ready when the step is done, or Failed when it cannot be done.
+	// Conditions contains Ready, which is True when the step is done; False and Unknown mean that the bind waits. Failed is True when the step
+	// cannot be done: Prebind rejects the bind with the message, also if Ready is True.
 	//
 	// +listType=map
 	// +listMapKey=type
