@@ -129,7 +129,7 @@ func TestPages(t *testing.T) {
 		{"guide-phone", "/docs/install.html", phone, nil},
 		{"menu-phone", "/docs/install.html", phone, []action{menu}},
 		{"reference", "/docs/policies-reference.html", desktop, nil},
-		{"reference-phone", "/docs/policies-reference.html#spec", phone, nil},
+		{"reference-phone", "/docs/policies-reference.html#bindtask", phone, nil},
 		{"flags-phone", "/docs/flags.html", phone, nil},
 		{"runbook", "/docs/runbooks/PrebindWaitsLong.html", desktop, nil},
 		{"performance", "/docs/performance/", desktop, []action{chromedp.WaitVisible(chromedp.CSS(".chart"))}},

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command docs prints docs/flags.md or, as "docs metrics", docs/metrics.md, from the
-// program itself, and, as "docs policies FILE", docs/policies-reference.md from a CustomResourceDefinition.
+// program itself, and, as "docs policies FILE...", docs/policies-reference.md from CustomResourceDefinitions.
 package main
 
 import (
@@ -40,8 +40,8 @@ func main() {
 	switch args := os.Args[1:]; {
 	case slices.Equal(args, []string{"metrics"}):
 		err = writeMetrics(os.Stdout)
-	case len(args) == 2 && args[0] == "policies":
-		err = writePolicies(os.Stdout, args[1])
+	case len(args) > 1 && args[0] == "policies":
+		err = writePolicies(os.Stdout, args[1:])
 	case len(args) == 0:
 		err = writeFlags(os.Stdout)
 	default:

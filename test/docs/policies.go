@@ -24,11 +24,22 @@ var policiesIntro string
 
 // shared are types of Kubernetes that the document links to, by a field that only they have.
 var shared = map[string]string{
-	"matchExpressions": "[LabelSelector](https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/label-selector/)",
+	"matchExpressions":   "[LabelSelector](https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/label-selector/)",
+	"observedGeneration": "[Condition](https://pkg.go.dev/k8s.io/apimachinery/pkg/apis/meta/v1#Condition)",
 }
 
-// writePolicies writes the reference of the fields in a CustomResourceDefinition.
-func writePolicies(to io.Writer, crd string) error {
+// writePolicies writes the reference of the kinds in CustomResourceDefinitions.
+func writePolicies(to io.Writer, crds []string) error {
+	fmt.Fprint(to, policiesIntro)
+	for _, crd := range crds {
+		if err := writeKind(to, crd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeKind(to io.Writer, crd string) error {
 	content, err := os.ReadFile(crd)
 	if err != nil {
 		return err
@@ -40,11 +51,23 @@ func writePolicies(to io.Writer, crd string) error {
 	if n := len(definition.Spec.Versions); n != 1 {
 		return fmt.Errorf("%s: must have one version, has %d", crd, n)
 	}
-	root := definition.Spec.Versions[0].Schema.OpenAPIV3Schema
-	fmt.Fprintf(to, "%s\n%s\n", policiesIntro, strings.Join(about(root), " "))
-	of := root.Properties["spec"]
-	fmt.Fprintf(to, "\n## spec\n\n%s\n\n", strings.Join(about(&of), " "))
-	writeFields(to, "spec", &of)
+	version, names := definition.Spec.Versions[0], definition.Spec.Names
+	root := version.Schema.OpenAPIV3Schema
+	fmt.Fprintf(to, "\n## %s\n\n%s It is %s-scoped, with the short name `%s`.", names.Kind, strings.Join(about(root), " "),
+		strings.ToLower(strings.TrimSuffix(string(definition.Spec.Scope), "d")), strings.Join(names.ShortNames, "`, `"))
+	if len(version.SelectableFields) > 0 {
+		var fields []string
+		for _, field := range version.SelectableFields {
+			fields = append(fields, "`"+strings.TrimPrefix(field.JSONPath, ".")+"`")
+		}
+		fmt.Fprintf(to, " Field selectors: %s.", strings.Join(fields, ", "))
+	}
+	fmt.Fprintln(to)
+	for _, name := range []string{"spec", "status"} {
+		of := root.Properties[name]
+		fmt.Fprintf(to, "\n### %s of a %s\n\n%s\n\n", name, names.Kind, strings.Join(about(&of), " "))
+		writeFields(to, name, &of)
+	}
 	return nil
 }
 
@@ -99,7 +122,7 @@ func about(p *apiextensionsv1.JSONSchemaProps) []string {
 		value *int64
 		text  string
 	}{
-		{p.MaxLength, "Maximum length: %d."}, {p.MaxItems, "Maximum items: %d."},
+		{p.MaxLength, "Maximum length: %d."}, {p.MaxItems, "Maximum items: %d."}, {p.MaxProperties, "Maximum entries: %d."},
 	} {
 		if limit.value != nil {
 			add(limit.text, *limit.value)
@@ -109,6 +132,9 @@ func about(p *apiextensionsv1.JSONSchemaProps) []string {
 		for _, limit := range about(p.Items.Schema)[1:] {
 			add("Each item: %s", strings.ToLower(limit[:1])+limit[1:])
 		}
+	}
+	if p.AdditionalProperties != nil && p.AdditionalProperties.Schema.MaxLength != nil {
+		add("Each value: maximum length: %d.", *p.AdditionalProperties.Schema.MaxLength)
 	}
 	if len(p.XListMapKeys) > 0 {
 		add("Each `%s` is unique.", strings.Join(p.XListMapKeys, "`, `"))
