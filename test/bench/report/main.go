@@ -193,17 +193,21 @@ func resultsOf(data days) []result {
 	return results
 }
 
-// markdown returns the results that differ between days, the number of results that meet their target, and those that do not.
+// markdown returns the number of results that meet their target and those that do not, and what differs between days.
 func markdown(results []result) string {
 	var missed, different strings.Builder
-	targets, met, repeated, equal := 0, 0, 0, 0
+	targets, met, repeated, within, judged, same := 0, 0, 0, 0, 0, 0
 	for _, r := range results {
 		if r.repeated() {
 			repeated++
 			if r.repeatable() {
-				equal++
-			} else {
-				fmt.Fprintf(&different, "- %d %s: %s%s\n", r.number, r.what, r.eachDay(), r.unit)
+				within++
+			}
+			if verdicts := r.verdicts(); len(verdicts) == 1 && verdicts[0] != "" {
+				judged, same = judged+1, same+1
+			} else if len(verdicts) > 1 {
+				judged++
+				fmt.Fprintf(&different, "- %d %s: %s%s (%s)\n", r.number, r.what, r.eachDay(), r.unit, r.target())
 			}
 		}
 		switch f := r.fields(); r.met() {
@@ -216,8 +220,8 @@ func markdown(results []result) string {
 	}
 	text := fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
 	if repeated > 0 {
-		text += fmt.Sprintf("\n%d rows have several rounds on each of two days. In %d of them, the result of each day is within the range of the rounds of the other.\n"+
-			"The others:\n\n%s", repeated, equal, different.String())
+		text += fmt.Sprintf("\n%d rows have several rounds on each of two days. In %d of them, the result of each day is within the range of the rounds of the\n"+
+			"other. In %d of the %d with a target, both days meet it, or both miss it. The others:\n\n%s", repeated, within, same, judged, different.String())
 	}
 	return text
 }

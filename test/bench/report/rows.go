@@ -350,11 +350,24 @@ func (r result) eachDay() string {
 	return strings.Join(each, " and ")
 }
 
-func (r result) met() string {
+func (r result) met() string { return r.judge(r.value) }
+
+// verdicts returns the different verdicts on the days.
+func (r result) verdicts() []string {
+	var all []string
+	for _, day := range r.days {
+		all = append(all, r.judge(day.value))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// judge returns yes or no, or an empty string without a target.
+func (r row) judge(value float64) string {
 	switch {
 	case r.most == nil && r.least == nil:
 		return ""
-	case r.most != nil && r.value > *r.most, r.least != nil && r.value < *r.least:
+	case r.most != nil && value > *r.most, r.least != nil && value < *r.least:
 		return "no"
 	default:
 		return "yes"
