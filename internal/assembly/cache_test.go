@@ -74,6 +74,15 @@ func TestView_LargePod(t *testing.T) {
 	}
 }
 
+// The Transform of a plugin can keep a pod without its UID.
+func TestSelections_PodWithoutUID(t *testing.T) {
+	racks := framework.Selection{Name: "racks/pods", Example: &corev1.Pod{}}
+	i := newInformer(racks, nil)
+	require.NoError(t, i.Replace([]any{gen.Pod("a", gen.UID(""))}, "1"))
+	s := &selections{all: map[string]*selection{racks.Name: {Informer: i}}}
+	assert.NoError(t, s.Get(t.Context(), client.ObjectKeyFromObject(gen.Pod("a")), &corev1.Pod{}, racks))
+}
+
 func TestRegistryCheck(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reason  string

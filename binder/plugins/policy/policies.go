@@ -276,7 +276,7 @@ func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
 	return verdict{reason: reason, message: message + "; " + effect}
 }
 
-// errOwn: whoever can write into Prebind's namespace must not decide about binds by it.
+// errOwn is about a resource in Prebind's namespace, whose objects must not decide about binds.
 var errOwn = errors.New("policies cannot read objects in Prebind's own namespace; put the objects into another one")
 
 // watchProblem returns the reason and the error of a watch that did not begin.
