@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/utils/ptr"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -121,7 +120,7 @@ func TestJudged_StreamingListFailsAgain(t *testing.T) {
 		return nil, overloaded
 	}}, func(err error) { answers = append(answers, err) })
 	for range maxFailures {
-		_, err := lists.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: ptr.To(true)})
+		_, err := lists.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: new(true)})
 		require.ErrorIs(t, err, overloaded)
 	}
 	assert.Equal(t, []error{overloaded}, answers)

@@ -82,7 +82,7 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 	broken, audited := policiesOf(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
 	if len(broken) == 0 || !audits(all) { // Prebind would enforce that a bind is rejected because its policy is not ready.
-		found = append(found, nextStep(ctx, client, r, all, settled, reached.answered)...)
+		found = append(found, nextStep(r, all, settled, reached.answered)...)
 	}
 	if len(audited) > 0 && !audits(all) {
 		found = append(found, "BindPolicies only report (mode Audit): "+strings.Join(audited, ", ")+". When their results are right, set spec.mode Enforce")
@@ -129,7 +129,7 @@ func audits(all []replica.Status) bool {
 
 // nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
 // the same configuration. Answered says that Prebind has answered a probe.
-func nextStep(ctx context.Context, client kubernetes.Interface, r registration, all []replica.Status, settled, answered bool) []string {
+func nextStep(r registration, all []replica.Status, settled, answered bool) []string {
 	switch {
 	case r.failurePolicy == unregistered:
 		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
@@ -138,7 +138,7 @@ func nextStep(ctx context.Context, client kubernetes.Interface, r registration, 
 		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, or if the namespace is exempt, this means nothing; " +
 			"otherwise the API server cannot call Prebind, and binds pods without it: see " + cli.Documentation("install.md#check-the-installation")}
 	case audits(all) && settled:
-		return []string{"mode is Audit. Review 'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "' for a week, then set mode Enforce: with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
+		return []string{"mode is Audit. After a week, review prebind_audited_decisions_total and, for the last hour, 'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "'. Then set mode Enforce: with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
 			cli.Documentation("install.md#roll-out")}
 	case audits(all) || r.failurePolicy != admissionregistrationv1.Ignore:
 		return nil
