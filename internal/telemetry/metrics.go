@@ -32,7 +32,7 @@ type metrics struct {
 }
 
 // newMetrics returns registered metrics. It panics if the registry already has one of them.
-func newMetrics(f promauto.Factory, version, config string) metrics {
+func newMetrics(f promauto.Factory, version, config, mode string) metrics {
 	info := func(name, help string, labels prometheus.Labels) {
 		f.NewGauge(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}).Set(1)
 	}
@@ -43,8 +43,8 @@ func newMetrics(f promauto.Factory, version, config string) metrics {
 		return f.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 	}
 	info("prebind_build_info", "Always 1, with the versions of Prebind and of Go as labels.", prometheus.Labels{"version": version, "goversion": runtime.Version()})
-	info("prebind_config_info", "Always 1, with the hash of the configuration as a label. Replicas with the same hash behave in the same way.",
-		prometheus.Labels{"hash": config})
+	info("prebind_config_info", "Always 1, with the hash of the configuration and its mode as labels. Replicas with the same hash behave in the same way.",
+		prometheus.Labels{"hash": config, "mode": mode})
 	return metrics{
 		decisions: counter("prebind_decisions_total",
 			"Answers to Bindings without dry runs, by decision and by the plugin that rejected or delayed the bind.", "decision", "plugin"),

@@ -47,8 +47,8 @@ type Options struct {
 	Registry prometheus.Registerer
 	// Clock measures durations. Required.
 	Clock clock.PassiveClock
-	// Version is the version of Prebind. Config is the hash of its configuration.
-	Version, Config string
+	// Version is the version of Prebind. Config is the hash of its configuration, and Mode its mode.
+	Version, Config, Mode string
 	// Plugins are the names of all registered plugins. Their failure counters exist from the
 	// start, so that an alert on an increase does not miss the first failure.
 	Plugins []string
@@ -72,7 +72,7 @@ var _ work.Recorder = (*Recorder)(nil)
 // New returns a Recorder whose metrics are registered. The registry has no metrics of Prebind yet.
 func New(o Options) (*Recorder, error) {
 	register := promauto.With(o.Registry)
-	r := &Recorder{metrics: newMetrics(register, o.Version, o.Config), register: register, clock: o.Clock, traces: o.Traces}
+	r := &Recorder{metrics: newMetrics(register, o.Version, o.Config, o.Mode), register: register, clock: o.Clock, traces: o.Traces}
 	for _, plugin := range o.Plugins {
 		r.rollBacks.WithLabelValues(plugin, failed)
 		for _, verdict := range work.Actions() {

@@ -144,7 +144,7 @@ func TestRecorder_Decided(t *testing.T) {
 		assert.NotEmpty(t, family.GetHelp())
 		for _, metric := range family.GetMetric() {
 			for _, l := range metric.GetLabel() {
-				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "hash", "reason"}, l.GetName(), "labels do not contain pods, nodes or namespaces")
+				assert.Contains(t, []string{"decision", "plugin", "mutator", "source", "result", "phase", "version", "goversion", "hash", "mode", "reason"}, l.GetName(), "labels do not contain pods, nodes or namespaces")
 				assert.NotContains(t, []string{"web-7f", "shop", "node-a"}, l.GetValue(), "values of labels do not contain pods, nodes or namespaces")
 			}
 		}
