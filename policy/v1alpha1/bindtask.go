@@ -120,7 +120,8 @@ type BindTaskStatus struct {
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
 	Conditions []TaskCondition `json:"conditions,omitempty"`
-	// Annotations that the pod gets as <policy>.policy.prebind.dev/<key>, if Ready is True. Keys have at most 63 letters, digits, '-', '_' and '.'.
+	// Annotations that the pod gets as <policy>.policy.prebind.dev/<key>, if Ready is True. Keys have at most 63 letters, digits, '-', '_' and '.', and begin
+	// and end with a letter or digit; another key rejects the bind.
 	//
 	// +kubebuilder:validation:MaxProperties=16
 	Annotations map[string]AnnotationValue `json:"annotations,omitempty"`

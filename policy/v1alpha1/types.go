@@ -271,7 +271,8 @@ type Task struct {
 	// +kubebuilder:validation:MaxLength=40
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
-	// Handler is the name of the program, such as example.com/prefetch.
+	// Handler is the name of the program, such as example.com/prefetch: a DNS subdomain, a slash, and a name in lower case of at most 63
+	// characters.
 	//
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`
@@ -304,12 +305,12 @@ type Task struct {
 
 // Parameter is a parameter of a task.
 type Parameter struct {
-	// Key of the parameter.
+	// Key of the parameter: letters, digits, '-', '_' and '.'. It begins and ends with a letter or digit.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
 	Key string `json:"key"`
-	// ValueExpression returns the value as a string, or null to set nothing. All values together have at most 4 KiB.
+	// ValueExpression returns the value as a string, or null to set nothing. All keys and values together have at most 4 KiB.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=8192
