@@ -33,11 +33,17 @@ func figures(data days) string {
 		return each(format, file, func(median func(metric, variant string) float64) float64 { return median(metric, variant) / divisor })
 	}
 	memory := func(variant string) string {
-		var sizes []string
-		for _, size := range stat.Values(data.last("scale"), "resident MiB", variant) {
-			sizes = append(sizes, fmt.Sprintf("%.0f", size))
+		var found []string
+		for _, day := range data {
+			var sizes []string
+			for _, size := range stat.Values(day["scale"], "resident MiB", variant) {
+				sizes = append(sizes, fmt.Sprintf("%.0f", size))
+			}
+			if len(sizes) > 0 {
+				found = append(found, strings.Join(sizes, ", "))
+			}
 		}
-		return strings.Join(sizes, ", ")
+		return strings.Join(found, " and ")
 	}
 	added := each("%.1f", "binds", func(median func(metric, variant string) float64) float64 {
 		return median("p50", prebind) - median("p50", none)
