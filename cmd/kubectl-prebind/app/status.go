@@ -65,8 +65,8 @@ to list leases in Prebind's namespace. The command also posts a dry-run Binding 
 pod that does not exist, in the namespace default, if you may create pods/binding
 there. If the API server cannot call Prebind for it, NEXT begins with the error, and
 the exit code is 1. For all lines of NEXT, you also need permission to list
-mutatingwebhookconfigurations, validatingadmissionpolicybindings, events,
-bindpolicies and bindtasks.`,
+mutatingwebhookconfigurations, validatingadmissionpolicybindings, bindpolicies and
+bindtasks.`,
 		Example: `  kubectl prebind status
   kubectl prebind status -n shop --pod web-0`,
 		Args: cobra.NoArgs,
