@@ -1,4 +1,4 @@
-# Needs Go, make and a C compiler (for the race detector and Vale). Everything else comes with the Go modules.
+# Needs Go, make, a C compiler (for the race detector and Vale), and Python 3 (for a test). Everything else comes with the Go modules.
 
 DOCKER ?= docker
 IMAGE ?= ghcr.io/prebind/prebind:latest

@@ -63,7 +63,7 @@ func prepare(ctx context.Context, c *cluster.Cluster) error {
 		c.Kubectl(ctx, apply...),
 		c.Kubectl(ctx, "wait", "--for=condition=Established", "crd/bindpolicies.policy.prebind.dev", "crd/bindtasks.policy.prebind.dev"),
 		c.Kubectl(ctx, "apply", "-f", filepath.Join(examples, "prefetch"), "-f", filepath.Join(examples, "tokens")),
-		c.Kubectl(ctx, "apply", "-k", filepath.Join(examples, "shell")),
+		c.Kubectl(ctx, "apply", "-k", filepath.Join(examples, "python")),
 	}
 	for _, command := range commands {
 		if out, err := command.CombinedOutput(); err != nil {
@@ -82,14 +82,13 @@ func prepare(ctx context.Context, c *cluster.Cluster) error {
 }
 
 // start starts the handler with the token of its ServiceAccount.
-func start(t *testing.T, name, path string, args func(kubeconfig string) []string) *cluster.Process {
+func start(t *testing.T, name, path string, command func(kubeconfig string) (args, env []string)) *cluster.Process {
 	t.Helper()
 	kubeconfig, err := shared.ServiceAccountKubeconfig(t.Context(), namespace, name)
 	require.NoError(t, err)
+	args, env := command(kubeconfig)
 	process := cluster.NewProcess(cluster.ProcessOptions{
-		Name: name, Path: path, Args: args(kubeconfig), LogFile: filepath.Join(shared.Dir(), "logs", name+".log"),
-		// For the handler in shell.
-		Env: []string{"KUBECONFIG=" + kubeconfig, "PATH=" + shared.Dir() + string(filepath.ListSeparator) + os.Getenv("PATH")},
+		Name: name, Path: path, Args: args, Env: env, LogFile: filepath.Join(shared.Dir(), "logs", name+".log"),
 	})
 	require.NoError(t, process.Start())
 	t.Cleanup(func() { clustertest.Kill(t, process) })
@@ -99,8 +98,8 @@ func start(t *testing.T, name, path string, args func(kubeconfig string) []strin
 // startProgram starts a handler in Go.
 func startProgram(t *testing.T, name string, args ...string) *cluster.Process {
 	t.Helper()
-	return start(t, name, filepath.Join(shared.Dir(), name), func(kubeconfig string) []string {
-		return append(args, "--kubeconfig="+kubeconfig)
+	return start(t, name, filepath.Join(shared.Dir(), name), func(kubeconfig string) ([]string, []string) {
+		return append(args, "--kubeconfig="+kubeconfig), nil
 	})
 }
 
