@@ -45,7 +45,9 @@ func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Durat
 	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	prepare(config, userAgent)
+	if err := prepare(config, userAgent); err != nil {
+		return nil, nil, err
+	}
 	client, err := NewWithTimeout(config, takes)
 	if err != nil {
 		return nil, nil, err
@@ -67,18 +69,22 @@ func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Durat
 // prepare sets a time limit for every request except watches. It sets no rate limit, because
 // API priority and fairness limits requests. Responses are not compressed: inside a cluster, the
 // processors of both sides cost more than the bytes, above all for watches.
-func prepare(config *rest.Config, userAgent string) {
+func prepare(config *rest.Config, userAgent string) error {
 	config.QPS = -1
 	config.DisableCompression = true
 	config.UserAgent = userAgent
 	for name, seconds := range pings {
-		if os.Getenv(name) == "" {
-			_ = os.Setenv(name, strconv.Itoa(seconds)) // It fails only for names that are not valid.
+		if os.Getenv(name) != "" {
+			continue
+		}
+		if err := os.Setenv(name, strconv.Itoa(seconds)); err != nil {
+			return fmt.Errorf("setting up a client: %w", err)
 		}
 	}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return transport{next: next, takes: answerTakes}
 	})
+	return nil
 }
 
 // NewWithTimeout returns a client with a time limit for all requests, including watches.

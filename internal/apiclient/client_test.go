@@ -83,7 +83,7 @@ func TestTransport_CancelsRequests(t *testing.T) {
 // TestPrepare checks that every request has a time limit.
 func TestPrepare(t *testing.T) {
 	config := &rest.Config{Host: "http://127.0.0.1:1"}
-	prepare(config, "agent")
+	require.NoError(t, prepare(config, "agent"))
 	assert.Zero(t, config.Timeout, "a timeout of the client would end watches")
 	assert.Equal(t, "10", os.Getenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS"), "a frozen API server must not cost the lease")
 	sent, err := rest.TransportFor(config)

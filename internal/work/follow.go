@@ -163,6 +163,7 @@ func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 	left, failures := slices.Clone(e.writers), map[string]error{}
 	slices.Reverse(left)
 	// If the process ends before the first call, the sweeper of another replica rolls back.
+	// Its error says only that some are left.
 	_ = wait.ExponentialBackoffWithContext(ctx, fewTries(), func(context.Context) (bool, error) {
 		left = slices.DeleteFunc(left, func(p framework.PreBinder) bool {
 			err := s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)

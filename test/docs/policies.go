@@ -54,7 +54,7 @@ func writeKind(to io.Writer, crd string) error {
 	version, names := definition.Spec.Versions[0], definition.Spec.Names
 	root := version.Schema.OpenAPIV3Schema
 	fmt.Fprintf(to, "\n## %s\n\n%s It is %s-scoped, with the short name `%s`.", names.Kind, strings.Join(about(root), " "),
-		strings.ToLower(strings.TrimSuffix(string(definition.Spec.Scope), "d")), strings.Join(names.ShortNames, "`, `"))
+		strings.ToLower(string(definition.Spec.Scope)), strings.Join(names.ShortNames, "`, `"))
 	if len(version.SelectableFields) > 0 {
 		var fields []string
 		for _, field := range version.SelectableFields {

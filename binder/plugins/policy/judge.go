@@ -102,10 +102,10 @@ func explained(all []policy.Result) framework.Verdict {
 		if r.Verdict == policy.Ignored {
 			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: skipped because it cannot be evaluated: %s", Name, aboutPolicy(r.Policy), r.Message))
 		}
+		if r.Verdict != policy.Allowed {
+			continue
+		}
 		for _, wait := range r.Waived {
-			if r.Verdict != policy.Allowed {
-				break
-			}
 			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s: the wait %s timed out, and onTimeout allows the bind", Name, aboutPolicy(r.Policy), wait))
 		}
 	}
