@@ -5,7 +5,6 @@ package binder
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -34,12 +33,11 @@ import (
 type world struct {
 	*Engine
 	unrecorded.Recorder
-	mu      sync.Mutex
-	pod     *corev1.Pod
-	facts   map[string]bool
-	log     []string
-	term    int64
-	failing int // PreBindRollBack fails that often.
+	mu    sync.Mutex
+	pod   *corev1.Pod
+	facts map[string]bool
+	log   []string
+	term  int64
 }
 
 const nodeName = "node-a"
@@ -180,13 +178,6 @@ func (p plugin) PreBind(_ context.Context, bc *framework.BindContext) error {
 }
 
 func (p plugin) PreBindRollBack(context.Context, framework.Mark) error {
-	p.world.mu.Lock()
-	p.world.failing--
-	fails := p.world.failing >= 0
-	p.world.mu.Unlock()
-	if fails {
-		return errors.New("not now")
-	}
 	p.world.record(p.name, "PreBindRollBack")
 	return nil
 }

@@ -11,10 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/podstate"
 )
@@ -153,32 +151,14 @@ func (s *Set) commit(ctx context.Context, e *Entry, bound *corev1.Pod) {
 	}
 }
 
-// fewTries is how a rollback is repeated when it fails, for two seconds. After that, the sweeper repeats it: a bind waits for its rollback.
-func fewTries() wait.Backoff {
-	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 4, Jitter: 0.1, Steps: 4}
-}
-
-// undo calls PreBindRollBack of the plugins in reverse order. One that fails does not delay the others.
+// undo calls PreBindRollBack of the plugins in reverse order. After an error the mark remains, for the sweeper: a bind that is posted again
+// waits for the end of its rollback.
 func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
-	left, failures := slices.Clone(e.writers), map[string]error{}
-	slices.Reverse(left)
-	// If the process ends before the first call, the sweeper of another replica rolls back.
-	// Its error says only that some are left.
-	_ = wait.ExponentialBackoffWithContext(ctx, fewTries(), func(context.Context) (bool, error) {
-		left = slices.DeleteFunc(left, func(p framework.PreBinder) bool {
-			err := s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
-			if err == nil {
-				s.o.Recorder.RolledBack(p.Name(), nil)
-			}
-			failures[p.Name()] = err
-			return err == nil
-		})
-		return len(left) == 0, nil
-	})
-	for _, p := range left {
-		if failed := failures[p.Name()]; failed != nil {
-			s.o.Recorder.RolledBack(p.Name(), failed)
-			klog.FromContext(ctx).Error(failed, "Rollback failed, a sweep will repeat it", "plugin", p.Name(), "attempt", e.id)
+	for _, p := range slices.Backward(e.writers) {
+		err := s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)
+		s.o.Recorder.RolledBack(p.Name(), err)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Rollback failed, a sweep will repeat it", "plugin", p.Name(), "attempt", e.id)
 		}
 	}
 }

@@ -37,27 +37,6 @@ func TestWrite_DuringRollback(t *testing.T) {
 	})
 }
 
-// A rollback that succeeds at a later try is recorded once, as done: each failure would raise an alert.
-func TestRollBack_IsRecordedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tries, recorded := 0, rolledBack{}
-		w := newWriter(&journal{})
-		w.rollBack = func(context.Context, framework.Mark) error {
-			if tries++; tries < 3 {
-				return errors.New("the API server does not answer")
-			}
-			return nil
-		}
-		f := newFixture(w, thePod)
-		f.o.Recorder = &recorded
-		f.written(t, w)
-		pass(time.Minute)
-		synctest.Wait()
-		assert.Equal(t, 3, tries)
-		assert.Equal(t, []error{nil}, recorded.results)
-	})
-}
-
 // The cache never has a pod that is too large. Its changes do not lead to reads.
 func TestFollow_LargePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -133,11 +112,3 @@ type another struct{ *recordingWriter }
 
 // Name implements framework.Plugin.
 func (another) Name() string { return "another" }
-
-// rolledBack is a Recorder that keeps the results of rollbacks.
-type rolledBack struct {
-	unrecorded
-	results []error
-}
-
-func (r *rolledBack) RolledBack(_ string, err error) { r.results = append(r.results, err) }

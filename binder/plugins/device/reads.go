@@ -22,7 +22,7 @@ const maxAttempt = 128
 // restore returns the record of a node whose ConfigMap does not exist: the first record, or
 // one that was lost. It contains the grants of running pods, according to their annotations.
 // A tenant can edit those: an added annotation only blocks devices, but the device of a
-// removed annotation is free (docs/device.md).
+// removed annotation is free.
 func restore(ctx context.Context, live framework.Reader, node string) (*record, error) {
 	rec := newRecord(node)
 	return rec, eachRunningOn(ctx, live, node, func(metadata *metav1.PartialObjectMetadata) {
