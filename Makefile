@@ -108,7 +108,7 @@ test-products: ## Test shipped policies with the code of the products that they 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
 KEPT = docs/performance/data
-DAY = $(shell date +%F)
+RUN ?= $(shell date +%F)
 BENCH = go test -run '^$$' -timeout 60m -v ./test/bench
 # Rounds. Each variant runs once per round.
 ROUNDS ?= 10
@@ -152,9 +152,9 @@ scale: control-plane ## Benchmark a large cluster, many waiting pods and growth 
 	@go run ./test/bench/report $(RESULTS)
 
 .PHONY: bench-keep
-bench-keep: ## Add the results of bench and scale to docs/performance, as those of this day
-	@mkdir -p $(KEPT)/$(DAY)
-	cp $(RESULTS)/*.csv $(RESULTS)/admission.txt $(KEPT)/$(DAY)/
+bench-keep: ## Add the results of bench and scale to docs/performance (RUN=2026-11-29-2: second run of a day)
+	@mkdir -p $(KEPT)/$(RUN)
+	cp $(RESULTS)/*.csv $(RESULTS)/admission.txt $(KEPT)/$(RUN)/
 	go run ./test/bench/report $(KEPT) docs/performance/README.md
 
 SEED ?= 1

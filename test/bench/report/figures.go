@@ -15,35 +15,35 @@ import (
 // processors is the number of processors of the machine.
 const processors = 2
 
-// figures returns the list of absolute figures, each compared with a cluster without Prebind, and a chart. Two numbers are those of two
-// days.
-func figures(data days) string {
+// figures returns the list of absolute figures, each compared with a cluster without Prebind, and a chart. Several numbers are those
+// of several runs.
+func figures(data []samples) string {
 	each := func(format, file string, of func(median func(metric, variant string) float64) float64) string {
 		var found []string
-		for _, day := range data {
-			if len(day[file]) > 0 {
+		for _, run := range data {
+			if len(run[file]) > 0 {
 				found = append(found, fmt.Sprintf(format, of(func(metric, variant string) float64 {
-					return stat.Median(stat.Values(day[file], metric, variant))
+					return stat.Median(stat.Values(run[file], metric, variant))
 				})))
 			}
 		}
-		return strings.Join(slices.Compact(found), " and ")
+		return list(slices.Compact(found))
 	}
 	one := func(format, file, metric, variant string, divisor float64) string {
 		return each(format, file, func(median func(metric, variant string) float64) float64 { return median(metric, variant) / divisor })
 	}
 	memory := func(variant string) string {
 		var found []string
-		for _, day := range data {
+		for _, run := range data {
 			var sizes []string
-			for _, size := range stat.Values(day["scale"], "resident MiB", variant) {
+			for _, size := range stat.Values(run["scale"], "resident MiB", variant) {
 				sizes = append(sizes, fmt.Sprintf("%.0f", size))
 			}
 			if len(sizes) > 0 {
 				found = append(found, strings.Join(sizes, ", "))
 			}
 		}
-		return strings.Join(found, " and ")
+		return strings.Join(found, "; ")
 	}
 	added := each("%.1f", "binds", func(median func(metric, variant string) float64) float64 {
 		return median("p50", prebind) - median("p50", none)
@@ -57,7 +57,7 @@ func figures(data days) string {
 			one("%.0f", "binds", "binds/s", prebind, processors), one("%.0f", "binds", "binds/s", none, processors)) +
 		fmt.Sprintf("- Delay from claim bound to pod bound, median: **%s ms** (kube-scheduler without Prebind: %s ms)\n",
 			one("%.0f", "claims", "ms", prebind, 1), one("%.0f", "claims", "ms", "kube-scheduler", 1)) +
-		"\n" + chart(data.last("binds")) +
+		"\n" + chart(last(data, "binds")) +
 		fmt.Sprintf("\nWaits run at the same time: a pod that waits 10 s for a volume and 10 s for a device is bound after **%s s**, not 20 s\n"+
 			"(kube-scheduler without Prebind: %s s).\n", one("%.1f", "twowaits", "seconds", prebind, 1), one("%.1f", "twowaits", "seconds", "kube-scheduler", 1))
 }

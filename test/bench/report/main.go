@@ -5,7 +5,7 @@
 //
 //	report DATA [README]
 //
-// DATA is the directory with the samples, or has a directory for each day. Without README, report prints all results. With README, it
+// DATA is the directory with the samples, or has a directory for each run, whose name begins with its day. Without README, report prints all results. With README, it
 // replaces the lists between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same
 // directory. It also replaces the list in ../comparison.md.
 package main
@@ -26,7 +26,7 @@ import (
 )
 
 // header is that of the columns of a result.
-var header = []string{"#", "Measurement", "Target", "Result", "Lowest and highest", "Rounds", "Each day", "Met"}
+var header = []string{"#", "Measurement", "Target", "Result", "Lowest and highest", "Rounds", "Each run", "Met"}
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -62,12 +62,12 @@ func run(args []string) error {
 }
 
 // written returns the files that report writes, by path.
-func written(readme string, data days, results []result) (map[string][]byte, error) {
+func written(readme string, data []samples, results []result) (map[string][]byte, error) {
 	dir := filepath.Dir(readme)
 	files := map[string][]byte{}
 	for path, lists := range map[string]map[string]string{
 		readme: {"figures": figures(data), "results": markdown(results)},
-		filepath.Join(dir, "..", "comparison.md"): {"neighbors": neighbors(data.last("neighbors"))},
+		filepath.Join(dir, "..", "comparison.md"): {"neighbors": neighbors(last(data, "neighbors"))},
 	} {
 		content, err := os.ReadFile(path)
 		if err != nil {
@@ -91,24 +91,21 @@ func written(readme string, data days, results []result) (map[string][]byte, err
 	return files, err
 }
 
-// samples are those of one day by file name. Files that do not exist are omitted.
+// samples are those of one run by file name. Files that do not exist are omitted.
 type samples map[string][]stat.Sample
 
-// days are samples in the order of days.
-type days []samples
-
-// last returns the samples of the last day that has the file.
-func (d days) last(file string) []stat.Sample {
-	for _, day := range slices.Backward(d) {
-		if found := day[file]; len(found) > 0 {
+// last returns the samples of the last run that has the file.
+func last(data []samples, file string) []stat.Sample {
+	for _, run := range slices.Backward(data) {
+		if found := run[file]; len(found) > 0 {
 			return found
 		}
 	}
 	return nil
 }
 
-// read reads the directories of days in dir, or dir if it has none.
-func read(dir string) (days, error) {
+// read reads the directories of runs in dir, in order, or dir if it has none.
+func read(dir string) ([]samples, error) {
 	dirs, err := filepath.Glob(filepath.Join(dir, "20*"))
 	if err != nil {
 		return nil, err
@@ -116,18 +113,18 @@ func read(dir string) (days, error) {
 	if len(dirs) == 0 {
 		dirs = []string{dir}
 	}
-	var data days
+	var data []samples
 	for _, dir := range dirs {
-		day, err := readDay(dir)
+		run, err := readRun(dir)
 		if err != nil {
 			return nil, err
 		}
-		data = append(data, day)
+		data = append(data, run)
 	}
 	return data, nil
 }
 
-func readDay(dir string) (samples, error) {
+func readRun(dir string) (samples, error) {
 	data := samples{}
 	files, err := filepath.Glob(filepath.Join(dir, "*.csv"))
 	if err != nil {
@@ -183,7 +180,7 @@ func admission(text string) []stat.Sample {
 	return samples
 }
 
-func resultsOf(data days) []result {
+func resultsOf(data []samples) []result {
 	var results []result
 	for _, r := range table() {
 		if found, ok := r.result(data); ok {
@@ -193,22 +190,19 @@ func resultsOf(data days) []result {
 	return results
 }
 
-// markdown returns the number of results that meet their target and those that do not, and what differs between days.
+// markdown returns the number of results that meet their target and those that do not, and what differs between runs.
 func markdown(results []result) string {
 	var missed, different strings.Builder
-	targets, met, repeated, within, judged, same := 0, 0, 0, 0, 0, 0
+	targets, met, repeated, within := 0, 0, 0, 0
 	for _, r := range results {
 		if r.repeated() {
 			repeated++
 			if r.repeatable() {
 				within++
 			}
-			if verdicts := r.verdicts(); len(verdicts) == 1 && verdicts[0] != "" {
-				judged, same = judged+1, same+1
-			} else if len(verdicts) > 1 {
-				judged++
-				fmt.Fprintf(&different, "- %d %s: %s%s (%s)\n", r.number, r.what, r.eachDay(), r.unit, r.target())
-			}
+		}
+		if len(r.verdicts()) > 1 {
+			fmt.Fprintf(&different, "- %d %s: %s%s (%s)\n", r.number, r.what, r.eachRun(), r.unit, r.target())
 		}
 		switch f := r.fields(); r.met() {
 		case "yes":
@@ -220,8 +214,8 @@ func markdown(results []result) string {
 	}
 	text := fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
 	if repeated > 0 {
-		text += fmt.Sprintf("\n%d rows have several rounds on each of two days. In %d of them, the result of each day is within the range of the rounds of the\n"+
-			"other. In %d of the %d with a target, both days meet it, or both miss it. The others:\n\n%s", repeated, within, same, judged, different.String())
+		text += fmt.Sprintf("\nFor %d rows, the range of earlier rounds is known. In %d of them, the result of the last run is within it. Some runs met a target,\n"+
+			"and others missed it:\n\n%s", repeated, within, different.String())
 	}
 	return text
 }

@@ -119,7 +119,7 @@ const times = "×"
 // table returns all rows, in the order in which they are shown.
 func table() []row {
 	return append([]row{
-		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.10), unit: times},
+		{number: 1, what: "latency of a bind, p50" + overConstant, file: "binds", of: ratio("p50", prebind, constant), most: new(1.03), unit: times},
 		{number: 1, what: "latency of a bind, p99" + overConstant, file: "binds", of: ratio("p99", prebind, constant), most: new(1.10), unit: times},
 		{number: 1, what: "latency of a bind, p50" + overFollowing, file: "binds", of: ratio("p50", prebind, following), unit: times},
 		{number: 1, what: "constant webhook that caches pending pods, p50" + overConstant, file: "binds", of: ratio("p50", following, constant), unit: times},
@@ -178,7 +178,7 @@ func table() []row {
 		{number: 11, what: "the same: mean", file: "lost", of: values("mean", "kill"), unit: " s"},
 		{number: 11, what: "rolling restart with 60 held calls: FailedScheduling events", file: "lost", of: values("FailedScheduling", "roll"), by: highest, most: new(0.0)},
 		{number: 11, what: "the same: claim bound → pod bound, worst", file: "lost", of: values("worst", "roll"), by: highest, unit: " s"},
-		{number: 12, what: "CPU time per bind, webhook" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, prebind, constant), most: new(1.35), unit: times},
+		{number: 12, what: "CPU time per bind, webhook" + overConstant, file: "cpu", of: ratio(cpuOfWebhook, prebind, constant), most: new(1.45), unit: times},
 		{number: 12, what: "CPU time per bind, API server" + overConstant, file: "cpu", of: ratio(cpuOfAPIServer, prebind, constant), most: new(1.05), unit: times},
 		{number: 12, what: "CPU time per bind, webhook" + overFollowing, file: "cpu", of: ratio(cpuOfWebhook, prebind, following), unit: times},
 		{number: 12, what: "CPU time per bind, API server" + overFollowing, file: "cpu", of: ratio(cpuOfAPIServer, prebind, following), unit: times},
@@ -290,31 +290,26 @@ func openRows() []row {
 // result is a row with its values.
 type result struct {
 	row
-	// values are those of all days, and value is their result.
+	// values are those of all runs, and value is their result.
 	values []float64
 	value  float64
-	// days are the days that have values.
-	days []dayResult
-}
-
-type dayResult struct {
-	lowest, value, highest float64
-	rounds                 int
+	// runs are the results of the runs that have values, and earlier the values of all but the last.
+	runs    []float64
+	earlier []float64
 }
 
 // result returns false if there are no samples.
-func (r row) result(data days) (result, bool) {
+func (r row) result(data []samples) (result, bool) {
 	by := r.by
 	if by == nil {
 		by = stat.Median
 	}
 	found := result{row: r}
-	for _, day := range data {
-		if values := r.of(day[r.file]); len(values) > 0 {
-			found.values = append(found.values, values...)
-			found.days = append(found.days, dayResult{
-				lowest: slices.Min(values), value: by(values), highest: slices.Max(values), rounds: len(values),
-			})
+	for _, run := range data {
+		if values := r.of(run[r.file]); len(values) > 0 {
+			found.earlier = found.values
+			found.values = slices.Concat(found.values, values)
+			found.runs = append(found.runs, by(values))
 		}
 	}
 	if len(found.values) == 0 {
@@ -324,39 +319,40 @@ func (r row) result(data days) (result, bool) {
 	return found, true
 }
 
-// repeated reports whether several days have several rounds.
-func (r result) repeated() bool {
-	return len(r.days) > 1 && !slices.ContainsFunc(r.days, func(day dayResult) bool { return day.rounds < 2 })
-}
+// repeated reports whether the range of the runs before the last one is known: they have several rounds.
+func (r result) repeated() bool { return len(r.earlier) > 1 }
 
-// repeatable reports whether the result of each day is within the range of the values of every other day, or looks the same.
+// repeatable reports whether the result of the last run is within the range of the rounds of the earlier ones, or looks the same.
 func (r result) repeatable() bool {
-	for _, of := range r.days {
-		for _, other := range r.days {
-			if number(of.value) != number(other.value) && (of.value < other.lowest || of.value > other.highest) {
-				return false
-			}
-		}
-	}
-	return true
+	lowest, highest, last := slices.Min(r.earlier), slices.Max(r.earlier), r.runs[len(r.runs)-1]
+	return lowest <= last && last <= highest || number(last) == number(lowest) || number(last) == number(highest)
 }
 
-// eachDay returns the results of the days.
-func (r result) eachDay() string {
+// eachRun returns the results of the runs.
+func (r result) eachRun() string {
 	var each []string
-	for _, day := range r.days {
-		each = append(each, number(day.value))
+	for _, value := range r.runs {
+		each = append(each, number(value))
 	}
-	return strings.Join(each, " and ")
+	return list(each)
+}
+
+// list joins the items.
+func list(items []string) string {
+	last := len(items) - 1
+	if last < 1 {
+		return strings.Join(items, "")
+	}
+	return strings.Join(items[:last], ", ") + " and " + items[last]
 }
 
 func (r result) met() string { return r.judge(r.value) }
 
-// verdicts returns the different verdicts on the days.
+// verdicts returns the different verdicts on the runs.
 func (r result) verdicts() []string {
 	var all []string
-	for _, day := range r.days {
-		all = append(all, r.judge(day.value))
+	for _, value := range r.runs {
+		all = append(all, r.judge(value))
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -392,7 +388,7 @@ func (r result) fields() []string {
 		spread = number(slices.Min(r.values)) + " to " + number(slices.Max(r.values))
 	}
 	return []string{
-		strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.eachDay(), r.met(),
+		strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.eachRun(), r.met(),
 	}
 }
 
