@@ -77,7 +77,7 @@ E2E = @mkdir -p bin && $(TOOL) gotestsum --format testname --jsonfile bin/$(1).j
 # Prebind itself is built with the race detector.
 .PHONY: test-e2e
 test-e2e: control-plane ## Run the end-to-end tests on a real control plane
-	$(call E2E,e2e,e2e handlers release)
+	$(call E2E,e2e,release e2e handlers)
 	$(call E2E,faults,faults)
 	$(call E2E,bench,bench)
 

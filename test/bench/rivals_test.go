@@ -14,14 +14,12 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
@@ -78,7 +76,6 @@ func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shipped
 	tb.Helper()
 	ctx := tb.Context()
 	c := clustertest.Start(tb, o)
-	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	r := &rivals{cluster: c, processes: map[string]*cluster.Process{}}
 	config := c.Config()
 	config.ContentType = runtime.ContentTypeProtobuf // As kube-scheduler.

@@ -15,10 +15,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // Cluster is a running control plane. Its methods may be called from many
@@ -52,7 +54,9 @@ type Cluster struct {
 // is ready and the namespace default is there with its service account. If it
 // fails, or ctx ends, everything is stopped again; the logs stay, and the error
 // says where. After Start has returned, ctx has no effect: call [Cluster.Stop].
+// Start discards the logs of controller-runtime in this process.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
+	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	o = o.complete()
 	commands, err := findCommands(ctx, o)
 	if err != nil {

@@ -11,9 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 func main() {
@@ -24,7 +22,6 @@ func run() int {
 	keep := pflag.Bool("keep", false, "Keep the control plane and Prebind running until Ctrl-C.")
 	command := pflag.String("run", "", "Run this command of the shell in place of the demo, with kubectl, kubectl prebind and the cluster.")
 	pflag.Parse()
-	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	d := &demo{out: os.Stdout, keep: *keep, command: *command}

@@ -18,9 +18,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -97,7 +95,6 @@ func main() {
 	pflag.BoolVar(&o.keep, "keep", false, "Keep the control plane, Prebind and the scheduler running after the test until Ctrl-C.")
 	pflag.StringArrayVar(&o.conformance, "conformance", nil, "Another flag of `kubectl prebind conformance`, such as --run=wait.")
 	pflag.Parse()
-	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)
 	stop()
