@@ -76,6 +76,19 @@ func TestAlerts(t *testing.T) {
 			"another webhook fails": `apiserver_admission_webhook_fail_open_count{name="other.example.com"} 0+1x30`,
 			"the failures are over": `apiserver_admission_webhook_fail_open_count{name="pods-binding.prebind.dev"} 7x30`,
 		}},
+		"PrebindNotCalled": {
+			fires: `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0+1x30
+			apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} _x30`,
+			also: `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0+1x30
+			apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 70x30`,
+			not: map[string]string{
+				"it is called": `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0+1x30`,
+				"a few binds in exempt namespaces": `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0x20 0+1x10
+				apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 70x30`,
+				"kubectl prebind explain": `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run="All"} 0+1x30
+				apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 70x30`,
+			},
+		},
 		"PrebindRejectionsHigh": {fires: `prebind_decisions_total{pod="a",decision="refused",plugin="volumebinding"} 0+200x30`, not: map[string]string{
 			"one rejection in three": `prebind_decisions_total{pod="a",decision="refused",plugin="volumebinding"} 0+50x30`,
 			"clients wait":           `prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+900x30`,

@@ -98,5 +98,6 @@ func documented(t *testing.T) map[string][]string {
 	series["apiserver_admission_webhook_admission_duration_seconds_bucket"] = append(called, "le")
 	series["apiserver_admission_webhook_rejection_count"] = []string{"name", "type", "operation", "error_type", "rejection_code"}
 	series["apiserver_admission_webhook_fail_open_count"] = []string{"name", "type"}
+	series["apiserver_request_total"] = []string{"verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component", "code"}
 	return series
 }
