@@ -50,13 +50,16 @@ type Cluster struct {
 	stopErr error
 }
 
+// discardLogs keeps controller-runtime from printing a stack trace after 30 s. It must not set the logger twice at the same time.
+var discardLogs = sync.OnceFunc(func() { log.SetLogger(logr.Discard()) })
+
 // Start starts a control plane and returns when it can be used: every component
 // is ready and the namespace default is there with its service account. If it
 // fails, or ctx ends, everything is stopped again; the logs stay, and the error
 // says where. After Start has returned, ctx has no effect: call [Cluster.Stop].
 // Start discards the logs of controller-runtime in this process.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
-	log.SetLogger(logr.Discard()) // Otherwise, controller-runtime prints a stack trace after 30 s.
+	discardLogs()
 	o = o.complete()
 	commands, err := findCommands(ctx, o)
 	if err != nil {
