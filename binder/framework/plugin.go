@@ -77,8 +77,8 @@ type PreBinder interface {
 	PreBind(ctx context.Context, bc *BindContext) error
 
 	// PreBindRollBack undoes the writes of PreBind with this mark, and nothing else. The engine
-	// calls it for every plugin whose PreBind was started, in reverse order (after a crash, in any order), and repeats it when
-	// it fails. PreBind can have stopped at any point, even before its first write, and the cache can lack
+	// calls it for every plugin whose PreBind was started, in reverse order (after a crash, in any order), and repeats it
+	// through Marks if it fails. PreBind can have stopped at any point, even before its first write, and the cache can lack
 	// its last writes. PreBindRollBack must be idempotent, and must not change later writes of another attempt.
 	// The engine has checked that the live pod is not bound to the node.
 	PreBindRollBack(ctx context.Context, m Mark) error

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -106,15 +107,17 @@ func marksOf(t *v1alpha1.BindTask) []framework.Mark {
 // also if the BindTask has failed since then. It lists them from the API server,
 // because the cache can lack the last ones.
 func (s *Store) PreBindRollBack(ctx context.Context, m framework.Mark) error {
-	var all v1alpha1.BindTaskList
-	if err := s.h.Live.List(ctx, &all, client.MatchingFields{"spec.pod.uid": string(m.PodUID)}); err != nil {
-		return fmt.Errorf("listing the BindTasks of the pod: %w", err)
-	}
-	return s.each(all.Items, m, func(t *v1alpha1.BindTask) error {
-		if others := slices.DeleteFunc(slices.Clone(t.Spec.Attempts), func(a string) bool { return a == m.Attempt }); len(others) > 0 {
-			return client.IgnoreNotFound(s.setAttempts(ctx, t, others))
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error { // A handler writes the status.
+		var all v1alpha1.BindTaskList
+		if err := s.h.Live.List(ctx, &all, client.MatchingFields{"spec.pod.uid": string(m.PodUID)}); err != nil {
+			return fmt.Errorf("listing the BindTasks of the pod: %w", err)
 		}
-		return s.remove(ctx, t)
+		return s.each(all.Items, m, func(t *v1alpha1.BindTask) error {
+			if others := slices.DeleteFunc(slices.Clone(t.Spec.Attempts), func(a string) bool { return a == m.Attempt }); len(others) > 0 {
+				return client.IgnoreNotFound(s.setAttempts(ctx, t, others))
+			}
+			return s.remove(ctx, t)
+		})
 	})
 }
 

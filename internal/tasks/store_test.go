@@ -52,3 +52,26 @@ func TestTidy(t *testing.T) {
 	require.Len(t, left, 1, "the next call continues")
 	assert.Equal(t, kept, left[0].Name)
 }
+
+// A handler that writes its answer at the same time does not keep a BindTask from being deleted.
+func TestPreBindRollBack_Conflict(t *testing.T) {
+	server := fakeapi.New()
+	m := framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "u", Node: "node-1", Attempt: "r-1"}
+	server.Put(&v1alpha1.BindTask{ObjectMeta: metav1.ObjectMeta{Name: "task", UID: "task"}, Spec: v1alpha1.BindTaskSpec{
+		NodeName: m.Node, Attempts: []string{m.Attempt}, Pod: v1alpha1.PodReference{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID},
+	}})
+	api, deletions := server.Connect(), 0
+	api.Before = func(c fakeapi.Call) error {
+		if c.Verb != "delete" {
+			return nil
+		}
+		if deletions++; deletions == 1 {
+			return fakeapi.Conflict("BindTask", "task")
+		}
+		return nil
+	}
+	s := NewStore(framework.Handle{Cached: server.Cache(), Live: api, Writer: api})
+	require.NoError(t, s.PreBindRollBack(t.Context(), m))
+	assert.Equal(t, 2, deletions)
+	assert.Empty(t, fakeapi.All(server, &v1alpha1.BindTask{}))
+}

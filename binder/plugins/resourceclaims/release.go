@@ -31,8 +31,8 @@ func (p *Plugin) marked(ctx context.Context, m framework.Mark) ([]string, error)
 	return names, err
 }
 
-// releaseConflicts is the maximum number of conflicts in one roll-back of a claim. The
-// engine and the sweep retry it later. The owner of the claim can change it at any rate.
+// releaseConflicts is the maximum number of conflicts in one roll-back of a claim. A
+// sweep retries it later. The owner of the claim can change it at any rate.
 const releaseConflicts = 10
 
 // release removes the reservation and the mark of the attempt from the claim.
