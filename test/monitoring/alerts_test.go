@@ -82,6 +82,8 @@ func TestAlerts(t *testing.T) {
 			also: `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0+1x30
 			apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 70x30`,
 			not: map[string]string{
+				"its first call": `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0+1x30
+				apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} _x25 1x5`,
 				"it is called": `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0+1x30`,
 				"a few binds in exempt namespaces": `apiserver_request_total{resource="pods",subresource="binding",code="201",dry_run=""} 0x20 0+1x10
 				apiserver_admission_webhook_admission_duration_seconds_count{name="pods-binding.prebind.dev"} 70x30`,
