@@ -108,7 +108,7 @@ test-products: ## Test shipped policies with the code of the products that they 
 # Results of this run, and the results that are committed.
 RESULTS = bin/bench
 KEPT = docs/performance/data
-RUN ?= $(shell date +%F)
+RUN = $(shell date +%F)
 BENCH = go test -run '^$$' -timeout 60m -v ./test/bench
 # Rounds. Each variant runs once per round.
 ROUNDS ?= 10

@@ -151,8 +151,8 @@ func (s *Set) commit(ctx context.Context, e *Entry, bound *corev1.Pod) {
 	}
 }
 
-// undo calls PreBindRollBack of the plugins in reverse order. After an error the mark remains, for the sweeper: a bind that is posted again
-// waits for the end of its rollback.
+// undo calls PreBindRollBack of the plugins in reverse order. After an error the mark remains, for the sweeper. It does
+// not try again itself, because a bind that is posted again waits until it returns.
 func (s *Set) undo(ctx context.Context, e *Entry, live *corev1.Pod) {
 	for _, p := range slices.Backward(e.writers) {
 		err := s.rollBack(context.WithoutCancel(ctx), p, e.mark(), live)

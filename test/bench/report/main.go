@@ -5,9 +5,9 @@
 //
 //	report DATA [README]
 //
-// DATA is the directory with the samples, or has a directory for each run, whose name begins with its day. Without README, report prints all results. With README, it
-// replaces the lists between the markers in that file by the figures and the missed targets, and writes all results as CSV to the same
-// directory. It also replaces the list in ../comparison.md.
+// DATA is the directory with the samples, or has a directory for each run, whose name begins with its day. Without README, report prints
+// all results. With README, it replaces the lists between the markers in that file by the figures and the missed targets, and writes all
+// results as CSV to the same directory. It also replaces the list in ../comparison.md.
 package main
 
 import (

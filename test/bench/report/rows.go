@@ -339,11 +339,10 @@ func (r result) eachRun() string {
 
 // list joins the items.
 func list(items []string) string {
-	last := len(items) - 1
-	if last < 1 {
+	if len(items) < 2 {
 		return strings.Join(items, "")
 	}
-	return strings.Join(items[:last], ", ") + " and " + items[last]
+	return strings.Join(items[:len(items)-1], ", ") + " and " + items[len(items)-1]
 }
 
 func (r result) met() string { return r.judge(r.value) }
