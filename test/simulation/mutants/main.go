@@ -58,7 +58,7 @@ var mutants = []mutant{
 	{"tasks are not awaited", "internal/tasks/tasks.go", "if waiting++; r.Verdict == policy.Allowed {", "if waiting++; false {"},
 	{"a failed task is ready", "internal/tasks/tasks.go", "case mine && a.Found.IsTrue(v1alpha1.TaskFailed):", "case mine && a.Found.IsTrue(v1alpha1.TaskFailed):\n\t\treturn state{verdict: policy.Allowed}\n\tcase false:"},
 	{"an edited policy keeps its earlier tasks", "internal/tasks/tasks.go", "t.Handler, string(t.Retain), ", ""},
-	{"a rollback deletes no task", "internal/tasks/store.go", "others))\n\t\t}\n\t\treturn s.remove(ctx, t)", "others))\n\t\t}\n\t\treturn nil"},
+	{"a rollback deletes no task", "internal/tasks/store.go", "others))\n\t\t\t}\n\t\t\treturn s.remove(ctx, t)", "others))\n\t\t\t}\n\t\t\treturn nil"},
 	{"the task of a running pod ends with the bind", "internal/tasks/store.go", "if t.Spec.Retain == v1alpha1.RetainUntilBound {", "if t.Spec.Retain != \"\" {"},
 	{"the task of a bound pod is not confirmed", "internal/tasks/store.go", "return client.IgnoreNotFound(s.setAttempts(ctx, t, nil))", "return nil"},
 	{"the task of a running pod is tidied", "internal/tasks/store.go", "if !running.Has(t.Spec.Pod.UID) {", "if !running.Has(\"\") {"},
