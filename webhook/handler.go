@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -52,14 +53,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), budget(r)) // The time of the API server includes that of the body.
 	defer cancel()
 	request, problem := readReview(r)
-	if problem != nil {
+	if request == nil {
 		h.Log.V(2).Info("Rejected a request", "from", r.RemoteAddr, "reason", problem.Message)
 		writeJSON(w, problem)
 		return
 	}
 	// The library keeps its request until the handler returns, so it gets only the UID. parse releases the object of the other.
 	webhook := admission.Webhook{
-		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response { return h.review(ctx, request) }),
+		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response {
+			if problem != nil { // Not an HTTP error: with failurePolicy Ignore, the API server would bind the pod without Prebind.
+				return deny(&framework.Error{
+					Kind: framework.KindInvalid, Object: framework.Object{Kind: "Binding", Namespace: request.Namespace, Name: request.Name},
+					Message: "its AdmissionReview is too large: " + strings.TrimPrefix(problem.Message, "prebind: "), Advice: "post a smaller Binding",
+				}, 0)
+			}
+			return h.review(ctx, request)
+		}),
 		// The library logs text of the caller without a limit. This package writes its own log lines.
 		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
 	}

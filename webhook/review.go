@@ -4,6 +4,7 @@
 package webhook
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -43,32 +44,32 @@ func invalid(format string, args ...any) *metav1.Status {
 }
 
 // readReview returns the request of the AdmissionReview of v1 in the body, without the parts that Prebind does not read: a held call
-// would keep them.
+// would keep them. If the body is too large, it returns the problem and the beginning of the request, to reject it.
 func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
 	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
 	body, problem := readBody(r)
-	if problem != nil {
+	if body == nil {
 		return nil, problem
 	}
 	var review admissionv1.AdmissionReview
-	if err := json.Unmarshal(body, &review, lenient); err != nil {
+	if err := json.Unmarshal(body, &review, lenient); err != nil && problem == nil {
 		return nil, invalid("the body is not a valid AdmissionReview: %w", decoding(err))
 	}
 	request := review.Request
 	if review.GroupVersionKind() != reviewKind || request == nil || request.UID == "" || len(request.UID) > maxUID {
-		return nil, invalid("the body is not an AdmissionReview of %s with a request that has a uid", reviewKind.GroupVersion())
+		return nil, cmp.Or(problem, invalid("the body is not an AdmissionReview of %s with a request that has a uid", reviewKind.GroupVersion()))
 	}
 	request.OldObject, request.Options = runtime.RawExtension{}, runtime.RawExtension{}
-	return request, nil
+	return request, problem
 }
 
-// readBody returns the body, within the limits.
+// readBody returns the body, within the limits. If it is too large, readBody also returns its beginning.
 func readBody(r *http.Request) ([]byte, *metav1.Status) {
 	body, err := io.ReadAll(r.Body)
 	limit := (*http.MaxBytesError)(nil)
 	switch {
 	case errors.As(err, &limit):
-		return nil, failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
+		return body, failure(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Errorf("the body is larger than %d bytes", maxBody))
 	case errors.Is(err, errOverloaded):
 		return nil, unavailable(err)
 	case err != nil:

@@ -90,6 +90,30 @@ func TestHandler_BadInput(t *testing.T) {
 	}
 }
 
+// TestHandler_BodyTooLarge checks that a review that is too large is rejected. With failurePolicy Ignore, the API server would bind the pod
+// after an HTTP error.
+func TestHandler_BodyTooLarge(t *testing.T) {
+	h := handlerOf(t, func(context.Context, binder.Request) binder.Decision {
+		assert.Fail(t, "the engine is called")
+		return binder.Decision{}
+	})
+	body := func(begin string) []byte { return []byte(begin + strings.Repeat("<", maxBody)) }
+	limit := func(r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, maxBody) }
+
+	w := serve(t, h, body(reviewPrefix+`"uid":"1","namespace":"shop","name":"web-0","object":{"metadata":{"annotations":{"a":"`), limit)
+	assert.Equal(t, http.StatusOK, w.Code)
+	var review admissionv1.AdmissionReview
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &review))
+	assert.Equal(t, types.UID("1"), review.Response.UID)
+	assert.False(t, review.Response.Allowed)
+	assert.Equal(t, int32(http.StatusUnprocessableEntity), review.Response.Result.Code)
+	assert.Equal(t, "binder: Binding shop/web-0: its AdmissionReview is too large: the body is larger than 2097152 bytes; post a smaller Binding",
+		review.Response.Result.Message)
+
+	w = serve(t, h, body("hello"), limit)
+	checkStatus(t, w, http.StatusRequestEntityTooLarge, "larger than 2097152 bytes")
+}
+
 // reviewPrefix is the beginning of every review that the API server sends.
 const reviewPrefix = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{`
 

@@ -146,12 +146,17 @@ func TestMetadataThatNoPodSurvives(t *testing.T) {
 	b := newBench(t, shared, nil)
 	kib := func(n int) string { return strings.Repeat("x", n<<10) }
 	created := b.podWith(byHand, gen.Annotation("example.com/pods", kib(200)))
-	err := b.bindByHand(b.binding("node-1", gen.Annotation("example.com/blob", kib(100))))
-	require.True(t, apierrors.IsInvalid(err), "the Binding should be rejected as invalid: %v", err)
-	for _, words := range []string{"invalid metadata after the merge", "metadata.annotations", "Too long", "262144"} {
-		assert.ErrorContains(t, err, words)
+	for size, says := range map[int][]string{
+		100:  {"invalid metadata after the merge", "metadata.annotations", "Too long", "262144"},
+		2200: {"its AdmissionReview is too large"}, // The API server accepts 3 MiB.
+	} {
+		err := b.bindByHand(b.binding("node-1", gen.Annotation("example.com/blob", kib(size))))
+		require.True(t, apierrors.IsInvalid(err), "the Binding should be rejected as invalid: %v", err)
+		for _, words := range says {
+			assert.ErrorContains(t, err, words)
+		}
 	}
-	assert.Equal(t, []string{"invalid"}, b.decisions())
+	assert.Equal(t, []string{"invalid", "invalid"}, b.decisions())
 	assert.Equal(t, created.ResourceVersion, b.assertNotBound().ResourceVersion, "the API server should not store the metadata")
 
 	require.NoError(t, b.bindByHand(b.binding("node-1")), "without it")
