@@ -76,6 +76,13 @@ func (s *fixture) sweep(t *testing.T, peers Peers, d time.Duration) *sweeper {
 
 // written returns an attempt that has written through the plugins, and whose rollback begins.
 func (s *fixture) written(t *testing.T, writers ...framework.PreBinder) (*Set, *Entry) {
+	set, e := s.writing(t, writers...)
+	set.Leave(e, true, 0)
+	return set, e
+}
+
+// writing returns an attempt that has written through the plugins, and a call for it in progress.
+func (s *fixture) writing(t *testing.T, writers ...framework.PreBinder) (*Set, *Entry) {
 	s.o.Changes, s.o.Term = notify.NewHub(), func() (int64, bool) { return 1, true }
 	set := NewSet(s.o)
 	e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
@@ -83,7 +90,6 @@ func (s *fixture) written(t *testing.T, writers ...framework.PreBinder) (*Set, *
 	for _, w := range writers {
 		require.NoError(t, set.Write(t.Context(), e, w, func() error { return nil }))
 	}
-	set.Leave(e, true, 0)
 	return set, e
 }
 

@@ -25,11 +25,11 @@ const Grace = time.Minute
 const (
 	// sweepEvery is the pause between two sweeps.
 	sweepEvery = 10 * time.Second
-	// sweepMarks limits the marks that one sweep settles, because each costs a read of its pod.
-	// sweepTakes limits its time. The next sweep continues.
+	// sweepMarks limits the marks of a plugin that one sweep settles, because each costs a read of its pod.
+	// sweepTakes limits the time for them: a plugin whose writes take long must not delay others. The next sweep continues.
 	sweepMarks = 200
 	sweepTakes = 20 * time.Second
-	// sweepErrors is how many errors of a sweep are logged.
+	// sweepErrors is how many errors of a plugin a sweep logs.
 	sweepErrors = 5
 	// tidyEvery is the pause between two calls of Tidy.
 	tidyEvery = 2 * time.Minute
@@ -115,10 +115,22 @@ func (s *sweeper) sweep(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("reading the live replicas: %w", err))
 		}
 	}
+	before := s.orphans
+	s.orphans = map[orphanKey]*orphan{}
 	s.sweeps++
+	for _, plugin := range s.plugins {
+		if p, ok := plugin.(framework.PreBinder); ok {
+			due, err := s.due(ctx, p, living, before)
+			errs = append(errs, err, s.settleAll(ctx, due))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// settleAll settles orphans of one plugin within the limits.
+func (s *sweeper) settleAll(ctx context.Context, due []*orphan) error {
+	var errs []error
 	began, failed := s.o.Clock.Now(), 0
-	due, err := s.due(ctx, living)
-	errs = append(errs, err)
 	for _, o := range turns(due, sweepMarks) {
 		if ctx.Err() != nil || s.o.Clock.Since(began) > sweepTakes {
 			break
@@ -136,46 +148,37 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// due returns the orphans to settle. living is nil if this replica settles only its own. The cost is linear in the number of all
-// marks, or of the objects that can have them, and due reads caches only.
-func (s *sweeper) due(ctx context.Context, living map[string]bool) (due []*orphan, err error) {
-	before := s.orphans
-	s.orphans = map[orphanKey]*orphan{}
-	var errs []error
-	for _, plugin := range s.plugins {
-		p, ok := plugin.(framework.PreBinder)
-		if !ok {
+// due returns the orphans of the plugin to settle. living is nil if this replica settles only its own. The cost is linear in the number
+// of all marks, or of the objects that can have them, and due reads caches only.
+func (s *sweeper) due(ctx context.Context, p framework.PreBinder, living map[string]bool, before map[orphanKey]*orphan) (due []*orphan, err error) {
+	marks, err := s.marks(ctx, p)
+	if err != nil {
+		s.o.Recorder.Swept(p.Name(), actionList, err)
+		err = fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err) // The next list has the others.
+	}
+	working, now := s.working(), s.o.Clock.Now()
+	for _, m := range marks {
+		key, replica := orphanKey{plugin: p.Name(), mark: m}, ReplicaOf(m.Attempt)
+		inProgress := living == nil || living[replica]
+		if replica == s.o.Replica {
+			inProgress = working[m.Attempt]
+		}
+		if inProgress || s.orphans[key] != nil {
 			continue
 		}
-		marks, err := s.marks(ctx, p)
-		if err != nil {
-			s.o.Recorder.Swept(p.Name(), actionList, err)
-			errs = append(errs, fmt.Errorf("plugin %s: listing its marks: %w", p.Name(), err)) // The next list has the others.
-		}
-		working, now := s.working(), s.o.Clock.Now()
-		for _, m := range marks {
-			key, replica := orphanKey{plugin: p.Name(), mark: m}, ReplicaOf(m.Attempt)
-			inProgress := living == nil || living[replica]
+		o := before[key]
+		if o == nil {
+			o = &orphan{plugin: p, mark: m, since: now}
 			if replica == s.o.Replica {
-				inProgress = working[m.Attempt]
+				o.since = time.Time{} // Its rollback has begun.
 			}
-			if inProgress || s.orphans[key] != nil {
-				continue
-			}
-			o := before[key]
-			if o == nil {
-				o = &orphan{plugin: p, mark: m, since: now}
-				if replica == s.o.Replica {
-					o.since = time.Time{} // Its rollback has begun.
-				}
-			}
-			s.orphans[key] = o
-			if now.Sub(o.since) > Grace || !s.stillPending(ctx, m.Pod, m.PodUID) {
-				due = append(due, o)
-			}
+		}
+		s.orphans[key] = o
+		if now.Sub(o.since) > Grace || !s.stillPending(ctx, m.Pod, m.PodUID) {
+			due = append(due, o)
 		}
 	}
-	return due, errors.Join(errs...)
+	return due, err
 }
 
 // marks returns the marks of the plugin. With an error, the list may be incomplete.

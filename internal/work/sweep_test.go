@@ -129,6 +129,40 @@ func TestSweep_Settles(t *testing.T) {
 	}
 }
 
+// TestSweep_TimeOfEachPlugin: a plugin whose writes take long takes no time from the next one.
+func TestSweep_TimeOfEachPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		slow := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-1"), markOf("b-2")}}
+		slow.rollBack = func(ctx context.Context, _ framework.Mark) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		next := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-3")}}
+		s := newFixture(next, nil).sweeper(livingReplicas{})
+		s.plugins = []framework.Plugin{slow, next}
+		assert.ErrorIs(t, s.sweep(quiet(t)), context.DeadlineExceeded)
+		assert.Equal(t, []string{"p PreBindRollBack"}, calls.all())
+	})
+}
+
+// TestSweep_AfterStop: another replica continues the work of a replica that is shutting down.
+func TestSweep_AfterStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		m := &marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("here-1")}}
+		s := newFixture(m, thePod)
+		w := s.sweeper(livingReplicas{})
+		var e *Entry
+		w.Set, e = s.writing(t, m)
+		assert.NoError(t, w.Allow(e))
+		w.Leave(e, false, 0)
+		assert.NoError(t, w.Stop(t.Context()))
+		assert.NoError(t, w.sweep(quiet(t)))
+		assert.Empty(t, calls.all())
+	})
+}
+
 // TestGrace_BeginsWithTheEndOfTheReplica: the grace does not begin when the mark is first listed.
 func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -303,11 +303,13 @@ func (s *Set) wake(e *Entry) {
 	s.o.Changes.Changed(notify.RefTo(&corev1.Pod{}, e.pod.Namespace, e.pod.Name))
 }
 
-// forget removes the entry.
+// forget removes the entry. After Stop, it keeps it: a sweep would roll back what another replica continues.
 func (s *Set) forget(e *Entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.entries, e.key)
+	if !s.stopped {
+		delete(s.entries, e.key)
+	}
 	e.leave()
 	s.wake(e)
 }
