@@ -189,6 +189,28 @@ func TestExclusive_Release(t *testing.T) {
 	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 
+// TestExclusive_ReleaseConflict: two replicas roll back their attempts at one bind at the same time.
+func TestExclusive_ReleaseConflict(t *testing.T) {
+	w := onePod()
+	p, bc := pluginIn(w), contextFor(sharer("one"))
+	_, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	require.NoError(t, p.PreBind(t.Context(), bc))
+	deletions := 0
+	w.Before = func(c fakeapi.Call) error {
+		if c.Verb != "delete" {
+			return nil
+		}
+		if deletions++; deletions == 1 {
+			return fakeapi.Conflict("ConfigMap", c.Key.Name)
+		}
+		return nil
+	}
+	require.NoError(t, p.PreBindRollBack(t.Context(), bc.Mark()))
+	assert.Equal(t, 2, deletions)
+	assert.Empty(t, w.records())
+}
+
 func TestRecord_Unreadable(t *testing.T) {
 	cases := map[string]map[string]string{
 		"Empty":      {},

@@ -18,11 +18,13 @@ package volumebinding
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -151,7 +153,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 // PreBindRollBack releases the attempt's reservations of ReadWriteOncePod claims. It leaves claims and
 // volumes as they are; see the package's comment.
 func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
-	return p.release(ctx, p.h.Live, m.PodUID, func(attempt string) bool { return attempt == m.Attempt })
+	changed := func(err error) bool { return errors.Is(err, ledger.ErrChanged) } // By another replica that rolls back its attempt.
+	return retry.OnError(retry.DefaultRetry, changed, func() error {
+		return p.release(ctx, p.h.Live, m.PodUID, func(attempt string) bool { return attempt == m.Attempt })
+	})
 }
 
 // PostBind releases the reservations of the pod: from now on, a list of pods shows which pod uses the
