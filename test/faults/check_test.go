@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -256,11 +258,13 @@ func (s *state) checkClaims() {
 	}
 }
 
-// checkUsers checks that the claims of each bound pod are reserved for it.
+// checkUsers checks that the claims of each bound pod are reserved for it. kube-controller-manager creates a second claim from a template
+// if it misses the answer to its first request. The status of the pod then has the second one.
 func (s *state) checkUsers(claim *resourcev1.ResourceClaim) {
 	for _, owner := range claim.OwnerReferences {
 		pod := s.pods[owner.UID]
-		if pod == nil || pod.Spec.NodeName == "" {
+		if pod == nil || pod.Spec.NodeName == "" || !slices.ContainsFunc(pod.Status.ResourceClaimStatuses,
+			func(of corev1.PodResourceClaimStatus) bool { return ptr.Deref(of.ResourceClaimName, "") == claim.Name }) {
 			continue
 		}
 		reserved := false
