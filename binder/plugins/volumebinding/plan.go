@@ -24,6 +24,8 @@ type snapshot struct {
 	csiNode *storagev1.CSINode
 	// uses contains the claims of the pod in its order.
 	uses []use
+	// capacities contains the published capacities that the node can use, by class.
+	capacities map[string][]*storagev1.CSIStorageCapacity
 }
 
 // use is a claim of the pod and the objects that its binding depends on.
@@ -39,9 +41,8 @@ type use struct {
 	reserved []*corev1.PersistentVolume
 	// free contains the free volumes of the class. It omits volumes that only other nodes can use.
 	free []shelf
-	// driver is the provisioner of the class. capacities contains the capacities that it publishes for the class.
-	driver     *storagev1.CSIDriver
-	capacities []storagev1.CSIStorageCapacity
+	// driver is the provisioner of the class.
+	driver *storagev1.CSIDriver
 }
 
 // plan contains the writes and the waits for the claims of a pod.

@@ -27,7 +27,7 @@ func snap(objects ...client.Object) snapshot {
 	free, volumesOf := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
 	claims, classes := map[string]*corev1.PersistentVolumeClaim{}, map[string]*storagev1.StorageClass{}
 	reserved, drivers := map[string][]*corev1.PersistentVolume{}, map[string]*storagev1.CSIDriver{}
-	capacities := map[string][]storagev1.CSIStorageCapacity{}
+	s.capacities = map[string][]*storagev1.CSIStorageCapacity{}
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *corev1.Pod:
@@ -49,7 +49,9 @@ func snap(objects ...client.Object) snapshot {
 		case *storagev1.CSIDriver:
 			drivers[o.Name] = o
 		case *storagev1.CSIStorageCapacity:
-			capacities[o.StorageClassName] = append(capacities[o.StorageClassName], *o)
+			if reachableFrom(o, s.node.Labels) {
+				s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
+			}
 		}
 	}
 	for _, ref := range volumes.ClaimsOf(s.pod) {
@@ -60,7 +62,7 @@ func snap(objects ...client.Object) snapshot {
 		}
 		if u.class != nil {
 			u.free = free.of(u.class.Name, s.node.Labels[corev1.LabelHostname])
-			u.driver, u.capacities = drivers[u.class.Provisioner], capacities[u.class.Name]
+			u.driver = drivers[u.class.Provisioner]
 		}
 		s.uses = append(s.uses, u)
 	}

@@ -45,19 +45,13 @@ func (s snapshot) checkCapacity(u use) error {
 	if !ok || !publishesCapacity(u.driver) {
 		return nil
 	}
-	reachable := false
-	for i := range u.capacities {
-		c := &u.capacities[i]
-		if !reachableFrom(c, s.node.Labels) {
-			continue
-		}
-		reachable = true
+	for _, c := range s.capacities[class.Name] {
 		// Without any of the two, no volume fits.
 		if limit := cmp.Or(c.MaximumVolumeSize, c.Capacity); limit != nil && limit.Value() >= size.Value() {
 			return nil
 		}
 	}
-	if !reachable {
+	if len(s.capacities[class.Name]) == 0 {
 		return framework.Refuse(framework.ObjectOf(claim), "CSI driver %s reports no storage of StorageClass %s for node %s", class.Provisioner, class.Name, s.node.Name).
 			Advise("choose a node with storage; see the CSIStorageCapacity objects")
 	}

@@ -7,11 +7,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -72,6 +74,37 @@ func TestCheckCapacity(t *testing.T) {
 				tc.about = "PersistentVolumeClaim default/data"
 			}
 			tc.check(t)
+		})
+	}
+}
+
+// A class can have a capacity for each node.
+func TestSetup_ListsCapacities(t *testing.T) {
+	here := gen.SelectedNode("node-a")
+	cases := map[string]struct {
+		reason string
+		claims []client.Object
+		lists  int
+	}{
+		"ManyClaims": {reason: "the claims share one list of their class", claims: []client.Object{theClaim(), claimNamed("logs"), claimNamed("tmp")}, lists: 1},
+		"Begun":      {reason: "the capacity does not matter", claims: []client.Object{theClaim(here), claimNamed("logs", here), claimNamed("tmp", here)}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(append(tc.claims, local, gen.CSIDriver("csi.example.com", true), gen.CSIStorageCapacity("c", "local", gen.Amount("1Gi")))...)
+			cached, lists := w.cache.Connect(), 0
+			cached.Before = func(call fakeapi.Call) error {
+				if call.Kind == "CSIStorageCapacityList" {
+					lists++
+				}
+				return nil
+			}
+			w.cached = cached
+			bc := contextFor(thePod(gen.UsesClaim("logs"), gen.UsesClaim("tmp")))
+			_, err := pluginIn(w).pass(t.Context(), bc)
+			require.NoError(t, err)
+			assert.Len(t, planned(t, bc).dynamic, 3)
+			assert.Equal(t, tc.lists, lists, tc.reason)
 		})
 	}
 }

@@ -21,13 +21,20 @@ import (
 // volumes and capacities through the cache of its handle, which does not: the changes of all other volumes would wake
 // the bind.
 func (p *Plugin) read(ctx context.Context, cache framework.Reader, bc *framework.BindContext, refs []volumes.ClaimRef) (snapshot, error) {
-	s := snapshot{pod: bc.Pod, node: bc.Node}
+	s := snapshot{pod: bc.Pod, node: bc.Node, capacities: map[string][]*storagev1.CSIStorageCapacity{}}
 	for _, ref := range refs {
 		u, err := p.readUse(ctx, cache, bc, ref)
 		if err != nil {
 			return s, err
 		}
 		s.uses = append(s.uses, u)
+		// A class can have a capacity for each node, and a pod thousands of claims of it.
+		if !publishesCapacity(u.driver) || s.capacities[u.class.Name] != nil {
+			continue
+		}
+		if s.capacities[u.class.Name], err = p.readCapacities(ctx, u.class.Name, bc.Node); err != nil {
+			return s, err
+		}
 	}
 	var err error
 	s.csiNode, err = framework.Get(ctx, cache, &storagev1.CSINode{}, "", s.node.Name, volumes.CSINodes)
@@ -56,20 +63,27 @@ func (p *Plugin) readUse(ctx context.Context, cache framework.Reader, bc *framew
 	}
 	class := volume.GetPersistentVolumeClaimClass(u.claim)
 	u.class, err = framework.Get(ctx, cache, &storagev1.StorageClass{}, "", class)
-	if u.class == nil {
+	if u.class == nil || begun(u.claim) {
 		return u, err
 	}
 	u.free = p.free.of(class, bc.Node.Labels[corev1.LabelHostname])
 	u.driver, err = framework.Get(ctx, cache, &storagev1.CSIDriver{}, "", u.class.Provisioner)
-	if !publishesCapacity(u.driver) {
-		return u, err
-	}
+	return u, err
+}
+
+// readCapacities returns the capacities of the class that the node can use, and never nil without an error.
+func (p *Plugin) readCapacities(ctx context.Context, class string, node *corev1.Node) ([]*storagev1.CSIStorageCapacity, error) {
 	var list storagev1.CSIStorageCapacityList
 	if err := p.h.Cached.List(ctx, &list, capacities.Where(class), client.UnsafeDisableDeepCopy); err != nil {
-		return u, framework.FromAPI(framework.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
+		return nil, framework.FromAPI(framework.Object{Kind: "CSIStorageCapacity"}, "listing capacities", err)
 	}
-	u.capacities = list.Items
-	return u, nil
+	reachable := []*storagev1.CSIStorageCapacity{}
+	for i := range list.Items {
+		if c := &list.Items[i]; reachableFrom(c, node.Labels) {
+			reachable = append(reachable, c)
+		}
+	}
+	return reachable, nil
 }
 
 // readReserved returns the volumes that name the claim, in the order of their names, so that
