@@ -132,6 +132,7 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 	if len(claims) == 0 {
 		return nil
 	}
+	own := map[string]*corev1.PersistentVolumeClaim{}
 	for _, r := range claims {
 		// A claim can be deleted and created again while the process is suspended.
 		now, err := framework.Get(ctx, p.h.Live, &corev1.PersistentVolumeClaim{}, pod.Namespace, r.claim.Name)
@@ -141,6 +142,7 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 		if now == nil || now.UID != r.claim.UID {
 			return behind(r.claim, errReplaced)
 		}
+		own[r.claim.Name] = r.claim
 	}
 	// As in kube-scheduler, these are the pods that can use a volume.
 	using := client.MatchingFieldsSelector{Selector: fields.AndSelectors(
@@ -156,9 +158,9 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 		}
 		for i := range page.Items {
 			other := &page.Items[i]
-			for _, r := range claims {
-				if other.UID != pod.UID && mounts(other, r.claim.Name) {
-					return framework.Refuse(framework.ObjectOf(r.claim), "pod %s on node %s uses the ReadWriteOncePod claim", other.Name, other.Spec.NodeName).
+			for _, r := range volumes.ClaimsOf(other) {
+				if claim := own[r.Name]; claim != nil && other.UID != pod.UID {
+					return framework.Refuse(framework.ObjectOf(claim), "pod %s on node %s uses the ReadWriteOncePod claim", other.Name, other.Spec.NodeName).
 						Advise("bind this pod after the other pod has ended")
 				}
 			}
@@ -167,11 +169,6 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 			return nil
 		}
 	}
-}
-
-// mounts returns whether the pod has a volume of the claim.
-func mounts(pod *corev1.Pod, claim string) bool {
-	return slices.ContainsFunc(volumes.ClaimsOf(pod), func(r volumes.ClaimRef) bool { return r.Name == claim })
 }
 
 // release removes those attempts from the reservations of the pod.
