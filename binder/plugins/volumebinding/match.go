@@ -5,6 +5,7 @@ package volumebinding
 
 import (
 	"cmp"
+	"context"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,11 +21,14 @@ type taken = map[string]*corev1.PersistentVolume
 
 // match finds a volume for each unbound claim, the smallest claim first, and adds the claims to the
 // plan. Claims without a matching volume are provisioned.
-func (s snapshot) match(unbound []use, p *plan) error {
+func (s snapshot) match(ctx context.Context, unbound []use, p *plan) error {
 	slices.SortStableFunc(unbound, bySize)
 	used := taken{}
 	var provisioned []use
 	for _, u := range unbound {
+		if ctx.Err() != nil { // A pod can have thousands of claims, and each of them can need a visit to every free volume.
+			return framework.FromAPI(framework.ObjectOf(u.claim), "matching a volume", ctx.Err())
+		}
 		pv, err := s.find(u, used)
 		if err != nil {
 			return err
@@ -127,7 +131,8 @@ func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.Persis
 			if best != nil && before(best, pv) {
 				return false
 			}
-			fits := used[pv.Name] == nil && isPending(pv) == pending && selector.Matches(labels.Set(pv.Labels)) && s.fits(pv, &claim)
+			fits := used[pv.Name] == nil && isPending(pv) == pending && volume.CheckAccessModes(&claim, pv) &&
+				selector.Matches(labels.Set(pv.Labels)) && s.fits(pv, &claim) // The affinity is the most expensive check.
 			if fits {
 				best = pv
 			}

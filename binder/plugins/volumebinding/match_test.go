@@ -4,6 +4,7 @@
 package volumebinding
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -12,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -36,7 +39,7 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	return func() {
 		s := snap(theClaim(), local, node)
 		s.uses[0].free = free.of("local", "node-7")
-		pl, err := findPodVolumes(s)
+		pl, err := findPodVolumes(tb.Context(), s)
 		require.NoError(tb, err)
 		require.Len(tb, pl.static, 1)
 	}
@@ -50,25 +53,39 @@ func TestMatch_DoesNotGrowWithFreeVolumes(t *testing.T) {
 	}
 }
 
-// The plugin parses the selector of a claim once. Its allocations do not depend on the number of volumes that do not match.
-func TestMatch_ParsesASelectorOnce(t *testing.T) {
-	claim := theClaim()
+// The plugin examines a volume that does not match only as far as necessary: allocations do not depend on the number of such volumes.
+func TestMatch_ChecksCheapConditionsFirst(t *testing.T) {
+	selects := theClaim()
 	selector := metav1.LabelSelectorRequirement{Key: "rack", Operator: metav1.LabelSelectorOpNotIn}
 	for i := range 2_000 {
 		selector.Values = append(selector.Values, fmt.Sprint(i))
 	}
-	claim.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{selector}}
-	allocations := func(volumes int) float64 {
-		free := NewFreeVolumes()
-		for i := range volumes {
-			free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.VolumePhase(corev1.VolumeAvailable), gen.Capacity("9Gi"), gen.Label("rack", "7")), true)
+	selects.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{selector}}
+	for reason, claim := range map[string]*corev1.PersistentVolumeClaim{
+		"the selector is parsed once":              selects,
+		"the affinity of the volume is not parsed": theClaim(gen.AccessModes(corev1.ReadWriteMany)),
+	} {
+		allocations := func(volumes int) float64 {
+			free := NewFreeVolumes()
+			for i := range volumes {
+				here := gen.OnNodesWith(corev1.LabelTopologyZone, "z1")
+				free.OnAdd(volumeNamed(fmt.Sprintf("pv-%d", i), gen.VolumePhase(corev1.VolumeAvailable), gen.Capacity("9Gi"), gen.Label("rack", "7"), here), true)
+			}
+			s, u := snapshot{node: theNode()}, use{claim: claim, free: free.of("local", "node-a")}
+			return testing.AllocsPerRun(5, func() {
+				pv, err := s.smallest(u, taken{}, false)
+				require.NoError(t, err)
+				require.Nil(t, pv)
+			})
 		}
-		s, u := snapshot{node: theNode()}, use{claim: claim, free: free.of("local", "node-a")}
-		return testing.AllocsPerRun(5, func() {
-			pv, err := s.smallest(u, taken{}, false)
-			require.NoError(t, err)
-			require.Nil(t, pv)
-		})
+		assert.LessOrEqual(t, allocations(100), 1.5*allocations(1), reason)
 	}
-	assert.LessOrEqual(t, allocations(100), 1.5*allocations(1))
+}
+
+// A pass with many claims ends with the call.
+func TestMatch_EndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := findPodVolumes(ctx, snap(theClaim(), local, volumeNamed("pv")))
+	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%v", err)
 }

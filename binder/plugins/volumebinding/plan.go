@@ -5,6 +5,7 @@ package volumebinding
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 
@@ -91,7 +92,7 @@ func by(claim *corev1.PersistentVolumeClaim) string {
 // findPodVolumes returns the plan, or an error if the pod cannot use its volumes on this node.
 // It follows GetPodVolumeClaims and FindPodVolumes of
 // kube-scheduler's VolumeBinding; docs/volumebinding.md lists the differences.
-func findPodVolumes(s snapshot) (plan, error) {
+func findPodVolumes(ctx context.Context, s snapshot) (plan, error) {
 	var p plan
 	var unbound []use
 	for _, u := range s.uses {
@@ -131,6 +132,6 @@ func findPodVolumes(s snapshot) (plan, error) {
 	if p.wait != (framework.Wait{}) {
 		return p, nil
 	}
-	err := s.match(unbound, &p)
+	err := s.match(ctx, unbound, &p)
 	return p, err
 }

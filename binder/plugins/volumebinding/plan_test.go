@@ -89,7 +89,7 @@ type decideCase struct {
 
 func (tc decideCase) check(t *testing.T) {
 	t.Helper()
-	pl, err := findPodVolumes(snap(tc.objects...))
+	pl, err := findPodVolumes(t.Context(), snap(tc.objects...))
 	if tc.want != "" {
 		require.Error(t, err, tc.reason)
 		assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)

@@ -74,7 +74,7 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 	if err != nil {
 		return err
 	}
-	pl, rejected := findPodVolumes(s)
+	pl, rejected := findPodVolumes(ctx, s)
 	// The index of free volumes reads none of them through the cache, so their changes would not
 	// wake the bind.
 	for _, pv := range pl.watched() {
