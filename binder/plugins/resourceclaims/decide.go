@@ -33,7 +33,11 @@ func (p *Plugin) decide(bc *framework.BindContext, refs []reference, all claims)
 			continue
 		}
 		if all[ref.claim] == nil {
-			return r, noSuchClaim(bc.Pod.Namespace, ref.claim)
+			err := noSuchClaim(bc.Pod.Namespace, ref.claim)
+			if ref.extended { // kube-scheduler deletes it after a failed bind, and its name stays in the status of the pod.
+				err = err.Advise("recreate the pod")
+			}
+			return r, err
 		}
 		take, wait, err := p.assess(bc, ref, all[ref.claim])
 		if err != nil {
