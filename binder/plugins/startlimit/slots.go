@@ -164,11 +164,11 @@ func (s *slots) ended(pod *corev1.Pod) {
 // handler returns a handler for an informer of pods that start.
 func (s *slots) handler() toolscache.ResourceEventHandler {
 	change := func(before, after any) {
-		was, is := podOf(before), podOf(after)
-		if was != nil && is != nil && is.UID == was.UID {
-			return // A pod whose time is over does not count again.
+		is := podOf(after)
+		if same, ok := before.(*corev1.Pod); ok && is != nil && is.UID == same.UID {
+			return // A pod whose time is over, or that was stuck, does not count again.
 		}
-		if was != nil {
+		if was := podOf(before); was != nil {
 			s.ended(was)
 		}
 		if is != nil {
