@@ -38,14 +38,14 @@ func (a *Assembly) setUp(config *rest.Config) error {
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
 		// Reads of the client are live. Plugins read the selections.
-		NewClient: func(config *rest.Config, o client.Options) (c client.Client, err error) {
+		NewClient: func(config *rest.Config, o client.Options) (client.Client, error) {
 			o.Cache = nil
-			a.source, err = NewSource(config, o)
-			return a.source, err
+			return client.New(config, o)
 		},
 	}); err != nil {
 		return err
 	}
+	a.source = &Source{Config: a.GetConfig(), HTTP: a.GetHTTPClient(), Scheme: scheme, Mapper: a.GetRESTMapper()}
 	a.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(a.GetConfig(), a.GetHTTPClient())
 	return err
 }

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/prebind/prebind/binder/framework"
 )
@@ -27,18 +26,17 @@ var podKind = framework.KindOf(&corev1.Pod{})
 // pending selects the pods without a node.
 var pending = fields.OneTermEqualSelector("spec.nodeName", "")
 
-// pendingPods lists and watches pending pods, and decodes only the metadata of those that leave. Every bind makes one leave, and
-// decoding it is the largest part of the work of following pods. The client has no option for the decoder, so these pods have one of
-// their own.
-func (s *Source) pendingPods() (*toolscache.ListWatch, error) {
-	own := rest.CopyConfig(s.config)
-	own.APIPath, own.GroupVersion, own.ContentType = "/api", &corev1.SchemeGroupVersion, runtime.ContentTypeProtobuf
-	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(s.Scheme()).WithoutConversion()}
-	pods, err := rest.RESTClientForConfigAndClient(own, s.http)
-	if err != nil {
-		return nil, err
+// typed returns a client for objects of Go types. A watch decodes only the metadata of those that leave it: every bind makes a pod leave the
+// pending pods, and decoding it is the largest part of the work of following them. The client of controller-runtime has no option for the
+// decoder.
+func (s *Source) typed(version schema.GroupVersion) (rest.Interface, error) {
+	own := rest.CopyConfig(s.Config)
+	own.APIPath, own.GroupVersion, own.ContentType = "/apis", &version, runtime.ContentTypeProtobuf // Custom resources are JSON nevertheless.
+	if version.Group == "" {
+		own.APIPath = "/api"
 	}
-	return toolscache.NewListWatchFromClient(pods, "pods", metav1.NamespaceAll, pending), nil
+	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(s.Scheme).WithoutConversion()}
+	return rest.RESTClientForConfigAndClient(own, s.HTTP)
 }
 
 // briefSerializer decodes only the metadata of objects that a watch in protobuf reports as deleted.

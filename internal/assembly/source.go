@@ -4,7 +4,6 @@
 package assembly
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -12,29 +11,23 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// Source lists and watches the objects of selections. It is safe for concurrent use.
+// Source lists and watches the objects of selections. All fields are required. It is safe for concurrent use.
 type Source struct {
-	client.WithWatch
-	config *rest.Config
-	http   *http.Client
-}
-
-// NewSource returns a source. The HTTP client, the scheme and the mapper of the options are required.
-func NewSource(config *rest.Config, o client.Options) (*Source, error) {
-	c, err := client.NewWithWatch(config, o)
-	return &Source{WithWatch: c, config: config, http: o.HTTPClient}, err
+	Config *rest.Config
+	HTTP   *http.Client
+	Scheme *runtime.Scheme
+	Mapper meta.RESTMapper
 }
 
 // Informer returns an informer of the selection, or an error if the API server does not serve its kind. It calls rejected
@@ -88,55 +81,48 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListW
 
 // listerWatcher lists and watches the objects of the selection.
 func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch, error) {
-	if want.Name == podKind {
-		return s.pendingPods()
+	if _, ok := want.Example.(*metav1.PartialObjectMetadata); ok { // The cache would have no objects of this type.
+		return nil, fmt.Errorf("cannot watch %T: use the type of the kind, and a Transform that keeps the metadata", want.Example)
 	}
-	kind, err := s.GroupVersionKindFor(want.Example)
+	kind, err := apiutil.GVKForObject(want.Example, s.Scheme)
 	if err != nil {
 		return nil, err
 	}
-	mapping, err := s.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	mapping, err := s.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
 		return nil, err
 	}
 	if want.Namespace != "" && mapping.Scope.Name() == meta.RESTScopeNameRoot {
 		return nil, fmt.Errorf("%s is cluster-scoped: it has no objects in the namespace %s", kind, want.Namespace)
 	}
-	empty, err := s.listOf(want.Example, kind)
+	selects := func(o *metav1.ListOptions) {
+		if want.Labels != nil {
+			o.LabelSelector = want.Labels.String()
+		}
+		if want.Fields != nil {
+			o.FieldSelector = want.Fields.String()
+		}
+	}
+	if _, ok := want.Example.(runtime.Unstructured); !ok {
+		objects, err := s.typed(kind.GroupVersion())
+		if err != nil {
+			return nil, err
+		}
+		return toolscache.NewFilteredListWatchFromClient(objects, mapping.Resource.Resource, want.Namespace, selects), nil
+	}
+	all, err := dynamic.NewForConfigAndClient(s.Config, s.HTTP)
 	if err != nil {
 		return nil, err
 	}
-	newList := func() client.ObjectList { return empty.DeepCopyObject().(client.ObjectList) } //nolint:forcetypeassert,errcheck // A copy has the type of the original.
-	options := func(o metav1.ListOptions) *client.ListOptions {
-		return &client.ListOptions{
-			Namespace: want.Namespace, LabelSelector: want.Labels, FieldSelector: want.Fields, Limit: o.Limit, Continue: o.Continue, Raw: &o,
-		}
-	}
+	objects := all.Resource(mapping.Resource).Namespace(want.Namespace)
 	return &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list := newList()
-			return list, s.List(ctx, list, options(o))
+			selects(&o)
+			return objects.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return s.Watch(ctx, newList(), options(o))
+			selects(&o)
+			return objects.Watch(ctx, o)
 		},
 	}, nil
-}
-
-// listOf returns an empty list of objects like the example, whose kind this is.
-func (s *Source) listOf(example client.Object, kind schema.GroupVersionKind) (client.ObjectList, error) {
-	kind.Kind += "List"
-	switch example.(type) {
-	case runtime.Unstructured:
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind)
-		return list, nil
-	case *metav1.PartialObjectMetadata: // The cache would have no objects of this type.
-		return nil, fmt.Errorf("cannot watch %T: use the type of the kind, and a Transform that keeps the metadata", example)
-	}
-	made, err := s.Scheme().New(kind)
-	if list, ok := made.(client.ObjectList); ok {
-		return list, nil
-	}
-	return nil, cmp.Or(err, fmt.Errorf("%T is not a list", made))
 }

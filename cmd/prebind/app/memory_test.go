@@ -155,11 +155,9 @@ func cacheFrom(url string) (caches, error) {
 	} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), scope)
 	}
-	source, err := assembly.NewSource(&rest.Config{Host: url}, client.Options{HTTPClient: &http.Client{}, Scheme: clientgoscheme.Scheme, Mapper: mapper})
-	if err != nil {
-		return nil, err
-	}
+	source := assembly.Source{Config: &rest.Config{Host: url}, HTTP: &http.Client{}, Scheme: clientgoscheme.Scheme, Mapper: mapper}
 	all := caches{}
+	var err error
 	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes,
 		assembly.KindSelection(&corev1.Pod{}), assembly.KindSelection(&corev1.Node{})) {
 		if all[framework.KindOf(s.Example)], err = source.Informer(s, func(error) {}); err != nil {
