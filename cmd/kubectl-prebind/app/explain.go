@@ -20,7 +20,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
@@ -111,8 +110,6 @@ type report struct {
 	Prebind *binder.Explanation `json:"prebind,omitempty"`
 	// Warnings are the warnings of the API server and of other webhooks.
 	Warnings []string `json:"warnings,omitempty"`
-	// absence is why Prebind does not take part, if the user may read the cause.
-	absence string
 }
 
 // run prints the report. It posts a Binding if the pod is not bound.
@@ -146,9 +143,6 @@ func (o *explainOptions) run(ctx context.Context, out, notes io.Writer, name str
 	r := &report{
 		Namespace: pod.Namespace, Pod: pod.Name, Node: o.node, Verdict: binder.VerdictBind,
 		Prebind: answer.Prebind, Warnings: answer.Warnings,
-	}
-	if r.Prebind == nil {
-		r.absence = absence(ctx, client, pod.Namespace)
 	}
 	if err := r.decide(answer.Err); err != nil {
 		return err
@@ -247,22 +241,6 @@ func (r *report) decide(answer error) error {
 	return nil
 }
 
-// absence returns why the API server does not call Prebind for the namespace, or an empty string if the objects that the user may read do not show it.
-func absence(ctx context.Context, client kubernetes.Interface, name string) string {
-	r := registrationOf(ctx, client)
-	if r.failurePolicy == unregistered {
-		return "no MutatingWebhookConfiguration has the webhook " + webhook.Name
-	}
-	namespace, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-	if err != nil || r.selector == nil {
-		return ""
-	}
-	if selected, err := metav1.LabelSelectorAsSelector(r.selector); err != nil || selected.Matches(labels.Set(namespace.Labels)) {
-		return ""
-	}
-	return "the namespace " + name + " is exempt"
-}
-
 // undecided returns the error for an API server that could not decide. The usual cause is that it
 // cannot call a webhook.
 func undecided(answer error) error {
@@ -302,12 +280,7 @@ func (r *report) text(out *bytes.Buffer) {
 		fmt.Fprintf(out, "  %s\n", block(r.Reason))
 	}
 	x := r.Prebind
-	switch {
-	case x == nil && r.absence != "":
-		fmt.Fprintf(out, "\nPrebind does not take part in this bind: %s.\n", r.absence)
-		textWarnings(out, r.Warnings)
-		return
-	case x == nil:
+	if x == nil {
 		fmt.Fprintln(out, "\nPrebind does not take part in this bind. Possible reasons: it is not installed; the namespace is exempt, or its mode\nis Off; all mutators and plugins are off; the API server decides by itself; or it cannot reach Prebind, and\nfailurePolicy is Ignore.")
 		textWarnings(out, r.Warnings)
 		return

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -30,7 +29,6 @@ import (
 	"github.com/prebind/prebind/internal/replica"
 	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/test/gen"
-	"github.com/prebind/prebind/webhook"
 )
 
 func denial(code int32, reason metav1.StatusReason, message string) error {
@@ -172,31 +170,6 @@ annotation   rack-awareness.policy.prebind.dev/rack   rack-7
 	assert.Contains(t, out.String(), "Prebind added no annotations: ")
 }
 
-func TestAbsence(t *testing.T) {
-	selects := func(label string) *admissionregistrationv1.MutatingWebhookConfiguration {
-		selector := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: label, Operator: metav1.LabelSelectorOpDoesNotExist}}}
-		return &admissionregistrationv1.MutatingWebhookConfiguration{Webhooks: []admissionregistrationv1.MutatingWebhook{{Name: webhook.Name, NamespaceSelector: selector}}}
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"exempt": ""}}}
-	for name, tc := range map[string]struct {
-		objects []runtime.Object
-		want    string
-	}{
-		"Unregistered": {objects: []runtime.Object{namespace}, want: "no MutatingWebhookConfiguration has the webhook " + webhook.Name},
-		"Exempt":       {objects: []runtime.Object{namespace, selects("exempt")}, want: "the namespace shop is exempt"},
-		"Other":        {objects: []runtime.Object{namespace, selects("other")}},
-		"Unreadable":   {objects: []runtime.Object{selects("exempt")}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := absence(t.Context(), fake.NewClientset(tc.objects...), "shop")
-			assert.Equal(t, tc.want, got)
-			var out bytes.Buffer
-			(&report{absence: got}).text(&out)
-			assert.Contains(t, out.String(), "Prebind does not take part in this bind")
-		})
-	}
-}
-
 func TestReportText(t *testing.T) {
 	r := &report{
 		Namespace: "shop", Pod: "web", Node: "a", Verdict: binder.VerdictRefuse, Reason: "p: no", Warnings: []string{"another's"},
@@ -237,6 +210,10 @@ The explanation is incomplete: it is longer than the API server allows.
 Warning: another's
 Warning: ours
 `, out.String())
+
+	out.Reset()
+	(&report{Warnings: []string{"another's"}}).text(&out)
+	assert.Regexp(t, `(?s)Prebind does not take part in this bind\..+\n\nWarning: another's\n$`, out.String())
 }
 
 // TestReportText_ControlCharacters checks that a tenant or another webhook cannot forge lines of the text. Other formats do not change.

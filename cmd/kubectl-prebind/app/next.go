@@ -100,8 +100,6 @@ type registration struct {
 	index int
 	// failurePolicy is empty if the user may not read it.
 	failurePolicy admissionregistrationv1.FailurePolicyType
-	// selector selects the namespaces that are not exempt; nil if the user may not read it.
-	selector *metav1.LabelSelector
 }
 
 // unregistered is in place of the failurePolicy of a webhook that is missing.
@@ -115,7 +113,7 @@ func registrationOf(ctx context.Context, client kubernetes.Interface) registrati
 	for _, c := range list.Items {
 		for i, w := range c.Webhooks {
 			if w.Name == webhook.Name {
-				return registration{name: c.Name, index: i, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail), selector: w.NamespaceSelector}
+				return registration{name: c.Name, index: i, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
 			}
 		}
 	}
