@@ -73,8 +73,6 @@ func (c *Compiler) compile(ctx context.Context, b *v1alpha1.BindPolicy, schemas 
 	o, slots := c.options, c.slots
 	if o.Schemas = schemas; schemas != nil {
 		slots = c.checks
-	}
-	if schemas != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, schemasTimeout)
 		defer cancel()

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -74,7 +75,9 @@ func (o *objects) list(ctx context.Context, s *framework.Selection, value string
 		}
 		return []client.Object{ns}, err
 	}
-	into := newList(s.Example)
+	kind := s.Example.GetObjectKind().GroupVersionKind()
+	kind.Kind += "List"
+	into := typed[client.ObjectList](kind, &unstructured.UnstructuredList{})
 	if err := o.reader.List(ctx, into, s.Where(value), client.Limit(policy.MaxList)); err != nil {
 		return nil, err
 	}

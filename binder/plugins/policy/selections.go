@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -23,7 +24,9 @@ import (
 // selectionOf returns the selection of a resource. If the name of the object is constant, the API server sends only objects with this name: one
 // in each namespace.
 func selectionOf(r *policy.Resource) *framework.Selection {
-	s := &framework.Selection{Example: newObject(r.Kind), Namespace: r.Namespace, Labels: r.Labels, Transform: framework.Transform(policy.Reduce)}
+	s := &framework.Selection{
+		Example: typed[client.Object](r.Kind, &unstructured.Unstructured{}), Namespace: r.Namespace, Labels: r.Labels, Transform: framework.Transform(policy.Reduce),
+	}
 	by := "all"
 	switch {
 	case r.ByName:
@@ -53,29 +56,13 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 // nameOf returns the value of objects that are read by name: NAMESPACE/NAME, or NAME for cluster-scoped kinds.
 func nameOf(o client.Object) string { return toolscache.MetaObjectToName(o).String() }
 
-// newObject returns an object of the Go type of the kind, or an unstructured one.
-func newObject(kind schema.GroupVersionKind) client.Object {
-	if o, err := scheme.Scheme.New(kind); err == nil {
-		if object, ok := o.(client.Object); ok {
-			object.GetObjectKind().SetGroupVersionKind(kind)
-			return object
-		}
+// typed returns an object or list of the Go type of the kind. It returns the custom one, with the kind, if there is no such type.
+func typed[T runtime.Object](kind schema.GroupVersionKind, custom T) T {
+	built, _ := scheme.Scheme.New(kind)
+	o, ok := built.(T)
+	if !ok {
+		o = custom
 	}
-	u := &unstructured.Unstructured{}
-	u.SetGroupVersionKind(kind)
-	return u
-}
-
-// newList returns a list for objects like the example, which newObject has returned.
-func newList(example client.Object) client.ObjectList {
-	kind := example.GetObjectKind().GroupVersionKind()
-	kind.Kind += "List"
-	if o, err := scheme.Scheme.New(kind); err == nil {
-		if list, ok := o.(client.ObjectList); ok {
-			return list
-		}
-	}
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(kind)
-	return list
+	o.GetObjectKind().SetGroupVersionKind(kind)
+	return o
 }

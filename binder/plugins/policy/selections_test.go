@@ -94,11 +94,8 @@ func TestSelectionOf_ByNode(t *testing.T) {
 	}
 }
 
-func TestNewList(t *testing.T) {
-	assert.IsType(t, &storagev1.CSINodeList{}, newList(newObject(storagev1.SchemeGroupVersion.WithKind("CSINode"))))
-	custom := newObject(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Rack"})
+func TestTyped(t *testing.T) {
+	assert.IsType(t, &storagev1.CSINodeList{}, typed[client.ObjectList](storagev1.SchemeGroupVersion.WithKind("CSINodeList"), nil))
+	custom := typed[client.Object](schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Rack"}, &unstructured.Unstructured{})
 	assert.Equal(t, "Rack.example.com", framework.KindOf(custom))
-	list, ok := newList(custom).(*unstructured.UnstructuredList)
-	require.True(t, ok)
-	assert.Equal(t, "example.com/v1, Kind=RackList", list.GroupVersionKind().String())
 }
