@@ -5,6 +5,7 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,7 +42,10 @@ func Compile(p *v1alpha1.BindPolicy, o Options) (*Compiled, error) {
 	return c, nil
 }
 
-// Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (PendingError). It follows its
+// ErrPreparing is the reason why a policy cannot be evaluated before it is compiled.
+var ErrPreparing = errors.New("it is being compiled")
+
+// Broken returns a policy that cannot be evaluated for the reason: one that does not compile, or is not compiled yet (ErrPreparing). It follows its
 // failure policy for the binds that matchConstraints select. A selector that is not valid selects all.
 func Broken(p *v1alpha1.BindPolicy, reason error) *Compiled {
 	out := newCompiler(p, Options{}).out

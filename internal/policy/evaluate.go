@@ -75,7 +75,7 @@ const pendingAgain = time.Second
 
 // fail sets the result of a policy that cannot be evaluated. An expression can hide why it failed, so any read that failed counts.
 func (e *evaluation) fail(err error) {
-	pending := e.unread != nil || errors.As(err, new(*PendingError))
+	pending := e.unread || errors.Is(err, ErrPreparing)
 	e.result.Until = time.Time{}
 	switch {
 	case e.policy.ignore:

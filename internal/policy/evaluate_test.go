@@ -319,7 +319,7 @@ func TestEvaluate_ReadErrors(t *testing.T) {
 
 // A policy that cannot be evaluated follows its failure policy for the binds that it selects.
 func TestBroken(t *testing.T) {
-	final, pending := errors.New("spec.x: wrong"), &policy.PendingError{Err: errors.New("it is being compiled")}
+	final := errors.New("spec.x: wrong")
 	for name, tc := range map[string]struct {
 		spec   string
 		reason error
@@ -327,7 +327,7 @@ func TestBroken(t *testing.T) {
 	}{
 		"Fail":            {spec: validation("wrong"), reason: final, want: policy.Failed},
 		"Ignore":          {spec: "failurePolicy: Ignore\n" + validation("wrong"), reason: final, want: policy.Ignored},
-		"Pending":         {spec: validation("wrong"), reason: pending, want: policy.Waiting},
+		"Pending":         {spec: validation("wrong"), reason: policy.ErrPreparing, want: policy.Waiting},
 		"NotSelected":     {spec: "matchConstraints: {schedulerNames: [other]}\n" + validation("wrong"), reason: final, want: policy.NotMatched},
 		"InvalidSelector": {spec: "matchConstraints: {podSelector: {matchExpressions: [{key: a, operator: Wrong}]}}\n" + validation("wrong"), reason: final, want: policy.Failed},
 	} {
@@ -357,13 +357,6 @@ func TestEvaluate_LargeObjects(t *testing.T) {
 		assert.Equal(t, want != "", r.Verdict == policy.Failed, r.Message)
 		assert.Contains(t, r.Message, want)
 	}
-}
-
-func TestEvaluate_NoBinding(t *testing.T) {
-	s, o := subject(), world()
-	s.Binding = nil
-	r := evaluate(t, validation("object == null"), s, o)
-	assert.Equal(t, policy.Allowed, r.Verdict, r.Message)
 }
 
 func TestEvaluate_Match(t *testing.T) {

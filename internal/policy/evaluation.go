@@ -34,9 +34,9 @@ type evaluation struct {
 	cost    uint64
 	// rule is the path of the expression that failed.
 	rule string
-	// size is that of the objects that were read, and unread the error of a read that can succeed later.
+	// size is that of the objects that were read. unread means that a read failed that can succeed later.
 	size   int
-	unread error
+	unread bool
 	values map[string]ref.Val
 }
 
@@ -71,9 +71,6 @@ func (e *evaluation) value(name string) ref.Val {
 	case varNode:
 		return common.SchemalessTypedToVal(e.subject.Node)
 	case varObject:
-		if e.subject.Binding == nil {
-			return types.NullValue
-		}
 		if e.subject.binding == nil {
 			e.subject.binding = limited("Binding", e.subject.Binding.DeepCopy())
 		}
@@ -161,13 +158,10 @@ func (e *evaluation) read(r *Resource, namespace, name string) ([]client.Object,
 	return list.Objects, nil
 }
 
-// failed returns the error of a read as a LimitError or a PendingError.
+// failed notes that a read failed.
 func (e *evaluation) failed(err error) error {
-	if errors.As(err, new(*LimitError)) {
-		return err
-	}
-	e.unread = &PendingError{Err: err}
-	return e.unread
+	e.unread = e.unread || !errors.As(err, new(*LimitError))
+	return err
 }
 
 // namespace returns the Namespace of the pod. It exists, so the cache is behind if it lacks it.

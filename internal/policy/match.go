@@ -33,7 +33,7 @@ func (m *matcher) matches(s *Subject) bool {
 
 // labelsOf returns the labels that the pod has after the bind, without those of mutators and plugins.
 func labelsOf(s *Subject) labels.Set {
-	if s.Binding == nil || len(s.Binding.Labels) == 0 {
+	if len(s.Binding.Labels) == 0 {
 		return s.Pod.Labels
 	}
 	return labels.Merge(s.Pod.Labels, s.Binding.Labels)

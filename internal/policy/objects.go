@@ -33,7 +33,7 @@ const (
 // MaxList is the number of objects after which a list is too long in any case.
 const MaxList = maxObjects + 1
 
-// Objects reads objects. Every error is an error of the policy. One that is not a LimitError counts as a PendingError, because the next read can
+// Objects reads objects. Every error is an error of the policy. After one that is not a LimitError, the policy waits, because the next read can
 // succeed.
 type Objects interface {
 	// Read returns the objects of the resource. If ByName is set, it returns only the one with the namespace and the name, and if ByNamespace is
@@ -86,18 +86,6 @@ func (e *LimitError) Error() string { return e.Message }
 func limit(format string, args ...any) *LimitError {
 	return &LimitError{Message: fmt.Sprintf(format, args...)}
 }
-
-// PendingError is the reason why a policy cannot be evaluated yet.
-type PendingError struct {
-	// Err describes what is missing.
-	Err error
-}
-
-// Error implements error.
-func (e *PendingError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *PendingError) Unwrap() error { return e.Err }
 
 // sizeOf returns the size of an object as the API server stores it, in bytes.
 func sizeOf(o client.Object) int {
@@ -156,10 +144,7 @@ func Reduce(o client.Object) client.Object {
 		fillNil(reflect.ValueOf(o))
 		return o
 	}
-	small, ok := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem()))
-	if !ok {
-		return o
-	}
+	small, _ := reflect.TypeAssert[client.Object](reflect.New(reflect.TypeOf(o).Elem())) // It has the type of the object.
 	small.GetObjectKind().SetGroupVersionKind(o.GetObjectKind().GroupVersionKind())
 	small.SetNamespace(o.GetNamespace())
 	small.SetName(o.GetName())

@@ -59,7 +59,7 @@ type Resource struct {
 	OnNode bool
 }
 
-// Subject is a bind. Only the Binding can be nil.
+// Subject is a bind.
 type Subject struct {
 	Pod     *corev1.Pod
 	Node    *corev1.Node

@@ -38,11 +38,8 @@ const (
 	aggregateLabel = "rbac.prebind.dev/aggregate-to-policy"
 )
 
-var (
-	// errPreparing is the reason why a policy cannot be evaluated before it is compiled, and errBegins before its watches begin.
-	errPreparing = &policy.PendingError{Err: errors.New("it is being compiled")}
-	errBegins    = errors.New("its watch begins")
-)
+// errBegins is the reason why a policy cannot be evaluated before its watches begin.
+var errBegins = errors.New("its watch begins")
 
 // generation is the newest generation of a policy. A goroutine compiles it, begins its watches, and writes its status.
 type generation struct {
@@ -135,7 +132,7 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		g := &generation{BindPolicy: b, cancel: cancel, entry: &entry{compiled: policy.Broken(b, errPreparing)}}
+		g := &generation{BindPolicy: b, cancel: cancel, entry: &entry{compiled: policy.Broken(b, policy.ErrPreparing)}}
 		p.latest[b.Name] = g
 		work.Go(func() { p.prepare(ctx, g) })
 	}
