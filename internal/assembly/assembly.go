@@ -81,7 +81,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Assembly, error)
 // Denied returns an error with the missing permission or kind while the API server rejects a watch.
 func (a *Assembly) Denied() error { return a.selections.denied() }
 
-// Settings returns the settings of the engine. Call it once, before the manager runs. WaitFor must then wait for the
+// Settings returns the settings of the engine for a valid configuration. Call it once, before the manager runs. WaitFor must then wait for the
 // caches, and for plugins that implement framework.Starter.
 func (a *Assembly) Settings(c *configuration.PrebindConfiguration) (binder.Settings, error) {
 	out := binder.Settings{
@@ -126,13 +126,9 @@ func (a *Assembly) watch(user string, examples ...client.Object) error {
 // mutators returns the chain of the mutators that are on, and the source of the devices that
 // they need, if any.
 func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
-	entries, err := a.o.Registry.MutatorsOf(c)
-	if err != nil {
-		return nil, nil, err
-	}
 	var list []mutators.Mutator
 	var claims *mutators.Registration
-	for _, e := range entries {
+	for _, e := range a.o.Registry.MutatorsOf(c) {
 		m, err := e.New(c.Arguments.Of(e.Name))
 		if err != nil {
 			return nil, nil, fmt.Errorf("mutator %s: %w", e.Name, err)
@@ -156,7 +152,7 @@ func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Ch
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
-	err = a.watch("mutator "+claims.Name, &resourcev1.ResourceClaim{})
+	err := a.watch("mutator "+claims.Name, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
 		return claimed.Devices(ctx, a.Cached(), a.GetAPIReader(), pod)
 	}, err
@@ -164,12 +160,8 @@ func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Ch
 
 // plugins builds the plugins that are on.
 func (a *Assembly) plugins(c *configuration.PrebindConfiguration) ([]framework.Plugin, error) {
-	entries, err := a.o.Registry.PluginsOf(c)
-	if err != nil {
-		return nil, err
-	}
 	var list []framework.Plugin
-	for _, e := range entries {
+	for _, e := range a.o.Registry.PluginsOf(c) {
 		missing, err := a.missing(e.Requires...)
 		if err != nil {
 			return nil, err

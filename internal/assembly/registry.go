@@ -65,13 +65,13 @@ func (r *Registry) Check() error {
 }
 
 // MutatorsOf returns the mutators that the configuration switches on.
-func (r *Registry) MutatorsOf(c *configuration.PrebindConfiguration) ([]mutators.Registration, error) {
-	on, err := c.SelectedMutators()
-	return slices.DeleteFunc(slices.Clone(r.Mutators), func(m mutators.Registration) bool { return !slices.Contains(on, m.Name) }), err
+func (r *Registry) MutatorsOf(c *configuration.PrebindConfiguration) []mutators.Registration {
+	on := c.SelectedMutators()
+	return slices.DeleteFunc(slices.Clone(r.Mutators), func(m mutators.Registration) bool { return !slices.Contains(on, m.Name) })
 }
 
 // PluginsOf returns the PreBind plugins that the configuration switches on.
-func (r *Registry) PluginsOf(c *configuration.PrebindConfiguration) ([]framework.Registration, error) {
-	on, err := c.SelectedPlugins()
-	return slices.DeleteFunc(slices.Clone(r.Plugins), func(p framework.Registration) bool { return !slices.Contains(on, p.Name) }), err
+func (r *Registry) PluginsOf(c *configuration.PrebindConfiguration) []framework.Registration {
+	on := c.SelectedPlugins()
+	return slices.DeleteFunc(slices.Clone(r.Plugins), func(p framework.Registration) bool { return !slices.Contains(on, p.Name) })
 }

@@ -230,13 +230,13 @@ func TestSelected(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := selected(list, "thing", tc.flag)
+			problems := checkToggles(field.NewPath("things"), "thing", list, tc.flag)
 			if tc.says != "" {
-				require.ErrorContains(t, err, tc.says, tc.reason)
+				require.ErrorContains(t, problems.ToAggregate(), tc.says, tc.reason)
 				return
 			}
-			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, got, tc.reason)
+			require.Empty(t, problems, tc.reason)
+			assert.Equal(t, tc.want, selected(list, tc.flag), tc.reason)
 		})
 	}
 }

@@ -18,7 +18,6 @@ import (
 // Validate returns all invalid values.
 func (c *PrebindConfiguration) Validate() field.ErrorList {
 	b, budgets := c.Budgets, field.NewPath("budgets")
-	_, pluginsErr := c.SelectedPlugins()
 	all := slices.Concat(
 		checkMode(field.NewPath("mode"), c.Mode),
 		v1alpha1.Positive(budgets.Child("hold"), b.Hold),
@@ -26,9 +25,12 @@ func (c *PrebindConfiguration) Validate() field.ErrorList {
 		v1alpha1.Positive(budgets.Child("prebindTimeout"), b.PreBindTimeout),
 		valid(b.MaxPreBindTimeout.Duration >= b.PreBindTimeout.Duration, budgets.Child("maxPrebindTimeout"), b.MaxPreBindTimeout,
 			"must be at least budgets.prebindTimeout (%s)", b.PreBindTimeout.Duration),
-		c.validateMutators(),
-		valid(pluginsErr == nil, field.NewPath("prebindPlugins"), strings.Join(c.PreBindPlugins, ","), "%v", pluginsErr),
+		checkToggles(field.NewPath("mutators"), "mutator", c.registered.Mutators, c.Mutators),
+		checkToggles(field.NewPath("prebindPlugins"), "PreBind plugin", c.registered.Plugins, c.PreBindPlugins),
 	)
+	for i, name := range c.RequiredMutators {
+		all = append(all, valid(slices.Contains(c.SelectedMutators(), name), field.NewPath("requiredMutators").Index(i), name, "must be a mutator that is switched on")...)
+	}
 	for i, r := range c.Namespaces {
 		all = append(all, r.validate(field.NewPath("namespaces").Index(i))...)
 	}
@@ -40,18 +42,6 @@ func (c *PrebindConfiguration) Validate() field.ErrorList {
 			all = append(all, valid(wait.Duration <= b.MaxPreBindTimeout.Duration, path.Child(name), wait,
 				"must be at most budgets.maxPrebindTimeout (%s)", b.MaxPreBindTimeout.Duration)...)
 		}
-	}
-	return all
-}
-
-func (c *PrebindConfiguration) validateMutators() field.ErrorList {
-	on, err := c.SelectedMutators()
-	if err != nil {
-		return valid(false, field.NewPath("mutators"), strings.Join(c.Mutators, ","), "%v", err)
-	}
-	var all field.ErrorList
-	for i, name := range c.RequiredMutators {
-		all = append(all, valid(slices.Contains(on, name), field.NewPath("requiredMutators").Index(i), name, "must be a mutator that is switched on")...)
 	}
 	return all
 }
@@ -85,47 +75,47 @@ func checkMode(at *field.Path, m Mode) field.ErrorList {
 }
 
 // SelectedMutators returns the names of the mutators that are on, in order of registration.
-func (c *PrebindConfiguration) SelectedMutators() ([]string, error) {
-	return selected(c.registered.Mutators, "mutator", c.Mutators)
+func (c *PrebindConfiguration) SelectedMutators() []string {
+	return selected(c.registered.Mutators, c.Mutators)
 }
 
 // SelectedPlugins returns the names of the PreBind plugins that are on, in order of registration.
-func (c *PrebindConfiguration) SelectedPlugins() ([]string, error) {
-	return selected(c.registered.Plugins, "PreBind plugin", c.PreBindPlugins)
+func (c *PrebindConfiguration) SelectedPlugins() []string {
+	return selected(c.registered.Plugins, c.PreBindPlugins)
 }
 
 // selected returns the names that the toggles switch on, in the order of the list. Toggles
 // have the format of --controllers of kube-controller-manager: a toggle with a name
 // overrides "*".
-func selected(list []Component, what string, toggles []string) ([]string, error) {
+func selected(list []Component, toggles []string) []string {
+	var on []string
+	for _, c := range list {
+		if slices.Contains(toggles, c.Name) || c.On && slices.Contains(toggles, "*") && !slices.Contains(toggles, "-"+c.Name) {
+			on = append(on, c.Name)
+		}
+	}
+	return on
+}
+
+// checkToggles returns an error for each toggle that names no component of the list, or one that is also switched on.
+func checkToggles(path *field.Path, what string, list []Component, toggles []string) field.ErrorList {
 	var known []string
 	for _, c := range list {
 		known = append(known, c.Name)
 	}
+	var all field.ErrorList
 	for _, t := range toggles {
-		if name := strings.TrimPrefix(t, "-"); t != "*" && !slices.Contains(known, name) {
-			return nil, fmt.Errorf("unknown %s %q: must be one of %s", what, name, strings.Join(known, ", "))
-		}
+		name, value := strings.TrimPrefix(t, "-"), strings.Join(toggles, ",")
+		all = slices.Concat(all,
+			valid(t == "*" || slices.Contains(known, name), path, value, "unknown %s %q: must be one of %s", what, name, strings.Join(known, ", ")),
+			valid(t == name || !slices.Contains(toggles, name), path, value, "%s %q is switched both on and off", what, name))
 	}
-	var on []string
-	for _, c := range list {
-		named, off := slices.Contains(toggles, c.Name), slices.Contains(toggles, "-"+c.Name)
-		switch {
-		case named && off:
-			return nil, fmt.Errorf("%s %q is switched both on and off", what, c.Name)
-		case named, !off && c.On && slices.Contains(toggles, "*"):
-			on = append(on, c.Name)
-		}
-	}
-	return on, nil
+	return all
 }
 
-// Summary returns the mode, and the mutators and plugins that are on, as one line. The
-// configuration must be valid.
+// Summary returns the mode, and the mutators and plugins that are on, as one line.
 func (c *PrebindConfiguration) Summary() string {
-	list := func(names []string, _ error) string {
-		return cmp.Or(strings.Join(names, ", "), "none")
-	}
+	list := func(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
 	return fmt.Sprintf("mode %s, mutators %s, PreBind plugins %s", c.Mode, list(c.SelectedMutators()), list(c.SelectedPlugins()))
 }
 

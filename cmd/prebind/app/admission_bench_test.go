@@ -132,16 +132,13 @@ func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, r
 	registry := newRegistry()
 	s := configuration.Default(registry.Components())
 	world, changes := benchWorld(), notify.NewHub()
-	selectedMutators, err := registry.MutatorsOf(s)
-	require.NoError(tb, err)
 	var chain []mutators.Mutator
-	for _, m := range selectedMutators {
+	for _, m := range registry.MutatorsOf(s) {
 		built, err := m.New(s.Arguments.Of(m.Name))
 		require.NoError(tb, err)
 		chain = append(chain, timed(built))
 	}
-	selectedPlugins, err := registry.PluginsOf(s)
-	require.NoError(tb, err)
+	selectedPlugins := registry.PluginsOf(s)
 	require.Len(tb, selectedPlugins, 5, "the plugins that are on by default")
 	var plugins []framework.Plugin
 	for _, p := range selectedPlugins {
