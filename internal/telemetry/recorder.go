@@ -31,8 +31,6 @@ import (
 )
 
 const (
-	// engineItself is the value of the label plugin for reads by the engine.
-	engineItself = "binder"
 	// readByPlugin is the reason of live reads that a plugin requests.
 	readByPlugin = "plugin"
 	// failed is the result of work that failed. Prebind may retry it.
@@ -205,7 +203,7 @@ func describeResult(span trace.Span, result string, err error) {
 
 // ReadLive implements work.Recorder.
 func (r *Recorder) ReadLive(kind, reason string) {
-	r.reads.WithLabelValues(engineItself, kind, reason).Inc()
+	r.reads.WithLabelValues(framework.Binder, kind, reason).Inc()
 }
 
 // HoldRefused implements work.Recorder.
