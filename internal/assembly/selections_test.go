@@ -98,17 +98,6 @@ func TestWatch(t *testing.T) {
 	require.ErrorContains(t, reader.List(t.Context(), &pods, client.MatchingFields{"spec.nodeName": "a"}), "use a Selection with a Value")
 }
 
-// A kind has the name of its Go type, so one of two types with the same name would be read as the other.
-func TestSelections_SameName(t *testing.T) {
-	s := newServer(t)
-	s.installed.Store(true)
-	a := newAssemblyAt(t, s)
-	require.NoError(t, a.useRegistered(gadgets, "test"))
-	other := gadgets
-	other.Example = &corev1.Pod{}
-	require.ErrorContains(t, a.useRegistered(other, "test"), "is watched as *unstructured.Unstructured of example.com/v1, Kind=Gadget, and as *v1.Pod")
-}
-
 func TestSelections_ListUnknown(t *testing.T) {
 	v := &selections{all: map[string]*selection{}}
 	err := v.List(t.Context(), &corev1.PodList{}, racks.Where("r1"))
