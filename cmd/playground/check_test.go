@@ -111,23 +111,6 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestCheck_Verdicts(t *testing.T) {
-	policies := head + `  mode: Audit
-  waitFor: [{name: label, expression: "false", timeout: 1m, onTimeout: Allow}]
-  mutations: {annotations: [{key: rack, valueExpression: "node.metadata.labels['rack']"}]}
-`
-	test := objects + "cases: [{name: waits, expect: [{verdict: waiting}]}, {name: goes on, waited: 2m, expect: [{verdict: allowed}]}]\n"
-	r := check(t.Context(), policies, test)
-	require.Len(t, r.Cases, 2, r.Text)
-	waits := r.Cases[0].Results[0]
-	assert.Equal(t, "spec.waitFor[label]", waits.Rule)
-	assert.True(t, waits.Audit)
-	goesOn := r.Cases[1].Results[0]
-	assert.Equal(t, []string{"label"}, goesOn.Waived)
-	assert.Equal(t, map[string]string{"rack.policy.prebind.dev/rack": "r1"}, goesOn.Annotations)
-	assert.NotZero(t, goesOn.Cost)
-}
-
 func TestCheck_Warnings(t *testing.T) {
 	r := check(t.Context(), head+"  resources: [{name: rack, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name}]\n", allowed)
 	require.Len(t, r.Warnings, 1)
