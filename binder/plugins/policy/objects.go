@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,6 +37,9 @@ func (o *objects) Read(ctx context.Context, r *policy.Resource, namespace, name 
 		return policy.List{}, err
 	}
 	s, value := o.entry.reads[r], ""
+	if r == policy.Namespace {
+		s = namespaces
+	}
 	switch {
 	case r.ByName:
 		value = strings.TrimPrefix(namespace+"/"+name, "/")
@@ -48,10 +50,7 @@ func (o *objects) Read(ctx context.Context, r *policy.Resource, namespace, name 
 	case r.OnNode:
 		value = o.node
 	}
-	key := readKey{value: value}
-	if s != nil {
-		key.selection = s.Name
-	}
+	key := readKey{selection: s.Name, value: value}
 	if read, ok := o.found[key]; ok {
 		return read, nil
 	}
@@ -66,15 +65,8 @@ func (o *objects) Read(ctx context.Context, r *policy.Resource, namespace, name 
 	return read, err
 }
 
-// list reads the objects of the selection with the value from the cache: at most policy.MaxList. Without a selection, it reads the Namespace with this name.
+// list reads the objects of the selection with the value from the cache: at most policy.MaxList.
 func (o *objects) list(ctx context.Context, s *framework.Selection, value string) ([]client.Object, error) {
-	if s == nil {
-		ns, err := framework.Get(ctx, o.reader, &corev1.Namespace{}, "", value)
-		if ns == nil {
-			return nil, err
-		}
-		return []client.Object{ns}, err
-	}
 	kind := s.Example.GetObjectKind().GroupVersionKind()
 	kind.Kind += "List"
 	into := typed[client.ObjectList](kind, &unstructured.UnstructuredList{})

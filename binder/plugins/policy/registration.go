@@ -5,10 +5,8 @@ package policy
 
 import (
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -27,14 +25,12 @@ func Registration() framework.Registration {
 		On:          true,
 		Description: "applies BindPolicies: annotates, rejects and delays binds with CEL expressions, and runs their tasks",
 		Arguments:   func() framework.Arguments { return &Arguments{} },
-		// Namespaces are always there, so that a policy that is not ready affects only the namespaces that it selects.
-		Watches: []client.Object{&corev1.Namespace{}},
 		Selections: func(string, framework.Arguments) []framework.Selection {
 			handled := bindPolicies
 			handled.Handler = changed.handler()
 			counted := tasks.Selection
 			counted.Handler = m.tasks.Handler()
-			return []framework.Selection{handled, counted}
+			return []framework.Selection{handled, counted, *namespaces}
 		},
 		AddToScheme: v1alpha1.AddToScheme,
 		Requires:    []schema.GroupVersionKind{v1alpha1.Kind, v1alpha1.TaskKind},
@@ -47,6 +43,9 @@ func Registration() framework.Registration {
 
 // bindPolicies contains all BindPolicies.
 var bindPolicies = framework.Selection{Name: Name + "/policies", Example: &v1alpha1.BindPolicy{}}
+
+// namespaces contains all Namespaces. Its watch always runs, so that a policy that is not ready affects only the namespaces that it selects.
+var namespaces = selectionOf(policy.Namespace)
 
 // Arguments of the plugin.
 type Arguments struct {
