@@ -112,9 +112,6 @@ func (c *Compiled) Name() string { return c.name }
 // Err returns the reason why the policy cannot be evaluated, or nil; see Broken.
 func (c *Compiled) Err() error { return c.broken }
 
-// Audit returns whether the policy only reports.
-func (c *Compiled) Audit() bool { return c.audit }
-
 // Warnings returns the problems that type checking found in parts that are checked at runtime only, such as
 // fields of custom resources.
 func (c *Compiled) Warnings() []v1alpha1.ExpressionWarning { return c.warnings }

@@ -119,13 +119,7 @@ func jsonSize(v any) int {
 		return size
 	case string:
 		return len(v) + len(`""`)
-	case int64:
-		size := 1
-		for ; v > 9 || v < -9; v /= 10 {
-			size++
-		}
-		return size
-	default: // A Boolean, null, or a number with a fraction.
+	default: // A Boolean, null, or a number.
 		return len("null")
 	}
 }

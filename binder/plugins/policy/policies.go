@@ -218,7 +218,7 @@ func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled, err error) 
 		message := strings.ReplaceAll(err.Error(), "\n", "; ")
 		return entry{compiled: policy.Broken(b, errors.New(message)), verdict: notReady(policy.Problems(err)[0].Reason, message, b.Spec.FailurePolicy)}
 	}
-	p.metrics.begin(b.Name, c.Audit())
+	p.metrics.begin(b.Name, b.Spec.Mode == v1alpha1.ModeAudit)
 	e := entry{compiled: c, reads: map[*policy.Resource]*framework.Selection{}, unwatched: map[*policy.Resource]error{}}
 	for _, r := range c.Reads() {
 		e.reads[r], e.unwatched[r] = selectionOf(r), errBegins
