@@ -63,10 +63,12 @@ how long. NEXT lists what you should do.
 Each replica reports its state on a Lease every ten seconds. You need permission
 to list leases in Prebind's namespace. The command also posts a dry-run Binding of a
 pod that does not exist, in the namespace default, if you may create pods/binding
-there. If the API server cannot call Prebind for it, NEXT begins with the error, and
-the exit code is 1. For all lines of NEXT, you also need permission to list
-mutatingwebhookconfigurations, validatingadmissionpolicybindings, bindpolicies and
-bindtasks.`,
+there. If the API server cannot call Prebind for it, NEXT begins with the error. For
+all lines of NEXT, you also need permission to list mutatingwebhookconfigurations,
+validatingadmissionpolicybindings, bindpolicies and bindtasks.
+
+Exit codes: 0, or 1 if the API server cannot call Prebind, or the leases cannot be
+read.`,
 		Example: `  kubectl prebind status
   kubectl prebind status -n shop --pod web-0`,
 		Args: cobra.NoArgs,
