@@ -90,15 +90,4 @@ func TestTokens(t *testing.T) {
 	}
 	assert.Equal(t, 0, holders(t, "licenses"))
 	assert.True(t, killed)
-
-	// A BindTask without its finalizer disappears with its token.
-	wantToken(t, "forced", "licenses")
-	forced := until(t, "forced", is(v1alpha1.TaskReady))
-	require.NoError(t, process.Kill())
-	forced.Finalizers = nil
-	require.NoError(t, tasks.Update(t.Context(), forced))
-	require.NoError(t, tasks.Delete(t.Context(), forced))
-	assert.Equal(t, 1, holders(t, "licenses"))
-	require.NoError(t, process.Start())
-	require.Eventually(t, func() bool { return holders(t, "licenses") == 0 }, patience, again)
 }

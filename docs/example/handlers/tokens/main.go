@@ -6,7 +6,7 @@
 // ended.
 //
 // A pool is a ConfigMap with the UIDs of the BindTasks that hold its tokens. Every write is a compare-and-swap, so several replicas, and a
-// crash at any time, never lead to more tokens than --limit.
+// crash at any time, never lead to more tokens than --limit. If you remove the finalizer of a BindTask by force, also remove its UID.
 package main
 
 import (
@@ -23,23 +23,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/prebind/prebind/client/handler"
 )
 
-const (
-	name     = "example.com/tokens"
-	appLabel = "app.kubernetes.io/name"
-	app      = "tokens"
-)
+const name = "example.com/tokens"
 
 func main() {
 	if err := run(); err != nil {
@@ -63,21 +56,14 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	all, err := metadata.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	bindTasks := all.Resource(schema.GroupVersionResource{Group: "policy.prebind.dev", Version: "v1alpha1", Resource: "bindtasks"})
-	t := &tokens{pools: client.CoreV1().ConfigMaps(*namespace), bindTasks: bindTasks, limit: *limit}
-	go wait.UntilWithContext(ctx, t.sweep, time.Minute)
+	t := &tokens{pools: client.CoreV1().ConfigMaps(*namespace), limit: *limit}
 	// One worker, because calls at the same time would only conflict.
 	return handler.Run(ctx, config, handler.Handler{Name: name, Do: t.take, Undo: t.release, Workers: 1})
 }
 
 type tokens struct {
-	pools     typedcorev1.ConfigMapInterface
-	bindTasks metadata.ResourceInterface
-	limit     int
+	pools typedcorev1.ConfigMapInterface
+	limit int
 }
 
 // valid returns whether the parameter pool can be a part of the name of a ConfigMap.
@@ -114,12 +100,12 @@ func (t *tokens) release(ctx context.Context, task *handler.Task) error {
 
 // change changes the holders of the pool. It repeats the change if another client was faster.
 func (t *tokens) change(ctx context.Context, task *handler.Task, change func(holders map[string]string)) error {
-	poolName := app + "-" + task.Parameters["pool"]
+	poolName := "tokens-" + task.Parameters["pool"]
 	faster := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	return retry.OnError(retry.DefaultRetry, faster, func() error {
 		pool, err := t.pools.Get(ctx, poolName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			empty := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: poolName, Labels: map[string]string{appLabel: app}}}
+			empty := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: poolName}}
 			pool, err = t.pools.Create(ctx, empty, metav1.CreateOptions{})
 		}
 		if err != nil {
@@ -135,35 +121,4 @@ func (t *tokens) change(ctx context.Context, task *handler.Task, change func(hol
 		_, err = t.pools.Update(ctx, pool, metav1.UpdateOptions{})
 		return err
 	})
-}
-
-// sweep frees the tokens of BindTasks that do not exist any more. The finalizer keeps a BindTask until its token is free, so this matters
-// only if a finalizer was removed by force. It reads the holders first: the BindTask of a holder that is not in the later list is gone for
-// good.
-func (t *tokens) sweep(ctx context.Context) {
-	pools, err := t.pools.List(ctx, metav1.ListOptions{LabelSelector: appLabel + "=" + app})
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	existing, err := t.bindTasks.List(ctx, metav1.ListOptions{FieldSelector: "spec.handler=" + name})
-	if err != nil {
-		log.Print(err)
-		return
-	}
-	uids := map[string]bool{}
-	for _, task := range existing.Items {
-		uids[string(task.UID)] = true
-	}
-	for _, pool := range pools.Items {
-		holders := len(pool.Data)
-		maps.DeleteFunc(pool.Data, func(uid, _ string) bool { return !uids[uid] })
-		if len(pool.Data) == holders {
-			continue
-		}
-		// A conflict means that the pool has changed since it was read: the next sweep repeats this.
-		if _, err := t.pools.Update(ctx, &pool, metav1.UpdateOptions{}); err != nil {
-			log.Print(err)
-		}
-	}
 }
