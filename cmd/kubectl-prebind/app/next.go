@@ -40,8 +40,10 @@ const probeTimeout = 10 * time.Second
 type reach struct {
 	// answered is set if Prebind has answered.
 	answered bool
-	// failure is why the API server could not call Prebind, or empty.
+	// failure is why Prebind has not answered, or empty.
 	failure string
+	// slow is set if the failure does not show that the API server cannot call Prebind.
+	slow bool
 }
 
 // probe posts a dry-run Binding of a pod that does not exist, which Prebind rejects. The reports of the replicas can be old, and do not show
@@ -56,9 +58,9 @@ func probe(ctx context.Context, config *rest.Config) reach {
 	case err != nil || answer.Prebind != nil: // Another version of Prebind has answered, or this one.
 		return reach{answered: true}
 	case ctx.Err() != nil:
-		return reach{failure: "no answer within " + probeTimeout.String()}
+		return reach{failure: "no answer to a test Binding within " + probeTimeout.String() + ": Prebind, another webhook or the API server is slow", slow: true}
 	case answer.Err != nil && strings.Contains(answer.Err.Error(), `failed calling webhook "`+webhook.Name+`"`):
-		return reach{failure: answer.Err.Error()}
+		return reach{failure: "the API server cannot call Prebind: " + answer.Err.Error()}
 	}
 	return reach{}
 }
@@ -74,8 +76,10 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 	r := registrationOf(ctx, client)
 	glass := "To bind pods without Prebind: kubectl delete mutatingwebhookconfiguration " + cmp.Or(r.name, "prebind") + ": see " + cli.Documentation("operations.md#break-glass")
 	switch {
+	case reached.slow:
+		found = slices.Insert(found, 0, reached.failure)
 	case reached.failure != "":
-		found = slices.Insert(found, 0, "the API server cannot call Prebind: "+reached.failure+". With failurePolicy Fail, no pod outside the exempt namespaces is bound. "+glass)
+		found = slices.Insert(found, 0, reached.failure+". With failurePolicy Fail, no pod outside the exempt namespaces is bound. "+glass)
 	case !reached.answered && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
 		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. "+glass)
 	}

@@ -63,12 +63,13 @@ how long. NEXT lists what you should do.
 Each replica reports its state on a Lease every ten seconds. You need permission
 to list leases in Prebind's namespace. The command also posts a dry-run Binding of a
 pod that does not exist, in the namespace default, if you may create pods/binding
-there. If the API server cannot call Prebind for it, NEXT begins with the error. For
-all lines of NEXT, you also need permission to list mutatingwebhookconfigurations,
-validatingadmissionpolicybindings, bindpolicies and bindtasks.
+there. If the API server cannot call Prebind for it, or does not answer in ten
+seconds, NEXT begins with the error. For all lines of NEXT, you also need permission
+to list mutatingwebhookconfigurations, validatingadmissionpolicybindings, bindpolicies
+and bindtasks.
 
-Exit codes: 0, or 1 if the API server cannot call Prebind, or the leases cannot be
-read.`,
+Exit codes: 0, or 1 if the API server cannot call Prebind or does not answer in time,
+or if the leases cannot be read.`,
 		Example: `  kubectl prebind status
   kubectl prebind status -n shop --pod web-0`,
 		Args: cobra.NoArgs,
@@ -96,6 +97,9 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	reached := probe(ctx, client.Config)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	err = o.output.write(out, withHealth(all, o.clock.Now()), func(out *bytes.Buffer) {
 		o.text(out, all)
 		if found := findings(ctx, client, all, reached, o.clock.Now()); len(found) > 0 {
@@ -103,7 +107,7 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 		}
 	})
 	if err == nil && reached.failure != "" {
-		err = errors.New("the API server cannot call Prebind: " + reached.failure)
+		err = errors.New(reached.failure)
 		if o.output == formatText { // NEXT says it.
 			err = cli.ExitError{Code: 1}
 		}

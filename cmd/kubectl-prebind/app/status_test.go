@@ -5,12 +5,14 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -165,7 +167,8 @@ func TestFindings(t *testing.T) {
 		"None":          {reason: "there is no work"},
 		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
 		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
-		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[the API server cannot call Prebind: no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
+		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
+		"Slow":          {reason: "it may be another webhook, which needs no break glass", reached: reach{failure: "no answer within", slow: true}, want: []string{"[no answer within]"}},
 		"Restarted":     {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa is not ready"}},
 		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa", "mine is Ignore"}},
 		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
@@ -242,7 +245,7 @@ func TestProbe(t *testing.T) {
 		warns  string
 		want   reach
 	}{
-		"Dead":      {reason: "the API server cannot call Prebind", code: http.StatusInternalServerError, says: `failed calling webhook "pods-binding.prebind.dev": no endpoints`, want: reach{failure: `failed calling webhook "pods-binding.prebind.dev": no endpoints`}},
+		"Dead":      {reason: "the API server cannot call Prebind", code: http.StatusInternalServerError, says: `failed calling webhook "pods-binding.prebind.dev": no endpoints`, want: reach{failure: `the API server cannot call Prebind: failed calling webhook "pods-binding.prebind.dev": no endpoints`}},
 		"Other":     {reason: "another webhook fails", code: http.StatusInternalServerError, says: `failed calling webhook "other": no endpoints`},
 		"Forbidden": {reason: "the user may not create Bindings", code: http.StatusForbidden, says: "cannot create resource"},
 		"Answered":  {reason: "an explanation is only from Prebind, also if it is of another version", code: http.StatusNotFound, says: "not found", warns: "prebind: explanation of another version", want: reach{answered: true}},
@@ -261,4 +264,41 @@ func TestProbe(t *testing.T) {
 			assert.Equal(t, tc.want, probe(t.Context(), &rest.Config{Host: server.URL}), tc.reason)
 		})
 	}
+}
+
+// TestProbe_Slow checks that an API server that does not answer in time is not one that cannot call Prebind.
+func TestProbe_Slow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := probe(t.Context(), &rest.Config{Host: "prebind.test", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})})
+		assert.Equal(t, reach{failure: "no answer to a test Binding within 10s: Prebind, another webhook or the API server is slow", slow: true}, got)
+	})
+}
+
+type roundTripper func(r *http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestStatus_Interrupted checks that status reports no failure of Prebind if it is interrupted.
+func TestStatus_Interrupted(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			interrupt()
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprint(w, `{"items": []}`)
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("KUBECONFIG", "testdata/no-such-file")
+	cmd := NewCommand()
+	cmd.SetArgs([]string{"status", "--server=" + server.URL})
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	require.ErrorIs(t, cmd.ExecuteContext(ctx), context.Canceled)
+	assert.Empty(t, out.String())
 }
