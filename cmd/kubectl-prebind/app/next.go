@@ -65,8 +65,8 @@ func probe(ctx context.Context, config *rest.Config) reach {
 	return reach{}
 }
 
-// findings returns what needs an action, the most urgent first. They omit what the user may not read.
-func findings(ctx context.Context, client kubernetes.Interface, all []replica.Status, reached reach, now time.Time) []string {
+// findings returns what needs an action, the most urgent first. They omit what the user may not read. The replicas are those of the namespace own.
+func findings(ctx context.Context, client kubernetes.Interface, own string, all []replica.Status, reached reach, now time.Time) []string {
 	var found []string
 	for _, s := range all {
 		if state := health(s, now); !strings.HasPrefix(state, healthy) {
@@ -74,13 +74,17 @@ func findings(ctx context.Context, client kubernetes.Interface, all []replica.St
 		}
 	}
 	r := registrationOf(ctx, client)
+	// If all replicas are silent, the clock of this computer can be ahead.
+	heard := len(all) == 0 || slices.ContainsFunc(all, func(s replica.Status) bool { return now.Sub(s.Reported.Time) <= silentAfter })
 	glass := "To bind pods without Prebind: kubectl delete mutatingwebhookconfiguration " + cmp.Or(r.name, "prebind") + ": see " + cli.Documentation("operations.md#break-glass")
 	switch {
 	case reached.slow:
 		found = slices.Insert(found, 0, reached.failure)
 	case reached.failure != "":
 		found = slices.Insert(found, 0, reached.failure+". With failurePolicy Fail, no pod outside the exempt namespaces is bound. "+glass)
-	case !reached.answered && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
+	case r.namespace != "" && r.namespace != own:
+		return []string{"MutatingWebhookConfiguration " + r.name + " calls Prebind in namespace " + r.namespace + ": use --prebind-namespace=" + r.namespace}
+	case !reached.answered && heard && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
 		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. "+glass)
 	}
 	broken, audited := policiesOf(ctx, client)
@@ -102,6 +106,8 @@ type registration struct {
 	// name is that of the MutatingWebhookConfiguration, index that of the webhook in it.
 	name  string
 	index int
+	// namespace is that of the Service; empty without a Service, or if the user may not read it.
+	namespace string
 	// failurePolicy is empty if the user may not read it.
 	failurePolicy admissionregistrationv1.FailurePolicyType
 }
@@ -117,7 +123,8 @@ func registrationOf(ctx context.Context, client kubernetes.Interface) registrati
 	for _, c := range list.Items {
 		for i, w := range c.Webhooks {
 			if w.Name == webhook.Name {
-				return registration{name: c.Name, index: i, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
+				namespace := ptr.Deref(w.ClientConfig.Service, admissionregistrationv1.ServiceReference{}).Namespace
+				return registration{name: c.Name, index: i, namespace: namespace, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
 			}
 		}
 	}

@@ -102,7 +102,7 @@ func (o *statusOptions) run(ctx context.Context, out io.Writer) error {
 	}
 	err = o.output.write(out, withHealth(all, o.clock.Now()), func(out *bytes.Buffer) {
 		o.text(out, all)
-		if found := findings(ctx, client, all, reached, o.clock.Now()); len(found) > 0 {
+		if found := findings(ctx, client, o.own, all, reached, o.clock.Now()); len(found) > 0 {
 			fmt.Fprintf(out, "\nNEXT\n- %s\n", strings.Join(found, "\n- "))
 		}
 	})

@@ -149,7 +149,10 @@ func TestFindings(t *testing.T) {
 		return s
 	}
 	audits := changed(func(s *replica.Status) { s.Mode = "Audit" })
+	draining := changed(func(s *replica.Status) { s.Problem = "draining" })
+	silent := changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })
 	answers := reach{answered: true}
+	const elsewhere = `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev", "clientConfig": {"service": {"namespace": "other"}}}]}`
 	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
 	const later = "in mode Enforce"
 	task := func(handler, created, more string) string {
@@ -165,12 +168,15 @@ func TestFindings(t *testing.T) {
 		want     []string
 	}{
 		"None":          {reason: "there is no work"},
-		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
-		"Silent":        {reason: "a silent replica is not ready", replicas: []replica.Status{changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
+		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, draining}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
+		"NoneReady":     {reason: "a replica reports it, and the other is silent", replicas: []replica.Status{draining, silent}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
+		"Silent":        {reason: "the clock of this computer can be ahead", replicas: []replica.Status{silent, silent}, want: []string{"[replica aaa is not ready: unknown: no report for 60m"}},
+		"Elsewhere":     {reason: "the replicas in the namespace of the flag are not those of the webhook", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, want: []string{"[MutatingWebhookConfiguration ours calls Prebind in namespace other: use --prebind-namespace=other]"}},
+		"ElsewhereDead": {reason: "the error shows that no pod is bound", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With"}},
 		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
 		"Slow":          {reason: "it may be another webhook, which needs no break glass", reached: reach{failure: "no answer within", slow: true}, want: []string{"[no answer within]"}},
-		"Restarted":     {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa is not ready"}},
-		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{changed(func(s *replica.Status) { s.Problem = "draining" })}, want: []string{"[replica aaa", "mine is Ignore"}},
+		"Restarted":     {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{draining}, want: []string{"[replica aaa is not ready"}},
+		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{draining}, want: []string{"[replica aaa", "mine is Ignore"}},
 		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
 		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
 		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "step 3", "install.md#roll-out", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
@@ -197,7 +203,7 @@ func TestFindings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lists := map[string]string{
-				webhooksPath: `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev"}]}`,
+				webhooksPath: `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev", "clientConfig": {"service": {"namespace": "own"}}}]}`,
 				bindingsPath: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Deny"]}}`,
 				policiesPath: "", tasksPath: "",
 			}
@@ -219,7 +225,7 @@ func TestFindings(t *testing.T) {
 			if tc.replicas == nil {
 				tc.replicas = []replica.Status{ready, ready}
 			}
-			got := findings(t.Context(), client, tc.replicas, tc.reached, now)
+			got := findings(t.Context(), client, "own", tc.replicas, tc.reached, now)
 			if tc.want == nil {
 				assert.Empty(t, got, tc.reason)
 			}
@@ -234,7 +240,7 @@ func TestFindings(t *testing.T) {
 	}
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: "localhost:1"})
 	require.NoError(t, err)
-	assert.Empty(t, findings(t.Context(), client, nil, reach{}, now), "without an answer, there are no findings")
+	assert.Empty(t, findings(t.Context(), client, "own", nil, reach{}, now), "without an answer, there are no findings")
 }
 
 func TestProbe(t *testing.T) {
