@@ -139,12 +139,14 @@ func audits(all []replica.Status) bool {
 // nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
 // the same configuration. Answered says that Prebind has answered a probe.
 func nextStep(r registration, all []replica.Status, settled, answered bool) []string {
+	// In mode Off, a replica allows the test Binding without an explanation.
+	off := slices.ContainsFunc(all, func(s replica.Status) bool { return s.Mode == string(binder.ModeOff) })
 	switch {
 	case r.failurePolicy == unregistered:
 		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
-	case settled && !answered && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore):
+	case settled && !answered && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore && !off):
 		// With failurePolicy Ignore, nothing else shows that the API server cannot call the replicas. With Fail, no pod would be bound.
-		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, or if the namespace is exempt, this means nothing; " +
+		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, if the namespace is exempt, or if a rule sets mode Off for it, this means nothing; " +
 			"otherwise the API server cannot call Prebind, and binds pods without it: see " + cli.Documentation("install.md#check-the-installation")}
 	case audits(all) && settled:
 		return []string{"mode is Audit. After a week, review prebind_audited_decisions_total and, for the last hour, 'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "'. Then set mode Enforce: with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +

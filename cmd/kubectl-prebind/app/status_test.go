@@ -151,6 +151,7 @@ func TestFindings(t *testing.T) {
 	audits := changed(func(s *replica.Status) { s.Mode = "Audit" })
 	draining := changed(func(s *replica.Status) { s.Problem = "draining" })
 	silent := changed(func(s *replica.Status) { s.Reported = metav1.NewTime(now.Add(-time.Hour)) })
+	off := changed(func(s *replica.Status) { s.Mode = "Off" })
 	answers := reach{answered: true}
 	const elsewhere = `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev", "clientConfig": {"service": {"namespace": "other"}}}]}`
 	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
@@ -187,6 +188,7 @@ func TestFindings(t *testing.T) {
 		"AuditPolicies": {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, want: []string{"[BindPolicies are not ready: new"}},
 		"AuditSilent":   {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{audits, audits}, want: []string{"[Prebind has not answered a test Binding"}},
 		"IgnoreSilent":  {reason: "with Fail, a webhook that the API server cannot call would stop all binds, whenever it has called it before", path: webhooksPath, items: ignores, want: []string{"[Prebind has not answered a test Binding"}},
+		"IgnoreOff":     {reason: "in mode Off, Prebind answers without an explanation", path: webhooksPath, items: ignores, replicas: []replica.Status{off, off}, want: []string{"[failurePolicy of MutatingWebhookConfiguration mine is Ignore", later}},
 		"AuditOne":      {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, reached: answers, want: []string{"--set config.mode=Enforce"}},
 		"Policies":      {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it since its last change): "}},
 		"PolicyEdited":  {reason: "the status is that of an earlier generation", path: policiesPath, items: `{"metadata": {"name": "rack", "generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 1}]}}, {"metadata": {"name": "fine", "generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 2}]}}`, want: []string{"BindPolicies are not ready: rack (no replica has reported it since its last change): "}},
