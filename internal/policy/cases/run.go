@@ -96,6 +96,9 @@ func (r *Result) file(ctx context.Context, documents []*files.Document, name str
 	if err != nil {
 		return err
 	}
+	if len(tests) == 0 {
+		return fmt.Errorf("%s: the file contains no test", name)
+	}
 	var invalid []error
 	for _, d := range tests {
 		t, err := decode(d)

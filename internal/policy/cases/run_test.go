@@ -216,6 +216,7 @@ func TestRun_Invalid(t *testing.T) {
 		"BooleanName":  {reason: "YAML reads some texts as other types", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1", "name: n", 1), says: "p_test.yaml:3: objects: v1 Node : an object requires apiVersion, kind and metadata.name, as strings"},
 		"SameObject":   {reason: "two objects with the same identity are a mistake", policy: policyOf("p", okPolicy), test: strings.Replace(valid, "name: n1, labels: {rack: r1}}}\n", "name: n1}}\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n", 1), says: "duplicate object v1 Node n1"},
 		"Policy":       {reason: "a policy with a problem is reported with its line", policy: policyOf("p", "mode: Enforce\nvalidations: [{expression: foo}]"), test: valid, says: "policy.yaml:6: BindPolicy p: spec.validations[0].expression: "},
+		"NoTest":       {reason: "a file without tests cannot fail", policy: policyOf("p", okPolicy), test: "# nothing\n", says: "p_test.yaml: the file contains no test"},
 		"NoPolicy":     {reason: "a directory without policies is a mistake", policy: "# nothing\n", test: valid, says: "the directory contains no BindPolicy"},
 	} {
 		t.Run(name, func(t *testing.T) {
