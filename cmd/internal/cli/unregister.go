@@ -62,11 +62,11 @@ func unregister(ctx context.Context, client kubernetes.Interface, o *unregisterO
 		if apierrors.IsNotFound(err) {
 			return true, nil
 		}
-		deleted = true
+		deleted = deleted || err == nil
 		return false, err
 	})
 	switch {
-	case wait.Interrupted(err):
+	case deleted && wait.Interrupted(err) && ctx.Err() == nil: // Not a slow API server, or a signal.
 		return fmt.Errorf("%s: still exists after %s; check its finalizers, and whether a controller creates it again", what, o.timeout)
 	case err != nil:
 		return fmt.Errorf("deleting %s: %w", what, err)

@@ -6,6 +6,7 @@ package cli
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -31,9 +32,11 @@ func TestUnregister(t *testing.T) {
 		// there lists the configurations before the command.
 		there []string
 		// answer is the answer to the nth deletion, if it is handled without the deletion, as for an object with a finalizer.
-		answer  func(n int) (handled bool, err error)
-		timeout time.Duration
-		says    string
+		answer func(n int) (handled bool, err error)
+		// interrupted ends the context during the first deletion.
+		interrupted bool
+		timeout     time.Duration
+		says        string
 		// fails is part of the error. It is empty for no error.
 		fails string
 		// left lists the configurations after the command.
@@ -71,9 +74,26 @@ func TestUnregister(t *testing.T) {
 			answer: func(n int) (bool, error) { return n == 2, errors.New("connection lost") },
 			fails:  "deleting MutatingWebhookConfiguration prebind: connection lost",
 		},
+		"Hangs": {
+			reason: "the API server has not shown that the object exists",
+			there:  []string{"prebind"},
+			answer: func(int) (bool, error) { return true, context.DeadlineExceeded },
+			fails:  "deleting MutatingWebhookConfiguration prebind: context deadline exceeded",
+			left:   []string{"prebind"},
+		},
+		"Interrupted": {
+			reason:      "a signal ends the command before its timeout",
+			there:       []string{"prebind"},
+			answer:      func(int) (bool, error) { return true, nil },
+			interrupted: true,
+			fails:       "deleting MutatingWebhookConfiguration prebind: context canceled",
+			left:        []string{"prebind"},
+		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
 			client := fake.NewClientset()
 			configurations := client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 			for _, name := range tc.there {
@@ -83,6 +103,9 @@ func TestUnregister(t *testing.T) {
 			deletions := 0
 			client.PrependReactor("delete", "mutatingwebhookconfigurations", func(k8stesting.Action) (handled bool, _ runtime.Object, err error) {
 				deletions++
+				if tc.interrupted {
+					interrupt()
+				}
 				if tc.answer != nil {
 					handled, err = tc.answer(deletions)
 				}
@@ -90,7 +113,7 @@ func TestUnregister(t *testing.T) {
 			})
 			o := &unregisterOptions{name: "prebind", timeout: cmp.Or(tc.timeout, time.Minute)}
 			var out bytes.Buffer
-			err := unregister(t.Context(), client, o, &out)
+			err := unregister(ctx, client, o, &out)
 			if tc.fails != "" {
 				require.ErrorContains(t, err, tc.fails, tc.reason)
 				assert.NotContains(t, err.Error(), "\n", "an error is one line")
