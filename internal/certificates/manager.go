@@ -97,7 +97,7 @@ func (m *manager) work(ctx context.Context) {
 	defer cancel()
 	v := view{now: m.Clock.Now(), trusted: m.trusted}
 	err := m.update(ctx, &v)
-	m.report(errors.Join(err, m.certify(v)))
+	m.report(v, errors.Join(err, m.certify(v)))
 }
 
 // update sets the rest of the view, and writes the Secret and the configuration if they have to change. It reads the Secret last, so that its
@@ -230,10 +230,14 @@ func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) err
 }
 
 // report logs an error once. The causes of failed requests contain changing ports, and do not count.
-func (m *manager) report(err error) {
+func (m *manager) report(v view, err error) {
 	text := "waiting for the CA bundle in the webhook configuration"
-	if err != nil {
+	switch {
+	case err != nil:
 		text = strings.ReplaceAll(err.Error(), "\n", "; ")
+	case v.held != nil && v.now.Before(v.held.current.cert.NotBefore):
+		text = fmt.Sprintf("the CA in the Secret %s is not valid before %s: correct the clock of this replica, or delete the Secret if the clock of its creator was ahead",
+			SecretName, v.held.current.cert.NotBefore.Format(time.RFC3339))
 	}
 	about := func(text string) string {
 		request, _, _ := strings.Cut(text, `": `)

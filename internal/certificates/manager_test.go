@@ -127,6 +127,24 @@ func TestManager_MissingConfiguration(t *testing.T) {
 	})
 }
 
+// TestManager_FutureCA checks a replica that starts after the clock of another one was ahead.
+func TestManager_FutureCA(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		future, err := newAuthority(time.Now().Add(3*day), times.CAValidity)
+		require.NoError(t, err)
+		secret := ofPrebind.DeepCopy()
+		secret.Data = written(t, future)
+		w := newWorld(t, webhooks(encode(future.cert)), secret)
+		r := w.start(times)
+		pass(2 * defaultPeriod)
+		require.ErrorContains(t, r.ready(), "is not valid before "+future.cert.NotBefore.Format(time.RFC3339))
+		w.server.Remove(ofPrebind)
+		pass(2 * times.Overlap)
+		require.NoError(t, r.ready())
+		r.stop()
+	})
+}
+
 // TestManager_CertManager checks that Prebind does not write a bundle that cert-manager writes.
 func TestManager_CertManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

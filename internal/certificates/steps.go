@@ -31,9 +31,11 @@ type trusted struct {
 	since time.Time
 }
 
-// has reports whether the CA has been trusted for at least the given duration.
+// has reports whether the CA has been trusted for at least the given duration. API servers trust a CA of a clock that was ahead when it is valid.
 func (t trust) has(ca *x509.Certificate, now time.Time, long time.Duration) bool {
-	return slices.ContainsFunc(t, func(x trusted) bool { return x.ca.Equal(ca) && now.Sub(x.since) >= long })
+	return slices.ContainsFunc(t, func(x trusted) bool {
+		return x.ca.Equal(ca) && now.Sub(x.since) >= long && now.Sub(ca.NotBefore) >= long
+	})
 }
 
 // seen returns the CAs that are trusted now. It keeps the times of CAs that are already known. Prebind writes a CA to the configuration as soon
@@ -96,10 +98,7 @@ func (o *Options) create(v view) (*record, error) {
 // A replica never serves a certificate of a CA that is not in the webhook configuration. Until every API server trusts a new CA, it uses
 // its previous one.
 func (o *Options) renews(v view, served *leaf) *authority {
-	// A replica whose clock is days ahead creates a CA that is not valid yet.
-	usable := func(a *authority) bool {
-		return !v.now.Before(a.cert.NotBefore) && v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0)
-	}
+	usable := func(a *authority) bool { return v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0) }
 	var own, current *authority
 	if served != nil && usable(served.by) {
 		own = served.by

@@ -52,6 +52,8 @@ func bundle(all ...*authority) []*x509.Certificate {
 
 func TestNext(t *testing.T) {
 	a, b := ca(t, 0), ca(t, 16*time.Hour)
+	future := ca(t, 72*time.Hour) // It is valid from 48 h.
+	ahead := &record{current: future, bundle: bundle(future, a)}
 	fresh := &record{current: a, bundle: bundle(a)}
 	rotated := &record{current: b, bundle: bundle(b, a)}
 	asked := func(r *record) *record { return &record{current: r.current, bundle: r.bundle, rotate: true} }
@@ -79,6 +81,9 @@ func TestNext(t *testing.T) {
 		"JustRotated":    {reason: "certificates of the old CA may be in use", now: 17 * time.Hour, held: rotated, trusted: since(b, 16*time.Hour)},
 		"OldAlmostOver":  {reason: "a replica without a connection serves until its certificate expires", now: over - time.Second, held: rotated, trusted: since(b, 16*time.Hour)},
 		"OldOver":        {reason: "all certificates of the old CA have expired", now: over, held: rotated, trusted: since(b, 16*time.Hour), want: bundle(b)},
+		"NewFuture":      {reason: "the clock of a replica was ahead, and the API servers trust certificates of the old CA only", now: 15 * time.Hour, held: ahead, trusted: since(future, 0)},
+		"NewJustValid":   {reason: "certificates of the old CA may be in use", now: 49*time.Hour + 2*time.Minute - time.Second, held: ahead, trusted: since(future, 0)},
+		"NewValid":       {reason: "all certificates of the old CA have expired", now: 49*time.Hour + 2*time.Minute, held: ahead, trusted: since(future, 0), want: bundle(future)},
 		"NewUnknown":     {reason: "the configuration cannot be written", now: over, held: rotated, trusted: since(a, 0)},
 		"NewLate":        {reason: "the configuration could not be written for a while", now: over, held: rotated, trusted: since(b, 16*time.Hour+time.Second)},
 	}
