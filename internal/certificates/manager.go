@@ -108,7 +108,10 @@ func (m *manager) update(ctx context.Context, v *view) error {
 		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err)
 	}
 	v.now = m.Clock.Now() // The configuration is not newer.
-	m.trusted = m.trusted.seen(v.now, injected(config))
+	// After its deletion, the API server still calls Prebind for BindPolicies, and trusts the same CAs.
+	if config.ResourceVersion != "" || m.trusted == nil {
+		m.trusted = m.trusted.seen(v.now, injected(config))
+	}
 	v.trusted = m.trusted
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}}
 	var next *record

@@ -119,9 +119,17 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(r, Serving))
 		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(r, CA))
 
+		bundle := w.config().Webhooks[0].ClientConfig.CABundle
 		w.server.Remove(webhooks())
-		pass(time.Minute)
+		pass(2 * times.CertValidity)
 		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
+		require.NoError(t, verify(r.served.Load(), bundle, time.Now()), "the API server still calls for BindPolicies")
+		pass(times.CAValidity * 5 / 6)
+		assert.NotEqual(t, w.record().current.cert, r.served.Load().by.cert)
+		require.NoError(t, verify(r.served.Load(), bundle, time.Now()), "the API server does not trust a CA that is created in the meantime")
+		w.server.Put(webhooks(nil))
+		pass(2 * defaultPeriod)
+		require.NoError(t, verify(r.served.Load(), w.config().Webhooks[0].ClientConfig.CABundle, time.Now()))
 		r.stop()
 		assert.Equal(t, 2, strings.Count(r.log.String(), "Waiting for the webhook configuration"), "the replica logs one line each time it waits:\n%s", r.log)
 	})

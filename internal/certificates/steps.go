@@ -19,7 +19,7 @@ type view struct {
 	now time.Time
 	// held is the content of the Secret, or nil if the Secret is missing, not valid or not readable.
 	held *record
-	// trusted contains the CAs in the webhook configuration.
+	// trusted contains the CAs in the webhook configuration, or those that were last in it, if it is deleted.
 	trusted trust
 }
 
