@@ -44,9 +44,10 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 	found := 0
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // The seed makes the test repeatable.
-		free, all := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
+		free, all, before := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}, map[string]*corev1.PersistentVolume{}
 		for range 120 {
 			pv := randomVolume(random)
+			before[pv.Name] = pv.DeepCopy()
 			switch old := all[pv.Name]; {
 			case old == nil:
 				all[pv.Name] = pv
@@ -85,6 +86,7 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 			}
 		}
 		for _, pv := range all {
+			assert.Equal(t, before[pv.Name], pv, "the volume does not change, because a cache can share it")
 			free.OnDelete(pv)
 		}
 		assert.Empty(t, free.byName)

@@ -37,8 +37,7 @@ func matcher(tb testing.TB, place string, volumes int) func() {
 	}
 	node := gen.Node("node-7", gen.Zone("z1"))
 	return func() {
-		s := snap(theClaim(), local, node)
-		s.uses[0].free = free.of("local", "node-7")
+		s := snapshot{pod: thePod(), node: node, uses: []use{{claim: theClaim(), class: local, free: free.of("local", "node-7")}}}
 		pl, err := findPodVolumes(tb.Context(), s)
 		require.NoError(tb, err)
 		require.Len(tb, pl.static, 1)
@@ -86,6 +85,6 @@ func TestMatch_ChecksCheapConditionsFirst(t *testing.T) {
 func TestMatch_EndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := findPodVolumes(ctx, snap(theClaim(), local, volumeNamed("pv")))
+	_, err := findPodVolumes(ctx, snapshot{pod: thePod(), node: theNode(), uses: []use{{claim: theClaim(), class: local}}})
 	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%v", err)
 }

@@ -9,65 +9,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
-	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
-
-// snap returns a snapshot with the objects. If they do not include a pod or a node, it uses the
-// pod web and node-a in zone z1.
-func snap(objects ...client.Object) snapshot {
-	s := snapshot{pod: thePod(), node: theNode()}
-	free, volumesOf := NewFreeVolumes(), map[string]*corev1.PersistentVolume{}
-	claims, classes := map[string]*corev1.PersistentVolumeClaim{}, map[string]*storagev1.StorageClass{}
-	reserved, drivers := map[string][]*corev1.PersistentVolume{}, map[string]*storagev1.CSIDriver{}
-	s.capacities = map[string][]*storagev1.CSIStorageCapacity{}
-	for _, o := range objects {
-		switch o := o.(type) {
-		case *corev1.Pod:
-			s.pod = o
-		case *corev1.PersistentVolumeClaim:
-			claims[o.Name] = o
-		case *corev1.PersistentVolume:
-			volumesOf[o.Name] = o
-			free.OnAdd(o, false)
-			if ref := o.Spec.ClaimRef; ref != nil {
-				reserved[ref.Name] = append(reserved[ref.Name], o)
-			}
-		case *storagev1.StorageClass:
-			classes[o.Name] = o
-		case *corev1.Node:
-			s.node = o
-		case *storagev1.CSINode:
-			s.csiNode = o
-		case *storagev1.CSIDriver:
-			drivers[o.Name] = o
-		case *storagev1.CSIStorageCapacity:
-			if reachableFrom(o, s.node.Labels) {
-				s.capacities[o.StorageClassName] = append(s.capacities[o.StorageClassName], o)
-			}
-		}
-	}
-	for _, ref := range volumes.ClaimsOf(s.pod) {
-		u := use{ClaimRef: ref, claim: claims[ref.Name]}
-		if u.claim != nil {
-			u.volume, u.reserved = volumesOf[u.claim.Spec.VolumeName], reserved[ref.Name]
-			u.class = classes[volume.GetPersistentVolumeClaimClass(u.claim)]
-		}
-		if u.class != nil {
-			u.free = free.of(u.class.Name, s.node.Labels[corev1.LabelHostname])
-			u.driver = drivers[u.class.Provisioner]
-		}
-		s.uses = append(s.uses, u)
-	}
-	return s
-}
 
 var (
 	// local provisions volumes, and static does not.
@@ -75,48 +24,63 @@ var (
 	static = gen.StorageClass("static", volume.NotSupportedProvisioner)
 )
 
-// decideCase is a snapshot and the expected decision.
+// decideCase has the objects of a pass and the expected decision. Without a pod or a node, the pod web is bound to node-a in zone z1.
 type decideCase struct {
 	reason  string
 	objects []client.Object
-	// static is claim=volume, in order; dynamic is claims, in order.
+	// static is claim=volume, in order; dynamic is claims, in order. Without both, the other fields are compared.
 	static, dynamic []string
-	// want is the kind of the error, about its object, and says a part of it. Without want, the plan waits
-	// for the object if about is set.
-	want        framework.Kind
+	writes          []string
+	wait            string
+	// patches are the requests of PreBind.
+	patches []patched
+	// about is the object of a rejection, which says a part of it.
 	about, says string
 }
 
 func (tc decideCase) check(t *testing.T) {
 	t.Helper()
-	pl, err := findPodVolumes(t.Context(), snap(tc.objects...))
-	if tc.want != "" {
-		require.Error(t, err, tc.reason)
-		assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
+	pod, node := thePod(), theNode()
+	for _, o := range tc.objects {
+		switch o := o.(type) {
+		case *corev1.Pod:
+			pod = o
+		case *corev1.Node:
+			node = o
+		}
+	}
+	w, bc := newWorld(tc.objects...), onNode(pod, node)
+	p := pluginIn(w)
+	verdict, err := p.pass(t.Context(), bc)
+	assert.Empty(t, w.server.Writes(), "PreFlight never writes")
+	assert.Zero(t, w.server.Reads(), "the decision is based on the cache")
+	if tc.about != "" {
+		require.True(t, frameworktest.IsKind(err, refuse), "%s: %v", tc.reason, err)
 		refusal := framework.AsError(Name, err)
 		assert.Equal(t, tc.about, refusal.Object.String())
 		assert.Contains(t, refusal.Error(), tc.says)
-		if tc.want == framework.KindRefuse {
-			assert.NotEmpty(t, refusal.Advice, "every rejection has advice")
-		}
+		assert.NotEmpty(t, refusal.Advice, "every rejection has advice")
 		return
 	}
 	require.NoError(t, err, tc.reason)
-	assert.Equal(t, tc.about, pl.wait.Object.String(), tc.reason)
-	assert.Contains(t, pl.wait.For, tc.says)
-	if tc.about != "" {
-		bc := contextFor(thePod())
-		framework.Extend(bc, pl)
-		verdict, err := (&Plugin{}).PreFlight(bc)
-		require.NoError(t, err)
-		assert.Empty(t, verdict.Writes, "the wait comes before all writes")
+	if tc.static == nil && tc.dynamic == nil {
+		assert.Equal(t, tc.writes, verdict.Writes, tc.reason)
+		assert.Equal(t, tc.wait, verdict.Wait.String(), tc.reason)
+		if len(verdict.Writes) > 0 {
+			require.NoError(t, p.PreBind(t.Context(), bc))
+		}
+		require.Len(t, w.patches, len(tc.patches), tc.reason)
+		for i, want := range tc.patches {
+			assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
+			assert.Equal(t, want.kind+" "+want.name, w.patches[i].kind+" "+w.patches[i].name)
+		}
 		return
 	}
 	var static, dynamic []string
-	for _, m := range pl.static {
+	for _, m := range planned(t, bc).static {
 		static = append(static, m.claim.Name+"="+m.volume.Name)
 	}
-	for _, claim := range pl.dynamic {
+	for _, claim := range planned(t, bc).dynamic {
 		dynamic = append(dynamic, claim.Name)
 	}
 	assert.Equal(t, tc.static, static, tc.reason)
@@ -138,7 +102,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"data=own"},
 		},
 		"StaticReservedElsewhere": {
-			reason: "the controller will bind the claim to the volume that names it", want: framework.KindRefuse,
+			reason:  "the controller will bind the claim to the volume that names it",
 			objects: []client.Object{theClaim(), local, volumeNamed("own", gen.ClaimRef(theClaim()), gen.OnNode("node-b")), volumeNamed("free")},
 			about:   "PersistentVolume own", says: "excludes node node-a",
 		},
@@ -158,7 +122,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=pv"},
 		},
 		"StaticUnusable": {
-			reason: "volumes that are in use, on another node, not available, being deleted or of another class do not fit", want: framework.KindRefuse,
+			reason: "volumes that are in use, on another node, not available, being deleted or of another class do not fit",
 			objects: []client.Object{
 				theClaim(ofStatic), static,
 				volumeNamed("taken", inStatic, gen.ClaimRef(claimNamed("logs"))),
@@ -172,10 +136,10 @@ func TestDecideOnVolumes(t *testing.T) {
 		"StaticPending": {
 			reason:  "the volume was just created",
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
-			about:   "PersistentVolume pv", says: "make the volume available",
+			wait:    "PersistentVolume pv: the PersistentVolume controller to make the volume available for claim default/data",
 		},
 		"StaticPendingElsewhere": {
-			reason: "the pending volume does not fit the node", want: framework.KindRefuse,
+			reason:  "the pending volume does not fit the node",
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
 			about:   "PersistentVolumeClaim default/data", says: "static",
 		},
@@ -190,7 +154,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			dynamic: []string{"data"},
 		},
 		"BadSelector": {
-			reason: "the selector of the claim is invalid", want: framework.KindRefuse,
+			reason: "the selector of the claim is invalid",
 			objects: []client.Object{local, volumeNamed("pv"), func() *corev1.PersistentVolumeClaim {
 				claim := theClaim()
 				claim.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "?"}}}
@@ -204,7 +168,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			dynamic: []string{"data"},
 		},
 		"SelectedOtherNode": {
-			reason: "the volume is being provisioned on another node", want: framework.KindRefuse,
+			reason:  "the volume is being provisioned on another node",
 			objects: []client.Object{theClaim(gen.SelectedNode("node-b")), local, volumeNamed("pv")},
 			about:   "PersistentVolumeClaim default/data", says: "node-b",
 		},
@@ -217,7 +181,7 @@ func TestDecideOnVolumes(t *testing.T) {
 			static: []string{"logs=pv", "data=pv2"},
 		},
 		"TwoClaimsOneVolume": {
-			reason: "upstream two-unbound-pvcs,partial-match: one volume is for one claim", want: framework.KindRefuse,
+			reason:  "upstream two-unbound-pvcs,partial-match: one volume is for one claim",
 			objects: []client.Object{twoClaims, larger, claimNamed("logs", ofStatic), static, volumeNamed("pv", inStatic, gen.Capacity("5Gi"))},
 			about:   "PersistentVolumeClaim default/data", says: "no volume of StorageClass static",
 		},
@@ -227,12 +191,12 @@ func TestDecideOnVolumes(t *testing.T) {
 			static:  []string{"data=pv"}, dynamic: []string{"logs"},
 		},
 		"ExcludedTopology": {
-			reason: "upstream volume-topology-unsatisfied: no volume can be provisioned for the node", want: framework.KindRefuse,
+			reason:  "upstream volume-topology-unsatisfied: no volume can be provisioned for the node",
 			objects: []client.Object{theClaim(), gen.StorageClass("local", "csi.example.com", gen.AllowedTopology(corev1.LabelTopologyZone, "z2"))},
 			about:   "PersistentVolumeClaim default/data", says: "allowedTopologies",
 		},
 		"FirstProblemWins": {
-			reason: "the claims are checked in the pod's order", want: framework.KindRefuse,
+			reason:  "the claims are checked in the pod's order",
 			objects: []client.Object{twoClaims, claimNamed("logs", gen.Terminating()), local},
 			about:   "PersistentVolumeClaim default/data", says: "does not exist",
 		},

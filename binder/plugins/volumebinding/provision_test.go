@@ -12,7 +12,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -40,25 +39,25 @@ func TestCheckCapacity(t *testing.T) {
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.LargestVolume("1Gi"))},
 		},
 		"OtherNode": {
-			reason: "another node can reach the capacity", want: framework.KindRefuse, says: "reports no storage",
+			reason: "another node can reach the capacity", says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.ReachableWith(corev1.LabelTopologyZone, "z2"), gen.Amount("1Gi"))},
 		},
 		"SmallVolumes": {
-			reason: "the largest volume counts, not the amount", want: framework.KindRefuse, says: "less than 1Gi",
+			reason: "the largest volume counts, not the amount", says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("1Gi"), gen.LargestVolume("1Mi"))},
 		},
 		"NoAmount": {
-			reason: "the driver reports no amount", want: framework.KindRefuse, says: "less than 1Gi",
+			reason: "the driver reports no amount", says: "less than 1Gi",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", here)},
 		},
 		"TwoHalves": {
-			reason: "a volume is in one pool", want: framework.KindRefuse, says: "less than 1Gi",
+			reason: "a volume is in one pool", says: "less than 1Gi",
 			objects: []client.Object{
 				theClaim(), driver, gen.CSIStorageCapacity("c", "local", here, gen.Amount("512Mi")), gen.CSIStorageCapacity("d", "local", here, gen.Amount("512Mi")),
 			},
 		},
 		"NoTopology": {
-			reason: "no node can reach the capacity", want: framework.KindRefuse, says: "reports no storage",
+			reason: "no node can reach the capacity", says: "reports no storage",
 			objects: []client.Object{theClaim(), driver, gen.CSIStorageCapacity("c", "local", gen.Unreachable(), gen.Amount("9Gi"))},
 		},
 		"Begun": {
@@ -68,7 +67,7 @@ func TestCheckCapacity(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if tc.objects = append(tc.objects, local); tc.want == "" {
+			if tc.objects = append(tc.objects, local); tc.says == "" {
 				tc.dynamic = []string{"data"}
 			} else {
 				tc.about = "PersistentVolumeClaim default/data"

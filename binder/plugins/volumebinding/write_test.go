@@ -18,88 +18,31 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// worldOfPlan returns a world with the objects of the plan.
-func worldOfPlan(p *plan) *world {
-	w := newWorld()
-	for _, m := range p.static {
-		w.put(m.claim)
-		w.put(m.volume)
-	}
-	for _, claim := range p.dynamic {
-		w.put(claim)
-	}
-	return w
-}
-
-func TestWrite_Patches(t *testing.T) {
-	// A user pre-binds a volume with the claim's name and without its UID.
-	preBound := volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))))
-	cases := map[string]struct {
-		reason string
-		plan   plan
-		want   []patched
-	}{
-		"ClaimRef": {
-			reason: "the patch contains only the claimRef with the UID and the annotation of the controller",
-			plan:   plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv", gen.Label("keep", "me"), gen.Annotation("keep", "me"))}}},
-			want: []patched{{kind: "PersistentVolume", name: "pv", body: `{
-				"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}, "resourceVersion": "20"},
-				"spec": {"claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "data",
-					"uid": "claim-data", "resourceVersion": "10"}}}`}},
-		},
-		"ClaimRefOfUser": {
-			reason: "the patch of a pre-bound volume contains only the UID",
-			plan:   plan{static: []match{{claim: theClaim(), volume: preBound}}},
-			want: []patched{{kind: "PersistentVolume", name: "pv", body: `{
-				"metadata": {"resourceVersion": "20"},
-				"spec": {"claimRef": {"uid": "claim-data", "resourceVersion": "10"}}}`}},
-		},
-		"SelectedNode": {
-			reason: "the patch contains only selected-node",
-			plan:   plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim(gen.Annotation("keep", "me"))}},
-			want: []patched{{kind: "PersistentVolumeClaim", name: "data", body: `{
-				"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-a"}, "resourceVersion": "10"}}`}},
-		},
-		"AllRight": {
-			reason: "correct values are not written again",
-			plan: plan{
-				static:  []match{{claim: theClaim(), volume: volumeNamed("pv", gen.ClaimRef(theClaim()))}},
-				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("logs", gen.SelectedNode("node-a"))},
-			},
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			w := worldOfPlan(&tc.plan)
-			require.NoError(t, pluginIn(w).write(t.Context(), contextFor(thePod()), tc.plan), tc.reason)
-			require.Len(t, w.patches, len(tc.want), tc.reason)
-			for i, want := range tc.want {
-				assert.JSONEq(t, want.body, w.patches[i].body, tc.reason)
-				assert.Equal(t, want.kind+" "+want.name, w.patches[i].kind+" "+w.patches[i].name)
-			}
-		})
-	}
+// fourClaims returns a pass that binds the claims a and b to volumes, and provisions those of c and d.
+func fourClaims(t *testing.T) (*world, *Plugin, *framework.BindContext) {
+	t.Helper()
+	pod := gen.Pod("web", gen.UsesClaim("a"), gen.UsesClaim("b"), gen.UsesClaim("c"), gen.UsesClaim("d"))
+	ofStatic, inStatic := gen.OfClass("static"), gen.VolumeOfClass("static")
+	w := newWorld(local, static, claimNamed("a", ofStatic), claimNamed("b", ofStatic), claimNamed("c"), claimNamed("d"), volumeNamed("pv1", inStatic), volumeNamed("pv2", inStatic))
+	p, bc := pluginIn(w), contextFor(pod)
+	_, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	return w, p, bc
 }
 
 // Like kube-scheduler, write sets the claimRefs before selected-node.
 func TestWrite_Order(t *testing.T) {
-	inCache := []*corev1.PersistentVolume{volumeNamed("pv1"), volumeNamed("pv2")}
-	claims := []*corev1.PersistentVolumeClaim{claimNamed("c"), claimNamed("d")}
-	before := []any{inCache[0].DeepCopy(), inCache[1].DeepCopy(), claims[0].DeepCopy(), claims[1].DeepCopy()}
-	pl := plan{
-		static:  []match{{claim: claimNamed("a"), volume: inCache[0]}, {claim: claimNamed("b"), volume: inCache[1]}},
-		dynamic: claims,
-	}
-	w := worldOfPlan(&pl)
-	require.NoError(t, pluginIn(w).write(t.Context(), contextFor(thePod()), pl))
+	w, p, bc := fourClaims(t)
+	pl := planned(t, bc)
+	before := []any{pl.static[0].volume.DeepCopy(), pl.static[0].claim.DeepCopy(), pl.dynamic[0].DeepCopy()}
+	require.NoError(t, p.PreBind(t.Context(), bc))
 	var order []string
 	for _, p := range w.patches {
 		order = append(order, p.name)
 	}
 	assert.Equal(t, []string{"pv1", "pv2", "c", "d"}, order)
 	assert.Equal(t, []string{"a", "b"}, w.checks, "the claims are checked before the volumes are written")
-	after := []any{inCache[0], inCache[1], claims[0], claims[1]}
-	assert.Equal(t, before, after, "the objects in the cache do not change")
+	assert.Equal(t, before, []any{pl.static[0].volume, pl.static[0].claim, pl.dynamic[0]}, "the objects in the cache do not change")
 }
 
 func TestWrite_Fails(t *testing.T) {
@@ -115,18 +58,14 @@ func TestWrite_Fails(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			pl := plan{
-				static:  []match{{claim: claimNamed("a"), volume: volumeNamed("pv1")}, {claim: claimNamed("b"), volume: volumeNamed("pv2")}},
-				dynamic: []*corev1.PersistentVolumeClaim{claimNamed("c")},
-			}
-			w := worldOfPlan(&pl)
+			w, p, bc := fourClaims(t)
 			w.fail = func(name string) error {
 				if name == "pv2" {
 					return tc.err
 				}
 				return nil
 			}
-			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
+			err := p.PreBind(t.Context(), bc)
 			require.ErrorIs(t, err, tc.err)
 			assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
 			assert.Equal(t, "PersistentVolume pv2", framework.AsError(Name, err).Object.String())
@@ -135,51 +74,45 @@ func TestWrite_Fails(t *testing.T) {
 	}
 }
 
-// The cache can hold a deleted claim. A volume that is bound to a deleted claim cannot be used
-// again.
-func TestWrite_ChecksTheClaimBeforeItWritesTheVolume(t *testing.T) {
-	cases := map[string]*corev1.PersistentVolumeClaim{
-		"Gone":     nil,
-		"Replaced": theClaim(gen.UID("claim-2"), gen.Version("30")),
-	}
-	for name, live := range cases {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(volumeNamed("pv"))
-			if live != nil {
-				w.put(live)
-			}
-			pl := plan{static: []match{{claim: theClaim(), volume: volumeNamed("pv")}}}
-			err := pluginIn(w).write(t.Context(), contextFor(thePod()), pl)
-			assert.True(t, frameworktest.IsKind(err, framework.KindWait), "the bind decides again: %v", err)
-			assert.Empty(t, w.patches)
-		})
-	}
-}
-
-// TestWrite_MissingSelectedNode: after a write of the attempt, selected-node can be missing because the
-// cache is behind, or because the provisioner has removed it.
-func TestWrite_MissingSelectedNode(t *testing.T) {
+// TestWrite_CacheIsBehind: the cache can hold a deleted claim. A volume that is bound to a deleted claim cannot be used again.
+// After a write of the attempt, selected-node can be missing because the cache is behind, or because the provisioner has removed it.
+func TestWrite_CacheIsBehind(t *testing.T) {
+	replaced := theClaim(gen.UID("claim-2"), gen.Version("30"))
+	written := theClaim(gen.SelectedNode("node-a"), gen.Version("30"))
+	free := volumeNamed("pv")
 	cases := map[string]struct {
-		reason  string
+		reason string
+		volume *corev1.PersistentVolume
+		// live is the claim of the API server. Nil means that there is none.
 		live    *corev1.PersistentVolumeClaim
 		written bool
 		want    framework.Kind
 		applied int
 	}{
-		"First":   {reason: "the attempt has not written yet", live: theClaim(), applied: 1},
-		"Behind":  {reason: "the API server has a newer claim", live: theClaim(gen.SelectedNode("node-a"), gen.Version("30")), written: true, want: framework.KindWait},
-		"Deleted": {reason: "the API server has no claim", written: true, want: framework.KindWait},
-		"Removed": {reason: "the cache has the newest claim", live: theClaim(), written: true, want: refuse},
+		"StaticGone":     {reason: "the API server has no claim", volume: free, want: framework.KindWait},
+		"StaticReplaced": {reason: "the API server has another claim", volume: free, live: replaced, want: framework.KindWait},
+		"First":          {reason: "the attempt has not written yet", live: theClaim(), applied: 1},
+		"Behind":         {reason: "the API server has a newer claim", live: written, written: true, want: framework.KindWait},
+		"Deleted":        {reason: "the API server has no claim", written: true, want: framework.KindWait},
+		"Removed":        {reason: "the cache has the newest claim", live: theClaim(), written: true, want: refuse},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld()
-			if tc.live != nil {
+			w := newWorld(local, theClaim())
+			if tc.volume != nil {
+				w.put(tc.volume)
+			}
+			p, bc := pluginIn(w), contextFor(thePod())
+			_, err := p.pass(t.Context(), bc)
+			require.NoError(t, err)
+			w.lag()
+			if tc.live == nil {
+				w.server.Remove(theClaim())
+			} else {
 				w.put(tc.live)
 			}
-			bc := contextFor(thePod())
 			bc.Written = tc.written
-			err := pluginIn(w).write(t.Context(), bc, plan{dynamic: []*corev1.PersistentVolumeClaim{theClaim()}})
+			err = p.PreBind(t.Context(), bc)
 			assert.Equal(t, tc.applied, w.applied, tc.reason)
 			if tc.want == "" {
 				require.NoError(t, err)
