@@ -4,10 +4,8 @@
 package announce
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
-	goruntime "runtime"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -19,86 +17,38 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
 const moment = 2 * time.Second
 
-// fixture is the plugin with an API server that applies on behalf of field managers, like the real one.
+// fixture is the plugin with an API server, which has the pod web.
 type fixture struct {
 	t      *testing.T
-	server client.WithWatch
-	client client.WithWatch
+	server *fakeapi.Server
 	plugin *Plugin
 	// applies is the number of writes of the plugin. before is called before each of them.
 	applies int
 	before  func() error
 }
 
-func newFixture(t *testing.T) *fixture {
-	t.Helper()
-	s := &fixture{t: t, before: func() error { return nil }}
-	s.server = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.Pod{}).WithReturnManagedFields().
-		WithObjects(gen.Pod("web", gen.UID("pod-1"))).Build()
-	s.client = interceptor.NewClient(s.server, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
-			err := c.Get(ctx, key, o, options...)
-			if pod, ok := o.(*corev1.Pod); ok {
-				served(t, pod)
-			}
-			return err
-		},
-		SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
-			s.applies++
-			if err := s.before(); err != nil {
-				return err
-			}
-			return c.SubResource(sub).Apply(ctx, o, options...)
-		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, patch client.Patch, options ...client.SubResourcePatchOption) error {
-			s.applies++
-			if err := s.before(); err != nil {
-				return err
-			}
-			return c.SubResource(sub).Patch(ctx, o, patch, options...)
-		},
-	})
-	s.restart()
-	return s
-}
-
 // restart replaces the plugin with that of another process.
 func (s *fixture) restart() {
-	s.plugin = newPlugin(framework.Handle{Cached: s.client, Live: s.client, Status: s.client, Clock: clock.RealClock{}}, &Arguments{After: metav1.Duration{Duration: moment}})
-}
-
-// served makes the entries of the plugin those of the API server: the fake one does not record the
-// subresource, and adds the spec to each apply.
-func served(t *testing.T, pod *corev1.Pod) *corev1.Pod {
-	t.Helper()
-	for i := range pod.ManagedFields {
-		entry, set := &pod.ManagedFields[i], map[string]any{}
-		if !strings.HasPrefix(entry.Manager, managerPrefix) {
-			continue
+	api := s.server.Connect()
+	api.Before = func(c fakeapi.Call) error {
+		if !strings.HasSuffix(c.Verb, " status") {
+			return nil
 		}
-		require.NoError(t, json.Unmarshal(entry.FieldsV1.GetRawBytes(), &set))
-		delete(set, "f:spec")
-		raw, err := json.Marshal(set)
-		require.NoError(t, err)
-		entry.Subresource, entry.FieldsV1 = "status", metav1.NewFieldsV1(string(raw))
+		s.applies++
+		return s.before()
 	}
-	return pod
+	s.plugin = newPlugin(framework.Handle{Cached: s.server.Cache(), Live: api, Status: api, Clock: clock.RealClock{}}, &Arguments{After: metav1.Duration{Duration: moment}})
 }
 
 // bind returns the context of an attempt to bind the pod.
@@ -126,8 +76,8 @@ func (s *fixture) pass(d time.Duration) {
 
 func (s *fixture) pod() *corev1.Pod {
 	s.t.Helper()
-	pod := &corev1.Pod{}
-	require.NoError(s.t, s.server.Get(s.t.Context(), types.NamespacedName{Namespace: "default", Name: "web"}, pod))
+	pod, ok := fakeapi.Get(s.server, gen.Pod("web"))
+	require.True(s.t, ok)
 	return pod
 }
 
@@ -141,7 +91,7 @@ func (s *fixture) nominate(node string) {
 	s.t.Helper()
 	pod := s.pod()
 	pod.Status.NominatedNodeName = node
-	require.NoError(s.t, s.server.Status().Update(s.t.Context(), pod, client.FieldOwner("kube-scheduler")))
+	require.NoError(s.t, s.server.Connect().Status().Update(s.t.Context(), pod, client.FieldOwner("kube-scheduler")))
 }
 
 // end reports the end of a bind, and waits until the plugin is done.
@@ -161,7 +111,8 @@ func (s *fixture) rollBack(m framework.Mark) {
 func in(t *testing.T, f func(t *testing.T, s *fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
+		s := &fixture{t: t, server: fakeapi.New(gen.Pod("web", gen.UID("pod-1"))), before: func() error { return nil }}
+		s.restart()
 		f(t, s)
 		s.pass(forget)
 		assert.Empty(t, s.plugin.running, "the plugin must forget the binds that have ended")
@@ -202,7 +153,7 @@ func TestBindWaits_ReleasesThePod(t *testing.T) {
 			s.plugin.BindWaits(t.Context(), bc, nil)
 			return weak.Make(bc.Pod)
 		}()
-		goruntime.GC()
+		runtime.GC()
 		assert.Nil(t, pod.Value(), "the bind is not announced yet")
 		s.pass(moment)
 		s.assertNominated("node-a", "the bind waits")
@@ -260,7 +211,7 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 		s.restart() // Another process.
 		second := bind("r2-b", "node-a")
 		s.wait(second)
-		attempts, foreign := ownersOf(served(t, s.pod()))
+		attempts, foreign := ownersOf(s.pod())
 		assert.Equal(t, []string{"r1-a", "r2-b"}, attempts)
 		assert.False(t, foreign)
 
@@ -282,23 +233,23 @@ func TestPlugin_ContinuesAfterACrash(t *testing.T) {
 	})
 }
 
-// A user forges an entry of the attempt's manager. No write removes the other fields of the entry, and
-// no event reports a change. The fake API server does not let a user write managedFields, so the user
-// writes as the manager.
+// A user forges an entry of the attempt's manager. A write would remove the other fields of the entry.
 func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
-	as := client.FieldOwner(managerOf("r1-a"))
-	apply := func(s *fixture, status *corev1ac.PodStatusApplyConfiguration) {
-		pod := corev1ac.Pod("web", "default").WithStatus(status.WithPhase(corev1.PodPending))
-		require.NoError(s.t, s.server.Status().Apply(s.t.Context(), pod, as, client.ForceOwnership))
+	forge := func(s *fixture, fields string) {
+		fakeapi.Change(s.server, gen.Pod("web"), "", func(pod *corev1.Pod) {
+			pod.ManagedFields = nominatedPod("", managerOf("r1-a")).ManagedFields
+			pod.ManagedFields[1].FieldsV1 = metav1.NewFieldsV1(fields)
+		})
 	}
-	more := func(s *fixture) { apply(s, corev1ac.PodStatus().WithNominatedNodeName("node-a")) }
+	more := func(s *fixture) { forge(s, `{"f:status":{"f:nominatedNodeName":{},"f:phase":{}}}`) }
 	for name, tc := range map[string]struct {
 		reason                string
 		before, after, racing func(s *fixture)
+		writes                int
 	}{
-		"Before": {reason: "the announcement would remove the phase", before: func(s *fixture) { apply(s, corev1ac.PodStatus()) }},
-		"After":  {reason: "the rollback would remove the phase", after: more},
-		"Racing": {reason: "the entry changes between the read and the write of the rollback", racing: more},
+		"Before": {reason: "the announcement would remove the phase", before: func(s *fixture) { forge(s, `{"f:status":{"f:phase":{}}}`) }},
+		"After":  {reason: "the rollback would remove the phase", after: more, writes: 1},
+		"Racing": {reason: "the entry changes between the read and the write of the rollback", racing: more, writes: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, s *fixture) {
@@ -315,7 +266,7 @@ func TestPlugin_KeepsFieldsOfForgedEntries(t *testing.T) {
 				}
 				s.end(bc)
 				_ = s.plugin.PreBindRollBack(t.Context(), bc.Mark()) // It may give up after some conflicts.
-				assert.Equal(t, corev1.PodPending, s.pod().Status.Phase, tc.reason)
+				assert.Len(t, s.server.Writes(), tc.writes, tc.reason)
 			})
 		})
 	}
@@ -351,30 +302,12 @@ func TestPlugin_ErrorsDoNotAffectTheBind(t *testing.T) {
 func TestMarks(t *testing.T) {
 	in(t, func(t *testing.T, s *fixture) {
 		s.wait(bind("r1-a", "node-a"))
-		s.plugin.h.Cached = everything{t: t, Reader: s.client}
 		marks, err := s.plugin.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Empty(t, marks)
 		s.restart()
-		s.plugin.h.Cached = everything{t: t, Reader: s.client}
 		marks, err = s.plugin.Marks(t.Context())
 		require.NoError(t, err)
 		assert.Len(t, marks, 1)
 	})
-}
-
-// everything ignores selectors, which the fake client does not support.
-type everything struct {
-	client.Reader
-	t *testing.T
-}
-
-func (e everything) List(ctx context.Context, into client.ObjectList, _ ...client.ListOption) error {
-	err := e.Reader.List(ctx, into)
-	if pods, ok := into.(*corev1.PodList); ok {
-		for i := range pods.Items {
-			served(e.t, &pods.Items[i])
-		}
-	}
-	return err
 }
