@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -135,14 +134,6 @@ func (s *server) count() int {
 	return s.writes
 }
 
-// line is the connection of a replica to the server, and its hub.
-type line struct {
-	*fakeapi.Connection
-	hub *notify.Hub
-}
-
-func newLine(s *server) *line { return &line{Connection: s.api.Connect()} }
-
 // lagging is a cache of the records as of its last sync.
 type lagging struct {
 	client.Reader
@@ -180,29 +171,20 @@ func (l *lagging) follow(delay time.Duration, objects ...client.Object) {
 // timeout is the lock timeout in tests.
 const timeout = 2 * time.Minute
 
-type option func(*framework.Handle, *Arguments)
-
-func withLocks(_ *framework.Handle, a *Arguments) { a.NodeLocks = true }
-
 // replicaOf returns a plugin whose cache is the server.
-func replicaOf(s *server, options ...option) *Plugin {
+func replicaOf(s *server) *Plugin {
 	s.t.Helper()
 	hub := notify.NewHub()
 	s.mu.Lock()
 	s.hubs = append(s.hubs, hub)
 	s.mu.Unlock()
-	return pluginOn(s, s.api.Cache(), newLine(s), hub, options...)
+	return pluginOn(s, s.api.Cache(), s.api.Connect(), hub)
 }
 
-func pluginOn(s *server, cached client.Reader, l *line, hub *notify.Hub, options ...option) *Plugin {
+func pluginOn(s *server, cached client.Reader, conn *fakeapi.Connection, hub *notify.Hub) *Plugin {
 	s.t.Helper()
-	l.hub = hub
-	h := framework.Handle{Cached: cached, Live: l, Writer: l, Wake: hub.Wake, Clock: clock.RealClock{}, Namespace: namespace}
-	args := &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}}
-	for _, set := range options {
-		set(&h, args)
-	}
-	return New(h, args)
+	h := framework.Handle{Cached: cached, Live: conn, Writer: conn, Wake: hub.Wake, Clock: clock.RealClock{}, Namespace: namespace}
+	return New(h, &Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}})
 }
 
 // podNamed returns a pod. Its UID is equal to its name.
@@ -236,13 +218,10 @@ func preFlight(ctx context.Context, p *Plugin, bc *framework.BindContext) (frame
 	return p.PreFlight(bc)
 }
 
-// isReady returns whether the bind may proceed.
-func isReady(v framework.Verdict) bool { return len(v.Writes) == 0 && v.Wait.For == "" }
-
 // confirm returns an error unless the bind may proceed.
 func confirm(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 	v, err := preFlight(ctx, p, bc)
-	if err == nil && !isReady(v) {
+	if err == nil && (len(v.Writes) > 0 || v.Wait.For != "") {
 		err = framework.NotYet(framework.ObjectOf(bc.Node), "not prepared")
 	}
 	return err
@@ -260,39 +239,6 @@ func prepare(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
 		return p.PreBind(ctx, bc)
 	default:
 		return nil
-	}
-}
-
-// await prepares the bind as the engine does, and waits while PreFlight does.
-func await(ctx context.Context, p *Plugin, bc *framework.BindContext) error {
-	l, ok := p.h.Live.(*line)
-	if !ok {
-		return fmt.Errorf("the plugin reads through a %T", p.h.Live)
-	}
-	changes := l.hub.Subscribe(notify.RefTo(&corev1.ConfigMap{}, namespace, recordName(bc.Node.Name)))
-	defer changes.Close()
-	for {
-		v, err := preFlight(ctx, p, bc)
-		if err == nil && isReady(v) {
-			return nil
-		}
-		until := time.Hour
-		if err == nil && len(v.Writes) > 0 {
-			if err = p.PreBind(ctx, bc); err == nil {
-				continue
-			}
-		} else if err == nil && !v.Wait.Until.IsZero() {
-			until = v.Wait.Until.Sub(bc.Now)
-		}
-		if err != nil && !frameworktest.IsKind(err, framework.KindWait) {
-			return err
-		}
-		select {
-		case <-changes.C():
-		case <-time.After(until):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
 	}
 }
 

@@ -57,10 +57,10 @@ func TestUnconfirmed_FindsEveryRecordWithMarks(t *testing.T) {
 }
 
 // tidying returns a plugin with this many records, each of a pod that was deleted, and the nodes whose pods it lists.
-func tidying(t *testing.T, nodes int) (s *server, l *line, p *Plugin, listed *[]string) {
+func tidying(t *testing.T, nodes int) (s *server, l *fakeapi.Connection, p *Plugin, listed *[]string) {
 	t.Helper()
 	s, listed = newServer(t), new([]string)
-	l = newLine(s)
+	l = s.api.Connect()
 	for n := range nodes {
 		rec := &record{Node: fmt.Sprintf("node-%d", n), Entries: map[types.UID]*entry{}}
 		rec.grant(podNamed("gone"), "a", one)

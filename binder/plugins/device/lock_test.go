@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/test/gen"
@@ -26,8 +27,8 @@ type lockCase struct {
 	s        *server
 	one, two *Plugin
 	a, b     *framework.BindContext
-	// result receives the result of PreBind for pod two.
-	result chan error
+	// result receives the decision for pod two.
+	result chan binder.Decision
 }
 
 // lockTest runs f in a bubble while pod two waits for the lock.
@@ -41,9 +42,9 @@ func lockTestAhead(t *testing.T, by time.Duration, f func(c *lockCase)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		first, second := podNamed("one"), podNamed("two")
-		s := newServer(t, first, second)
+		s := newServer(t, first, second, gen.Node("node-a"))
 		c := &lockCase{
-			T: t, s: s, one: replicaOf(s), two: replicaOf(s), result: make(chan error, 1),
+			T: t, s: s, one: replicaOf(s), two: replicaOf(s), result: make(chan binder.Decision, 1),
 			a: bindOf(first, "a", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-1")),
 			b: bindOf(second, "b", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2")),
 		}
@@ -54,7 +55,10 @@ func lockTestAhead(t *testing.T, by time.Duration, f func(c *lockCase)) {
 		assert.Equal(t, framework.Wait{
 			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node", Until: time.Now().Add(timeout),
 		}, verdict.Wait, "the wait ends when the lock expires")
-		go func() { c.result <- await(t.Context(), c.two, c.b) }()
+		two := frameworktest.Around(t, s.api, s.hubs[1], c.two.h, c.two)
+		go func() {
+			c.result <- two.Post(t.Context(), second, "node-a", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2"))
+		}()
 		c.waits()
 		f(c)
 	})
@@ -68,13 +72,13 @@ func (c *lockCase) waits() {
 	assert.NotContains(c, held(c.s), "two", "a waiting pod holds no devices")
 }
 
-// goesOn checks that pod two gets the lock without a delay.
+// goesOn checks that pod two gets the lock with the next pass of its call.
 func (c *lockCase) goesOn() {
 	c.Helper()
+	pass(50 * time.Millisecond)
 	synctest.Wait()
 	require.Len(c, c.result, 1, "pod two must get the lock")
-	require.NoError(c, <-c.result)
-	require.NoError(c, confirm(c.Context(), c.two, c.b))
+	require.Nil(c, (<-c.result).Err)
 	assert.Equal(c, "two", string(c.s.record().Lock.UID))
 }
 
@@ -105,7 +109,7 @@ func TestLock_IsReleasedByTheLastAttempt(t *testing.T) {
 func TestLock_Expires(t *testing.T) {
 	lockTest(t, func(c *lockCase) {
 		began := time.Now()
-		require.NoError(c, <-c.result)
+		require.Nil(c, (<-c.result).Err)
 		assert.InDelta(c, timeout, time.Since(began), float64(time.Second))
 		assert.Equal(c, "two", string(c.s.record().Lock.UID))
 		assert.Contains(c, held(c.s), "one", "the devices do not expire")
@@ -187,7 +191,8 @@ func TestLock_ConflictComesFirst(t *testing.T) {
 
 func TestLock_ByArgument(t *testing.T) {
 	s := newServer(t, podNamed("one"), podNamed("two"))
-	p := replicaOf(s, withLocks)
+	p := replicaOf(s)
+	p.args.NodeLocks = true
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("one"), "a", gen.Annotation(gpu, "GPU-1"))))
 	assert.Equal(t, "one", string(s.record().Lock.UID))
 	require.NoError(t, confirm(t.Context(), p, bindOf(podNamed("two"), "b")), "the pod requests no devices")

@@ -137,7 +137,7 @@ func TestConflict_EndsWithTheHolder(t *testing.T) {
 				if behind != "" {
 					// The cache of the other replica is always empty.
 					cached := newLagging(s)
-					two = pluginOn(s, cached, newLine(s), cached.hub)
+					two = pluginOn(s, cached, s.api.Connect(), cached.hub)
 				}
 				theirs := bindOf(holder, "a", gen.Annotation(gpu, "GPU-1"))
 				require.NoError(t, prepare(t.Context(), one, theirs))
@@ -166,7 +166,7 @@ func TestLateAttempt_AddsNothingToABoundPod(t *testing.T) {
 	s, p, bc := granted(t)
 	s.bindAndConfirm(p, bc)
 	cached := newLagging(s)
-	late := pluginOn(s, cached, newLine(s), cached.hub)
+	late := pluginOn(s, cached, s.api.Connect(), cached.hub)
 	err := prepare(t.Context(), late, bindOf(bc.Pod, "b", gen.Annotation(gpu, "GPU-2")))
 	assert.True(t, frameworktest.IsKind(err, framework.KindStale), "%v", err)
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound"}, held(s))
@@ -193,7 +193,7 @@ func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
 	web := podNamed("web")
 	s := newServer(t, web)
 	cached := newLagging(s)
-	p := pluginOn(s, cached, newLine(s), cached.hub)
+	p := pluginOn(s, cached, s.api.Connect(), cached.hub)
 	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
 	require.NoError(t, prepare(t.Context(), p, bc))
 	require.NoError(t, p.PreBindRollBack(t.Context(), bc.Mark()))

@@ -56,7 +56,7 @@ func TestBurst_RarelyConflicts(t *testing.T) {
 				var asked atomic.Int32
 				var clusters []*frameworktest.Cluster
 				for range replicas {
-					l, cached := newLine(s), newLagging(s)
+					l, cached := s.api.Connect(), newLagging(s)
 					cached.follow(5*time.Millisecond, objects...)
 					l.Step = func(_ context.Context, call fakeapi.Call, do func() error) error {
 						pass(2 * time.Millisecond)
