@@ -4,6 +4,7 @@
 package volumebinding
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,5 +69,57 @@ func TestDecideOnClaims(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, tc.check)
+	}
+}
+
+// TestSmallest_FindsTheSameVolumeAsUpstream checks the affinity of free volumes.
+func TestCheckAffinity(t *testing.T) {
+	migrated := gen.CSINode("node-a", "kubernetes.io/aws-ebs", gcePlugin)
+	inZone := func(zone string) *corev1.Node { return theNode(gen.Label(gceZone, zone)) }
+	bound := func(zone string) []client.Object {
+		return []client.Object{theClaim(gen.BoundToVolume("disk")), volumeNamed("disk", append(onGCE(zone), gen.ClaimRef(theClaim()))...)}
+	}
+	cases := map[string]decideCase{
+		"MigratedSameZone": {reason: "the affinity comes from the translation", objects: append(bound("z1"), inZone("z1"), migrated)},
+		"MigratedOtherZone": {
+			reason: "the affinity comes from the translation", objects: append(bound("z1"), inZone("z2"), migrated), about: "PersistentVolume disk", says: "excludes",
+		},
+		"NotMigrated": {reason: "the node still runs the in-tree plugin", objects: append(bound("z1"), inZone("z2"), gen.CSINode("node-a", ""))},
+		"NoCSINode":   {reason: "without a CSINode, the plugin counts as not migrated", objects: append(bound("z1"), inZone("z2"))},
+		"Untranslatable": {
+			reason:  "the driver does not support zones of two regions",
+			objects: append(bound("us-east1-a__europe-west1-b"), inZone("z1"), migrated), about: "PersistentVolume disk", says: "cannot translate",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, tc.check)
+	}
+}
+
+// The PersistentVolume controller would never bind the claim to a volume with other access modes that names it.
+func TestPreBind_ReservedWithOtherModes(t *testing.T) {
+	other := volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))), gen.VolumeAccessModes(corev1.ReadOnlyMany))
+	objects := []client.Object{theClaim(gen.AccessModes(corev1.ReadWriteOnce)), local, other, volumeNamed("good")}
+	decideCase{objects: objects, static: []string{"data=good"}}.check(t)
+}
+
+// A claim that the pod names in two ways must be that of its ephemeral volume.
+func TestPreFlight_EphemeralByName(t *testing.T) {
+	foreign := claimNamed("web-tmp", gen.BoundToVolume("pv"))
+	pod := gen.Pod("web", gen.UID("pod-1"), gen.UsesClaim("web-tmp"), gen.EphemeralVolume("tmp"))
+	objects := []client.Object{pod, foreign, local, volumeNamed("pv", gen.ClaimRef(foreign))}
+	decideCase{objects: objects, about: "PersistentVolumeClaim default/web-tmp", says: "was not created for"}.check(t)
+	const wait = `PersistentVolumeClaim default/web-tmp: the ephemeral volume controller to create the claim of volume "tmp"`
+	decideCase{objects: []client.Object{pod, local}, wait: wait}.check(t)
+}
+
+// The message names the first cause that a person has to act on.
+func TestPreFlight_EphemeralMessages(t *testing.T) {
+	for says, claim := range map[string]*corev1.PersistentVolumeClaim{
+		"too large":     claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-1"), gen.Selects("a", strings.Repeat("x", 9000))),
+		"being deleted": claimNamed("web-tmp", gen.OwnedBy("Pod", "web", "pod-0"), gen.Terminating()),
+	} {
+		objects := []client.Object{gen.Pod("web", gen.UID("pod-1"), gen.EphemeralVolume("tmp")), claim, local}
+		decideCase{objects: objects, about: "PersistentVolumeClaim default/web-tmp", says: says}.check(t)
 	}
 }

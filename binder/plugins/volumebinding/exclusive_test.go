@@ -215,6 +215,17 @@ func TestExclusive_ReleaseConflict(t *testing.T) {
 	assert.Empty(t, w.records())
 }
 
+// A pod can use the claim as its ephemeral volume.
+func TestExclusive_Ephemeral(t *testing.T) {
+	claim := claimNamed("app-tmp", gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"), gen.OwnedBy("Pod", "app", "app"))
+	running := gen.Pod("app", gen.UID("app"), gen.EphemeralVolume("tmp"), gen.BoundTo("node-b"))
+	web := gen.Pod("web", gen.UID("pod-1"), gen.UsesClaim("app-tmp"))
+	p, bc := pluginIn(newWorld(running, web, theNode(), claim, volumeNamed("pv", gen.ClaimRef(claim)))), contextFor(web)
+	_, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	require.ErrorContains(t, p.PreBind(t.Context(), bc), "pod app on node node-b uses the ReadWriteOncePod claim")
+}
+
 func TestRecord_Unreadable(t *testing.T) {
 	cases := map[string]map[string]string{
 		"Empty":      {},

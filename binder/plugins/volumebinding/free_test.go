@@ -19,6 +19,17 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
+const (
+	gcePlugin = "kubernetes.io/gce-pd"
+	gceZone   = "topology.gke.io/zone"
+)
+
+// onGCE makes a volume one of an in-tree plugin. Its labels contain the zone, as in old clusters.
+func onGCE(zone string) []gen.VolumeOption {
+	source := corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}
+	return []gen.VolumeOption{gen.Label(corev1.LabelFailureDomainBetaZone, zone), gen.VolumeSource(source)}
+}
+
 // among returns the volume that FindMatchingVolume finds for the claim among all volumes. The
 // index must find the same volume.
 func (s snapshot) among(t *testing.T, all map[string]*corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, taken map[string]*corev1.PersistentVolume) string {

@@ -4,6 +4,7 @@
 package volumebinding
 
 import (
+	"context"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -12,21 +13,18 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
 // These tests run the plugin in the engine's loop.
-
-// provision makes the volume of a claim as a provisioner and the PersistentVolume controller do.
-func (w *world) provision(claim *corev1.PersistentVolumeClaim, name string) {
-	w.put(volumeNamed(name, gen.ClaimRef(claim), gen.VolumePhase(corev1.VolumeBound), gen.Version("")))
-	w.complete(claim, name)
-}
 
 // complete binds the claim as the PersistentVolume controller does.
 func (w *world) complete(claim *corev1.PersistentVolumeClaim, name string) {
@@ -49,7 +47,8 @@ func TestBind_Dynamic(t *testing.T) {
 		next := start(t, r, thePod())
 		synctest.Wait()
 		began := time.Now()
-		w.provision(theClaim(), "made")
+		w.put(volumeNamed("made", gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeBound), gen.Version("")))
+		w.complete(theClaim(), "made")
 		require.Nil(t, (<-next).Err)
 		assert.Less(t, time.Since(began), time.Second/10, "the change of the claim wakes the bind")
 		assert.Len(t, w.patches, 1)
@@ -120,5 +119,34 @@ func TestBind_VolumeBecomesAvailable(t *testing.T) {
 		require.Equal(t, 1, w.applied, "the change of the index wakes the bind")
 		w.complete(theClaim(), "pv")
 		require.Nil(t, (<-outcome).Err)
+	})
+}
+
+// atSecondPass calls the function when the second pass reads the CSINode, after it has read the index of free volumes.
+type atSecondPass struct {
+	framework.Reader
+	passes int
+	call   func()
+}
+
+func (r *atSecondPass) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	if _, ok := into.(*storagev1.CSINode); ok {
+		if r.passes++; r.passes == 2 {
+			r.call()
+		}
+	}
+	return r.Reader.Get(ctx, key, into, opts...)
+}
+
+// A volume that becomes available while the pass is made does not wake the bind.
+func TestBind_VolumeChangesDuringPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inStatic := gen.VolumeOfClass("static")
+		w := newWorld(thePod(), theNode(), theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending)))
+		w.cached = &atSecondPass{Reader: w.cached, call: func() { w.put(volumeNamed("pv", inStatic, gen.Version("30"))) }}
+		outcome := start(t, newReplica(t, w), thePod())
+		<-time.After(2 * again)
+		assert.Equal(t, 1, w.applied)
+		<-outcome
 	})
 }
