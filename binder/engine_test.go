@@ -70,7 +70,7 @@ func in(t *testing.T, change func(o *Options), test func(t *testing.T, s *fixtur
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &fixture{pod: gen.Pod("web", gen.UID("pod-1"))}
-		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")))
+		s.server = fakeapi.New(s.pod, gen.Node("node-a", gen.UID("node-1")), gen.Node("node-b"))
 		s.live = s.server.Connect()
 		hub := notify.NewHub()
 		s.server.OnChange(func(o client.Object, _ bool) { hub.Wake(o) })
@@ -136,7 +136,10 @@ func TestBind_NilError(t *testing.T) {
 	in(t, nil, func(t *testing.T, s *fixture) {
 		d := s.post(t.Context())
 		require.Nil(t, d.Err)
-		assert.Equal(t, "b", d.Annotations["p.prebind.dev/a"])
+		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "0", "p.prebind.dev/a": "b"}, d.Annotations)
+		assert.Equal(t, types.UID("pod-1"), d.UID, "the Binding is pinned")
+		assert.Equal(t, 1, s.runs)
+		assert.Empty(t, s.said())
 	}, plugin)
 }
 
@@ -151,17 +154,6 @@ func (s *fixture) label() {
 	s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label("a", "yes")))
 }
 
-func TestBind_NothingToDo(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *fixture) {
-		d := s.post(t.Context())
-		require.Nil(t, d.Err)
-		assert.Equal(t, map[string]string{"count.prebind.dev/devices": "0"}, d.Annotations)
-		assert.Equal(t, types.UID("pod-1"), d.UID, "the Binding is pinned")
-		assert.Equal(t, 1, s.runs)
-		assert.Empty(t, s.said())
-	})
-}
-
 func TestBind_Waits(t *testing.T) {
 	in(t, nil, func(t *testing.T, s *fixture) {
 		began := time.Now()
@@ -174,24 +166,6 @@ func TestBind_Waits(t *testing.T) {
 		assert.Equal(t, 1, s.runs, "the mutators run once, for the answer")
 		assert.Equal(t, []string{"WaitingForPreBind: wait-a: Node node-a: waiting for the label a (5s); retry the Binding"}, s.said())
 		assert.Zero(t, s.Stats().Holds)
-	}, labelled())
-}
-
-func TestBind_HoldEnds(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *fixture) {
-		began := time.Now()
-		d := s.post(t.Context())
-		require.Equal(t, framework.KindWait, d.Err.Kind)
-		assert.Equal(t, 25*time.Second, time.Since(began))
-		assert.Equal(t, types.UID("pod-1"), s.InFlight()[0].UID)
-		assert.Equal(t, time.Second, d.RetryAfter, "the next call is probably held again")
-		pass(d.RetryAfter)
-		s.label()
-		d = s.post(t.Context())
-		require.Nil(t, d.Err)
-		assert.Equal(t, 2, d.Calls)
-		assert.Equal(t, 26*time.Second, d.Waited)
-		assert.Len(t, s.said(), 1, "the same wait is reported once")
 	}, labelled())
 }
 
@@ -227,26 +201,35 @@ func TestBind_NoSeat(t *testing.T) {
 	}, labelled())
 }
 
-// panicking is a plugin that waits for the label, and whose methods of an Observer panic.
-type panicking struct{ *framework.Decider }
+// observer is a plugin that waits for the label, and calls the functions as an Observer.
+type observer struct {
+	*framework.Decider
+	waits, decided func()
+}
 
 // BindWaits implements framework.Observer.
-func (panicking) BindWaits(context.Context, *framework.BindContext, []framework.Wait) { panic("a bug") }
+func (o observer) BindWaits(context.Context, *framework.BindContext, []framework.Wait) { o.waits() }
 
 // BindDecided implements framework.Observer.
-func (panicking) BindDecided(context.Context, *framework.BindContext) { panic("a bug") }
+func (o observer) BindDecided(context.Context, *framework.BindContext) { o.decided() }
+
+func observing(t *testing.T, waits, decided func()) observer {
+	t.Helper()
+	decider, ok := labelled().(*framework.Decider)
+	require.True(t, ok)
+	return observer{decider, waits, decided}
+}
 
 // TestObserver_Panics: an Observer changes no decision, and a call gives its seat back.
 func TestObserver_Panics(t *testing.T) {
-	plugin, ok := labelled().(*framework.Decider)
-	require.True(t, ok)
+	panics := func() { panic("a bug") }
 	in(t, nil, func(t *testing.T, s *fixture) {
 		time.AfterFunc(5*time.Second, s.label)
 		d := s.post(t.Context())
 		require.Nil(t, d.Err)
 		assert.Equal(t, 5*time.Second, d.Waited.Truncate(time.Second), "the call was held until the label was set")
 		assert.Zero(t, s.Stats().Holds)
-	}, panicking{plugin})
+	}, observing(t, panics, panics))
 }
 
 func TestBind_Rejects(t *testing.T) {
@@ -389,15 +372,6 @@ func TestBind_NotInTheCache(t *testing.T) {
 	}, labelled())
 }
 
-func TestBind_NodeIsRecreated(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *fixture) {
-		time.AfterFunc(5*time.Second, func() { s.server.Put(gen.Node("node-a", gen.UID("node-2"), gen.Label("a", "yes"))) })
-		d := s.post(t.Context())
-		require.Equal(t, framework.KindRefuse, d.Err.Kind)
-		assert.Contains(t, d.Err.Error(), "deleted and recreated")
-	}, labelled())
-}
-
 func TestBind_DryRun(t *testing.T) {
 	writer := framework.NewPlugin("write", func(context.Context, framework.Reader, *framework.BindContext) (framework.Verdict, error) {
 		return framework.Verdict{Writes: []string{"grant a device"}}, nil
@@ -448,24 +422,15 @@ func TestBind_Drain(t *testing.T) {
 	}, labelled())
 }
 
-// counting counts the calls of an observer.
-type counting struct {
-	*framework.Decider
-	waits, decided *int
-}
-
-func (o counting) BindWaits(context.Context, *framework.BindContext, []framework.Wait) { *o.waits++ }
-func (o counting) BindDecided(context.Context, *framework.BindContext)                 { *o.decided++ }
-
 // Observers also learn that the engine itself rejects a bind that has waited.
 func TestObserver_EngineRejects(t *testing.T) {
 	var waits, decided int
-	decider, ok := labelled().(*framework.Decider)
-	require.True(t, ok)
 	in(t, nil, func(t *testing.T, s *fixture) {
 		time.AfterFunc(5*time.Second, func() { s.server.Put(gen.Node("node-a", gen.UID("another"))) })
-		require.Equal(t, framework.KindRefuse, s.post(t.Context()).Err.Kind)
+		d := s.post(t.Context())
+		require.Equal(t, framework.KindRefuse, d.Err.Kind)
+		assert.Contains(t, d.Err.Error(), "deleted and recreated")
 		assert.Equal(t, 1, waits)
 		assert.Equal(t, 1, decided)
-	}, counting{decider, &waits, &decided})
+	}, observing(t, func() { waits++ }, func() { decided++ }))
 }

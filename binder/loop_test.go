@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/work"
@@ -136,10 +135,12 @@ func TestRun_LateReservesLast(t *testing.T) {
 func TestRun_NextCallContinues(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"), w.waiter("b"))
+		began := time.Now()
 		first := w.run(t.Context(), b)
 		require.NotNil(t, first.Err)
 		assert.Equal(t, "wait-a: waiting for a (8s), and 1 more; retry the Binding", first.Err.Error())
-		assert.Equal(t, types.UID("u1"), w.InFlight()[0].UID)
+		assert.Equal(t, 8*time.Second, time.Since(began))
+		assert.Equal(t, w.pod.UID, w.InFlight()[0].UID)
 		assert.Equal(t, time.Second, first.RetryAfter, "the next call is probably held again")
 		pass(first.RetryAfter)
 		w.set("a")
@@ -148,6 +149,9 @@ func TestRun_NextCallContinues(t *testing.T) {
 		require.Nil(t, second.Err)
 		assert.Equal(t, first.Attempt, second.Attempt)
 		assert.NotEmpty(t, second.Attempt)
+		assert.Equal(t, 2, second.Calls)
+		assert.Equal(t, 9*time.Second, second.Waited)
+		assert.Len(t, w.fixture.said(), 1, "the same wait is reported once")
 		w.bound(nodeName)
 		synctest.Wait()
 		assert.Equal(t, []string{"write-w PreBind", "answer with attempt", "ended bound", "write-w PostBind"}, w.said())
@@ -245,13 +249,7 @@ func TestRun_RollsBack(t *testing.T) {
 		},
 		"PodGone": {
 			reason: "the pod is deleted",
-			after: func(_ *testing.T, w *world, _ posted) {
-				w.mu.Lock()
-				w.pod = gen.Pod("web")
-				w.pod.UID = "u2"
-				w.mu.Unlock()
-				w.changed()
-			},
+			after:  func(_ *testing.T, w *world, _ posted) { w.server.Put(gen.Pod("web", gen.UID("pod-2"))) },
 			within: time.Second,
 		},
 		"AllowedNotBound": {

@@ -9,58 +9,31 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/mutation"
-	"github.com/prebind/prebind/internal/notify"
-	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/mutators"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/unrecorded"
 )
 
-// world is a replica, a pod and its nodes. Its state is guarded by mu.
+// world is a fixture whose plugins decide by facts, and that keeps a log of the calls.
 type world struct {
-	*Engine
+	*fixture
 	unrecorded.Recorder
 	mu    sync.Mutex
-	pod   *corev1.Pod
 	facts map[string]bool
 	log   []string
 	term  int64
 }
 
 const nodeName = "node-a"
-
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	w := &world{pod: gen.Pod("web", gen.UID("u1")), facts: map[string]bool{}}
-	chain := mutation.NewChain([]mutators.Mutator{w}, nil)
-	w.Engine = New(Options{
-		Options: work.Options{
-			Cached: w, Live: w, Replica: "r", Changes: notify.NewHub(), Events: w, Recorder: w, Clock: clock.RealClock{},
-			Term: func() (int64, bool) {
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				return w.term, true
-			},
-		},
-		Settings: Settings{
-			Mode: ModeEnforce, Mutators: chain, Hold: 8 * time.Second, MaxHolds: 100, PreBindTimeout: 10 * time.Minute, MaxPreBindTimeout: time.Hour,
-		},
-	})
-	return w
-}
 
 func (w *world) record(words ...string) {
 	w.mu.Lock()
@@ -88,39 +61,12 @@ func (w *world) set(fact string) {
 	w.changed()
 }
 
-func (w *world) changed() { w.o.Changes.Wake(w.live()) }
+func (w *world) changed() { w.o.Changes.Wake(w.pod) }
 
 // bound makes the pod bound to the node.
 func (w *world) bound(node string) {
-	w.mu.Lock()
-	w.pod = w.pod.DeepCopy()
-	w.pod.Spec.NodeName = node
-	w.mu.Unlock()
-	w.changed()
+	fakeapi.Change(w.server, w.pod, "", func(pod *corev1.Pod) { pod.Spec.NodeName = node })
 }
-
-func (w *world) live() *corev1.Pod {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.pod
-}
-
-// Get implements client.Reader for the cache and the API server.
-func (w *world) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
-	switch into := into.(type) {
-	case *corev1.Pod:
-		w.live().DeepCopyInto(into)
-	case *corev1.Node:
-		gen.Node(key.Name).DeepCopyInto(into)
-	}
-	return nil
-}
-
-// List implements client.Reader.
-func (*world) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
-
-// Eventf implements events.EventRecorder.
-func (*world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
 
 // AttemptEnded implements Recorder.
 func (w *world) AttemptEnded(outcome string) { w.record("ended", outcome) }
@@ -148,12 +94,12 @@ func (w *world) bind(node string, plugins ...framework.Plugin) posted {
 
 // run posts the Binding.
 func (w *world) run(ctx context.Context, p posted) Decision {
-	pod, settings := w.live(), w.o.Settings
+	settings := w.o.Settings
 	settings.PreBindTimeout = p.budget
 	c := &call{
 		Engine: w.Engine, settings: settings, plugins: participants(p.plugins), began: time.Now(),
 		Request: Request{
-			Pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Binding: gen.Binding(pod, p.node),
+			Pod: types.NamespacedName{Namespace: w.pod.Namespace, Name: w.pod.Name}, Binding: gen.Binding(w.pod, p.node),
 			User: authenticationv1.UserInfo{Username: p.user},
 		},
 	}
@@ -234,10 +180,18 @@ func (w *world) rejecter(fact string) plugin {
 // inWorld runs the test in a bubble, and stops the replica at its end.
 func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	w := &world{facts: map[string]bool{}}
+	in(t, func(o *Options) {
+		o.Recorder, o.Settings.Mutators = w, mutation.NewChain([]mutators.Mutator{w}, nil)
+		o.Settings.Hold, o.Settings.MaxHolds = 8*time.Second, 100
+		o.Term = func() (int64, bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.term, true
+		}
+	}, func(t *testing.T, s *fixture) {
+		w.fixture = s
 		test(t, w)
-		require.NoError(t, w.Stop(t.Context()))
 	})
 }
 
