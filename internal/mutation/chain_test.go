@@ -5,10 +5,12 @@ package mutation
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/mutators"
@@ -81,10 +83,8 @@ func input(pod *corev1.Pod, binding ...gen.BindingOption) mutators.Input {
 	return mutators.Input{Pod: pod, Node: gen.Node("node-a"), Binding: gen.Binding(pod, "node-a", binding...)}
 }
 
-func newChain(list ...mutators.Mutator) *Chain { return NewChain(list, nil) }
-
 func TestChain_Mutate(t *testing.T) {
-	long := strings.Repeat("k", 63)
+	long, both := strings.Repeat("k", 63), []string{"a", "b"}
 	for name, tc := range map[string]struct {
 		reason           string
 		pod              *corev1.Pod
@@ -93,6 +93,9 @@ func TestChain_Mutate(t *testing.T) {
 		want, wantLabels map[string]string
 		conflicts        []Conflict
 		failed           []string
+		required         []string
+		// refusing is the required mutator that rejects the bind, and says is part of its error.
+		refusing, says string
 	}{
 		"OwnLabels": {
 			reason:     "the name of the mutator is the prefix of its keys, and labels are not annotations",
@@ -200,25 +203,43 @@ func TestChain_Mutate(t *testing.T) {
 				{Mutator: "a", Field: "annotation", Key: "a.prebind.dev/k", Source: "Binding"},
 			},
 		},
+
+		"RequiredMisses": {reason: "missing values of a required mutator reject the bind", required: both, chain: []mutators.Mutator{misses("a", "the node has no label x", "the node has no label y")}, refusing: "a", says: "but the node has no label x, the node has no label y", want: pairs("a.prebind.dev/half", "done")},
+		"OtherFails":     {reason: "other mutators that fail are skipped and reported", required: both, chain: []mutators.Mutator{fails("x"), writes("a", "k", "1"), panics("y")}, failed: []string{"x", "y"}, want: pairs("a.prebind.dev/k", "1")},
+		"OtherMisses":    {reason: "missing values of other mutators are ignored", required: both, chain: []mutators.Mutator{misses("x", "all"), writes("a", "k", "1")}, want: pairs("x.prebind.dev/half", "done", "a.prebind.dev/k", "1")},
+		"FirstCounts":    {reason: "the first failure in the order of the chain is reported", required: both, chain: []mutators.Mutator{misses("b", "one"), fails("a")}, refusing: "b", says: "one", failed: []string{"a"}, want: pairs("b.prebind.dev/half", "done")},
+		"OthersGoOn": {
+			reason: "the other mutators run, because a dry run shows their output", required: both, chain: []mutators.Mutator{fails("a"), writes("b", "k", "1")},
+			refusing: "a", says: "failed: no", failed: []string{"a"}, want: pairs("b.prebind.dev/k", "1"),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in, before := input(tc.pod, tc.binding...), input(tc.pod, tc.binding...)
 			before.Pod = before.Pod.DeepCopy()
-			c := newChain(tc.chain...)
-
-			got := c.Mutate(in)
+			got := NewChain(tc.chain, tc.required).Mutate(in)
 
 			assert.Equal(t, orEmpty(tc.want), got.Annotations, tc.reason)
 			assert.Equal(t, orEmpty(tc.wantLabels), got.Labels, tc.reason)
 			assert.Equal(t, tc.conflicts, got.Conflicts, tc.reason)
+			for _, c := range got.Conflicts {
+				done := map[bool]string{true: "kept", false: "replaced"}[c.Kept]
+				assert.Equal(t, fmt.Sprintf("%s: %s the %s's value of %s %s", c.Mutator, done, c.Source, c.Field, c.Key), c.String())
+			}
 			var failed []string
 			for _, f := range got.Failures {
 				failed = append(failed, f.Mutator)
 				assert.Error(t, f.Err)
 			}
 			assert.Equal(t, tc.failed, failed, tc.reason)
-			assert.Nil(t, got.Refused, "no mutator is required")
 			assert.Equal(t, before, in, "the chain does not change its input")
+			if tc.refusing == "" {
+				assert.Nil(t, got.Refused, tc.reason)
+				return
+			}
+			require.NotNil(t, got.Refused, tc.reason)
+			assert.Equal(t, tc.refusing, got.Refused.Mutator)
+			assert.Contains(t, got.Refused.Message, tc.says, tc.reason)
+			assert.NotEmpty(t, got.Refused.Advice, "every refusal has a remedy")
 		})
 	}
 }
@@ -240,7 +261,7 @@ func TestChain_Order(t *testing.T) {
 			return mutators.Output{Annotations: map[string]string{"k": "v"}}, nil
 		}}
 	}
-	c := newChain(note("c"), note("a"), note("b"))
+	c := NewChain([]mutators.Mutator{note("c"), note("a"), note("b")}, nil)
 	got := c.Mutate(input(nil))
 	assert.Equal(t, []string{"c", "a", "b"}, order)
 	assert.Contains(t, got.Annotations, "a.prebind.dev/k")
@@ -252,15 +273,8 @@ func TestChain_Order(t *testing.T) {
 
 func TestChain_KeepsOutput(t *testing.T) {
 	out := mutators.Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}
-	newChain(returns("a", out)).Mutate(input(nil))
+	NewChain([]mutators.Mutator{returns("a", out)}, nil).Mutate(input(nil))
 	assert.Equal(t, mutators.Output{Annotations: pairs("k", "1"), Labels: pairs("k", "1")}, out, "the chain does not change the maps of the mutator")
-}
-
-func TestConflict_String(t *testing.T) {
-	c := Conflict{Mutator: "topology", Field: "label", Key: "topology.prebind.dev/zone", Source: "pod", Kept: true}
-	assert.Equal(t, "topology: kept the pod's value of label topology.prebind.dev/zone", c.String())
-	c.Kept = false
-	assert.Equal(t, "topology: replaced the pod's value of label topology.prebind.dev/zone", c.String())
 }
 
 // TestChain_Changing checks that a value from an earlier call on the Binding is not a conflict, and that
@@ -270,9 +284,34 @@ func TestChain_Changing(t *testing.T) {
 		return mutators.Output{Annotations: map[string]string{"time": "2", "user": "u"}, Changing: []string{"time"}}, nil
 	}}
 	run := func(pod *corev1.Pod, options ...gen.BindingOption) []Conflict {
-		return newChain(m).Mutate(input(pod, options...)).Conflicts
+		return NewChain([]mutators.Mutator{m}, nil).Mutate(input(pod, options...)).Conflicts
 	}
 	assert.Empty(t, run(nil, gen.Annotation("a.prebind.dev/time", "1")))
 	assert.Len(t, run(nil, gen.Annotation("a.prebind.dev/time", "1"), gen.Annotation("a.prebind.dev/user", "x")), 1)
 	assert.Len(t, run(gen.Pod("web", gen.Annotation("a.prebind.dev/time", "1"))), 1)
+}
+
+func TestChain_Failures(t *testing.T) {
+	got := NewChain([]mutators.Mutator{fails("a"), panics("b")}, []string{"a"}).Mutate(input(nil))
+	require.Len(t, got.Failures, 2)
+	require.ErrorIs(t, got.Refused, errNo)
+	assert.ErrorIs(t, got.Failures[0].Err, errNo)
+	assert.Empty(t, got.Failures[0].Stack)
+	assert.ErrorContains(t, got.Failures[1].Err, "boom")
+	assert.Contains(t, got.Failures[1].Stack, "chain_test.go", "the stack shows the source of the panic")
+}
+
+// The first invalid key or value is reported, so that the same bind has the same message.
+func TestChain_DeterministicFailures(t *testing.T) {
+	for says, out := range map[string]mutators.Output{
+		`"b d"`:         {Annotations: pairs("a", "", "b/c", "", "b d", "", "z z", "")},
+		`the label "b"`: {Labels: pairs("a", "", "b", "/", "c", "/", "d", "/")},
+	} {
+		c := NewChain([]mutators.Mutator{returns("a", out)}, nil)
+		for range 20 {
+			got := c.Mutate(input(nil))
+			require.Len(t, got.Failures, 1)
+			require.ErrorContains(t, got.Failures[0].Err, says)
+		}
+	}
 }
