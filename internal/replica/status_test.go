@@ -6,6 +6,7 @@ package replica
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,20 +59,12 @@ func TestStatus_EncodeIsBounded(t *testing.T) {
 			require.NoError(t, json.Unmarshal([]byte(encoded), &s))
 			assert.Equal(t, tc.leftOut, s.LeftOut > 0, tc.reason)
 			assert.Equal(t, len(tc.all), len(s.InFlight)+s.LeftOut)
-			assert.IsNonDecreasing(t, sinceOf(s.InFlight), "the oldest first")
+			assert.True(t, slices.IsSortedFunc(s.InFlight, func(a, b work.InFlight) int { return a.Since.Compare(b.Since.Time) }), "the oldest first")
 			if len(tc.all) > 0 {
 				assert.Contains(t, encoded, `"namespace":"shop"`, "every tenant has its turn")
 			}
 		})
 	}
-}
-
-func sinceOf(all []work.InFlight) []int64 {
-	since := make([]int64, 0, len(all))
-	for _, f := range all {
-		since = append(since, f.Since.Unix())
-	}
-	return since
 }
 
 // TestStatuses: the status corrects the times of a replica with a wrong clock.
