@@ -63,14 +63,12 @@ func newLimited(t *testing.T) *limited {
 		s.decided.Add(1)
 		return binder.Decision{PassThrough: true}
 	})
-	s.pipe, s.limits = inMemory(t, handler, s.count)
+	s.pipe, s.limits = inMemory(t, handler, func(reason string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.refused = append(s.refused, reason)
+	})
 	return s
-}
-
-func (s *limited) count(reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.refused = append(s.refused, reason)
 }
 
 // used returns the bytes of all bodies and the number of connections.

@@ -280,32 +280,12 @@ func TestRequireClients_RemovedCA(t *testing.T) {
 	assert.EqualValues(t, 3, g.calls.Load())
 }
 
-func TestReadiness_WaitFor(t *testing.T) {
-	pods, nodes, checks := false, false, 0
-	r := &Readiness{}
-	r.WaitFor("Node", func() bool { checks++; return nodes })
-	r.WaitFor("Pod", func() bool { checks++; return pods })
-
-	require.ErrorContains(t, r.Check(), "Node", "the error names a missing kind")
-	nodes = true
-	err := r.Check()
-	require.ErrorContains(t, err, "Pod")
-	assert.NotContains(t, err.Error(), "Node")
-	pods = true
-	require.NoError(t, r.Check())
-	before := checks
-	require.NoError(t, r.Check())
-	assert.Equal(t, before, checks, "a synced cache stays synced")
-
-	r.Drain()
-	require.ErrorContains(t, r.Check(), "shutting down")
-}
-
 // TestProbes checks also that a failing requirement fails the probe, and that the replica still decides on Bindings.
 func TestProbes(t *testing.T) {
 	r := &Readiness{}
-	synced, problem := false, error(nil)
-	r.WaitFor("Pod", func() bool { return synced })
+	nodes, pods, checks, problem := false, false, 0, error(nil)
+	r.WaitFor("Node", func() bool { checks++; return nodes })
+	r.WaitFor("Pod", func() bool { checks++; return pods })
 	r.Require(func() error { return problem })
 	handler := r.Probes()
 	get := func(path string) *httptest.ResponseRecorder {
@@ -316,15 +296,22 @@ func TestProbes(t *testing.T) {
 	assert.Equal(t, http.StatusOK, get("/healthz").Code, "the process is alive")
 	w := get("/readyz")
 	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
-	assert.Contains(t, w.Body.String(), "Pod", "the probe returns the reason")
-	synced = true
+	assert.Contains(t, w.Body.String(), "Node", "the probe names a missing kind")
+	nodes = true
+	missing := get("/readyz").Body.String()
+	assert.Contains(t, missing, "Pod")
+	assert.NotContains(t, missing, "Node")
+	pods = true
 	assert.Equal(t, http.StatusOK, get("/readyz").Code)
+	before := checks
 	problem = errors.New("no lease")
 	assert.Contains(t, get("/readyz").Body.String(), "no lease")
 	require.NoError(t, r.Check())
 	problem = nil
 	assert.Equal(t, http.StatusOK, get("/readyz").Code)
+	assert.Equal(t, before, checks, "a synced cache stays synced")
 	r.Drain()
+	require.ErrorContains(t, r.Check(), "shutting down")
 	assert.Equal(t, http.StatusServiceUnavailable, get("/readyz").Code)
 	assert.Equal(t, http.StatusOK, get("/healthz").Code)
 	assert.Equal(t, http.StatusNotFound, get("/metrics").Code)
