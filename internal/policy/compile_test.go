@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	kinds "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/internal/policy"
 	"github.com/prebind/prebind/policy/v1alpha1"
@@ -28,7 +29,10 @@ func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "
 
 func parseSpec(t testing.TB, text string) *v1alpha1.BindPolicy {
 	t.Helper()
-	return parse(t, "metadata: {name: p, generation: 1, uid: u}\nspec:\n  "+strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  ")+"\n")
+	p := &v1alpha1.BindPolicy{}
+	text = "metadata: {name: p, generation: 1, uid: u}\nspec:\n  " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  ") + "\n"
+	require.NoError(t, yaml.UnmarshalStrict([]byte(text), p))
+	return p
 }
 
 func compile(t testing.TB, text string) *policy.Compiled {

@@ -61,7 +61,6 @@ func TestEvaluate_NoAllocationWithoutMatch(t *testing.T) {
 	}
 }
 
-// large is a list that takes long to iterate over several times.
 // All policies use one copy of the pod: 200 policies, of which each copied a large pod, needed 130 ms.
 func TestEvaluate_CopiesPodOnce(t *testing.T) {
 	c := compile(t, validation("pod.metadata.name == object.metadata.name"))
@@ -77,6 +76,7 @@ func TestEvaluate_CopiesPodOnce(t *testing.T) {
 	assert.Less(t, allocations, 100.0)
 }
 
+// large is a list that takes long to iterate over several times.
 func large(n int) []client.Object {
 	list := make([]client.Object, n)
 	for i := range list {
@@ -126,24 +126,14 @@ func TestEvaluate_CostBudget(t *testing.T) {
 	}
 }
 
-// canceling are Objects that end the context when a resource is read.
-type canceling struct {
-	*objects
-	cancel context.CancelFunc
-}
-
-func (c canceling) Read(ctx context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
-	c.cancel()
-	return c.objects.Read(ctx, r, namespace, name)
-}
-
 // The end of the context interrupts a comprehension, and is not the fault of the policy.
 func TestEvaluate_ContextEnds(t *testing.T) {
 	o := world()
 	o.resources["agents"] = large(1000)
 	c := compile(t, "failurePolicy: Ignore\n"+declared+validation("resources.agents.all(a, a.metadata.name != 'x')"))
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := c.Evaluate(ctx, subject(), canceling{o, cancel})
+	o.before = cancel
+	r, err := c.Evaluate(ctx, subject(), o)
 	assert.ErrorIs(t, err, context.Canceled)
 	assert.Zero(t, r)
 	r, err = c.Evaluate(ctx, subject(), o)
@@ -151,19 +141,14 @@ func TestEvaluate_ContextEnds(t *testing.T) {
 	assert.Zero(t, r)
 }
 
-// panicking are Objects with a defect.
-type panicking struct{ *objects }
-
-func (panicking) Read(context.Context, *policy.Resource, string, string) (policy.List, error) {
-	panic("defect")
-}
-
 func TestEvaluate_Panic(t *testing.T) {
 	for _, spec := range []string{
 		declared + validation("resources.agents.size() == 0"),
 		"matchConstraints: {namespaceSelector: {matchLabels: {a: b}}}\n" + validation("true"),
 	} {
-		r := evaluate(t, spec, subject(), panicking{world()})
+		o := world()
+		o.before = func() { panic("defect") }
+		r := evaluate(t, spec, subject(), o)
 		assert.Equal(t, policy.Failed, r.Verdict)
 		assert.Contains(t, r.Message, "defect")
 	}

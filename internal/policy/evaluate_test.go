@@ -110,6 +110,7 @@ func TestEvaluate_Verdicts(t *testing.T) {
 	late := 2 * time.Minute
 	for name, tc := range map[string]struct {
 		reason, spec, rule, message string
+		change                      func(s *policy.Subject)
 		waited, until               time.Duration
 		want                        policy.Verdict
 		waived                      []string
@@ -144,9 +145,24 @@ func TestEvaluate_Verdicts(t *testing.T) {
 		"LabelInvalid":       {reason: "the API server would reject the pod", spec: "mutations: {labels: [{key: a, valueExpression: \"'a b'\"}]}", want: policy.Failed, rule: "spec.mutations.labels[p.policy.prebind.dev/a]"},
 		"ValueDyn":           {reason: "the type is checked at runtime", spec: "mutations: {annotations: [{key: a, valueExpression: dyn(1)}]}", want: policy.Failed, rule: "spec.mutations.annotations[p.policy.prebind.dev/a]", message: "spec.mutations.annotations[p.policy.prebind.dev/a]: must return string or null, but returned int"},
 		"ValueFails":         {reason: "a runtime error rejects", spec: "mutations: {annotations: [{key: a, valueExpression: pod.spec.nodeName}]}", want: policy.Failed, rule: "spec.mutations.annotations[p.policy.prebind.dev/a]", message: "spec.mutations.annotations[p.policy.prebind.dev/a]: no such key: nodeName"},
+		"Recursion": {
+			reason: "the name of the resource depends on itself", want: policy.Failed, rule: "spec.validations[0]",
+			spec: "resources: [{name: a, apiVersion: v1, kind: Node, nameExpression: variables.v}]\n" +
+				"variables: [{name: v, expression: \"resources.a == null ? 'x' : 'y'\"}]\n" + validation("resources.a != null"),
+			message: "spec.validations[0]: spec.resources[0].nameExpression: spec.variables[0].expression: a depends on itself",
+		},
+		"AnnotationSize": {
+			reason: "a large value cannot make the pod too large", want: policy.Failed, rule: "spec.mutations.annotations",
+			spec:    "mutations: {annotations: [{key: a, valueExpression: \"node.metadata.annotations['a']\"}, {key: b, valueExpression: \"node.metadata.annotations['a']\"}]}",
+			change:  func(s *policy.Subject) { s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 200<<10)} },
+			message: "spec.mutations.annotations: annotations size 409644 is larger than limit 262144",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := subject()
+			if tc.change != nil {
+				tc.change(s)
+			}
 			s.Now = now.Add(tc.waited)
 			r := evaluate(t, tc.spec, s, world())
 			assert.Equal(t, tc.want, r.Verdict, "%s: %s", tc.reason, r.Message)
@@ -207,15 +223,6 @@ func TestEvaluate_Tasks(t *testing.T) {
 	assert.Empty(t, large.Tasks)
 }
 
-// A resource whose name depends on itself is an error.
-func TestEvaluate_Recursion(t *testing.T) {
-	spec := "resources: [{name: a, apiVersion: v1, kind: Node, nameExpression: variables.v}]\n" +
-		"variables: [{name: v, expression: \"resources.a == null ? 'x' : 'y'\"}]\n" + validation("resources.a != null")
-	r := evaluate(t, spec, subject(), world())
-	assert.Equal(t, policy.Failed, r.Verdict)
-	assert.Contains(t, r.Message, "spec.resources[0].nameExpression: spec.variables[0].expression: a depends on itself")
-}
-
 func TestEvaluate_LongMessages(t *testing.T) {
 	for _, spec := range []string{
 		"validations: [{expression: 'false', messageExpression: \"pod.metadata.name\"}]",
@@ -252,15 +259,6 @@ func TestEvaluate_DoesNotChangeObjects(t *testing.T) {
 	wg.Wait()
 	assert.Equal(t, pod, s.Pod)
 	assert.Equal(t, node, s.Node)
-}
-
-// A large value cannot make the pod too large.
-func TestEvaluate_AnnotationSize(t *testing.T) {
-	s := subject()
-	s.Node.Annotations = map[string]string{"a": strings.Repeat("x", 200<<10)}
-	r := evaluate(t, "mutations: {annotations: [{key: a, valueExpression: \"node.metadata.annotations['a']\"}, {key: b, valueExpression: \"node.metadata.annotations['a']\"}]}", s, world())
-	assert.Equal(t, policy.Failed, r.Verdict)
-	assert.Contains(t, r.Message, "262144")
 }
 
 // Objects are read once, and only if an expression needs them.

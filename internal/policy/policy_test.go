@@ -14,10 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/internal/policy"
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 // objects are Objects in memory, by the name or path of the resource.
@@ -25,9 +23,14 @@ type objects struct {
 	resources map[string][]client.Object
 	err       error
 	reads     []string
+	// before is called before each read.
+	before func()
 }
 
 func (o *objects) Read(_ context.Context, r *policy.Resource, namespace, name string) (policy.List, error) {
+	if o.before != nil {
+		o.before()
+	}
 	as := cmp.Or(r.Name, r.Path)
 	o.reads = append(o.reads, as+":"+namespace+"/"+name)
 	var found []client.Object
@@ -40,13 +43,6 @@ func (o *objects) Read(_ context.Context, r *policy.Resource, namespace, name st
 		return policy.List{}, o.err
 	}
 	return policy.NewList(found)
-}
-
-func parse(t testing.TB, text string) *v1alpha1.BindPolicy {
-	t.Helper()
-	p := &v1alpha1.BindPolicy{}
-	require.NoError(t, yaml.UnmarshalStrict([]byte(text), p))
-	return p
 }
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
