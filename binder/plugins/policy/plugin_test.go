@@ -83,6 +83,7 @@ func (w *world) results(v policy.Verdict) float64 {
 
 func TestPreFlight(t *testing.T) {
 	const nodeZone = `mutations: {annotations: [{key: zone, valueExpression: "node.metadata.labels['topology.kubernetes.io/zone']"}], labels: [{key: zone, valueExpression: "'a'"}]}`
+	const sameKey = `mutations: {annotations: [{key: example.com/a, valueExpression: "'%'"}]}`
 	for name, tc := range map[string]struct {
 		reason   string
 		policies map[string]string
@@ -120,6 +121,12 @@ func TestPreFlight(t *testing.T) {
 			warnings: []string{"policy: BindPolicy a: audit: the bind would wait for driver: driver csi is missing"},
 			event:    "Warning BindPolicyAudited policy: BindPolicy a: audit: the bind would wait for driver: driver csi is missing",
 		},
+		"SameKey": {
+			reason: "the later policy wins", policies: map[string]string{"a": sameKey, "b": sameKey},
+			annotations: map[string]string{"example.com/a": "%"},
+			findings:    []framework.Finding{{Name: "a", Verdict: "allowed"}, {Name: "b", Verdict: "allowed"}},
+			warnings:    []string{"policy: BindPolicy b: replaces the annotation example.com/a of BindPolicy a"},
+		},
 		"Claims": {
 			reason: "claims are read by the name of the volume", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{gen.Claim("data", gen.OfClass("fast"))},
 			policies:    map[string]string{"a": `mutations: {annotations: [{key: class, valueExpression: "claims['data'].spec.storageClassName"}]}`},
@@ -143,7 +150,9 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tc.objects...)
+				w := prepareWorld(t, tc.objects...)
+				w.compiler.options.KeyPrefixes = []string{"example.com"}
+				w.begin()
 				for name, spec := range tc.policies {
 					w.put(policyOf(t, name, spec))
 					require.Equal(t, inForceText+"1 is in force", w.status(name))
@@ -167,18 +176,6 @@ mutations: {annotations: [{key: agents, valueExpression: "resources.agents.map(a
 			})
 		})
 	}
-}
-
-func TestPreFlight_SameKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const spec = `mutations: {annotations: [{key: example.com/a, valueExpression: "'%'"}]}`
-		w := prepareWorld(t, policyOf(t, "a", spec), policyOf(t, "b", spec))
-		w.compiler.options.KeyPrefixes = []string{"example.com"}
-		w.begin()
-		bc := w.bind()
-		verdict := w.passes(bc)
-		assert.Equal(t, []string{"policy: BindPolicy b: replaces the annotation example.com/a of BindPolicy a"}, verdict.Warnings)
-	})
 }
 
 // A policy in mode Audit never changes the result of a bind, not even by a failed read.

@@ -110,7 +110,6 @@ func TestController_MissingPermissionIsGranted(t *testing.T) {
 func TestController_OwnNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := prepareWorld(t, policyOf(t, "a", "resources: [{name: gates, apiVersion: v1, kind: ConfigMap, namespace: prebind-system, labelSelector: {}}]\n"+allowAll))
-		w.h.Namespace = "prebind-system"
 		w.begin()
 		assert.Empty(t, w.used())
 		assert.Contains(t, w.status("a"), "Forbidden: spec.resources[gates]: policies cannot read objects in Prebind's own namespace; put the objects into another one")

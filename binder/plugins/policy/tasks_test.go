@@ -5,7 +5,6 @@ package policy
 
 import (
 	"errors"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,8 +54,7 @@ func TestTasks_Ready(t *testing.T) {
 	for retain, spec := range map[v1alpha1.Retain]string{v1alpha1.RetainWhilePodRuns: withTask, v1alpha1.RetainUntilBound: untilBind} {
 		t.Run(string(retain), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.put(policyOf(t, "a", spec))
+				w := newWorld(t, policyOf(t, "a", spec))
 				bc := w.bind()
 				call, last := w.start(bc)
 				task := w.task()
@@ -101,8 +99,7 @@ func TestTasks_Ready(t *testing.T) {
 
 func TestTasks_Failed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.put(policyOf(t, "a", withTask))
+		w := newWorld(t, policyOf(t, "a", withTask))
 		bc := w.bind()
 		call, last := w.start(bc)
 		mark := bc.Mark()
@@ -120,13 +117,12 @@ func TestTasks_Failed(t *testing.T) {
 // A handler that undoes an earlier attempt delays the next one on the same node.
 func TestTasks_Undoing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.put(policyOf(t, "a", withTask))
+		w := newWorld(t, policyOf(t, "a", withTask))
 		bc := w.bind()
 		v := w.passes(bc)
-		assert.Equal(t, []string{"create BindTask " + w.name(bc) + " for example.com/prefetch"}, v.Writes)
 		require.NoError(t, w.PreBind(t.Context(), bc))
 		task := w.task()
+		assert.Equal(t, []string{"create BindTask " + task.Name + " for example.com/prefetch"}, v.Writes)
 		task.Finalizers = []string{"example.com/prefetch"}
 		require.NoError(t, w.api.Update(t.Context(), task))
 		require.NoError(t, w.PreBindRollBack(t.Context(), bc.Mark()))
@@ -141,20 +137,10 @@ func TestTasks_Undoing(t *testing.T) {
 	})
 }
 
-// name returns the name of the BindTask of the bind.
-func (w *world) name(bc *framework.BindContext) string {
-	l, err := framework.Extension[looked](bc)
-	require.NoError(w.t, err)
-	require.Len(w.t, l.asked, 1)
-	require.Len(w.t, l.writes, 1)
-	return strings.TrimSuffix(strings.TrimPrefix(l.writes[0], "create BindTask "), " for example.com/prefetch")
-}
-
 // Attempts of several replicas rely on one BindTask: the pod can be bound by any of them. A conflict means that the cache is behind.
 func TestTasks_Join(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.put(policyOf(t, "a", withTask))
+		w := newWorld(t, policyOf(t, "a", withTask))
 		first := w.bind()
 		w.passes(first)
 		require.NoError(t, w.PreBind(t.Context(), first))
@@ -189,8 +175,7 @@ func TestTasks_Join(t *testing.T) {
 
 func TestTasks_ServerErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.put(policyOf(t, "a", withTask))
+		w := newWorld(t, policyOf(t, "a", withTask))
 		bc := w.bind()
 		w.passes(bc)
 		w.api.Before = func(fakeapi.Call) error { return errors.New("no answer") }
@@ -202,8 +187,7 @@ func TestTasks_ServerErrors(t *testing.T) {
 // Policies in mode Audit create nothing.
 func TestTasks_Audit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.put(policyOf(t, "a", withTask+"\nmode: Audit"))
+		w := newWorld(t, policyOf(t, "a", withTask+"\nmode: Audit"))
 		v := w.passes(w.bind(gen.Label("a", "b")))
 		assert.Empty(t, v.Writes)
 		assert.Equal(t, []string{"policy: BindPolicy a: audit: the bind would wait for 1 tasks, the first one prefetch of example.com/prefetch"}, v.Warnings)

@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -17,13 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
-	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 )
@@ -39,7 +36,6 @@ type world struct {
 	watches *watches
 	events  *events.FakeRecorder
 	leads   atomic.Bool
-	stop    func()
 }
 
 // newWorld starts the plugin with the objects.
@@ -53,23 +49,23 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 // prepareWorld returns a plugin that does not run yet.
 func prepareWorld(t *testing.T, objects ...client.Object) *world {
 	t.Helper()
-	w := &world{t: t, server: fakeapi.New(objects...), events: events.NewFakeRecorder(100)}
+	w := &world{t: t, events: events.NewFakeRecorder(100)}
 	w.leads.Store(true)
-	hub, changed := notify.NewHub(), make(signal, 1)
-	w.watches = &watches{hub: hub, all: map[string]framework.Selection{}, selecting: func(context.Context, framework.Selection) error { return nil }}
+	r, changed := Registration(), make(signal, 1)
+	r.New = func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
+		w.watches = &watches{handle: h, selecting: func(context.Context, framework.Selection) error { return nil }}
+		h.Events, h.Leads, h.Select, h.Keep = w.events, w.leads.Load, w.watches.Select, w.watches.Keep
+		w.Plugin = newPlugin(h, &Arguments{}, newMetrics(), changed)
+		return w.Plugin, nil
+	}
+	w.cluster = frameworktest.New(t, r, nil, objects...)
+	w.server = w.cluster.Server
+	w.api, _ = w.h.Live.(*fakeapi.Connection)
 	w.server.OnChange(func(o client.Object, _ bool) {
-		hub.Wake(o)
 		if _, policy := o.(*v1alpha1.BindPolicy); policy {
 			changed.handler().OnUpdate(o, o)
 		}
-		w.watches.changed(o)
 	})
-	w.api = w.server.Connect()
-	w.Plugin = newPlugin(framework.Handle{
-		Cached: w.server.Cache(), Live: w.api, Writer: w.api, Status: w.api, Wake: hub.Wake, Clock: clock.RealClock{}, Events: w.events,
-		Select: w.watches.Select, Keep: w.watches.Keep, Leads: w.leads.Load,
-	}, &Arguments{}, newMetrics(), changed)
-	w.cluster = frameworktest.Around(t, w.server, hub, w.h, w.Plugin)
 	return w
 }
 
@@ -78,8 +74,7 @@ func (w *world) begin() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var done sync.WaitGroup
 	done.Go(func() { _ = w.Start(ctx) })
-	w.stop = func() { cancel(); done.Wait() }
-	w.t.Cleanup(w.stop)
+	w.t.Cleanup(func() { cancel(); done.Wait() })
 	synctest.Wait()
 }
 
@@ -127,13 +122,12 @@ func (w *world) event() string {
 	}
 }
 
-// watches deliver all objects at once.
+// watches are the watches of a cluster. They can fail, and note which of them are kept.
 type watches struct {
-	hub *notify.Hub
+	handle framework.Handle
 
 	mu        sync.Mutex
 	selecting func(ctx context.Context, s framework.Selection) error
-	all       map[string]framework.Selection
 	kept      sets.Set[string]
 }
 
@@ -142,13 +136,10 @@ func (w *watches) Select(ctx context.Context, s framework.Selection) error {
 	w.mu.Lock()
 	selecting := w.selecting
 	w.mu.Unlock()
-	if err := cmp.Or(s.Check(), selecting(ctx, s)); err != nil {
+	if err := selecting(ctx, s); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all[s.Name] = s
-	return nil
+	return w.handle.Select(ctx, s)
 }
 
 // Keep is framework.Handle.Keep.
@@ -156,6 +147,7 @@ func (w *watches) Keep(names sets.Set[string]) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.kept = names
+	w.handle.Keep(names)
 }
 
 // on replaces the reaction to Select.
@@ -169,16 +161,6 @@ func (w *watches) keptNames() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return sets.List(w.kept)
-}
-
-func (w *watches) changed(o client.Object) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, s := range w.all {
-		if framework.KindOf(s.Example) == framework.KindOf(o) {
-			w.hub.Changed(notify.Selected(s, s.ValueOf(o)))
-		}
-	}
 }
 
 // policyOf returns the first generation of a policy with the spec in YAML.
