@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,22 +25,20 @@ const nodeA = "node-a"
 // world is an API server with the plugin of one replica. The informers of the replica are synchronous.
 type world struct {
 	*frameworktest.Cluster
-	plugin   *Plugin
-	recorder *events.FakeRecorder
-	all      []framework.Selection
+	plugin *Plugin
+	all    []framework.Selection
 	// selected contains the pods that the informers hold, by selection and key.
 	selected map[string]map[client.ObjectKey]any
 }
 
 func newWorld(t testing.TB, args *Arguments, objects ...client.Object) *world {
 	t.Helper()
-	w := &world{plugin: newPlugin(), recorder: events.NewFakeRecorder(100), selected: map[string]map[client.ObjectKey]any{}}
+	w := &world{plugin: newPlugin(), selected: map[string]map[client.ObjectKey]any{}}
 	w.all = []framework.Selection{w.plugin.startingPods(), w.plugin.refusedPods()}
 	for _, s := range w.all {
 		w.selected[s.Name] = map[client.ObjectKey]any{}
 	}
 	w.Cluster = frameworktest.New(t, framework.Registration{Name: Name, New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
-		h.Events = w.recorder
 		return w.plugin.configure(h, args)
 	}}, nil, append(objects, gen.Node(nodeA))...)
 	for _, o := range objects {
@@ -59,7 +56,7 @@ func (w *world) deliver(o client.Object, deleted, initial bool) {
 	}
 	key := client.ObjectKeyFromObject(pod)
 	for _, s := range w.all {
-		isIn := !deleted && pod.Spec.NodeName != "" && s.Fields.Matches(podFields(pod))
+		isIn := !deleted && s.Fields.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)})
 		trimmed, _ := s.Transform(pod.DeepCopy())
 		before, was := w.selected[s.Name][key]
 		switch {
@@ -76,10 +73,6 @@ func (w *world) deliver(o client.Object, deleted, initial bool) {
 	}
 }
 
-func podFields(pod *corev1.Pod) fields.Set {
-	return fields.Set{"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase)}
-}
-
 // small are arguments with a low limit.
 func small(limit int) *Arguments {
 	a := Defaults()
@@ -87,16 +80,10 @@ func small(limit int) *Arguments {
 	return a
 }
 
-// unbound creates a pod without a node.
-func (w *world) unbound(name string, changes ...gen.PodOption) *corev1.Pod {
-	pod := thePod(name, changes...)
-	w.Put(pod)
-	return pod
-}
-
 // start posts a Binding of a pod, and returns when it waits or has ended.
 func (w *world) start(ctx context.Context, name string, changes ...gen.PodOption) *frameworktest.Running {
-	pod := w.unbound(name, changes...)
+	pod := thePod(name, changes...)
+	w.Put(pod)
 	return frameworktest.Start(func() error {
 		if o := w.Post(ctx, pod, nodeA); o.Err != nil {
 			return o.Err
