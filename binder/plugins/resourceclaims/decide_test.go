@@ -200,7 +200,7 @@ func TestDecide(t *testing.T) {
 	require.ErrorContains(t, err, "ResourceClaim default/web-ext: does not exist; recreate the pod", "kube-scheduler has deleted its claim after a failed bind")
 	_, err = decideOn(bc, claims{"a": mine, "b": theClaim("b")})
 	require.ErrorContains(t, err, "ResourceClaim default/b: not allocated", "one claim that is not allocated rejects the bind")
-	borrowed := theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), marked("web", "there-1"))
+	borrowed := theClaim("b", allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Annotation(markKey("pod-web", "there-1"), mark{Pod: "web", Node: "node-a"}.encode())))
 	r, err := decideOn(bc, claims{"a": mine, "b": borrowed})
 	require.NoError(t, err)
 	assert.Len(t, r.toTake, 2, "the reservation of b belongs to another attempt")

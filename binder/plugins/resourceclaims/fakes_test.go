@@ -9,11 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,12 +34,7 @@ type claimOption func(*resourcev1.ResourceClaim)
 
 // theClaim returns a claim in the default namespace that requests one device.
 func theClaim(name string, options ...claimOption) *resourcev1.ResourceClaim {
-	claim := &resourcev1.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("claim-" + name)},
-		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
-			{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 1}},
-		}}},
-	}
+	claim := gen.ResourceClaim(name, gen.UID(types.UID("claim-"+name)), gen.RequestsDevices(class, 1))
 	for _, o := range options {
 		o(claim)
 	}
@@ -56,7 +50,7 @@ func allocated(node string, devices ...string) claimOption {
 		}}}}
 		for _, device := range devices {
 			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{
-				Request: "r", Driver: driver, Pool: node, Device: device,
+				Request: claim.Spec.Devices.Requests[0].Name, Driver: driver, Pool: node, Device: device,
 			})
 		}
 	}
@@ -94,13 +88,9 @@ func says(device string, conditions map[string]metav1.ConditionStatus) claimOpti
 func reservedTo(pods ...string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {
 		for _, pod := range pods {
-			claim.Status.ReservedFor = append(claim.Status.ReservedFor, consumer(pod))
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("pod-" + pod)})
 		}
 	}
-}
-
-func consumer(pod string) resourcev1.ResourceClaimConsumerReference {
-	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("pod-" + pod)}
 }
 
 func meta1(m gen.Meta) claimOption {
@@ -110,11 +100,6 @@ func meta1(m gen.Meta) claimOption {
 // made makes the pod the owner, like a claim from a template.
 func made(pod string) claimOption {
 	return meta1(gen.OwnedBy("Pod", pod, types.UID("pod-"+pod)))
-}
-
-// marked adds the mark of an attempt at the pod's bind.
-func marked(pod, attempt string) claimOption {
-	return meta1(gen.Annotation(markKey(types.UID("pod-"+pod), attempt), mark{Pod: pod, Node: "node-a"}.encode()))
 }
 
 type podChange func(*corev1.Pod)
@@ -161,40 +146,49 @@ func grouped(pod *corev1.Pod) {
 	pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("team")}
 }
 
+// apiServer is the API server of these tests.
+type apiServer struct{ *fakeapi.Server }
+
+func newAPI(objects ...client.Object) *apiServer { return &apiServer{Server: fakeapi.New(objects...)} }
+
+// claim returns the claim c, or nil.
+func (s *apiServer) claim() *resourcev1.ResourceClaim {
+	if claim, ok := fakeapi.Get(s.Server, theClaim("c")); ok {
+		return claim
+	}
+	return nil
+}
+
+// change changes the status or another part of the claim c, as another client.
+func (s *apiServer) change(manager string, f func(*resourcev1.ResourceClaim)) {
+	fakeapi.Change(s.Server, theClaim("c"), manager, f)
+}
+
 // replica is one instance of the plugin, with its cache and its connections.
 type replica struct {
 	*Plugin
 	conn *fakeapi.Connection
 }
 
-// cache has the claims after their transform.
-type cache struct{ client.Reader }
-
-// Get implements client.Reader.
-func (c cache) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
-	if err := c.Reader.Get(ctx, key, into, options...); err != nil {
-		return err
-	}
-	_, err := claimed.Trim(into)
-	return err
-}
-
-// List implements client.Reader.
-func (c cache) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
-	if err := c.Reader.List(ctx, into, options...); err != nil {
-		return err
-	}
-	return apimeta.EachListItem(into, func(o runtime.Object) error {
-		_, err := claimed.Trim(o)
-		return err
-	})
-}
-
-// newReplica returns a replica with its own cache.
+// newReplica returns a replica with its own cache, which has the claims after their transform.
 func newReplica(t testing.TB, s *apiServer) *replica {
 	t.Helper()
+	cached := fakeapi.New()
+	follow := func(o client.Object, deleted bool) {
+		if _, ok := o.(*resourcev1.ResourceClaim); ok && deleted {
+			cached.Remove(o)
+		} else if ok {
+			_, err := claimed.Trim(o)
+			require.NoError(t, err)
+			cached.Put(o)
+		}
+	}
+	for _, claim := range fakeapi.All(s.Server, &resourcev1.ResourceClaim{}) {
+		follow(claim, false)
+	}
+	s.OnChange(follow)
 	r := &replica{conn: s.Connect()}
-	h := framework.Handle{Cached: cache{s.Cache()}, Live: r.conn, Writer: r.conn, Status: r.conn, Wake: func(client.Object) {}, Clock: clock.RealClock{}}
+	h := framework.Handle{Cached: cached.Cache(), Live: r.conn, Writer: r.conn, Status: r.conn, Wake: func(client.Object) {}, Clock: clock.RealClock{}}
 	r.Plugin = New(h, &Arguments{BindingTimeout: metav1.Duration{Duration: timeout}})
 	return r
 }
@@ -202,11 +196,6 @@ func newReplica(t testing.TB, s *apiServer) *replica {
 // bind returns the context of an attempt to bind the pod to the node.
 func bind(pod *corev1.Pod, node, attempt string) *framework.BindContext {
 	return &framework.BindContext{Pod: pod, Node: gen.Node(node), Binding: gen.Binding(pod, node), Attempt: attempt}
-}
-
-// markOf returns the mark of an attempt to bind the pod to the node.
-func markOf(pod *corev1.Pod, node, attempt string) framework.Mark {
-	return bind(pod, node, attempt).Mark()
 }
 
 // preFlight runs Setup and PreFlight like the engine.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,8 +32,7 @@ func sweepAll(t *testing.T, r *replica) {
 	marks, err := r.Marks(t.Context())
 	require.NoError(t, err)
 	for _, m := range marks {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: m.Pod.Namespace, Name: m.Pod.Name, UID: m.PodUID}}
-		require.NoError(t, r.PreBindRollBack(t.Context(), markOf(pod, m.Node, m.Attempt)))
+		require.NoError(t, r.PreBindRollBack(t.Context(), m))
 	}
 }
 
@@ -93,8 +91,7 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), thePod(uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
 			r := newReplica(t, s)
 			for _, m := range marksOf(s.claim()) {
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: m.Pod.Name, UID: m.PodUID}}
-				require.NoError(t, r.PreBindRollBack(t.Context(), markOf(pod, "x", m.Attempt)))
+				require.NoError(t, r.PreBindRollBack(t.Context(), m))
 			}
 			assert.Equal(t, tc.want, users(s.claim()), tc.reason)
 			assert.NotNil(t, s.claim().Status.Allocation, tc.reason)

@@ -8,57 +8,42 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestSplitKey(t *testing.T) {
+func TestMarksOf(t *testing.T) {
+	// An attempt can contain dots.
+	const key = "resource-claims.prebind.dev/u-1.a-2.b"
+	require.Empty(t, validation.IsQualifiedName(key), "the API server accepts the key")
+	web := mark{Pod: "web", Node: "node-a"}.encode()
 	cases := map[string]struct {
-		reason, key  string
-		uid, attempt string
-		ok           bool
+		reason, key, value string
+		ok                 bool
 	}{
-		"Points":      {reason: "an attempt can contain dots", key: "resource-claims.prebind.dev/u-1.a-2.b", uid: "u-1", attempt: "a-2.b", ok: true},
-		"OtherDomain": {reason: "the domain is different", key: "resource-claims.example.com/u.a"},
-		"NoUID":       {reason: "the UID is missing", key: "resource-claims.prebind.dev/.a"},
-		"NoAttempt":   {reason: "the attempt is missing", key: "resource-claims.prebind.dev/u."},
-		"NoPoint":     {reason: "the dot is missing", key: "resource-claims.prebind.dev/note"},
+		"Mark":        {reason: "encode writes this form", key: key, value: web, ok: true},
+		"Earlier":     {reason: "unknown fields are ignored", key: key, value: `{"pod":"web","node":"node-a","allocated":true}`, ok: true},
+		"OtherDomain": {reason: "the domain is different", key: "resource-claims.example.com/u.a", value: web},
+		"NoUID":       {reason: "the UID is missing", key: "resource-claims.prebind.dev/.a", value: web},
+		"NoAttempt":   {reason: "the attempt is missing", key: "resource-claims.prebind.dev/u.", value: web},
+		"NoPoint":     {reason: "the dot is missing", key: "resource-claims.prebind.dev/note", value: web},
+		"Path":        {reason: "the name is invalid", key: key, value: `{"pod":"a/b","node":"node-a"}`},
+		"Long":        {reason: "the value is too long", key: key, value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
+		"NoPod":       {reason: "the pod is missing", key: key, value: `{"node":"node-a"}`},
+		"NoJSON":      {reason: "the value is not JSON", key: key, value: "mine"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			uid, attempt, ok := splitKey(tc.key)
-			assert.Equal(t, tc.ok, ok, tc.reason)
+			var want []framework.Mark
 			if tc.ok {
-				assert.Empty(t, validation.IsQualifiedName(tc.key), "the API server accepts the key")
-				assert.Equal(t, tc.uid, string(uid), tc.reason)
-				assert.Equal(t, tc.attempt, attempt, tc.reason)
+				want = []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "u-1", Node: "node-a", Attempt: "a-2.b"}}
 			}
-		})
-	}
-}
-
-func TestDecodeMark(t *testing.T) {
-	cases := map[string]struct {
-		reason, value string
-		want          mark
-		ok            bool
-	}{
-		"Mark":    {reason: "encode writes this form", value: mark{Pod: "web", Node: "node-a"}.encode(), want: mark{Pod: "web", Node: "node-a"}, ok: true},
-		"Earlier": {reason: "unknown fields are ignored", value: `{"pod":"web","node":"node-a","allocated":true}`, want: mark{Pod: "web", Node: "node-a"}, ok: true},
-		"Path":    {reason: "the name is invalid", value: `{"pod":"a/b","node":"node-a"}`},
-		"Long":    {reason: "the value is too long", value: `{"pod":"web","node":"node-a","note":"` + strings.Repeat("a", maxMarkValue) + `"}`},
-		"NoPod":   {reason: "the pod is missing", value: `{"node":"node-a"}`},
-		"NoJSON":  {reason: "the value is not JSON", value: "mine"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			m, ok := decodeMark(tc.value)
-			assert.Equal(t, tc.ok, ok, tc.reason)
-			if tc.ok {
-				assert.Equal(t, tc.want, m, tc.reason)
-			}
+			assert.Equal(t, want, marksOf(theClaim("c", meta1(gen.Annotation(tc.key, tc.value)))), tc.reason)
 		})
 	}
 }
