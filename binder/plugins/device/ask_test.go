@@ -44,40 +44,6 @@ func TestShare_RoundTrips(t *testing.T) {
 	}
 }
 
-func TestParseIDs(t *testing.T) {
-	long := strings.Repeat("x", maxID)
-	cases := map[string]struct {
-		reason, value string
-		want          map[string]share
-		wrong         string
-	}{
-		"Two":            {reason: "spaces around an ID are ignored", value: " GPU-1 ,\tGPU-2\n", want: map[string]share{"GPU-1": whole, "GPU-2": whole}},
-		"Share":          {reason: "a share follows the colon", value: "GPU-1:0.5,GPU-2", want: map[string]share{"GPU-1": whole / 2, "GPU-2": whole}},
-		"PCI":            {reason: "an ID with colons requires a share", value: "0000:3b:00.0:1", want: map[string]share{"0000:3b:00.0": whole}},
-		"PCIWithout":     {reason: "a missing share must not select another device", value: "0000:3b:00.0", wrong: "0000:3b:00.0:1"},
-		"Unicode":        {reason: "IDs that look alike must not be two devices", value: "GPU-１", wrong: "printable ASCII"},
-		"SpaceInside":    {reason: "the comma between two IDs is missing", value: "GPU-1 GPU-2", wrong: "without spaces"},
-		"Longest":        {reason: "the ID has the maximum length", value: long, want: map[string]share{long: whole}},
-		"TooLong":        {reason: "the ID exceeds the maximum length", value: long + "x", wrong: "1 to 253"},
-		"Twice":          {reason: "the share would be ambiguous", value: "GPU-1:0.5,GPU-1:0.5", wrong: "listed twice"},
-		"Empty":          {reason: "the list is empty", value: "", wrong: "invalid device ID"},
-		"ShareOfNothing": {reason: "the ID is missing", value: ":0.5", wrong: "invalid device ID"},
-		"True":           {reason: "a misspelled node-lock key must not be ignored", value: "true", wrong: lockKey},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got, err := parseIDs(tc.value)
-			if tc.wrong != "" {
-				require.ErrorContains(t, err, tc.wrong, tc.reason)
-				assert.Less(t, len(err.Error()), 600)
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			assert.Equal(t, tc.want, got, tc.reason)
-		})
-	}
-}
-
 // on returns the parameters of annotations on an object of the kind.
 func on(kind string, values map[string]string) map[string]framework.Parameter {
 	parameters := map[string]framework.Parameter{}
@@ -97,6 +63,9 @@ func TestParse(t *testing.T) {
 	for i := range 17 {
 		long = append(long, fmt.Sprintf("%0239d", i))
 	}
+	value := func(value string) map[string]string { return map[string]string{"gpu": value} }
+	asks := func(ids map[string]share) ask { return ask{devices: devices{"gpu": ids}} }
+	invalid, longest := []string{"gpu"}, strings.Repeat("x", maxID)
 	cases := map[string]struct {
 		reason string
 		values map[string]string
@@ -119,7 +88,20 @@ func TestParse(t *testing.T) {
 			reason: "the lock lists no devices", values: map[string]string{"xpus-of-host": strings.Join(long, ","), lockKey: "true"},
 			want: ask{lock: true, devices: devices{"xpus-of-host": wholes(long)}},
 		},
-		"TooLong":  {reason: "a value that is too long is not parsed", values: map[string]string{"gpu": strings.Repeat("a,", 128<<10)}, wrong: []string{"gpu"}, says: "exceed 4096 bytes"},
+		"TooLong":        {reason: "a value that is too long is not parsed", values: map[string]string{"gpu": strings.Repeat("a,", 128<<10)}, wrong: []string{"gpu"}, says: "exceed 4096 bytes"},
+		"Spaces":         {reason: "spaces around an ID are ignored", values: value(" GPU-1 ,\tGPU-2\n"), want: asks(map[string]share{"GPU-1": whole, "GPU-2": whole})},
+		"Share":          {reason: "a share follows the colon", values: value("GPU-1:0.5,GPU-2"), want: asks(map[string]share{"GPU-1": whole / 2, "GPU-2": whole})},
+		"PCI":            {reason: "an ID with colons requires a share", values: value("0000:3b:00.0:1"), want: asks(map[string]share{"0000:3b:00.0": whole})},
+		"PCIWithout":     {reason: "a missing share must not select another device", values: value("0000:3b:00.0"), wrong: invalid, says: "0000:3b:00.0:1"},
+		"Unicode":        {reason: "IDs that look alike must not be two devices", values: value("GPU-１"), wrong: invalid, says: "printable ASCII"},
+		"SpaceInside":    {reason: "the comma between two IDs is missing", values: value("GPU-1 GPU-2"), wrong: invalid, says: "without spaces"},
+		"Longest":        {reason: "the ID has the maximum length", values: value(longest), want: asks(map[string]share{longest: whole})},
+		"LongID":         {reason: "the ID exceeds the maximum length", values: value(longest + "x"), wrong: invalid, says: "1 to 253"},
+		"Twice":          {reason: "the share would be ambiguous", values: value("GPU-1:0.5,GPU-1:0.5"), wrong: invalid, says: "listed twice"},
+		"Empty":          {reason: "the list is empty", values: value(""), wrong: invalid, says: "invalid device ID"},
+		"ShareOfNothing": {reason: "the ID is missing", values: value(":0.5"), wrong: invalid, says: "invalid device ID"},
+		"True":           {reason: "a misspelled node-lock key must not be ignored", values: value("true"), wrong: invalid, says: lockKey},
+
 		"LongLock": {reason: "the message shortens long values", values: map[string]string{lockKey: strings.Repeat("true", 64<<10)}, wrong: []string{lockKey}},
 	}
 	for name, tc := range cases {
