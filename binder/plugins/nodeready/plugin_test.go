@@ -35,11 +35,6 @@ func csiNodeWith(drivers ...storagev1.CSINodeDriver) *storagev1.CSINode {
 	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}, Spec: storagev1.CSINodeSpec{Drivers: drivers}}
 }
 
-func ownedByNode(n *storagev1.CSINode, uid types.UID) *storagev1.CSINode {
-	n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-a", UID: uid}}
-	return n
-}
-
 func theDriver(limit ...int32) storagev1.CSINodeDriver {
 	d := storagev1.CSINodeDriver{Name: driverName, NodeID: "node-a"}
 	if len(limit) > 0 {
@@ -87,10 +82,6 @@ func sidecar(name corev1.ResourceName, n string) func(*corev1.Pod) {
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{name: resource.MustParse(n)}},
 		})
 	}
-}
-
-func priority(class string) func(*corev1.Pod) {
-	return func(pod *corev1.Pod) { pod.Spec.PriorityClassName = class }
 }
 
 // daemon returns a DaemonSet whose pods an agent of the tests selects.
@@ -181,6 +172,8 @@ func TestPreFlight(t *testing.T) {
 	inTree := gen.Volume("pv-1", gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}))
 	const gce = "pd.csi.storage.gke.io"
 	known := gen.CSIDriver(driverName, false)
+	earlier := csiNodeWith(theDriver())
+	gen.OwnedBy("Node", "node-a", "before")(&earlier.ObjectMeta)
 	inlineAttached, deleted, unlabelled := attached("a", "node-a", ""), daemon("cni"), daemon("cni")
 	inlineAttached.Spec.Source.PersistentVolumeName, unlabelled.Spec.Template.Labels = nil, nil
 	gen.Terminating()(&deleted.ObjectMeta)
@@ -202,7 +195,7 @@ func TestPreFlight(t *testing.T) {
 
 		"NotRegistered":     {reason: "the driver of a bound claim is not registered", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, csiNodeWith(), known), waits: waitsForDriver, object: framework.Object{Kind: "CSINode", Name: "node-a"}},
 		"NoCSINode":         {reason: "the node is new", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known), waits: waitsForDriver},
-		"EarlierNode":       {reason: "the CSINode belongs to a deleted node of this name", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, ownedByNode(csiNodeWith(theDriver()), "before"), known), waits: waitsForDriver},
+		"EarlierNode":       {reason: "the CSINode belongs to a deleted node of this name", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, earlier, known), waits: waitsForDriver},
 		"Unknown":           {reason: "the name of the driver can be wrong", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: bound, waits: waitsForDriver + " (no CSIDriver object has this name)"},
 		"Twice":             {reason: "the message names a driver once", pod: []gen.PodOption{gen.UsesClaim("data"), gen.UsesClaim("more")}, objects: with(bound, known, gen.Claim("more", gen.BoundToVolume("pv-1"))), waits: waitsForDriver},
 		"OnlyOtherChecks":   {reason: "the check is off", args: only(defaults(), checkLimits), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known)},
@@ -275,7 +268,7 @@ func TestPreFlight(t *testing.T) {
 			waits: "extended resource gpu.example.com/card on the node (2 requested, 0 allocatable)",
 		},
 		"PassesMirror":  {reason: "a static pod is already running", pod: []gen.PodOption{gen.Annotation(corev1.MirrorPodAnnotationKey, "x")}, change: requests(gpu, "2")},
-		"PassesNode":    {reason: "the node depends on the pod", change: func(pod *corev1.Pod) { requests(gpu, "2")(pod); priority("system-node-critical")(pod) }},
+		"PassesNode":    {reason: "the node depends on the pod", change: func(pod *corev1.Pod) { requests(gpu, "2")(pod); pod.Spec.PriorityClassName = "system-node-critical" }},
 		"PassesInvalid": {reason: "the pod does not wait", pod: []gen.PodOption{gen.InNamespace("kube-system"), gen.Annotation("node-ready.prebind.dev/timeout", "x")}},
 
 		"Several": {
