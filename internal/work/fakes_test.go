@@ -83,13 +83,19 @@ func (s *fixture) written(t *testing.T, writers ...framework.PreBinder) (*Set, *
 
 // writing returns an attempt that has written through the plugins, and a call for it in progress.
 func (s *fixture) writing(t *testing.T, writers ...framework.PreBinder) (*Set, *Entry) {
+	set, e := s.open(t)
+	for _, w := range writers {
+		require.NoError(t, set.Write(t.Context(), e, w, func() error { return nil }))
+	}
+	return set, e
+}
+
+// open returns an attempt that has written nothing.
+func (s *fixture) open(t *testing.T) (*Set, *Entry) {
 	s.o.Changes, s.o.Term = notify.NewHub(), func() (int64, bool) { return 1, true }
 	set := NewSet(s.o)
 	e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
 	require.NoError(t, err)
-	for _, w := range writers {
-		require.NoError(t, set.Write(t.Context(), e, w, func() error { return nil }))
-	}
 	return set, e
 }
 
@@ -157,9 +163,16 @@ type marker struct {
 	*recordingWriter
 	marks []framework.Mark
 	err   error
+	// list replaces marks and err, if it is set.
+	list func() ([]framework.Mark, error)
 }
 
-func (m *marker) Marks(context.Context) ([]framework.Mark, error) { return m.marks, m.err }
+func (m *marker) Marks(context.Context) ([]framework.Mark, error) {
+	if m.list != nil {
+		return m.list()
+	}
+	return m.marks, m.err
+}
 
 type livingReplicas map[string]bool
 

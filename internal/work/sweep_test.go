@@ -13,20 +13,22 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/gen"
 )
 
-// tidier is a marker with a Tidy.
+// tidier is a marker with a Tidy, which needs all of its time if it is slow.
 type tidier struct {
 	*marker
-	calls *journal
-	err   error
+	slow bool
 }
 
 func (p *tidier) Tidy(ctx context.Context) error {
+	if p.slow {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	if ctx.Err() == nil {
 		p.calls.add("tidy")
 	}
@@ -52,7 +54,7 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := &journal{}
-				p := &tidier{marker: &marker{recordingWriter: newWriter(calls), err: tc.err}, calls: calls, err: tc.err}
+				p := &tidier{marker: &marker{recordingWriter: newWriter(calls), err: tc.err}}
 				s := newFixture(p, thePod)
 				s.sweep(t, tc.living, tc.took)
 				assert.Len(t, calls.all(), tc.want, tc.reason)
@@ -61,21 +63,13 @@ func TestTidy_EveryTwoMinutes(t *testing.T) {
 	}
 }
 
-// slowTidier is a tidier that needs all of its time.
-type slowTidier struct{ *tidier }
-
-func (p *slowTidier) Tidy(ctx context.Context) error {
-	<-ctx.Done()
-	return context.Cause(ctx)
-}
-
 // TestTidy_TimeOfEachPlugin: a slow plugin takes no time from the next one.
 func TestTidy_TimeOfEachPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &journal{}
-		next := &tidier{marker: &marker{recordingWriter: newWriter(calls)}, calls: calls}
+		next := &tidier{marker: &marker{recordingWriter: newWriter(calls)}}
 		s := newFixture(next, thePod).sweeper(livingReplicas{})
-		s.plugins = []framework.Plugin{&slowTidier{next}, next}
+		s.plugins = []framework.Plugin{&tidier{next.marker, true}, next}
 		began := time.Now()
 		assert.ErrorIs(t, s.tidy(t.Context()), context.DeadlineExceeded)
 		assert.Equal(t, tidyTimeout, time.Since(began))
@@ -182,32 +176,21 @@ func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 	})
 }
 
-// A plugin whose Marks panics.
-type panicking struct{ *recordingWriter }
-
-func (panicking) Marks(context.Context) ([]framework.Mark, error) { panic("a bug in Marks") }
-
 func TestMarks_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(panicking{newWriter(&journal{})}, thePod)
+		s := newFixture(&marker{recordingWriter: newWriter(&journal{}), list: func() ([]framework.Mark, error) { panic("a bug in Marks") }}, thePod)
 		assert.NotPanics(t, func() { s.sweep(t, livingReplicas{}, time.Second) })
 	})
 }
 
-// stream has one mark at a time, and listing its marks always fails.
-type stream struct {
-	*recordingWriter
-	n int
-}
-
-func (m *stream) Marks(context.Context) ([]framework.Mark, error) {
-	m.n++
-	return []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "p"}, PodUID: "u", Node: "n", Attempt: "here-" + strings.Repeat("x", m.n)}}, errors.New("one of the objects cannot be read")
-}
-
+// One mark is listed at a time, and listing always fails.
 func TestOrphans_ArePruned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(&stream{recordingWriter: newWriter(&journal{})}, nil)
+		n := 0
+		s := newFixture(&marker{recordingWriter: newWriter(&journal{}), list: func() ([]framework.Mark, error) {
+			n++
+			return []framework.Mark{markOf("here-" + strings.Repeat("x", n))}, errors.New("one of the objects cannot be read")
+		}}, nil)
 		assert.Less(t, len(s.sweep(t, livingReplicas{}, time.Hour).orphans), 10)
 	})
 }

@@ -12,10 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/test/fakeapi"
 )
 
@@ -40,15 +38,12 @@ func TestWrite_DuringRollback(t *testing.T) {
 // The cache never has a pod that is too large. Its changes do not lead to reads.
 func TestFollow_LargePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		reads, changes := reading{}, notify.NewHub()
+		reads := reading{}
 		f := newFixture(newWriter(&journal{}), thePod)
-		f.o.Cached, f.o.Recorder, f.o.Changes = fakeapi.New().Cache(), &reads, changes
-		f.o.Term = func() (int64, bool) { return 1, true }
-		set := NewSet(f.o)
-		e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
-		require.NoError(t, err)
+		f.o.Cached, f.o.Recorder = fakeapi.New().Cache(), &reads
+		set, e := f.open(t)
 		for range 60 {
-			changes.Wake(thePod)
+			f.o.Changes.Wake(thePod)
 			pass(time.Second)
 		}
 		assert.LessOrEqual(t, int(reads.live.Load()), 9)
@@ -62,7 +57,7 @@ func TestFollow_Outage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := reading{}
 		f := newFixture(newWriter(&journal{}), thePod)
-		f.o.Recorder, f.o.Changes, f.o.Term = &reads, notify.NewHub(), func() (int64, bool) { return 1, true }
+		f.o.Recorder = &reads
 		live := fakeapi.New(thePod).Connect()
 		var back atomic.Bool
 		live.Before = func(fakeapi.Call) error {
@@ -72,9 +67,7 @@ func TestFollow_Outage(t *testing.T) {
 			return nil
 		}
 		f.o.Live = live
-		set := NewSet(f.o)
-		e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
-		require.NoError(t, err)
+		set, e := f.open(t)
 		set.Leave(e, false, 0)
 		pass(AbandonAfter + time.Minute)
 		assert.InDelta(t, 30, reads.live.Load(), 1)
