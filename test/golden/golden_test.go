@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -27,7 +28,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -47,6 +47,7 @@ import (
 	"github.com/prebind/prebind/mutators/nodeinfo"
 	"github.com/prebind/prebind/mutators/topology"
 	policyv1alpha1 "github.com/prebind/prebind/policy/v1alpha1"
+	"github.com/prebind/prebind/test/fakeapi"
 )
 
 var update = flag.Bool("update", false, "Update the golden responses.")
@@ -176,7 +177,11 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			objects, binding := read(t, name)
 			synctest.Test(t, func(t *testing.T) {
-				got := post(t, tc.setup, objects, binding)
+				p := newPrebind(t, tc.setup, objects)
+				response := p.serve(t, reviewOf(binding, tc.setup.dryRun))
+				require.Equal(t, http.StatusOK, response.Code)
+				got := readable(t, response.Body.Bytes(), written(t, p))
+				p.stop(t)
 				golden := filepath.Join("testdata", name+".answer.yaml")
 				if *update {
 					require.NoError(t, os.WriteFile(golden, got, 0o600))
@@ -218,18 +223,6 @@ func read(t testing.TB, name string) (objects []client.Object, binding *corev1.B
 	return objects, binding
 }
 
-// post posts a review of the Binding, and returns the response and the written objects.
-func post(t *testing.T, s setup, objects []client.Object, binding *corev1.Binding) []byte {
-	t.Helper()
-	p := newPrebind(t, s, objects)
-	before := versions(t, p.client)
-	response := p.serve(t, reviewOf(binding, s.dryRun))
-	require.Equal(t, http.StatusOK, response.Code)
-	answer := readable(t, response.Body.Bytes(), written(t, p.client, before))
-	p.stop(t)
-	return answer
-}
-
 var attempt = regexp.MustCompile(`replica-[a-z0-9]{10}`)
 
 // readable returns the response as YAML, with a decoded patch and the written objects. It replaces random attempt IDs with a
@@ -262,24 +255,20 @@ func readable(t *testing.T, body []byte, written []any) []byte {
 	return attempt.ReplaceAll(out, []byte("replica-0123456789"))
 }
 
-// versions returns the resource versions of all objects.
-func versions(t *testing.T, c client.Reader) map[types.NamespacedName]string {
-	t.Helper()
-	all := map[types.NamespacedName]string{}
-	each(t, c, func(o client.Object) { all[client.ObjectKeyFromObject(o)] = o.GetResourceVersion() })
-	return all
-}
-
 // written returns created and changed objects without fields that the API server sets.
-func written(t *testing.T, c client.Reader, before map[types.NamespacedName]string) []any {
+func written(t *testing.T, p *prebind) []any {
 	t.Helper()
+	verbs := map[string]string{}
+	for _, w := range slices.Backward(p.server.Writes()) {
+		verbs[w.Kind+" "+w.Key.String()] = w.Verb
+	}
 	var changed []any
-	each(t, c, func(o client.Object) {
-		was, had := before[client.ObjectKeyFromObject(o)]
-		if was == o.GetResourceVersion() {
+	each(t, p.client, func(o client.Object) {
+		verb, ok := verbs[fakeapi.Kind(o)+" "+client.ObjectKeyFromObject(o).String()]
+		if !ok {
 			return
 		}
-		if !had {
+		if verb == "create" {
 			o.SetUID("")
 		}
 		o.SetResourceVersion("")
