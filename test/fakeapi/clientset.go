@@ -27,7 +27,6 @@ type Clientset struct {
 	tracker clienttesting.ObjectTracker
 	mu      sync.Mutex
 	version int
-	before  func(action clienttesting.Action) error
 }
 
 // NewClientset returns one with the objects.
@@ -56,14 +55,6 @@ func NewClientset(objects ...runtime.Object) *Clientset {
 // Tracker implements clienttesting.FakeClient.
 func (c *Clientset) Tracker() clienttesting.ObjectTracker { return c.tracker }
 
-// Before has f called before each write, nil for none. An error is the answer, and nothing
-// is done. It may be called at any time.
-func (c *Clientset) Before(f func(action clienttesting.Action) error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.before = f
-}
-
 // stamp gives the object the next version, and a UID where it has none. It must be called
 // with mu held, or before the clientset is used.
 func (c *Clientset) stamp(o runtime.Object) {
@@ -79,11 +70,6 @@ func (c *Clientset) stamp(o runtime.Object) {
 func (c *Clientset) write(action clienttesting.Action) (handled bool, o runtime.Object, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.before != nil {
-		if err := c.before(action); err != nil {
-			return true, nil, err
-		}
-	}
 	gvr, ns := action.GetResource(), action.GetNamespace()
 	switch action := action.(type) {
 	case clienttesting.CreateActionImpl:

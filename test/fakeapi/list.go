@@ -32,12 +32,6 @@ func (s *Server) get(key client.ObjectKey, into client.Object) error {
 	if found == nil {
 		return NotFound(Kind(into), key.Name)
 	}
-	if partial, ok := into.(*metav1.PartialObjectMetadata); ok {
-		metadata := metadataOf(found)
-		metadata.TypeMeta = partial.TypeMeta
-		*partial = *metadata
-		return nil
-	}
 	return assign(found, into)
 }
 
@@ -126,8 +120,6 @@ func valueOf(field string, object client.Object) (value string, known bool) {
 	switch {
 	case field == "metadata.name":
 		return object.GetName(), true
-	case field == "metadata.namespace":
-		return object.GetNamespace(), true
 	case isPod && field == "spec.nodeName":
 		return pod.Spec.NodeName, true
 	case isPod && field == "status.nominatedNodeName":

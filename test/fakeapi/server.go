@@ -24,7 +24,7 @@
 //     spec.nodeName, status.phase), spec.pod.uid of BindTasks, and indexes, as a cache has them. They come in pages
 //     where a limit is sent.
 //
-//   - Objects can be read and listed as PartialObjectMetadata.
+//   - Objects can be listed as PartialObjectMetadata.
 //
 //   - Delete of an object with finalizers sets its deletionTimestamp. It is removed with the
 //     last finalizer.
@@ -139,13 +139,11 @@ func (s *Server) Remove(o client.Object) {
 
 // Get reads an object without being counted; false if there is none.
 func Get[T client.Object](s *Server, o T) (T, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	found, ok := s.objects[Kind(o)][client.ObjectKeyFromObject(o)].(T)
-	if !ok {
+	found, _ := reflect.TypeAssert[T](reflect.ValueOf(o.DeepCopyObject()))
+	if Read(s, found) != nil {
 		return o, false
 	}
-	return reflect.TypeAssert[T](reflect.ValueOf(found.DeepCopyObject()))
+	return found, true
 }
 
 // Read reads the object of the same kind, namespace and name into it, without being counted.
