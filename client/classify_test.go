@@ -17,15 +17,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// denial is a denial of Prebind as the API server sends it, with Prebind's own decision.
-type denial struct {
+// Denial is a denial of Prebind as the API server sends it, with Prebind's own decision.
+type Denial struct {
 	Decision Kind          `json:"decision"`
 	Status   metav1.Status `json:"status"`
 }
 
-func denials(t *testing.T) map[string]denial {
+// Denials returns the denials in Prebind's golden tests.
+func Denials(t *testing.T) map[string]Denial {
 	t.Helper()
-	var all map[string]denial
+	var all map[string]Denial
 	Load(t, "denials.json", &all)
 	require.NotEmpty(t, all)
 	return all
@@ -34,7 +35,7 @@ func denials(t *testing.T) map[string]denial {
 // TestClassify_Denials checks every denial in Prebind's golden tests.
 func TestClassify_Denials(t *testing.T) {
 	seen := map[Kind]bool{None: true}
-	for name, d := range denials(t) {
+	for name, d := range Denials(t) {
 		t.Run(name, func(t *testing.T) {
 			a := Classify(&apierrors.StatusError{ErrStatus: d.Status})
 			assert.Equal(t, d.Decision, a.Kind)
@@ -51,7 +52,7 @@ func TestClassify_Denials(t *testing.T) {
 }
 
 func TestClassify_Content(t *testing.T) {
-	all := denials(t)
+	all := Denials(t)
 	cases := map[string]struct {
 		reason string
 		want   Answer
@@ -78,7 +79,7 @@ func TestClassify_Content(t *testing.T) {
 }
 
 func TestClassify_Errors(t *testing.T) {
-	waiting := &apierrors.StatusError{ErrStatus: denials(t)["device-locked"].Status}
+	waiting := &apierrors.StatusError{ErrStatus: Denials(t)["device-locked"].Status}
 	// The text that priority and fairness sends is not a Status. client-go creates this error from it.
 	throttled := apierrors.NewGenericServerResponse(
 		http.StatusTooManyRequests, "post", corev1.Resource("pods"), "web", "Too many requests, please try again later.", 1, true)

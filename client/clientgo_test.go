@@ -71,12 +71,9 @@ func statusServer(t *testing.T, s metav1.Status) *apiServer {
 // deniedServer returns the API server for a denial in Prebind's golden tests.
 func deniedServer(t *testing.T, name string) *apiServer {
 	t.Helper()
-	var denials map[string]struct {
-		Status metav1.Status `json:"status"`
-	}
-	prebind.Load(t, "denials.json", &denials)
-	require.Contains(t, denials, name)
-	return statusServer(t, denials[name].Status)
+	denial, ok := prebind.Denials(t)[name]
+	require.True(t, ok)
+	return statusServer(t, denial.Status)
 }
 
 func (s *apiServer) client(t *testing.T) *typedcorev1.CoreV1Client {

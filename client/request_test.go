@@ -37,9 +37,12 @@ func TestRequest_Annotations(t *testing.T) {
 func TestRequest_Invalid(t *testing.T) {
 	gpus := func(devices ...Device) Request { return Request{Devices: map[string][]Device{"gpu": devices}} }
 	share := func(s string) Request { return gpus(Device{ID: "GPU-1", Share: resource.MustParse(s)}) }
-	many := make([]Device, 257)
+	many, long := make([]Device, 257), make([]Device, 20)
 	for i := range many {
 		many[i].ID = fmt.Sprint(i)
+	}
+	for i := range long {
+		long[i].ID = fmt.Sprintf("%0253d", i)
 	}
 	for name, tc := range map[string]struct {
 		reason  string
@@ -55,7 +58,7 @@ func TestRequest_Invalid(t *testing.T) {
 		"ShareOverOne":   {reason: "a device has one whole", request: share("1.1"), says: "share 1100m: must be more than 0"},
 		"SmallShare":     {reason: "Prebind counts in millionths", request: share("100n"), says: "a multiple of 0.000001"},
 		"TooManyDevices": {reason: "records have a limit", request: gpus(many...), says: "at most 256, got 257"},
-		"TooMuchText":    {reason: "records have a limit", request: gpus(longIDs(20)...), says: "at most 4096 bytes"},
+		"TooMuchText":    {reason: "records have a limit", request: gpus(long...), says: "at most 4096 bytes"},
 		"LockAsResource": {reason: "the key is not a resource", request: Request{Devices: map[string][]Device{"node-lock": {{ID: "a"}}}}, says: "set NodeLock"},
 		"BadResource":    {reason: "the key of the annotation would be invalid", request: Request{Devices: map[string][]Device{"a b": {{ID: "a"}}}}, says: `"a b": invalid name of a resource`},
 		"BadPlugin":      {reason: "commas separate plugins", request: Request{Require: []string{"a,b"}}, says: `"a,b": invalid name of a plugin`},
@@ -66,14 +69,6 @@ func TestRequest_Invalid(t *testing.T) {
 			assert.ErrorContains(t, err, tc.says, tc.reason)
 		})
 	}
-}
-
-func longIDs(n int) []Device {
-	devices := make([]Device, n)
-	for i := range devices {
-		devices[i].ID = fmt.Sprintf("%0253d", i)
-	}
-	return devices
 }
 
 func TestRequest_Binding(t *testing.T) {
