@@ -15,9 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
@@ -49,21 +47,9 @@ type parker struct {
 // parker creates a pod that the test binds.
 func (g *garage) parker(options ...gen.PodOption) *parker {
 	g.t.Helper()
-	return g.parkerOf(byHand, options...)
-}
-
-// parkerOf creates a pod for the scheduler, which can only choose the node of the garage.
-func (g *garage) parkerOf(scheduler string, options ...gen.PodOption) *parker {
-	g.t.Helper()
 	p := &parker{bench: newBench(g.t, g.world, nil), garage: g}
-	p.create(scheduler, options...)
+	p.uid = p.podWith(byHand, append(options, g.toleration, g.steered())...).UID
 	return p
-}
-
-// create creates the pod, also repeatedly.
-func (p *parker) create(scheduler string, options ...gen.PodOption) {
-	p.t.Helper()
-	p.uid = p.podWith(scheduler, append(options, p.garage.toleration, p.garage.steered())...).UID
 }
 
 // park posts the pod's Binding to the garage.
@@ -76,17 +62,10 @@ func (p *parker) holds(device string) string {
 	return fmt.Sprintf("device %s (gpu) is held by pod %s/pod", device, p.ns)
 }
 
-// records returns the records of devices.
-func (b *bench) records() typedcorev1.ConfigMapInterface {
-	return b.client.CoreV1().ConfigMaps(install.Namespace)
-}
-
-func recordOf(node string) string { return "prebind-devices-" + node }
-
 // record returns the data of the node's record, or nil if it does not exist.
 func (b *bench) record(node string) map[string]string {
 	b.t.Helper()
-	record, err := b.records().Get(b.t.Context(), recordOf(node), metav1.GetOptions{})
+	record, err := b.client.CoreV1().ConfigMaps(install.Namespace).Get(b.t.Context(), "prebind-devices-"+node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -140,21 +119,6 @@ func (p *parker) untilSettled(devices map[string]string) {
 		assert.Equal(p.t, map[string]map[string]string{"gpu": devices}, entry.Grants[0].Devices)
 		assert.Equal(p.t, pod.Annotations[attemptKey], entry.Grants[0].Attempt)
 	}
-}
-
-// Annotations of the pod select devices, and kube-scheduler ignores them.
-func TestDeviceWithKubeScheduler(t *testing.T) {
-	t.Parallel()
-	g := newGarage(t, shared)
-	first := g.parkerOf(cluster.DefaultScheduler, gpu("GPU-1"))
-	first.untilSettled(map[string]string{"GPU-1": "1"})
-	first.assertNeverFailed()
-	second := g.parkerOf(cluster.DefaultScheduler, gpu("GPU-1"))
-	second.untilEvent("FailedScheduling", "device: Node "+g.node, first.holds("GPU-1"))
-	second.untilEvent("BindRefused", first.holds("GPU-1"))
-	first.deletePod()
-	second.untilSettled(map[string]string{"GPU-1": "1"})
-	assert.Nil(t, grantedTo(second.record(g.node), first.uid))
 }
 
 // If a bind fails after Prebind has allowed it, Prebind releases its devices when the bind can no longer succeed.

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -31,19 +30,13 @@ type explained struct {
 	Warnings []string
 }
 
-// command runs the program and returns its standard output, its standard error and its exit code.
+// command runs the program as an administrator, and returns its standard output, its standard error and its exit code.
 func (b *bench) command(args ...string) (stdout, stderr string, code int) {
 	b.t.Helper()
-	return b.ran(exec.CommandContext(b.t.Context(), shared.prebind.Client(), args...))
-}
-
-// ran runs the command against the cluster as an administrator.
-func (b *bench) ran(cmd *exec.Cmd) (stdout, stderr string, code int) {
-	b.t.Helper()
+	cmd := exec.CommandContext(b.t.Context(), shared.prebind.Client(), args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+b.cluster.Kubeconfig())
-	cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(cmd.Path)+":"+os.Getenv("PATH"))
 	err := cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return out.String(), errs.String(), exit.ExitCode()
@@ -108,6 +101,7 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, binder.PluginRejects, x.plugin("device").Verdict, "all rejections are reported")
 		assert.Equal(t, binder.PluginRejects, x.plugin("volumebinding").Verdict)
 
+		assert.Empty(t, b.events(), "explain should not change objects")
 		err := b.bindByHand(b.binding("node-3", gen.Annotation("node-state.prebind.dev/expect", "e2e/none=there")))
 		assert.True(t, apierrors.IsForbidden(err))
 		assert.Equal(t, err.Error(), x.Reason, "the denial should have the reported message")
@@ -117,24 +111,6 @@ func TestExplain(t *testing.T) {
 		assert.Equal(t, 2, code, "%s", errs)
 		assert.Regexp(t, `^node-3, from the event BindRefused of \d+s ago; choose another one with --node\n$`, errs)
 		assert.Contains(t, out, "to node node-3: would be rejected")
-	})
-
-	t.Run("a pod that has to wait, as a plugin of kubectl", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		b.claim("data", b.dynamic("10m"))
-		b.pod(byHand, "data")
-		dir := t.TempDir()
-		require.NoError(t, os.Symlink(b.prebind.Client(), filepath.Join(dir, "kubectl-prebind")))
-		kubectl := b.cluster.Kubectl(t.Context()).Path
-		require.NoError(t, os.Symlink(kubectl, filepath.Join(dir, "kubectl")))
-		out, errs, code := b.ran(exec.CommandContext(t.Context(), filepath.Join(dir, "kubectl"), "prebind", "explain", "pod", "--node=node-4", "-n="+b.ns))
-		assert.Equal(t, 1, code, "%s", errs)
-		for _, words := range []string{"would wait", "volumebinding", "waiting for PersistentVolumeClaim " + b.ns + "/data", "annotation", "topology.prebind.dev/zone"} {
-			assert.Contains(t, out, words)
-		}
-		assert.Empty(t, b.events(), "explain should not change objects")
-		t.Logf("text output:\n%s", out)
 	})
 }
 

@@ -23,8 +23,8 @@ const (
 	kubeScheduler = "system:kube-scheduler"
 )
 
-// Mutators and plugins that are off by default share an installation. The tests in parallel use separate namespaces and nodes, and policies
-// for their namespaces. The test after them stops replicas.
+// Mutators and plugins that are off by default share an installation. The tests use separate namespaces and nodes, and policies for their
+// namespaces.
 func TestOptional(t *testing.T) {
 	t.Parallel()
 	w := ownWorld(t, install.Options{}, 0,
@@ -39,29 +39,26 @@ func TestOptional(t *testing.T) {
 	t.Run("observability", o.test)
 	_, err := w.start(t.Context())
 	require.NoError(t, err)
-	t.Run("in parallel", func(t *testing.T) {
-		newPolicies(t, w).applyRackAwareness()
-		for name, test := range map[string]func(*testing.T, *world){
-			"manifests": testManifests, "operator": testOperator, "announce to kube-scheduler": testAnnounceKubeScheduler,
-			"announce, another node": testAnnounceAnotherNode,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				test(t, w)
-			})
-		}
-		for name, test := range map[string]func(*policies){
-			"keys": testPolicyKeys, "reject": testPolicyRejectsNode,
-			"wait": testPolicyWaits, "Strimzi": testPolicyStrimzi,
-			"task": testPolicyTask, "task fails": testPolicyTaskFailed,
-		} {
-			t.Run("policy, "+name, func(t *testing.T) {
-				t.Parallel()
-				test(newPolicies(t, w))
-			})
-		}
-	})
-	t.Run("policy, restart", func(t *testing.T) { testPolicyRestart(newPolicies(t, w)) })
+	newPolicies(t, w).applyRackAwareness()
+	for name, test := range map[string]func(*testing.T, *world){
+		"manifests": testManifests, "operator": testOperator, "announce to kube-scheduler": testAnnounceKubeScheduler,
+		"announce, another node": testAnnounceAnotherNode,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, w)
+		})
+	}
+	for name, test := range map[string]func(*policies){
+		"keys": testPolicyKeys, "reject": testPolicyRejectsNode,
+		"wait": testPolicyWaits, "Strimzi": testPolicyStrimzi,
+		"task fails": testPolicyTaskFailed,
+	} {
+		t.Run("policy, "+name, func(t *testing.T) {
+			t.Parallel()
+			test(newPolicies(t, w))
+		})
+	}
 }
 
 func (b *bench) node(name string) *corev1.Node {

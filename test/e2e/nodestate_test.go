@@ -20,10 +20,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 	"github.com/prebind/prebind/webhook"
@@ -39,17 +36,10 @@ func expectsDriver() gen.Meta {
 
 func waits(long string) gen.Meta { return gen.Annotation("node-state.prebind.dev/wait", long) }
 
-// patchNode merges the patch into the node.
-func (b *bench) patchNode(node, patch string, subresources ...string) {
-	b.t.Helper()
-	_, err := b.client.CoreV1().Nodes().Patch(b.t.Context(), node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
-	require.NoError(b.t, err)
-}
-
 // installDriver gives the node the label driver.
 func (b *bench) installDriver(node string) {
 	b.t.Helper()
-	b.patchNode(node, `{"metadata":{"labels":{"`+driver+`":"550"}}}`)
+	b.kubectl("label", "node", node, driver+"=550")
 }
 
 // taint adds a taint and keeps the existing ones.
@@ -141,28 +131,4 @@ func TestNodeIsDrainedBeforeBind(t *testing.T) {
 	b.untilDenied(b.binding(node))
 	b.assertRefused(b.bindByHand(b.binding(node)), "node-state: Node "+node, "expected the node to be schedulable, but it is cordoned")
 	assert.Equal(t, []string{"refused"}, b.decisions(), "no controller would evict the pod")
-}
-
-// The real kube-scheduler ignores the pod's expectations: it gets the rejection, or waits without notice.
-func TestNodeStateWithKubeScheduler(t *testing.T) {
-	t.Parallel()
-	t.Run("refused until the expectation matches", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		node, toleration := b.ownNode("late")
-		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver())
-		b.untilEvent("FailedScheduling", "node-state: Node "+node, `expected the label `+driver+` to be "550", but it is not set`)
-		b.installDriver(node)
-		b.assertTopology(b.untilBound())
-	})
-	t.Run("waits until the expectation matches", func(t *testing.T) {
-		t.Parallel()
-		b := newBench(t, shared, nil)
-		node, toleration := b.ownNode("late")
-		b.podWith(cluster.DefaultScheduler, toleration, b.steered(), expectsDriver(), waits("2m"))
-		b.untilEvent("WaitingForPreBind", "node-state: Node "+node, `waiting for the label `+driver)
-		b.installDriver(node)
-		b.assertTopology(b.untilBound())
-		b.assertNeverFailed()
-	})
 }

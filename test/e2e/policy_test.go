@@ -152,21 +152,6 @@ func (p *policies) begin(scheduler, node string, options ...gen.PodOption) <-cha
 	return nil
 }
 
-// endSoon checks that the pod is bound within a moment, without an error of its scheduler.
-func (p *policies) endSoon(bound <-chan error) *corev1.Pod {
-	p.t.Helper()
-	began := time.Now()
-	pod := p.untilBound()
-	took := time.Since(began)
-	assert.Less(p.t, took, aMoment)
-	p.t.Logf("bound after %s", took.Round(time.Millisecond))
-	if bound != nil {
-		require.NoError(p.t, p.end(bound))
-	}
-	p.assertNeverFailed()
-	return pod
-}
-
 // key returns the key of an annotation or label of the policy without a prefix.
 func key(policy *v1alpha1.BindPolicy, key string) string {
 	return policy.Name + ".policy.prebind.dev/" + key

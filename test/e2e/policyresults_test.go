@@ -63,19 +63,6 @@ func testPolicyRejectsNode(p *policies) {
 	assert.Equal(p.t, ml, p.untilBound().Spec.NodeName)
 }
 
-// A replica that restarts is not ready before it applies the policies.
-func testPolicyRestart(p *policies) {
-	policy := p.add("restart", `validations: [{expression: "false", message: "locked"}]`)
-	for _, r := range p.prebind.Replicas() {
-		require.NoError(p.t, r.Restart(p.t.Context()))
-		answer, err := ask(p.t.Context(), r, nil, gen.Review(p.probeBinding(), kubeScheduler, true))
-		require.NoError(p.t, err)
-		findings := findingsIn(answer)
-		require.Len(p.t, findings, 1)
-		assert.Equal(p.t, policy.Name, findings[0].Name)
-	}
-}
-
 // rackAwareness is the recipe for racks in docs/policy-recipes.md.
 const rackAwareness = "../../config/policies/rack-awareness"
 
@@ -130,11 +117,14 @@ waitFor:
   messageExpression: "'CSI driver not registered on ' + node.metadata.name"
 `)
 	node, toleration := p.ownNode("late")
-	bound := p.begin(cluster.DefaultScheduler, node, toleration)
+	p.begin(cluster.DefaultScheduler, node, toleration)
 	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for driver: CSI driver not registered on "+node)
 	p.assertNotBound()
 	p.registerDriver(node)
-	p.assertTopology(p.endSoon(bound))
+	began := time.Now()
+	p.assertTopology(p.untilBound())
+	assert.Less(p.t, time.Since(began), aMoment)
+	p.assertNeverFailed()
 	p.untilCounted(policy.Name, "waiting")
 	p.untilCounted(policy.Name, "allowed")
 }

@@ -71,22 +71,6 @@ func (p *policies) setFinalizer(task *v1alpha1.BindTask, finalizers ...string) {
 
 func anyTask(*v1alpha1.BindTask) bool { return true }
 
-// A bind waits for a handler, gets its annotation, and the BindTask ends with the pod.
-func testPolicyTask(p *policies) {
-	policy := p.add("task", prefetchTask)
-	node, toleration := p.ownNode("task")
-	bound := p.begin(cluster.DefaultScheduler, node, toleration)
-	task := p.untilTask("the bind creates it", anyTask)
-	assert.Equal(p.t, map[string]v1alpha1.ParameterValue{"node": v1alpha1.ParameterValue(node)}, task.Spec.Parameters)
-	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for handler "+prefetch+" to begin BindTask "+task.Name)
-	p.assertNotBound()
-	p.answers(task, v1alpha1.TaskReady, "")
-	pod := p.endSoon(bound)
-	assert.Equal(p.t, "hit", pod.Annotations[key(policy, "cache")])
-	p.untilTask("it is confirmed", isConfirmed)
-	p.untilCounted(policy.Name, "waiting")
-}
-
 // A handler that fails rejects the bind with its message. The handler undoes its work under its finalizer.
 func testPolicyTaskFailed(p *policies) {
 	p.add("task", prefetchTask)
@@ -121,12 +105,16 @@ spec:
   validationActions: [Deny]
 `
 
-// A replica is killed while the bind waits for a task. Another one continues with the same BindTask.
+// A bind waits for a handler, gets its annotation, and the BindTask ends with the pod. A replica is killed in the meantime. Another one
+// continues with the same BindTask.
 func testTaskOfKilledReplica(p *policies) {
 	policy := p.add("task", prefetchTask)
 	node, toleration := p.ownNode("task")
 	p.begin(cluster.DefaultScheduler, node, toleration)
 	task := p.untilTask("the bind creates it", anyTask)
+	assert.Equal(p.t, map[string]v1alpha1.ParameterValue{"node": v1alpha1.ParameterValue(node)}, task.Spec.Parameters)
+	p.untilEvent("WaitingForPreBind", "policy: BindPolicy "+policy.Name+": waiting for handler "+prefetch+" to begin BindTask "+task.Name)
+	p.assertNotBound()
 	killed := p.replicaOfAttempt(task.Spec.Attempts[0])
 	require.NoError(p.t, killed.Kill())
 	joined := p.untilTask("another replica joins", func(t *v1alpha1.BindTask) bool {

@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -210,7 +209,6 @@ func TestRestarts(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a scheduler that retries", func(t *testing.T) { testSchedulerRepeatsAfterKill(t, w) })
 	t.Run("all replicas died", func(t *testing.T) { testAllReplicasDied(t, w) })
 	t.Run("uninstallation", func(t *testing.T) { testUninstall(t, w) })
 }
@@ -226,27 +224,6 @@ func (b *bench) bindWithRetries(ctx context.Context, binding *corev1.Binding) er
 // repeatedByScheduler reports whether kube-scheduler 1.37 repeats a bind after the error.
 func repeatedByScheduler(err error) bool {
 	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || net.IsConnectionRefused(err)
-}
-
-// codes returns the HTTP codes of all calls for binds in the namespace, in order.
-func (b *bench) codes() []int {
-	b.t.Helper()
-	var out []int
-	for _, e := range b.audited() {
-		if e.ResponseStatus != nil {
-			out = append(out, int(e.ResponseStatus.Code))
-		}
-	}
-	return out
-}
-
-// A scheduler that repeats transient errors continues a bind whose replica is killed, and gets its devices and volume.
-func testSchedulerRepeatsAfterKill(t *testing.T, w *world) {
-	doomed, other := w.prebind.Replicas()[0], w.prebind.Replicas()[1]
-	p := w.killDuringBind(t, doomed, other)
-	assert.Equal(t, []int{http.StatusInternalServerError, http.StatusCreated}, p.codes(), "the call that the killed replica held, and its repeat")
-	require.NoError(t, doomed.Restart(t.Context()))
-	w.prebind.RouteTo(doomed, other)
 }
 
 // killDuringBind kills the replica that has granted a device to a bind that waits for its volume. The other replica continues the bind.
