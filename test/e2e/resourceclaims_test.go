@@ -8,14 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
@@ -24,9 +22,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-// attaching is the time that the test driver needs to make a device ready.
-const attaching = 5 * time.Second
-
 // kube-scheduler allocates and reserves the pod's claim before it posts the Binding. Prebind allows the bind immediately and writes no
 // objects.
 func TestResourceClaimOfTemplate(t *testing.T) {
@@ -34,7 +29,9 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	b := newBench(t, shared, nil)
 	d := b.newDeviceDriver(b.ns + ".example.com")
 	d.publish("node-2", gen.Devices("gpu", 2)...)
-	b.resourceClaimTemplate("gpus", gen.RequestsDevices(d.name, 2))
+	template := gen.ResourceClaimTemplate("gpus", gen.InNamespace(b.ns), gen.RequestsDevices(d.name, 2))
+	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(t.Context(), template, metav1.CreateOptions{})
+	require.NoError(t, err)
 
 	b.podWith(cluster.DefaultScheduler, gen.UsesResourceClaimTemplate("gpus"))
 	pod := b.untilBound()
@@ -44,9 +41,10 @@ func TestResourceClaimOfTemplate(t *testing.T) {
 	assert.Equal(t, []string{"allowed"}, b.decisions())
 	assert.NotContains(t, pod.Annotations, attemptKey, "kube-scheduler has completed the preparation")
 
-	claims := b.resourceClaims()
-	require.Len(t, claims, 1)
-	claim := b.assertReserved(claims[0].Name, pod)
+	claims, err := b.client.ResourceV1().ResourceClaims(b.ns).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, claims.Items, 1)
+	claim := b.assertReserved(claims.Items[0].Name, pod)
 	assert.Empty(t, marksOn(claim), "the claim should have no marks")
 	assert.False(t, writtenByPrebind(claim), "Prebind should not write the claim")
 }
@@ -66,12 +64,12 @@ func TestBindingConditionsBecomeTrue(t *testing.T) {
 	claim := b.untilResourceClaim(slowClaim, "reserved", reservedOnceFor(pod))
 	assert.Contains(t, marksOn(claim), string(pod.UID), "the reservation should have a mark for a rollback")
 	b.untilEvent("WaitingForPreBind", "ResourceClaim "+b.ns+"/nic", "condition attached", d.name+"/node-3/nic-0")
-	d.readyAfter(attaching)
+	b.assertNotBound()
+	d.attach()
 	require.NoError(t, b.end(bound))
 
 	pod = b.untilBound()
 	assert.Equal(t, "node-3", pod.Spec.NodeName)
-	d.assertReadyBefore(pod)
 	b.assertReserved(slowClaim, pod)
 	b.untilUnmarked(slowClaim)
 	assert.NotEmpty(t, pod.Annotations[attemptKey])
@@ -132,55 +130,24 @@ const (
 	broken    = "broken"
 )
 
-func (d *deviceDriver) tryReport(condition, reason, message string) error {
-	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), context.WithoutCancel(d.t.Context())
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+// attach reports the devices as attached.
+func (d *deviceDriver) attach() {
+	d.t.Helper()
+	claims, ctx := d.client.ResourceV1().ResourceClaims(d.ns), d.t.Context()
+	require.NoError(d.t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		stored, err := claims.Get(ctx, slowClaim, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		stored.Status.Devices = nil
 		for _, r := range stored.Status.Allocation.Devices.Results {
 			stored.Status.Devices = append(stored.Status.Devices, resourcev1.AllocatedDeviceStatus{
 				Driver: r.Driver, Pool: r.Pool, Device: r.Device,
-				Conditions: []metav1.Condition{{
-					Type: condition, Status: metav1.ConditionTrue, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
-				}},
+				Conditions: []metav1.Condition{{Type: attached, Status: metav1.ConditionTrue, Reason: "Attached", LastTransitionTime: metav1.Now()}},
 			})
 		}
 		_, err = claims.UpdateStatus(ctx, stored, metav1.UpdateOptions{})
 		return err
-	})
-}
-
-// readyAfter reports the devices as attached after the given duration. It returns immediately.
-func (d *deviceDriver) readyAfter(work time.Duration) {
-	timer := time.AfterFunc(work, func() { assert.NoError(d.t, d.tryReport(attached, "Attached", "")) })
-	d.t.Cleanup(func() { timer.Stop() })
-}
-
-// assertReadyBefore checks that the pod was not bound before the devices of the slow claim were attached. The API stores times in whole
-// seconds.
-func (d *deviceDriver) assertReadyBefore(pod *corev1.Pod) {
-	d.t.Helper()
-	stored := d.getResourceClaim(slowClaim)
-	require.NotEmpty(d.t, stored.Status.Devices)
-	for _, device := range stored.Status.Devices {
-		ready := apimeta.FindStatusCondition(device.Conditions, attached)
-		require.NotNil(d.t, ready)
-		at := scheduledAt(pod)
-		assert.False(d.t, at.Before(&ready.LastTransitionTime), "bound at %s, ready at %s", at, ready.LastTransitionTime)
-	}
-}
-
-// scheduledAt returns the time at which the pod was bound.
-func scheduledAt(pod *corev1.Pod) metav1.Time {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime
-		}
-	}
-	return metav1.Time{}
+	}))
 }
 
 // resourceClaim creates a claim. If the options set a status, it writes the status like a scheduler.
@@ -197,32 +164,6 @@ func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) {
 	}
 }
 
-func (b *bench) resourceClaimTemplate(name string, options ...gen.ResourceClaimOption) {
-	b.t.Helper()
-	template := gen.ResourceClaimTemplate(name, append(options, gen.InNamespace(b.ns))...)
-	_, err := b.client.ResourceV1().ResourceClaimTemplates(b.ns).Create(b.t.Context(), template, metav1.CreateOptions{})
-	require.NoError(b.t, err)
-}
-
-func (b *bench) getResourceClaim(name string) *resourcev1.ResourceClaim {
-	b.t.Helper()
-	claim, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
-	require.NoError(b.t, err)
-	return claim
-}
-
-// resourceClaims returns the claims of the test.
-func (b *bench) resourceClaims() []*resourcev1.ResourceClaim {
-	b.t.Helper()
-	list, err := b.client.ResourceV1().ResourceClaims(b.ns).List(b.t.Context(), metav1.ListOptions{})
-	require.NoError(b.t, err)
-	var claims []*resourcev1.ResourceClaim
-	for i := range list.Items {
-		claims = append(claims, &list.Items[i])
-	}
-	return claims
-}
-
 // untilResourceClaim reads the claim until the condition holds, and returns it.
 func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1.ResourceClaim) bool) *resourcev1.ResourceClaim {
 	b.t.Helper()
@@ -236,12 +177,6 @@ func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1
 	return claim
 }
 
-// States of a claim.
-
-func allocated(claim *resourcev1.ResourceClaim) bool { return claim.Status.Allocation != nil }
-
-func unmarked(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 }
-
 // reservedOnceFor reports whether the claim is reserved once for each of the pods, and for no others.
 func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
 	var want []string
@@ -249,35 +184,29 @@ func reservedOnceFor(pods ...*corev1.Pod) func(*resourcev1.ResourceClaim) bool {
 		want = append(want, string(pod.UID))
 	}
 	slices.Sort(want)
-	return func(claim *resourcev1.ResourceClaim) bool { return slices.Equal(want, reservationsOf(claim)) }
-}
-
-// reservationsOf returns the UIDs of the claim's consumers, in order.
-func reservationsOf(claim *resourcev1.ResourceClaim) []string {
-	var uids []string
-	for _, r := range claim.Status.ReservedFor {
-		uids = append(uids, string(r.UID))
+	return func(claim *resourcev1.ResourceClaim) bool {
+		var uids []string
+		for _, r := range claim.Status.ReservedFor {
+			uids = append(uids, string(r.UID))
+		}
+		slices.Sort(uids)
+		return slices.Equal(want, uids)
 	}
-	slices.Sort(uids)
-	return uids
 }
 
 // markPrefix is the prefix of the annotations with which Prebind marks claims.
 const markPrefix = "resource-claims.prebind.dev/"
 
-// marksOn returns the attempts that have marked the claim, by the UID of the pod.
-func marksOn(claim *resourcev1.ResourceClaim) map[string][]string {
-	marks := map[string][]string{}
-	if claim == nil {
-		return marks
-	}
+// marksOn returns the UIDs of the pods that have marked the claim.
+func marksOn(claim *resourcev1.ResourceClaim) []string {
+	var uids []string
 	for key := range claim.Annotations {
 		if rest, ok := strings.CutPrefix(key, markPrefix); ok {
-			uid, attempt, _ := strings.Cut(rest, ".")
-			marks[uid] = append(marks[uid], attempt)
+			uid, _, _ := strings.Cut(rest, ".")
+			uids = append(uids, uid)
 		}
 	}
-	return marks
+	return uids
 }
 
 // writtenByPrebind reports whether Prebind manages any field of the claim.
@@ -288,8 +217,9 @@ func writtenByPrebind(claim *resourcev1.ResourceClaim) bool {
 // assertReserved checks that the claim is allocated, and reserved once for each of the pods and for no others.
 func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.ResourceClaim {
 	b.t.Helper()
-	stored := b.getResourceClaim(claim)
-	assert.True(b.t, allocated(stored), "the claim %s should be allocated", claim)
+	stored, err := b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), claim, metav1.GetOptions{})
+	require.NoError(b.t, err)
+	assert.NotNil(b.t, stored.Status.Allocation, "the claim %s should be allocated", claim)
 	assert.True(b.t, reservedOnceFor(pods...)(stored), "the claim %s should be reserved once for each of %d pods: %v", claim, len(pods), stored.Status.ReservedFor)
 	return stored
 }
@@ -297,5 +227,5 @@ func (b *bench) assertReserved(claim string, pods ...*corev1.Pod) *resourcev1.Re
 // untilUnmarked waits until Prebind has removed its marks.
 func (b *bench) untilUnmarked(claim string) {
 	b.t.Helper()
-	b.untilResourceClaim(claim, "unmarked", unmarked)
+	b.untilResourceClaim(claim, "unmarked", func(claim *resourcev1.ResourceClaim) bool { return len(marksOn(claim)) == 0 })
 }
