@@ -19,13 +19,6 @@ const (
 	mutatingPolicies  = "MutatingAdmissionPolicy"
 )
 
-// effects are the behaviors that tests need.
-var effects = map[string]string{
-	copiesLabels:      "the API server copies labels of a Binding to the pod",
-	bindingConditions: "ResourceClaims have binding conditions",
-	mutatingPolicies:  "the API server applies MutatingAdmissionPolicies",
-}
-
 // enabled reports whether kube-apiserver enables the feature gate. A gate that its version does not know is not enabled.
 func (w *world) enabled(t *testing.T, feature string) bool {
 	t.Helper()
@@ -38,10 +31,9 @@ func (w *world) enabled(t *testing.T, feature string) bool {
 // needs skips the test if kube-apiserver does not enable the feature gate.
 func (w *world) needs(t *testing.T, feature string) {
 	t.Helper()
-	if w.enabled(t, feature) {
-		return
+	if !w.enabled(t, feature) {
+		t.Skipf("kube-apiserver does not enable %s", feature)
 	}
-	t.Skipf("kube-apiserver does not enable %s: %s", feature, effects[feature])
 }
 
 // assertCopied checks that the pod has the label of its Binding if the API server copies labels, and otherwise not.

@@ -33,8 +33,25 @@ func TestCertManager(t *testing.T) {
 	s := &certManagerLoad{load: beginLoad(t, w)}
 	first := s.issued(authority)
 	require.Equal(t, first, string(s.bundle()))
-	s.testRenewal()
-	s.testChangeOfCA()
+
+	// The serving certificate is renewed under the same CA.
+	bundle := string(s.bundle())
+	s.renew(serving)
+	s.mount()
+	assert.Equal(t, bundle, string(s.bundle()), "the CA should not change")
+
+	// The CA is renewed and then, as documented, the serving certificate.
+	leaf := s.issued(serving)
+	s.renew(authority)
+	s.untilBinds(20)
+	assert.Equal(t, leaf, s.issued(serving), "a new CA should not affect the certificate that the old one signed")
+	assert.Equal(t, bundle, string(s.bundle()), "the bundle should belong to the serving certificate")
+	s.renew(serving)
+	bundle += s.issued(authority)
+	require.Eventually(t, func() bool { return string(s.bundle()) == bundle }, patience, again, "the injector should add the new CA and keep the old one")
+	s.untilBinds(20) // The replicas serve the certificate of the old CA.
+	s.mount()
+	s.untilBinds(20)
 
 	// An administrator removes the old CAs. cert-manager does not restore them.
 	last := s.issued(authority)
@@ -53,41 +70,11 @@ func TestCertManager(t *testing.T) {
 // certManagerLoad is a stream of binds while cert-manager changes certificates.
 type certManagerLoad struct{ *load }
 
-// testRenewal renews the serving certificate under the same CA.
-func (s *certManagerLoad) testRenewal() {
-	s.t.Helper()
-	bundle := string(s.bundle())
-	s.renew(serving)
-	s.mount()
-	assert.Equal(s.t, bundle, string(s.bundle()), "the CA should not change")
-}
-
-// testChangeOfCA renews the CA and then, as documented, the serving certificate.
-func (s *certManagerLoad) testChangeOfCA() {
-	s.t.Helper()
-	bundle, leaf := string(s.bundle()), s.issued(serving)
-	s.renew(authority)
-	s.untilBinds(20)
-	assert.Equal(s.t, leaf, s.issued(serving), "a new CA should not affect the certificate that the old one signed")
-	assert.Equal(s.t, bundle, string(s.bundle()), "the bundle should belong to the serving certificate")
-
-	s.renew(serving)
-	s.untilTrusted(bundle + s.issued(authority))
-	s.untilBinds(20) // The replicas serve the certificate of the old CA.
-	s.mount()
-	s.untilBinds(20)
-}
-
 // renew requests another certificate and waits for it.
 func (s *certManagerLoad) renew(certificate string) {
 	s.t.Helper()
 	old := s.issued(certificate)
 	require.NoError(s.t, s.prebind.Renew(s.t.Context(), certificate))
-	s.untilIssued(certificate, old)
-}
-
-func (s *certManagerLoad) untilIssued(certificate, old string) {
-	s.t.Helper()
 	require.Eventually(s.t, func() bool {
 		now := s.issued(certificate)
 		return now != "" && now != old
@@ -101,13 +88,6 @@ func (s *certManagerLoad) issued(certificate string) string {
 		return ""
 	}
 	return string(secret.Data[corev1.TLSCertKey])
-}
-
-func (s *certManagerLoad) untilTrusted(bundle string) {
-	s.t.Helper()
-	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
-		assert.Equal(c, bundle, string(s.bundle()))
-	}, patience, again, "the injector should add the new CA and keep the old one")
 }
 
 // mount updates the files of the replicas, like the kubelet, and waits until the replicas serve the certificate.

@@ -249,7 +249,7 @@ func TestConformance_Interrupted(t *testing.T) {
 	assertNothingLeft(t, shared)
 }
 
-// output collects what a process prints. It is safe for concurrent use.
+// output collects text. It is safe for concurrent use.
 type output struct {
 	mu  sync.Mutex
 	all bytes.Buffer

@@ -42,12 +42,6 @@ func (b *bench) installDriver(node string) {
 	b.kubectl("label", "node", node, driver+"=550")
 }
 
-// taint adds a taint and keeps the existing ones.
-func (b *bench) taint(node, key string, effect corev1.TaintEffect) {
-	b.t.Helper()
-	b.kubectl("taint", "node", node, key+":"+string(effect))
-}
-
 func (b *bench) kubectl(args ...string) {
 	b.t.Helper()
 	out, err := b.cluster.Kubectl(b.t.Context(), args...).CombinedOutput()
@@ -61,13 +55,6 @@ func (b *bench) manifest(verb, text string) {
 	cmd.Stdin = strings.NewReader(text)
 	out, err := cmd.CombinedOutput()
 	require.NoError(b.t, err, "kubectl %s: %s", verb, out)
-}
-
-// untilDenied waits until every replica has observed a change and would reject the bind. A replica with an outdated cache would allow it,
-// because Prebind reads a live node only before a rejection.
-func (b *bench) untilDenied(binding *corev1.Binding) {
-	b.t.Helper()
-	b.untilAnswered(binding, func(a *admissionv1.AdmissionResponse) bool { return !a.Allowed })
 }
 
 // untilAnswered waits until every replica gives such an answer to a dry run of the Binding.
@@ -128,7 +115,8 @@ func TestNodeIsDrainedBeforeBind(t *testing.T) {
 	node, toleration := b.ownNode("drained")
 	b.podWith(byHand, toleration, b.steered())
 	b.kubectl("drain", node, "--ignore-daemonsets")
-	b.untilDenied(b.binding(node))
+	// A replica with an outdated cache would allow the bind, because Prebind reads a live node only before a rejection.
+	b.untilAnswered(b.binding(node), func(a *admissionv1.AdmissionResponse) bool { return !a.Allowed })
 	b.assertRefused(b.bindByHand(b.binding(node)), "node-state: Node "+node, "expected the node to be schedulable, but it is cordoned")
 	assert.Equal(t, []string{"refused"}, b.decisions(), "no controller would evict the pod")
 }

@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/gen"
+	"github.com/prebind/prebind/test/install"
 	"github.com/prebind/prebind/webhook"
 )
 
@@ -66,34 +66,17 @@ func (p *policies) grant(group, resource string) {
 // probe is a pod of the test that no scheduler binds. Dry runs of its bind show the policies of each replica.
 const probe = "probe"
 
-// parsePolicy returns a policy with the spec in YAML.
-func parsePolicy(t *testing.T, name, spec string) *v1alpha1.BindPolicy {
-	t.Helper()
-	policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	require.NoError(t, yaml.UnmarshalStrict([]byte(spec), &policy.Spec), "%s", spec)
-	return policy
-}
-
-// forNamespace limits the policy to the namespace of the test.
-func (p *policies) forNamespace(policy *v1alpha1.BindPolicy) *v1alpha1.BindPolicy {
-	policy.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": p.ns}}
-	return policy
-}
-
-// post creates the policy, and deletes it after the test.
-func (p *policies) post(policy *v1alpha1.BindPolicy) *v1alpha1.BindPolicy {
+// add creates the policy <namespace>-<name> for the namespace of the test, and waits until all replicas apply it. It deletes the policy
+// after the test.
+func (p *policies) add(name, spec string) *v1alpha1.BindPolicy {
 	p.t.Helper()
+	policy := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.ns + "-" + name}}
+	require.NoError(p.t, yaml.UnmarshalStrict([]byte(spec), &policy.Spec), "%s", spec)
+	policy.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": p.ns}}
 	require.NoError(p.t, p.client.Create(p.t.Context(), policy))
 	p.t.Cleanup(func() {
 		assert.NoError(p.t, client.IgnoreNotFound(p.client.Delete(context.WithoutCancel(p.t.Context()), policy)))
 	})
-	return policy
-}
-
-// add creates the policy <namespace>-<name> for the namespace of the test, and waits until all replicas apply it.
-func (p *policies) add(name, spec string) *v1alpha1.BindPolicy {
-	p.t.Helper()
-	policy := p.post(p.forNamespace(parsePolicy(p.t, p.ns+"-"+name, spec)))
 	p.untilInForce(policy.Name)
 	p.untilFound(policy.Name)
 	return policy
@@ -160,17 +143,15 @@ func key(policy *v1alpha1.BindPolicy, key string) string {
 // untilCounted waits until the replicas have together counted results of the policy.
 func (p *policies) untilCounted(policy, result string) {
 	p.t.Helper()
-	series := `prebind_policy_results_total{mode="enforce",policy="` + policy + `",result="` + result + `"} `
+	labels := `mode="enforce",policy="` + policy + `",result="` + result + `"`
 	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
-		counted := false
+		counted := 0.0
 		for _, r := range p.prebind.Replicas() {
 			all, err := r.Metrics(p.t.Context())
 			require.NoError(c, err)
-			for line := range strings.Lines(all) {
-				value, ok := strings.CutPrefix(line, series)
-				counted = counted || ok && strings.TrimSpace(value) != "0"
-			}
+			n, _ := install.Sum(all, "prebind_policy_results_total", labels)
+			counted += n
 		}
-		assert.True(c, counted, "no replica has counted %s", series)
+		assert.Positive(c, counted, "no replica has counted %s", labels)
 	}, patience, again)
 }

@@ -43,7 +43,10 @@ func TestPluginFromOutside(t *testing.T) {
 		b := newBench(t, w, nil)
 		b.pod(byHand)
 		b.refusedAfterUs("node-4")
-		killed := b.replicaOf(b.lock("node-4"))
+		var held []framework.Mark
+		require.NoError(t, json.Unmarshal([]byte(b.lock("node-4")), &held))
+		require.Len(t, held, 1)
+		killed := b.replicaOfAttempt(held[0].Attempt)
 		require.NoError(t, killed.Kill())
 		require.NotEmpty(t, b.lock("node-4"))
 		b.untilUnlocked("node-4")
@@ -144,15 +147,6 @@ func (b *bench) untilUnlocked(node string) {
 		require.NoError(c, err)
 		assert.NotContains(c, n.Annotations, nodelock.Annotation)
 	}, 2*patience, 200*time.Millisecond, "the lock of %s should be released", node)
-}
-
-// replicaOf returns the replica whose attempt holds the lock.
-func (b *bench) replicaOf(lock string) *install.Replica {
-	b.t.Helper()
-	var held []framework.Mark
-	require.NoError(b.t, json.Unmarshal([]byte(lock), &held))
-	require.Len(b.t, held, 1)
-	return b.replicaOfAttempt(held[0].Attempt)
 }
 
 // replicaOfAttempt returns the replica that started the attempt.

@@ -20,8 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -40,9 +38,6 @@ type smallScheduler struct {
 	wrong   bool
 	nodes   cache.SharedIndexInformer
 	working sync.WaitGroup
-
-	mu      sync.Mutex
-	started sets.Set[types.UID]
 }
 
 // lacksDriver returns whether the pod has a volume whose driver the node lacks. Some schedulers then do not use the node.
@@ -71,7 +66,7 @@ func (s *smallScheduler) lacksDriver(ctx context.Context, pod *corev1.Pod, node 
 func startScheduler(t *testing.T, w *world, name string, wrong bool) {
 	t.Helper()
 	takeTurn(t)
-	s := &smallScheduler{client: w.client, name: name, wrong: wrong, started: sets.New[types.UID]()}
+	s := &smallScheduler{client: w.client, name: name, wrong: wrong}
 	ctx, cancel := context.WithCancel(t.Context())
 	own := informers.NewSharedInformerFactoryWithOptions(w.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.Set{"spec.schedulerName": name, "spec.nodeName": ""}.String()
@@ -80,7 +75,7 @@ func startScheduler(t *testing.T, w *world, name string, wrong bool) {
 	s.nodes = all.Core().V1().Nodes().Informer()
 	pods := own.Core().V1().Pods().Informer()
 	schedule := func(object any) {
-		if pod, ok := object.(*corev1.Pod); ok && s.begin(pod) {
+		if pod, ok := object.(*corev1.Pod); ok {
 			s.working.Go(func() { s.schedule(ctx, pod) })
 		}
 	}
@@ -95,15 +90,6 @@ func startScheduler(t *testing.T, w *world, name string, wrong bool) {
 		all.Shutdown()
 		s.working.Wait()
 	})
-}
-
-// begin returns whether the pod is new.
-func (s *smallScheduler) begin(pod *corev1.Pod) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	isNew := !s.started.Has(pod.UID)
-	s.started.Insert(pod.UID)
-	return isNew
 }
 
 // schedule binds the pod. After a rejection it chooses a node again, with backoff.

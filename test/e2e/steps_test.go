@@ -5,16 +5,14 @@ package e2e
 
 import (
 	"context"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -29,19 +27,6 @@ func (b *bench) label() string { return "e2e.prebind.dev/" + b.ns }
 
 // steered limits a pod to the allowed nodes.
 func (b *bench) steered() gen.PodOption { return gen.NodeSelector(b.label(), "yes") }
-
-// allow allows the node for the pod.
-func (b *bench) allow(node string) { b.setLabel(node, `"yes"`) }
-
-// forbid reverts allow.
-func (b *bench) forbid(node string) { b.setLabel(node, "null") }
-
-func (b *bench) setLabel(node, value string) {
-	b.t.Helper()
-	_, err := b.client.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType,
-		[]byte(`{"metadata":{"labels":{"`+b.label()+`":`+value+`}}}`), metav1.PatchOptions{})
-	require.NoError(b.t, err)
-}
 
 // ownNode creates a node for this test's pods only, and allows it. Pods need the toleration.
 func (b *bench) ownNode(name string) (node string, toleration gen.PodOption) {
@@ -126,32 +111,13 @@ func (b *bench) versions(pv string, claims ...string) map[string]string {
 	return out
 }
 
-// heard collects the warnings that the API server sends to a client.
-type heard struct {
-	mu       sync.Mutex
-	warnings []string
-}
-
-// HandleWarningHeader implements rest.WarningHandler.
-func (h *heard) HandleWarningHeader(_ int, _, text string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.warnings = append(h.warnings, text)
-}
-
-func (h *heard) all() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.warnings)
-}
-
-// listeningClient returns a client that collects warnings.
-func (b *bench) listeningClient() (kubernetes.Interface, *heard) {
+// listeningClient returns a client, and the warnings that the API server sends to it, one in each line.
+func (b *bench) listeningClient() (kubernetes.Interface, *output) {
 	b.t.Helper()
-	h := &heard{}
+	warnings := &output{}
 	config := b.cluster.Config()
-	config.WarningHandler = h
+	config.WarningHandler = rest.NewWarningWriter(warnings, rest.WarningWriterOptions{})
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(b.t, err)
-	return client, h
+	return client, warnings
 }
