@@ -115,8 +115,7 @@ func newRivals(tb testing.TB, o cluster.Options, nodes []*corev1.Node, s shipped
 
 // register creates the namespaces and the webhook configurations.
 func (r *rivals) register(ctx context.Context, variants []string) error {
-	binary := filepath.Join(r.cluster.Dir(), "bin", "webhook")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, "./webhook").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", r.webhookProgram(), "./webhook").CombinedOutput(); err != nil {
 		return fmt.Errorf("building the other webhooks: %w\n%s", err, out)
 	}
 	configs := r.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
@@ -150,7 +149,7 @@ func (r *rivals) register(ctx context.Context, variants []string) error {
 			}
 			address := r.second
 			if variant != r.secondVariant {
-				address, err = r.serve(ctx, variant, binary)
+				address, err = r.serve(ctx, variant)
 			}
 			err = errors.Join(err, r.expose(ctx, variant, port, address))
 		}
@@ -172,8 +171,11 @@ func forVariant(shipped *admissionregistrationv1.MutatingWebhookConfiguration, v
 	return own
 }
 
+// webhookProgram returns the path of the program of the other webhooks.
+func (r *rivals) webhookProgram() string { return filepath.Join(r.cluster.Dir(), "bin", "webhook") }
+
 // serve prepares the process of a variant, and returns its address.
-func (r *rivals) serve(ctx context.Context, variant, binary string) (string, error) {
+func (r *rivals) serve(ctx context.Context, variant string) (string, error) {
 	address, err := r.cluster.ReserveAddress(ctx)
 	if err != nil {
 		return "", err
@@ -182,11 +184,11 @@ func (r *rivals) serve(ctx context.Context, variant, binary string) (string, err
 	if variant == constant || variant == following {
 		args = append(args, "--annotation="+constantAnnotation)
 	}
-	if variant == following {
-		args = append(args, "--kubeconfig="+r.cluster.Kubeconfig())
+	if variant == following || variant == informer {
+		args = append(args, "--kubeconfig="+r.cluster.Kubeconfig(), fmt.Sprintf("--all-pods=%t", variant == informer))
 	}
 	r.processes[variant] = cluster.NewProcess(cluster.ProcessOptions{
-		Name: variant, Path: binary, Args: args, LogFile: filepath.Join(r.cluster.Dir(), "logs", variant+".log"),
+		Name: variant, Path: r.webhookProgram(), Args: args, LogFile: filepath.Join(r.cluster.Dir(), "logs", variant+".log"),
 		Health: func(ctx context.Context) error {
 			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 			if err == nil {

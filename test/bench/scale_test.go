@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -27,7 +25,7 @@ import (
 // settle is the time before BenchmarkScale reads the memory of a process. The Go runtime returns memory gradually.
 const settle = 150 * time.Second
 
-// informer is the variant that keeps all pods in memory.
+// informer is the webhook that keeps all pods in memory.
 const informer = "informer"
 
 // standing is the namespace of the objects that are not bound during BenchmarkScale.
@@ -48,7 +46,7 @@ var scales = []scale{
 }
 
 // BenchmarkScale measures by the size of the cluster: the time until Prebind is ready, its memory, the cost of its binds, and of updates
-// of nodes. The baseline is a program that keeps all pods in an ordinary informer, and binds without a webhook. Each loop is a complete
+// of nodes. The baseline is a webhook that keeps all pods in an ordinary informer, and binds without a webhook. Each loop is a complete
 // run: use -benchtime=1x.
 func BenchmarkScale(b *testing.B) {
 	p := newPolicyBench(b, 6)
@@ -64,13 +62,13 @@ func BenchmarkScale(b *testing.B) {
 // first, because its work is not part of the measurement.
 func (p *policyBench) grow(tb testing.TB, memory, binds *results) error {
 	ctx := tb.Context()
-	if err := p.addInformer(ctx); err != nil {
+	if _, err := p.serve(ctx, informer); err != nil {
 		return err
 	}
 	if _, err := p.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: standing}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if err := p.untilAccounts(ctx, none, standing); err != nil {
+	if err := cluster.WaitForPods(ctx, p.client, none, standing); err != nil {
 		return err
 	}
 	if err := p.cluster.Process(cluster.ControllerManager).Stop(); err != nil {
@@ -129,29 +127,6 @@ func (p *policyBench) limitMemory(clusterNodes int) error {
 
 // part is the fraction of the size that is asked for.
 func part(full int) int { return max(1, int(*growthPart*float64(full))) }
-
-// addInformer builds the informer and prepares its process.
-func (r *rivals) addInformer(ctx context.Context) error {
-	binary := filepath.Join(r.cluster.Dir(), "bin", informer)
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", binary, "./informer").CombinedOutput(); err != nil {
-		return fmt.Errorf("building the informer: %w\n%s", err, out)
-	}
-	address, err := r.cluster.ReserveAddress(ctx)
-	if err != nil {
-		return err
-	}
-	r.processes[informer] = cluster.NewProcess(cluster.ProcessOptions{
-		Name: informer, Path: binary, LogFile: filepath.Join(r.cluster.Dir(), "logs", "informer.log"),
-		Args: []string{"--kubeconfig=" + r.cluster.Kubeconfig(), "--health-probe-bind-address=" + address},
-		Health: func(ctx context.Context) error {
-			if !cluster.HTTPReady("http://" + address + "/readyz")(ctx) {
-				return errors.New("informer is not ready")
-			}
-			return nil
-		},
-	})
-	return nil
-}
 
 // fill creates the objects that the smaller cluster lacks.
 func (r *rivals) fill(ctx context.Context, was, now scale) error {

@@ -48,6 +48,7 @@ func run(args []string) error {
 	certDir := fs.String("cert-dir", "", "Directory with tls.crt and tls.key.")
 	annotation := fs.String("annotation", "", "Annotation to add to every Binding. Empty adds none.")
 	kubeconfig := fs.String("kubeconfig", "", "Path to a kubeconfig file. If it is set, pending pods are cached.")
+	allPods := fs.Bool("all-pods", false, "Cache all pods.")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -68,7 +69,7 @@ func run(args []string) error {
 	server.Register(prebindwebhook.Path, &webhook.Admission{Handler: handler(*annotation)})
 	group, ctx := errgroup.WithContext(ctx)
 	if *kubeconfig != "" {
-		followed, err := follow(ctx, *kubeconfig)
+		followed, err := follow(ctx, *kubeconfig, *allPods)
 		if err != nil {
 			return err
 		}
@@ -81,17 +82,18 @@ func run(args []string) error {
 	return group.Wait()
 }
 
-// follow returns a cache of pending pods, as in Prebind.
-func follow(ctx context.Context, kubeconfig string) (cache.Cache, error) {
+// follow returns a cache of pending pods, as in Prebind, or an ordinary cache of all pods.
+func follow(ctx context.Context, kubeconfig string, allPods bool) (cache.Cache, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	pods, err := cache.New(config, cache.Options{
-		Scheme:           clientgoscheme.Scheme,
-		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject:         map[client.Object]cache.ByObject{&corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", "")}},
-	})
+	o := cache.Options{Scheme: clientgoscheme.Scheme}
+	if !allPods {
+		o.DefaultTransform = cache.TransformStripManagedFields()
+		o.ByObject = map[client.Object]cache.ByObject{&corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", "")}}
+	}
+	pods, err := cache.New(config, o)
 	if err != nil {
 		return nil, err
 	}
