@@ -5,7 +5,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
+	"github.com/prebind/prebind/test/cluster/clustertest"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
@@ -29,29 +29,23 @@ func BenchmarkBalance(b *testing.B) {
 	for range 2 {
 		replica, err := w.prebind.Start(b.Context(), "-v=0")
 		require.NoError(b, err)
-		b.Cleanup(func() {
-			if err := errors.Join(replica.Err(), replica.Kill()); err != nil {
-				b.Error(err)
-			}
-		})
+		b.Cleanup(func() { clustertest.Kill(b, replica.Process) })
 	}
 	clients := w.apiServers(b, 3)
-	out, round := &results{name: "balance"}, 0
-	for b.Loop() {
+	rounds(b, "balance", func(ctx context.Context, out *results, round int) error {
 		w.disconnect()
 		for _, replicas := range []int{3, 4} {
 			w.routeAtRandom(replicas)
-			opened := w.cluster.Services().Opened()
-			shares, err := w.shares(b.Context(), clients, 1600)
-			require.NoError(b, err)
+			shares, err := w.shares(ctx, clients, 1600)
+			if err != nil {
+				return err
+			}
 			variant := fmt.Sprintf("%d replicas", replicas)
 			out.add(variant, round, "busiest %", slices.Max(shares))
 			out.add(variant, round, "fourth %", shares[3])
-			out.add(variant, round, "new connections", float64(w.cluster.Services().Opened()-opened))
 		}
-		round++
-	}
-	require.NoError(b, out.save())
+		return nil
+	})
 }
 
 // routeAtRandom gives each new connection to one of the first n replicas at random, like kube-proxy in mode iptables.
@@ -81,11 +75,7 @@ func (w *world) apiServers(tb testing.TB, n int) []kubernetes.Interface {
 		if i > 0 {
 			process, url, err := w.cluster.AddAPIServer(tb.Context(), fmt.Sprintf("kube-apiserver-%d", i+1))
 			require.NoError(tb, err)
-			tb.Cleanup(func() {
-				if err := errors.Join(process.Err(), process.Kill()); err != nil {
-					tb.Error(err)
-				}
-			})
+			tb.Cleanup(func() { clustertest.Kill(tb, process) })
 			config.Host = url
 		}
 		var err error

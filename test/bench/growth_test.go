@@ -44,7 +44,11 @@ type growth struct {
 
 // growths lists the measurements of BenchmarkGrowth.
 func growths() []growth {
-	return []growth{staticLocal(), staticShared(), devices(), marks()}
+	return []growth{
+		static("static-local", func(node string) []gen.VolumeOption { return []gen.VolumeOption{gen.OnNode(node)} }),
+		static("static-shared", func(string) []gen.VolumeOption { return nil }),
+		devices(), marks(),
+	}
 }
 
 // grown is the cluster of one measurement.
@@ -80,7 +84,7 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 	tb.Helper()
 	ctx := tb.Context()
 	g.out = &results{name: "growth-" + o.name}
-	require.NoError(tb, g.untilAccounts(ctx, prebind))
+	require.NoError(tb, cluster.WaitForPods(ctx, g.client, prebind))
 	if !o.controllers {
 		require.NoError(tb, g.cluster.Process(cluster.ControllerManager).Stop())
 	}
@@ -291,14 +295,6 @@ func static(name string, options func(node string) []gen.VolumeOption) growth {
 	}
 }
 
-func staticLocal() growth {
-	return static("static-local", func(node string) []gen.VolumeOption { return []gen.VolumeOption{gen.OnNode(node)} })
-}
-
-func staticShared() growth {
-	return static("static-shared", func(string) []gen.VolumeOption { return nil })
-}
-
 // devices measures a grant of a device, and the work of a replica at rest, with one record per node.
 // Each record holds two bound pods with four devices each. Prebind writes the records itself.
 func devices() growth {
@@ -326,9 +322,6 @@ func devices() growth {
 			})
 		},
 		measure: func(ctx context.Context, g *grown, n int) error {
-			if err := g.sinceStart(ctx, n, "start"); err != nil {
-				return err
-			}
 			// Measure the replica at rest before any bind, because Prebind confirms a grant after the bind.
 			if err := g.idle(ctx, n, "10 s at rest"); err != nil {
 				return err

@@ -55,11 +55,7 @@ func (w *world) delaysWithLoss(ctx context.Context, n int, step time.Duration, l
 	defer cancel()
 	replicas := w.prebind.Replicas()
 	w.prebind.RouteTo(replicas[0])
-	for _, other := range replicas[1:] {
-		// Restarting both replicas closes the connections of earlier rounds.
-		w.cluster.Services().Cut(other.WebhookAddress())
-		w.cluster.Services().Heal(other.WebhookAddress())
-	}
+	w.disconnect() // The API server keeps its connections to the others.
 	provisioner := w.cluster.Process(cluster.Provisioner)
 	if err := provisioner.Signal(syscall.SIGSTOP); err != nil {
 		return delayed{}, err

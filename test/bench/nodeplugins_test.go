@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -53,7 +52,13 @@ func agent(i int) string { return fmt.Sprintf("agent-%d", i) }
 // BenchmarkNodePlugins measures the latency of a bind that does not have to wait, and its CPU time, with the plugins of nodes
 // and without them. Each node has its agents and CSI drivers.
 func BenchmarkNodePlugins(b *testing.B) {
-	r := newNodePlugins(b, 300)
+	nodes := cluster.Nodes("node", 300)
+	r := newRivals(b, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, nodes, withNodePlugins(), prebind, nodePlugins)
+	r.targets = len(nodes)
+	require.NoError(b, cluster.WaitForPods(b.Context(), r.client, prebind, nodePlugins, agentNamespace))
+	// The controller of DaemonSets would replace the pods of the agents.
+	require.NoError(b, r.cluster.Process(cluster.ControllerManager).Stop())
+	require.NoError(b, r.addAgents(b.Context(), nodes))
 	takeTurns(b, "node-plugins", func(ctx context.Context, out *results, variant string, round int) error {
 		if err := r.forgetLeases(ctx); err != nil {
 			return err
@@ -62,21 +67,8 @@ func BenchmarkNodePlugins(b *testing.B) {
 	}, prebind, nodePlugins)
 }
 
-// newNodePlugins starts a control plane whose nodes have their agents, and prepares both variants.
-func newNodePlugins(tb testing.TB, nodes int) *rivals {
-	tb.Helper()
-	made := cluster.Nodes("node", nodes)
-	r := newRivals(tb, cluster.Options{WithoutScheduler: true, WithoutProvisioner: true}, made, withNodePlugins(), prebind, nodePlugins)
-	r.targets = nodes
-	require.NoError(tb, r.untilAccounts(tb.Context(), prebind, nodePlugins, agentNamespace))
-	// The controller of DaemonSets would replace the pods of the agents.
-	require.NoError(tb, r.cluster.Process(cluster.ControllerManager).Stop())
-	require.NoError(tb, r.addAgents(tb.Context(), nodes, func(i int) string { return made[i].Name }))
-	return r
-}
-
 // addAgents creates the DaemonSets of the agents and their ready pods on each node, and the CSINodes.
-func (r *rivals) addAgents(ctx context.Context, nodes int, name func(i int) string) error {
+func (r *rivals) addAgents(ctx context.Context, nodes []*corev1.Node) error {
 	sets := make([]*appsv1.DaemonSet, agents)
 	for i := range sets {
 		labels := map[string]string{"app": agent(i)}
@@ -93,19 +85,12 @@ func (r *rivals) addAgents(ctx context.Context, nodes int, name func(i int) stri
 			return err
 		}
 	}
-	return inParallel(ctx, 32, nodes, func(ctx context.Context, i int) error {
-		csiNode := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name(i)}}
-		for _, driver := range []string{"block.csi.example.com", "file.csi.example.com", "secrets.csi.example.com"} {
-			csiNode.Spec.Drivers = append(csiNode.Spec.Drivers, storagev1.CSINodeDriver{
-				Name: driver, NodeID: name(i), TopologyKeys: []string{corev1.LabelTopologyZone},
-				Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(25))},
-			})
-		}
-		if _, err := r.client.StorageV1().CSINodes().Create(ctx, csiNode, metav1.CreateOptions{}); err != nil {
+	return inParallel(ctx, 32, len(nodes), func(ctx context.Context, i int) error {
+		if _, err := r.client.StorageV1().CSINodes().Create(ctx, csiNode(nodes[i].Name), metav1.CreateOptions{}); err != nil {
 			return err
 		}
 		for _, set := range sets {
-			if err := r.createRunning(ctx, agentPod(set, name(i))); err != nil {
+			if err := r.createRunning(ctx, agentPod(set, nodes[i].Name)); err != nil {
 				return err
 			}
 		}
@@ -141,9 +126,4 @@ func (r *rivals) createRunning(ctx context.Context, made *corev1.Pod) error {
 	}
 	_, err = r.client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 	return err
-}
-
-// untilAccounts waits until pods can be created in the namespaces.
-func (r *rivals) untilAccounts(ctx context.Context, namespaces ...string) error {
-	return cluster.WaitForPods(ctx, r.client, namespaces...)
 }

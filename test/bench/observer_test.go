@@ -25,20 +25,15 @@ type found struct {
 	seats []float64
 	// holds is the maximum number of held calls.
 	holds float64
-	// apiServer and own are the CPU times of kube-apiserver and Prebind, in seconds.
-	apiServer, own float64
-	err            error
+	err   error
 }
 
 // add adds the samples of a round.
 func (f found) add(out *results, variant string, round int) {
-	out.add(variant, round, "other p50", quantile(f.others, 0.5))
 	out.add(variant, round, "other p99", quantile(f.others, 0.99))
 	out.add(variant, round, "seats p50", stat.Median(f.seats))
 	out.add(variant, round, "seats", stat.Quantile(f.seats, 1))
 	out.add(variant, round, "holds", f.holds)
-	out.add(variant, round, "apiserver-cpu-s", f.apiServer)
-	out.add(variant, round, "cpu-s", f.own)
 }
 
 // observer observes an API server that a crowd uses.
@@ -49,36 +44,11 @@ type observer struct {
 	replicas []*install.Replica
 }
 
-// used returns the CPU times of kube-apiserver and Prebind.
-func (o observer) used() (used, error) {
-	var u used
-	var err error
-	for _, replica := range o.replicas {
-		own, err := processor(replica.PID())
-		if err != nil {
-			return u, err
-		}
-		u.own += own
-	}
-	u.apiServer, err = processor(o.cluster.Process(cluster.APIServer).PID())
-	return u, err
-}
-
 // look observes the API server until the context ends. It then sends one result.
 func (o observer) look(ctx context.Context) <-chan found {
 	told := make(chan found, 1)
 	go func() {
-		before, err := o.used()
-		if err != nil {
-			told <- found{err: err}
-			return
-		}
 		f, err := o.lookUntilDone(ctx)
-		if err == nil {
-			var after used
-			after, err = o.used()
-			f.apiServer, f.own = after.apiServer-before.apiServer, after.own-before.own
-		}
 		f.err = err
 		told <- f
 	}()

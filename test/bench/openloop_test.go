@@ -281,7 +281,7 @@ func (w *world) offer(ctx context.Context, out *results, name string, round int,
 		return err
 	}
 	r := &rivals{cluster: w.cluster, client: w.client}
-	if err := r.untilAccounts(ctx, ns); err != nil {
+	if err := cluster.WaitForPods(ctx, w.client, ns); err != nil {
 		return err
 	}
 	pods, err := r.create(ctx, ns, "open", int(rate*disturbedFor.Seconds()))

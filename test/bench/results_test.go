@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/prebind/prebind/test/bench/stat"
-	"github.com/prebind/prebind/test/install"
 )
 
 // resultsDir is the directory for the samples: one file NAME.csv per benchmark.
@@ -88,12 +87,6 @@ func memory(pid int, key string) (float64, error) {
 		}
 	}
 	return 0, fmt.Errorf("the state of process %d has no %s", pid, key)
-}
-
-// liveHeap returns the live heap of the last garbage collection, in bytes. Prebind lets the heap grow to three times its size.
-func liveHeap(ctx context.Context, replica *install.Replica) (float64, error) {
-	metrics, err := replica.Metrics(ctx)
-	return sum(metrics, "go_memstats_next_gc_bytes", "") / 3, err
 }
 
 // calm waits until the processes are nearly idle, for at most ten seconds.
