@@ -95,7 +95,7 @@ func (o growth) run(tb testing.TB, g *grown) *results {
 		require.NoError(tb, g.forgetLeases(ctx))
 		require.NoError(tb, g.turn(ctx, prebind, func(ctx context.Context) error {
 			// The new leader starts within seconds.
-			if err := errors.Join(pass(ctx, 5*time.Second), g.rest(ctx)); err != nil {
+			if err := errors.Join(cluster.Pause(ctx, 5*time.Second), g.rest(ctx)); err != nil {
 				return err
 			}
 			return o.measure(ctx, g, n)
@@ -139,18 +139,6 @@ func (g *grown) createPod(ctx context.Context, name string, options ...gen.PodOp
 // takes up to a minute.
 func (g *grown) rest(ctx context.Context) error {
 	return calmWithin(ctx, 90*time.Second, 300*time.Millisecond, g.processes[prebind].PID(), g.cluster.Process(cluster.APIServer).PID())
-}
-
-// pass waits for the duration, or until the context ends.
-func pass(ctx context.Context, length time.Duration) error {
-	timer := time.NewTimer(length)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }
 
 // window is the duration of the measurement of an idle replica. Sweeps are ten seconds apart.
@@ -223,7 +211,7 @@ func (g *grown) idle(ctx context.Context, size int, what string) error {
 	if err != nil {
 		return err
 	}
-	if err := pass(ctx, window); err != nil {
+	if err := cluster.Pause(ctx, window); err != nil {
 		return err
 	}
 	after, err := g.usageAfter(ctx)

@@ -44,18 +44,10 @@ func BenchmarkNeighbors(b *testing.B) {
 func (r *rivals) apply(ctx context.Context, file string) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		last = r.kubectlApply(ctx, filepath.Join("testdata", file))
+		last = r.cluster.RunKubectl(ctx, "", "apply", "--server-side", "--force-conflicts", "-f", filepath.Join("testdata", file))
 		return last == nil, nil
 	})
 	return errors.Join(err, last)
-}
-
-func (r *rivals) kubectlApply(ctx context.Context, path string) error {
-	out, err := r.cluster.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-f", path).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("kubectl apply -f %s: %w\n%s", path, err, out)
-	}
-	return nil
 }
 
 // addKyverno installs Kyverno's manifests and both policies, and prepares the processes of its admission controller with the
@@ -69,7 +61,7 @@ func (r *rivals) addKyverno(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.kubectlApply(ctx, filepath.Join(dir, "config", "install-latest-testing.yaml")); err != nil {
+	if err := r.cluster.RunKubectl(ctx, "", "apply", "--server-side", "--force-conflicts", "-f", filepath.Join(dir, "config", "install-latest-testing.yaml")); err != nil {
 		return err
 	}
 	if err := r.apply(ctx, "kyverno.yaml"); err != nil {

@@ -195,7 +195,7 @@ func (r *rivals) arrive(ctx context.Context, pods []*corev1.Pod, rate float64) a
 	began := time.Now()
 	for i, pod := range pods {
 		due := began.Add(time.Duration(float64(i) / rate * float64(time.Second)))
-		_ = pass(ctx, time.Until(due)) // All binds fail when the context ends.
+		_ = cluster.Pause(ctx, time.Until(due)) // All binds fail when the context ends.
 		binds.Go(func() {
 			err := r.client.CoreV1().Pods(pod.Namespace).Bind(ctx, bindingOf(pod, i%3), metav1.CreateOptions{})
 			took := time.Since(due)
@@ -250,10 +250,10 @@ waitFor: [{name: open, expression: "resources.gate != null", message: closed}]
 		group.Go(func() error { found = p.arrive(ctx, others, 0.9*rate); return nil })
 		group.Go(func() error { late = p.arrive(ctx, waiting, 0.1*rate); return nil })
 		group.Go(func() error {
-			err := pass(ctx, 5*time.Second)
+			err := cluster.Pause(ctx, 5*time.Second)
 			for _, gate := range gates {
 				_, created := p.client.StorageV1().CSINodes().Create(ctx, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: gate}}, metav1.CreateOptions{})
-				err = errors.Join(err, created, pass(ctx, between))
+				err = errors.Join(err, created, cluster.Pause(ctx, between))
 			}
 			return err
 		})
@@ -292,7 +292,7 @@ func (w *world) offer(ctx context.Context, out *results, name string, round int,
 		return err
 	}
 	disturbed := make(chan error, 1)
-	go func() { disturbed <- errors.Join(pass(ctx, undisturbedFor), disturb(ctx, w)) }()
+	go func() { disturbed <- errors.Join(cluster.Pause(ctx, undisturbedFor), disturb(ctx, w)) }()
 	r.arrive(ctx, pods, rate).add(out, name, round)
 	if len(disturbed) == 0 {
 		return fmt.Errorf("%s takes longer than the binds", name)

@@ -318,7 +318,7 @@ func (p *policyBench) weigh(ctx context.Context, out *results) error {
 			return err
 		}
 		weigh := func(ctx context.Context) error {
-			if err := pass(ctx, 2*time.Second); err != nil {
+			if err := cluster.Pause(ctx, 2*time.Second); err != nil {
 				return err
 			}
 			metrics, err := p.prebind.Replicas()[i].Metrics(ctx)

@@ -208,7 +208,7 @@ func (p *policyBench) weighAll(ctx context.Context, out *results, round int, pro
 			return err
 		}
 	}
-	if err := pass(ctx, settle); err != nil {
+	if err := cluster.Pause(ctx, settle); err != nil {
 		return err
 	}
 	for _, who := range processes {
@@ -233,7 +233,7 @@ func (r *rivals) beat(ctx context.Context, out *results, nodes int) error {
 	}
 	began := time.Now()
 	for i := range updates {
-		if err := pass(ctx, time.Until(began.Add(time.Duration(i+1)*took/time.Duration(updates)))); err != nil {
+		if err := cluster.Pause(ctx, time.Until(began.Add(time.Duration(i+1)*took/time.Duration(updates)))); err != nil {
 			return err
 		}
 		beat := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":%q}]}}`, time.Now().UTC().Format(time.RFC3339))

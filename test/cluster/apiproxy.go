@@ -37,7 +37,7 @@ type APIProxy struct {
 // NewAPIProxy starts a proxy for the client of this kubeconfig; dir gets its own.
 // Close it in the end.
 func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
-	target, err := url.Parse(c.url(APIServer))
+	target, err := url.Parse(c.URL(APIServer))
 	if err != nil {
 		return nil, fmt.Errorf("the API server's address: %w", err)
 	}
@@ -64,7 +64,7 @@ func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
 			<-r.Context().Done()
 			return
 		}
-		if !p.wait(r) {
+		if Pause(r.Context(), time.Duration(p.slow.Load())) != nil {
 			return
 		}
 		way.ServeHTTP(w, r)
@@ -96,22 +96,6 @@ func (p *APIProxy) Hold(is func(*http.Request) bool) {
 // Slow has each request from now on wait for so long before it is passed on; 0 for
 // not at all.
 func (p *APIProxy) Slow(delay time.Duration) { p.slow.Store(int64(delay)) }
-
-// wait returns false when the client has given up.
-func (p *APIProxy) wait(r *http.Request) bool {
-	delay := time.Duration(p.slow.Load())
-	if delay == 0 {
-		return true
-	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-r.Context().Done():
-		return false
-	}
-}
 
 // Disconnect closes all connections, so that every watch starts again. New connections are accepted.
 func (p *APIProxy) Disconnect() { p.server.CloseClientConnections() }

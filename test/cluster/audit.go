@@ -44,7 +44,6 @@ type AuditEvent struct {
 	} `json:"objectRef"`
 	ResponseStatus           *metav1.Status    `json:"responseStatus"`
 	RequestReceivedTimestamp metav1.MicroTime  `json:"requestReceivedTimestamp"`
-	StageTimestamp           metav1.MicroTime  `json:"stageTimestamp"`
 	Annotations              map[string]string `json:"annotations"`
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -201,11 +202,6 @@ func (c *Cluster) Services() *Services { return c.services }
 // was left out.
 func (c *Cluster) Process(component string) *Process { return c.processes[component] }
 
-// URL returns the address that a component serves on, such as
-// https://127.0.0.1:20443, also for its /metrics. It stays the same over restarts
-// of the component. The serving certificates are signed by Config's CA.
-func (c *Cluster) URL(component string) string { return c.url(component) }
-
 // Kubectl returns a kubectl command with the rights of Config, which ends when
 // ctx does. It sees nothing of the user's own kubectl settings.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
@@ -218,6 +214,16 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 		"KUBECTL_KUBERC=false",
 	)
 	return cmd
+}
+
+// RunKubectl runs Kubectl with the input. An error contains its output.
+func (c *Cluster) RunKubectl(ctx context.Context, input string, args ...string) error {
+	cmd := c.Kubectl(ctx, args...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("kubectl %v: %w\n%s", args, err, out)
+	}
+	return nil
 }
 
 // DumpLogs writes the end of each component's log.

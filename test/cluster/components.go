@@ -40,7 +40,7 @@ func (c *Cluster) args(component string) []string {
 }
 
 func (c *Cluster) etcdArgs() []string {
-	client, peer := c.url(Etcd), "http://"+address(c.ports[etcdPeer])
+	client, peer := c.URL(Etcd), "http://"+address(c.ports[etcdPeer])
 	return []string{
 		"--name=default",
 		"--data-dir=" + c.file("etcd"),
@@ -58,7 +58,7 @@ func (c *Cluster) etcdArgs() []string {
 
 func (c *Cluster) apiServerArgs(component string) []string {
 	out := []string{
-		"--etcd-servers=" + c.url(Etcd),
+		"--etcd-servers=" + c.URL(Etcd),
 		"--advertise-address=" + loopback,
 		// An endpoint on a loopback address is not valid, so none is published.
 		"--endpoint-reconciler-type=none",

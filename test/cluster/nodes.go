@@ -39,18 +39,9 @@ const createAtOnce = 16
 // NodeOption changes a node that [Node] or [Nodes] makes.
 type NodeOption func(*corev1.Node)
 
-// WithLabels sets labels; one with an empty value is removed.
+// WithLabels sets labels.
 func WithLabels(labels map[string]string) NodeOption {
-	labels = maps.Clone(labels)
-	return func(node *corev1.Node) {
-		for key, value := range labels {
-			if value == "" {
-				delete(node.Labels, key)
-				continue
-			}
-			node.Labels[key] = value
-		}
-	}
+	return func(node *corev1.Node) { maps.Copy(node.Labels, labels) }
 }
 
 // WithResources sets capacity and allocatable, resource by resource.
@@ -177,7 +168,7 @@ func waitSchedulable(ctx context.Context, client kubernetes.Interface, nodes []*
 			return false, err
 		}
 		for _, node := range list.Items {
-			if !hasTaint(&node, corev1.TaintNodeNotReady) {
+			if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady }) {
 				delete(waiting, node.Name)
 			}
 		}
@@ -187,8 +178,4 @@ func waitSchedulable(ctx context.Context, client kubernetes.Interface, nodes []*
 		return fmt.Errorf("wait until the not-ready taint is gone from %d of %d nodes: %w", len(waiting), len(nodes), cmp.Or(context.Cause(ctx), err))
 	}
 	return nil
-}
-
-func hasTaint(node *corev1.Node, key string) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
 }

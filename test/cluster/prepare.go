@@ -5,9 +5,11 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 )
@@ -113,8 +115,10 @@ func (c *Cluster) writeConfigs(ctx context.Context) error {
 	return nil
 }
 
-// url returns the address of a component.
-func (c *Cluster) url(component string) string {
+// URL returns the address that a component serves on, such as
+// https://127.0.0.1:20443, also for its /metrics. It stays the same over restarts
+// of the component. The serving certificates are signed by Config's CA.
+func (c *Cluster) URL(component string) string {
 	if component == APIServer && c.o.Beside != "" {
 		return "https://" + address(c.ports[bothAPIServers])
 	}
@@ -171,19 +175,11 @@ func withConnection(config []byte, kubeconfig string) ([]byte, error) {
 	if err := yaml.UnmarshalStrict(config, &content); err != nil {
 		return nil, fmt.Errorf("read Options.SchedulerConfig: %w", err)
 	}
-	set := func(section, key string, value any) {
-		values, ok := content[section].(map[string]any)
-		if !ok {
-			values = map[string]any{}
-			content[section] = values
-		}
-		values[key] = value
+	if err := errors.Join(
+		unstructured.SetNestedField(content, kubeconfig, "clientConnection", "kubeconfig"),
+		unstructured.SetNestedField(content, false, "leaderElection", "leaderElect"),
+	); err != nil {
+		return nil, fmt.Errorf("change Options.SchedulerConfig: %w", err)
 	}
-	set("clientConnection", "kubeconfig", kubeconfig)
-	set("leaderElection", "leaderElect", false)
-	out, err := yaml.Marshal(content)
-	if err != nil {
-		return nil, fmt.Errorf("write the scheduler's configuration: %w", err)
-	}
-	return out, nil
+	return yaml.Marshal(content)
 }

@@ -19,9 +19,6 @@ import (
 // stopGrace is the time for a process to exit after a signal.
 const stopGrace = 10 * time.Second
 
-// ErrNotRunning is in the error of a [Process] method that needs it to run.
-var ErrNotRunning = errors.New("process is not running")
-
 // ProcessOptions say what a [Process] runs.
 type ProcessOptions struct {
 	// Name is for messages. Required.
@@ -126,7 +123,7 @@ func (p *Process) Run(ctx context.Context) error {
 func (p *Process) WaitReady(ctx context.Context) error {
 	r := p.current()
 	if r == nil {
-		return fmt.Errorf("wait for %s: %w: start it first", p.o.Name, ErrNotRunning)
+		return fmt.Errorf("wait for %s: start it first", p.o.Name)
 	}
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -171,7 +168,7 @@ func (p *Process) Restart(ctx context.Context) error {
 func (p *Process) Signal(sig os.Signal) error {
 	r := p.current()
 	if r == nil {
-		return fmt.Errorf("signal %s: %w", p.o.Name, ErrNotRunning)
+		return fmt.Errorf("signal %s: it was not started", p.o.Name)
 	}
 	if err := r.cmd.Process.Signal(sig); err != nil {
 		return fmt.Errorf("signal %s: %w", p.o.Name, err)

@@ -14,7 +14,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -95,22 +94,23 @@ func (c *Cluster) bootstrap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
-		ObjectMeta: metav1.ObjectMeta{Name: ProvisionerName},
-		// Nothing attaches volumes here, so nothing must wait for it.
-		Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
-	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("make the test driver's CSIDriver: %w", err)
-	}
-	return nil
+	return createDriver(ctx, c.client, ProvisionerName, false)
 }
 
-// grant gives the user these rights. It may be repeated.
+// createDriver creates a CSIDriver. Nothing attaches volumes here, so nothing must wait for it.
+func createDriver(ctx context.Context, client kubernetes.Interface, name string, capacity bool) error {
+	_, err := client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       storagev1.CSIDriverSpec{AttachRequired: new(false), StorageCapacity: &capacity},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// grant gives the user these rights.
 func grant(ctx context.Context, client kubernetes.Interface, user string, rules ...rbacv1.PolicyRule) error {
 	meta := metav1.ObjectMeta{Name: user}
 	_, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
+	if err != nil {
 		return fmt.Errorf("make the role of %s: %w", user, err)
 	}
 	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
@@ -118,7 +118,7 @@ func grant(ctx context.Context, client kubernetes.Interface, user string, rules 
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
 	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
+	if err != nil {
 		return fmt.Errorf("make the role binding of %s: %w", user, err)
 	}
 	return nil
@@ -126,6 +126,18 @@ func grant(ctx context.Context, client kubernetes.Interface, user string, rules 
 
 func rule(group, resource string, verbs ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
+}
+
+// Pause waits for the duration. It returns an error if ctx ends before.
+func Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // WaitForPods waits until the namespaces may have pods: the API server rejects pods until the default service account exists.

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -288,7 +287,7 @@ func (s *Services) ask(ctx context.Context, ip string, port int32) (servicePort,
 	for _, key := range s.routed(port) {
 		service, err := s.client.CoreV1().Services(key.service.Namespace).Get(ctx, key.service.Name, metav1.GetOptions{})
 		switch {
-		case err == nil && hasClusterIP(service, ip):
+		case err == nil && slices.Contains(service.Spec.ClusterIPs, ip):
 			return key, nil
 		case err != nil && !apierrors.IsNotFound(err):
 			failures = append(failures, err)
@@ -308,8 +307,4 @@ func (s *Services) routed(port int32) []servicePort {
 		}
 	}
 	return out
-}
-
-func hasClusterIP(service *corev1.Service, ip string) bool {
-	return service.Spec.ClusterIP == ip || slices.Contains(service.Spec.ClusterIPs, ip)
 }

@@ -38,7 +38,7 @@ func (c *Cluster) UserConfig(name string, groups ...string) (*rest.Config, error
 		return nil, err
 	}
 	return &rest.Config{
-		Host: c.url(APIServer),
+		Host: c.URL(APIServer),
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData:   c.pki.CertPEM,
 			CertData: client.CertPEM,
@@ -87,7 +87,7 @@ func (c *Cluster) userKubeconfig(file, user string, groups ...string) (string, e
 func (c *Cluster) writeKubeconfig(path, user string, auth *clientcmdapi.AuthInfo, namespace string) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters["prebind-test"] = &clientcmdapi.Cluster{
-		Server:               c.url(APIServer),
+		Server:               c.URL(APIServer),
 		CertificateAuthority: c.pki.file("ca.crt"),
 	}
 	config.AuthInfos[user] = auth

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -44,17 +43,13 @@ func (b *bench) installDriver(node string) {
 
 func (b *bench) kubectl(args ...string) {
 	b.t.Helper()
-	out, err := b.cluster.Kubectl(b.t.Context(), args...).CombinedOutput()
-	require.NoError(b.t, err, "kubectl %v: %s", args, out)
+	require.NoError(b.t, b.cluster.RunKubectl(b.t.Context(), "", args...))
 }
 
 // manifest passes the YAML to `kubectl apply` or `kubectl delete`.
 func (b *bench) manifest(verb, text string) {
 	b.t.Helper()
-	cmd := b.cluster.Kubectl(context.WithoutCancel(b.t.Context()), verb, "-f", "-")
-	cmd.Stdin = strings.NewReader(text)
-	out, err := cmd.CombinedOutput()
-	require.NoError(b.t, err, "kubectl %s: %s", verb, out)
+	require.NoError(b.t, b.cluster.RunKubectl(context.WithoutCancel(b.t.Context()), text, verb, "-f", "-"))
 }
 
 // untilAnswered waits until every replica gives such an answer to a dry run of the Binding.

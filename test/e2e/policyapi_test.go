@@ -70,11 +70,9 @@ func policyClient(config *rest.Config) (client.Client, error) {
 // apply applies a file of the component with server-side apply, and deletes its objects after the test.
 func (w *world) apply(t *testing.T, file string) {
 	t.Helper()
-	out, err := w.cluster.Kubectl(t.Context(), "apply", "--server-side", "-f", policyComponent+file).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	require.NoError(t, w.cluster.RunKubectl(t.Context(), "", "apply", "--server-side", "-f", policyComponent+file))
 	t.Cleanup(func() {
-		out, err := w.cluster.Kubectl(context.WithoutCancel(t.Context()), "delete", "-f", policyComponent+file).CombinedOutput()
-		assert.NoError(t, err, "%s", out)
+		assert.NoError(t, w.cluster.RunKubectl(context.WithoutCancel(t.Context()), "", "delete", "-f", policyComponent+file))
 	})
 }
 

@@ -24,6 +24,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/prebind/prebind/test/cluster"
 )
 
 // ownAnnotation is an annotation that smallScheduler sets on every Binding.
@@ -116,12 +118,7 @@ func (s *smallScheduler) schedule(ctx context.Context, pod *corev1.Pod) {
 		case s.wrong && !apierrors.IsTooManyRequests(err):
 			return
 		}
-		timer := time.NewTimer(backoff)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-		case <-timer.C:
-		}
+		_ = cluster.Pause(ctx, backoff)
 	}
 }
 

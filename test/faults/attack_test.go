@@ -97,8 +97,7 @@ func newAttack(t *testing.T, w *world) *attack {
 			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: attacker}},
 		}))
 		for _, create := range [][]string{{"role", "--verb=create", "--resource=pods/binding"}, {"rolebinding", "--role=binds", "--user=" + attacker, "--user=" + rival}} {
-			out, err := w.cluster.Kubectl(t.Context(), append([]string{"create", "--namespace=" + namespace, create[0], "binds"}, create[1:]...)...).CombinedOutput()
-			require.NoError(t, err, "%s", out)
+			require.NoError(t, w.cluster.RunKubectl(t.Context(), "", append([]string{"create", "--namespace=" + namespace, create[0], "binds"}, create[1:]...)...))
 		}
 	}
 	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, attackNamespaces()...))

@@ -53,13 +53,10 @@ func (w *world) policies(t *testing.T) {
 	for _, p := range [][3]string{{"load", ns, "Fail"}, {"attack-fail", "attack-0", "Fail"}, {"attack-ignore", "attack-1", "Ignore"}} {
 		text := strings.NewReplacer("attack-fail", p[0], "attack-0", p[1], "failurePolicy: Fail", "failurePolicy: "+p[2]).Replace(string(content))
 		require.Eventually(t, func() bool { // The leader copies the CA bundle of the webhook for policies.
-			apply := w.cluster.Kubectl(t.Context(), "apply", "-f", "-")
-			apply.Stdin = strings.NewReader(text)
-			return apply.Run() == nil
+			return w.cluster.RunKubectl(t.Context(), text, "apply", "-f", "-") == nil
 		}, cluster.Patience, 500*time.Millisecond, "the policy %s should be applied", p[0])
 	}
-	out, err := w.cluster.Kubectl(t.Context(), "wait", "--for=condition=Ready", "--timeout=1m", "bindpolicies", "--all").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	require.NoError(t, w.cluster.RunKubectl(t.Context(), "", "wait", "--for=condition=Ready", "--timeout=1m", "bindpolicies", "--all"))
 }
 
 // trap is a kind of pods whose data is expensive for the policies.

@@ -254,14 +254,7 @@ func (r *runner) heal(t *testing.T) {
 }
 
 // pause waits for the duration, or until the context ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
+func pause(ctx context.Context, d time.Duration) { _ = cluster.Pause(ctx, d) }
 
 // fault is a temporary failure of one target.
 type fault struct {

@@ -273,13 +273,7 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 		}
 	}
 	// The kubelet runs preStop before it sends SIGTERM.
-	preStop := time.NewTimer(p.pod.preStop)
-	defer preStop.Stop()
-	select {
-	case <-ctx.Done():
-	case <-preStop.C:
-	}
-	if err := errors.Join(ctx.Err(), p.Stop()); err != nil {
+	if err := errors.Join(cluster.Pause(ctx, p.pod.preStop), p.Stop()); err != nil {
 		return err
 	}
 	// Delete the pods here, because no kubelet reports their end and the namespace waits for it.
@@ -341,10 +335,7 @@ func (p *Prebind) Register(ctx context.Context) error {
 func (p *Prebind) LogDir() string { return p.file("") }
 
 func (p *Prebind) kubectl(ctx context.Context, args ...string) error {
-	if out, err := p.o.Cluster.Kubectl(ctx, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl %v: %w\n%s", args, err, out)
-	}
-	return nil
+	return p.o.Cluster.RunKubectl(ctx, "", args...)
 }
 
 func (p *Prebind) file(name string) string { return filepath.Join(p.o.Cluster.Dir(), "prebind", name) }

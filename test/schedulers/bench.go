@@ -106,7 +106,7 @@ func (b *bench) installPrebind(ctx context.Context) error {
 	}
 	if namespace, name, ok := strings.Cut(b.Binder, "/"); ok {
 		patch := fmt.Sprintf(`[{"op": "add", "path": "/spec/rules/0/subjects/-", "value": {"kind": "ServiceAccount", "serviceAccount": {"namespace": %q, "name": %q}}}]`, namespace, name)
-		if err := b.kubectl(ctx, nil, "patch", "flowschema", "prebind", "--type=json", "--patch="+patch); err != nil {
+		if err := b.cluster.RunKubectl(ctx, "", "patch", "flowschema", "prebind", "--type=json", "--patch="+patch); err != nil {
 			return err
 		}
 	}
@@ -153,7 +153,7 @@ func (b *bench) applyManifests(ctx context.Context) error {
 		return err
 	}
 	if len(objects) > 0 {
-		if err := b.kubectl(ctx, nil, "wait", "crd", "--all", "--for=condition=Established", "--timeout=2m"); err != nil {
+		if err := b.cluster.RunKubectl(ctx, "", "wait", "crd", "--all", "--for=condition=Established", "--timeout=2m"); err != nil {
 			return err
 		}
 	}
@@ -213,16 +213,7 @@ func (b *bench) apply(ctx context.Context, objects []map[string]any) error {
 	if err != nil {
 		return err
 	}
-	return b.kubectl(ctx, list, "apply", "--server-side", "--force-conflicts", "-f", "-")
-}
-
-func (b *bench) kubectl(ctx context.Context, stdin []byte, args ...string) error {
-	cmd := b.cluster.Kubectl(ctx, args...)
-	cmd.Stdin = bytes.NewReader(stdin)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl %s: %w\n%s", args[0], err, out)
-	}
-	return nil
+	return b.cluster.RunKubectl(ctx, string(list), "apply", "--server-side", "--force-conflicts", "-f", "-")
 }
 
 // startProgram starts a program with the token of its service account.
