@@ -111,11 +111,8 @@ func (d *demo) setUp(ctx context.Context) error {
 	d.printf("%d nodes in 3 zones with 2 racks each", nodes)
 
 	d.title("Prebind as installed from config/webhook")
-	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir()})
+	binary, err := install.Build(ctx, install.BuildOptions{Dir: d.cluster.Dir(), Client: true})
 	if err != nil {
-		return err
-	}
-	if err := install.BuildClient(ctx, binary); err != nil {
 		return err
 	}
 	if d.prebind, err = install.New(ctx, install.Options{Cluster: d.cluster, Binary: binary}); err != nil {

@@ -44,11 +44,8 @@ func TestMain(m *testing.M) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		defer cancel()
 		fmt.Fprintln(os.Stderr, "building prebind with the race detector")
-		binary, err := install.Build(ctx, install.BuildOptions{Dir: c.Dir(), Race: true})
+		binary, err := install.Build(ctx, install.BuildOptions{Dir: c.Dir(), Race: true, Client: true})
 		if err != nil {
-			return err
-		}
-		if err := install.BuildClient(ctx, binary); err != nil {
 			return err
 		}
 		shared, err = newWorld(ctx, install.Options{Cluster: c, Binary: binary}, 2)

@@ -27,6 +27,8 @@ type BuildOptions struct {
 	Race bool
 	// Clock makes time.Now return the time of Replica.SetClock.
 	Clock bool
+	// Client also builds kubectl-prebind, beside prebind.
+	Client bool
 	// Dir is the output directory. Build writes bin/prebind in it.
 	Dir string
 }
@@ -64,25 +66,18 @@ func Build(ctx context.Context, o BuildOptions) (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building prebind: %w\n%s", err, out)
 	}
+	if o.Client {
+		cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Dir(binary), "./cmd/"+clientProgram)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("building %s: %w\n%s", clientProgram, err, out)
+		}
+	}
 	return binary, nil
 }
 
 // clientProgram is the kubectl plugin.
 const clientProgram = "kubectl-prebind"
-
-// BuildClient compiles kubectl-prebind beside a binary of Build.
-func BuildClient(ctx context.Context, binary string) error {
-	root, err := checkout(ctx, "")
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Dir(binary), "./cmd/"+clientProgram)
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building %s: %w\n%s", clientProgram, err, out)
-	}
-	return nil
-}
 
 // writeOverlay writes replacement files for a build below dir, and returns the argument of go build -overlay. The map contains
 // the content by the path of the replaced file.

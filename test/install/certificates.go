@@ -14,6 +14,7 @@ import (
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	"github.com/cert-manager/cert-manager/pkg/util/pki"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -69,9 +70,9 @@ func (p *Prebind) IssueCertificates(ctx context.Context) error {
 	if err := writeFiles(p.CertDir(), files); err != nil {
 		return err
 	}
-	config, err := p.webhooks(ctx)
-	if err != nil {
-		return err
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	if err := p.client.Get(ctx, client.ObjectKey{Name: webhookConfig}, config); err != nil {
+		return fmt.Errorf("reading the webhook configuration: %w", err)
 	}
 	for i := range config.Webhooks {
 		config.Webhooks[i].ClientConfig.CABundle = issuer.certPEM

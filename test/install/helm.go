@@ -58,11 +58,7 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 	for _, v := range p.o.Values {
 		args = append(args, "--set="+v)
 	}
-	path := p.o.Chart
-	if path == "" {
-		path = filepath.FromSlash(chart)
-	}
-	rendered, err := render(ctx, p.root, path, args...)
+	rendered, err := render(ctx, p.root, p.o.Chart, args...)
 	if err != nil {
 		return err
 	}

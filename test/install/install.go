@@ -16,7 +16,6 @@ import (
 	"time"
 
 	cmapi "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -60,9 +59,7 @@ type Options struct {
 	Manifest string
 	// Apply applies manifests instead of this package, and Delete unregisters and deletes them. They must be set together.
 	Apply, Delete func(ctx context.Context) error
-	// Helm installs a chart instead of a kustomization.
-	Helm bool
-	// Chart is the path of the chart. Empty means charts/prebind in the checkout.
+	// Chart is the path of a chart to install with Helm instead of a kustomization.
 	Chart string
 	// Values are the values of the chart, each as key=value.
 	Values []string
@@ -163,7 +160,7 @@ func (p *Prebind) applyCertManager(ctx context.Context) error {
 
 // chooseSource selects the kustomization, or renders the chart.
 func (p *Prebind) chooseSource(ctx context.Context) error {
-	if p.o.Helm {
+	if p.o.Chart != "" {
 		return p.renderChart(ctx)
 	}
 	p.source = p.kustomization(p.o.Kustomization)
@@ -286,7 +283,7 @@ func (p *Prebind) Uninstall(ctx context.Context) error {
 // delete unregisters Prebind, and begins to delete all objects.
 func (p *Prebind) delete(ctx context.Context) error {
 	unregister := p.Unregister
-	if p.o.Helm {
+	if p.o.Chart != "" {
 		unregister = p.runPreDelete
 	}
 	if err := unregister(ctx); err != nil {
@@ -339,15 +336,6 @@ func (p *Prebind) kubectl(ctx context.Context, args ...string) error {
 }
 
 func (p *Prebind) file(name string) string { return filepath.Join(p.o.Cluster.Dir(), "prebind", name) }
-
-// webhooks returns the registered configuration.
-func (p *Prebind) webhooks(ctx context.Context) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
-	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := p.client.Get(ctx, client.ObjectKey{Name: webhookConfig}, config); err != nil {
-		return nil, fmt.Errorf("reading the webhook configuration: %w", err)
-	}
-	return config, nil
-}
 
 // writeFiles writes the files of a mounted Secret like the kubelet. All files change atomically, when the link ..data points to
 // another directory.

@@ -123,19 +123,6 @@ func (r *Replica) Metrics(ctx context.Context) (string, error) {
 	return r.get(ctx, "http://"+r.metrics+"/metrics")
 }
 
-// Holds returns the number of held calls of the replica.
-func (r *Replica) Holds(ctx context.Context) (int, error) {
-	metrics, err := r.Metrics(ctx)
-	if err != nil {
-		return 0, err
-	}
-	holds, ok := Sum(metrics, "prebind_holds", "")
-	if !ok {
-		return 0, fmt.Errorf("%s has no metric prebind_holds", r.Name())
-	}
-	return int(holds), nil
-}
-
 // Sum returns the sum of the series of a metric that have the label, in the response of a metrics endpoint, and whether there is such a
 // series.
 func Sum(metrics, name, label string) (total float64, ok bool) {
@@ -156,14 +143,14 @@ func Sum(metrics, name, label string) (total float64, ok bool) {
 
 // UntilHolds waits until the replica holds n calls. It returns an error when ctx ends.
 func (r *Replica) UntilHolds(ctx context.Context, n int) error {
-	held := 0
+	held := -1.0
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		var err error
-		held, err = r.Holds(ctx)
-		return held == n, err
+		metrics, err := r.Metrics(ctx)
+		held, _ = Sum(metrics, "prebind_holds", "")
+		return held == float64(n), err
 	})
 	if err != nil {
-		return fmt.Errorf("%s holds %d calls, want %d: %w", r.Name(), held, n, err)
+		return fmt.Errorf("%s holds %g calls, want %d: %w", r.Name(), held, n, err)
 	}
 	return nil
 }

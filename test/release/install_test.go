@@ -276,7 +276,7 @@ func TestInstall_Chart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.install(install.Options{
-		Helm: true, Chart: filepath.Join(releaseOf(t, current), "prebind-"+current[1:]+".tgz"), Binary: programOf(t, current),
+		Chart: filepath.Join(releaseOf(t, current), "prebind-"+current[1:]+".tgz"), Binary: programOf(t, current),
 		Values: []string{"certificates.mode=selfManaged", "config.mode=Enforce", "failurePolicy=Fail"}, WithoutCertManager: true,
 	})
 	w.start()

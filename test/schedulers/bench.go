@@ -31,8 +31,8 @@ import (
 // nodes is the number of nodes.
 const nodes = 12
 
-// results is the directory of the JUnit XML.
-const results = "bin/conformance"
+// reports is the directory of the reports, and results that of the JUnit XML.
+const reports, results = "docs/conformance", "bin/conformance"
 
 var (
 	namespaced = []string{"ServiceAccount", "Role", "RoleBinding", "ConfigMap"}
@@ -91,11 +91,8 @@ func (b *bench) createNodes(ctx context.Context) error {
 
 // installPrebind starts two replicas, and names the scheduler in the FlowSchema, as documented.
 func (b *bench) installPrebind(ctx context.Context) error {
-	binary, err := install.Build(ctx, install.BuildOptions{Dir: b.cluster.Dir()})
+	binary, err := install.Build(ctx, install.BuildOptions{Dir: b.cluster.Dir(), Client: true})
 	if err != nil {
-		return err
-	}
-	if err := install.BuildClient(ctx, binary); err != nil {
 		return err
 	}
 	if b.prebind, err = install.New(ctx, install.Options{Cluster: b.cluster, Binary: binary}); err != nil {
@@ -308,7 +305,7 @@ func (b *bench) conform(ctx context.Context, v version) (string, error) {
 
 // flags returns the flags of the test that a report shows.
 func (b *bench) flags() []string {
-	return slices.Concat([]string{"--scheduler-name=" + b.SchedulerName}, b.Conformance, b.conformance)
+	return slices.Concat([]string{"--scheduler-name=" + b.SchedulerName}, b.Conformance)
 }
 
 func (b *bench) stop() error {

@@ -38,12 +38,8 @@ type options struct {
 	scheduler string
 	// source is a checkout of the scheduler, with its manifests, and binaries the directory of its programs.
 	source, binaries string
-	// out is the directory of the report.
-	out string
 	// keep keeps everything running after the test.
 	keep bool
-	// conformance are more flags of the test.
-	conformance []string
 }
 
 // profile describes how to run a scheduler.
@@ -91,9 +87,7 @@ func main() {
 	pflag.StringVar(&o.scheduler, "scheduler", kubeScheduler, "Name of a profile in test/schedulers.")
 	pflag.StringVar(&o.source, "source", "", "Checkout of the scheduler. Not for kube-scheduler.")
 	pflag.StringVar(&o.binaries, "binaries", "", "Directory with the programs of the scheduler. Not for kube-scheduler.")
-	pflag.StringVar(&o.out, "out", "docs/conformance", "Directory for the report.")
 	pflag.BoolVar(&o.keep, "keep", false, "Keep the control plane, Prebind and the scheduler running after the test until Ctrl-C.")
-	pflag.StringArrayVar(&o.conformance, "conformance", nil, "Another flag of `kubectl prebind conformance`, such as --run=wait.")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)

@@ -36,7 +36,7 @@ func fileName(o options, v version) string { return o.scheduler + "-" + v.name }
 
 // writeReport writes the report. It keeps the judgment of an existing one.
 func writeReport(b *bench, v version, kubernetes, table string) error {
-	path := filepath.Join(b.out, fileName(b.options, v)+".md")
+	path := filepath.Join(reports, fileName(b.options, v)+".md")
 	before, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
