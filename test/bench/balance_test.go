@@ -11,14 +11,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/cluster/clustertest"
-	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
@@ -91,12 +89,8 @@ func (w *world) shares(ctx context.Context, clients []kubernetes.Interface, n in
 	if err != nil {
 		return nil, err
 	}
-	pods := make([]*corev1.Pod, n)
-	if err := inParallel(ctx, 16, n, func(ctx context.Context, i int) error {
-		var err error
-		pods[i], err = w.client.CoreV1().Pods(namespace).Create(ctx, gen.Pod(fmt.Sprintf("pod-%d", i), gen.InNamespace(namespace), gen.Scheduler("unscheduled")), metav1.CreateOptions{})
-		return err
-	}); err != nil {
+	pods, err := (&rivals{client: w.client}).create(ctx, namespace, "pod", n)
+	if err != nil {
 		return nil, err
 	}
 	before, err := w.decisions(ctx)

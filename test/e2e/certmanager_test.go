@@ -95,5 +95,5 @@ func (s *certManagerLoad) mount() {
 	s.t.Helper()
 	require.NoError(s.t, s.prebind.MountVolumes(s.t.Context()))
 	serial := certificatesOf([]byte(s.issued(serving)))[0].SerialNumber.String()
-	s.untilServed(func(now, _ string) bool { return now == serial }, "the certificate in the Secret")
+	s.untilServed(func(now string) bool { return now == serial }, "the certificate in the Secret")
 }

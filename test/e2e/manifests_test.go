@@ -210,13 +210,12 @@ func downward(pod *corev1.Pod) (map[string]string, error) {
 
 // fieldOf returns the field of the pod with the path, like the kubelet. A missing annotation or label is an empty string.
 func fieldOf(pod *corev1.Pod, path string) (string, error) {
-	if key, ok := subscript(path, "metadata.annotations"); ok {
+	field, key, _ := strings.Cut(strings.TrimSuffix(path, "']"), "['")
+	switch field {
+	case "metadata.annotations":
 		return pod.Annotations[key], nil
-	}
-	if key, ok := subscript(path, "metadata.labels"); ok {
+	case "metadata.labels":
 		return pod.Labels[key], nil
-	}
-	switch path {
 	case "metadata.name":
 		return pod.Name, nil
 	case "metadata.namespace":
@@ -226,14 +225,4 @@ func fieldOf(pod *corev1.Pod, path string) (string, error) {
 	default:
 		return "", fmt.Errorf("unsupported field path %q", path)
 	}
-}
-
-// subscript returns the key of a path such as metadata.annotations['key'].
-func subscript(path, field string) (key string, ok bool) {
-	key, ok = strings.CutPrefix(path, field+"['")
-	if !ok {
-		return "", false
-	}
-	key, ok = strings.CutSuffix(key, "']")
-	return key, ok && key != ""
 }

@@ -14,6 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
@@ -122,7 +123,11 @@ func (b *bench) csiClaim() {
 	claim := gen.Claim("data", gen.InNamespace(b.ns), gen.OfClass(""), gen.NamesVolume(pv.Name))
 	_, err = b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
 	require.NoError(b.t, err)
-	b.untilClaimBound()
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.Contains(c, claim.Annotations, volume.AnnBindCompleted)
+	}, patience, again, "the claim should be bound")
 }
 
 // prefersNot creates the pod "pod". If kube-scheduler can, it chooses another node than the given one.

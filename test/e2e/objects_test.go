@@ -5,7 +5,9 @@ package e2e
 
 import (
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,7 +62,13 @@ func (b *bench) static(node string, sizes ...string) (class string, volumes []st
 		require.NoError(b.t, err)
 		volumes = append(volumes, pv.Name)
 	}
-	b.untilAvailable(volumes)
+	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
+		for _, name := range volumes {
+			pv, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), name, metav1.GetOptions{})
+			require.NoError(c, err)
+			assert.Equal(c, corev1.VolumeAvailable, pv.Status.Phase)
+		}
+	}, patience, 100*time.Millisecond, "the volumes should be available")
 	return class, volumes
 }
 

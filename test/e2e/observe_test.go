@@ -159,16 +159,6 @@ func (b *bench) assertClaimBound(name, node string) *corev1.PersistentVolumeClai
 	return claim
 }
 
-// untilClaimBound waits until the claim "data" is bound. It does not need a pod.
-func (b *bench) untilClaimBound() {
-	b.t.Helper()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
-		require.NoError(c, err)
-		assert.Contains(c, claim.Annotations, volume.AnnBindCompleted)
-	}, patience, 100*time.Millisecond, "the claim should be bound")
-}
-
 // assertNeverFailed checks that the scheduler never reported the pod.
 func (b *bench) assertNeverFailed() {
 	b.t.Helper()

@@ -41,15 +41,6 @@ func TestBindPolicyAPI(t *testing.T) {
 	for _, file := range []string{"role.yaml", "rolebinding.yaml", "crd.yaml", "tasks-crd.yaml", "tasks-handlers.yaml"} {
 		a.apply(t, file)
 	}
-	a.connect(t)
-	t.Run("validation", func(t *testing.T) { testPolicyValidation(t, a) })
-	t.Run("task validation", func(t *testing.T) { testTaskValidation(t, a) })
-	t.Run("task handlers", func(t *testing.T) { testTaskHandlers(t, a) })
-}
-
-// connect creates the client when the API server serves BindPolicies and BindTasks.
-func (a *policyAPI) connect(t *testing.T) {
-	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		var err error
 		a.client, err = policyClient(a.cluster.Config())
@@ -57,6 +48,9 @@ func (a *policyAPI) connect(t *testing.T) {
 		require.NoError(c, a.client.List(t.Context(), &v1alpha1.BindPolicyList{}))
 		assert.NoError(c, a.client.List(t.Context(), &v1alpha1.BindTaskList{}))
 	}, patience, 50*time.Millisecond, "the API server should serve BindPolicies and BindTasks")
+	t.Run("validation", func(t *testing.T) { testPolicyValidation(t, a) })
+	t.Run("task validation", func(t *testing.T) { testTaskValidation(t, a) })
+	t.Run("task handlers", func(t *testing.T) { testTaskHandlers(t, a) })
 }
 
 func policyClient(config *rest.Config) (client.Client, error) {

@@ -216,14 +216,11 @@ func TestRestarts(t *testing.T) {
 // bindWithRetries binds the pod with the rules of kube-scheduler 1.37 (BindPod and Retriable in pkg/scheduler/util of v1.37.2): it
 // repeats transient errors immediately, in addition to the repeats of 429 by client-go.
 func (b *bench) bindWithRetries(ctx context.Context, binding *corev1.Binding) error {
-	return retry.OnError(retry.DefaultBackoff, repeatedByScheduler, func() error {
+	return retry.OnError(retry.DefaultBackoff, func(err error) bool {
+		return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || net.IsConnectionRefused(err)
+	}, func() error {
 		return b.client.CoreV1().Pods(binding.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
 	})
-}
-
-// repeatedByScheduler reports whether kube-scheduler 1.37 repeats a bind after the error.
-func repeatedByScheduler(err error) bool {
-	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || net.IsConnectionRefused(err)
 }
 
 // killDuringBind kills the replica that has granted a device to a bind that waits for its volume. The other replica continues the bind.

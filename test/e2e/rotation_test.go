@@ -8,6 +8,8 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -49,8 +51,10 @@ func TestSelfManagedCertificates(t *testing.T) {
 	require.NotEmpty(t, first)
 	assert.Equal(t, first, string(s.bundle()))
 
-	before := s.served()
-	s.untilServed(func(serial, _ string) bool { return !before[serial] }, "renewed certificates")
+	s.mu.Lock()
+	before := slices.Collect(maps.Values(s.seen))
+	s.mu.Unlock()
+	s.untilServed(func(serial string) bool { return !slices.Contains(before, serial) }, "renewed certificates")
 
 	// A request for a new CA and the deletion of the Secret do not affect binds.
 	changed := func(what string) {
@@ -69,7 +73,8 @@ func TestSelfManagedCertificates(t *testing.T) {
 	changed("an operator requested a new CA")
 	require.NoError(t, w.client.CoreV1().Secrets(install.Namespace).Delete(t.Context(), certificates.SecretName, metav1.DeleteOptions{}))
 	changed("the Secret was deleted")
-	w.untilMetric(t, fmt.Sprintf(`prebind_certificate_expiration_timestamp_seconds{certificate="ca"} %s`, number(certificatesOf([]byte(ca()))[0].NotAfter)))
+	expires := strconv.FormatFloat(float64(certificatesOf([]byte(ca()))[0].NotAfter.Unix()), 'g', -1, 64)
+	w.untilMetric(t, `prebind_certificate_expiration_timestamp_seconds{certificate="ca"} `+expires)
 	s.end()
 
 	// kubectl apply of the manifests, as in an upgrade, does not change the bundle.
@@ -91,13 +96,13 @@ type load struct {
 
 	looks    int
 	mistrust []string
-	// seen contains the serial number and issuer of each replica's current certificate.
-	seen map[string][2]string
+	// seen contains the serial number of each replica's current certificate.
+	seen map[string]string
 }
 
 func beginLoad(t *testing.T, w *world) *load {
 	t.Helper()
-	s := &load{stream: newStream(t, w, "1s"), seen: map[string][2]string{}}
+	s := &load{stream: newStream(t, w, "1s"), seen: map[string]string{}}
 	s.begin()
 	s.looking.Go(s.look)
 	s.untilBinds(10)
@@ -135,8 +140,7 @@ func (s *load) look() {
 			s.mu.Lock()
 			s.looks++
 			if conn, ok := raw.(*tls.Conn); ok && err == nil {
-				leaf := conn.ConnectionState().PeerCertificates[0]
-				s.seen[r.Name()] = [2]string{leaf.SerialNumber.String(), leaf.Issuer.CommonName}
+				s.seen[r.Name()] = conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 				_ = conn.Close()
 			} else {
 				s.mistrust = append(s.mistrust, fmt.Sprintf("%s: %v", r.Name(), err))
@@ -146,24 +150,13 @@ func (s *load) look() {
 	}
 }
 
-// served returns the serial numbers of the current certificates.
-func (s *load) served() map[string]bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	serials := map[string]bool{}
-	for _, x := range s.seen {
-		serials[x[0]] = true
-	}
-	return serials
-}
-
-func (s *load) untilServed(want func(serial, issuer string) bool, what string) {
+func (s *load) untilServed(want func(serial string) bool, what string) {
 	s.t.Helper()
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for name, x := range s.seen {
-			assert.True(c, want(x[0], x[1]), "%s serves %s of %s", name, x[0], x[1])
+		for name, serial := range s.seen {
+			assert.True(c, want(serial), "%s serves %s", name, serial)
 		}
 	}, patience, 50*time.Millisecond, "every replica should serve %s", what)
 }
@@ -205,6 +198,3 @@ func certificatesOf(bundle []byte) []*x509.Certificate {
 	list, _ := cert.ParseCertsPEM(bundle)
 	return list
 }
-
-// number formats a time like a metric.
-func number(at time.Time) string { return strconv.FormatFloat(float64(at.Unix()), 'g', -1, 64) }

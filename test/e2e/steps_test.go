@@ -87,18 +87,6 @@ func (b *bench) deletePod() {
 	require.NoError(b.t, b.client.CoreV1().Pods(b.ns).Delete(b.t.Context(), "pod", metav1.DeleteOptions{}))
 }
 
-// untilAvailable waits until the volumes are available.
-func (b *bench) untilAvailable(volumes []string) {
-	b.t.Helper()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		for _, name := range volumes {
-			pv, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), name, metav1.GetOptions{})
-			require.NoError(c, err)
-			assert.Equal(c, corev1.VolumeAvailable, pv.Status.Phase)
-		}
-	}, patience, 100*time.Millisecond, "the volumes should be available")
-}
-
 // versions returns the resource versions of the pod, a volume and claims, which change with every write.
 func (b *bench) versions(pv string, claims ...string) map[string]string {
 	b.t.Helper()
