@@ -77,7 +77,6 @@ func (p *policies) add(name, spec string) *v1alpha1.BindPolicy {
 	p.t.Cleanup(func() {
 		assert.NoError(p.t, client.IgnoreNotFound(p.client.Delete(context.WithoutCancel(p.t.Context()), policy)))
 	})
-	p.untilInForce(policy.Name)
 	p.untilFound(policy.Name)
 	return policy
 }

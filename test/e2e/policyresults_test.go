@@ -12,11 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -75,7 +72,6 @@ func (p *policies) apply(file string) {
 // applyRackAwareness applies the policy, and waits until each replica has it.
 func (p *policies) applyRackAwareness() {
 	p.apply(filepath.Join(rackAwareness, "policy.yaml"))
-	p.untilInForce("rack-awareness")
 	p.probing(gen.Label("rack-awareness", "true"))
 	p.untilFound("rack-awareness")
 }
@@ -127,16 +123,4 @@ waitFor:
 	p.assertNeverFailed()
 	p.untilCounted(policy.Name, "waiting")
 	p.untilCounted(policy.Name, "allowed")
-}
-
-// untilInForce waits until the condition Ready says that the policy is in force.
-func (p *policies) untilInForce(name string) {
-	p.t.Helper()
-	require.EventuallyWithT(p.t, func(c *assert.CollectT) {
-		policy := &v1alpha1.BindPolicy{}
-		require.NoError(c, p.client.Get(p.t.Context(), client.ObjectKey{Name: name}, policy))
-		ready := meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionReady)
-		require.NotNil(c, ready)
-		assert.Equal(c, v1alpha1.ReasonInForce, ready.Reason, ready.Message)
-	}, patience, again)
 }

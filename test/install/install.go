@@ -183,13 +183,6 @@ func (p *Prebind) Apply(ctx context.Context, kustomization string) error {
 	return p.applyAgain(ctx)
 }
 
-// UpgradeFrom applies another file with manifests on the server. Replicas that start later run the binary with the new arguments and
-// configuration.
-func (p *Prebind) UpgradeFrom(ctx context.Context, manifest, binary string) error {
-	p.o.Manifest, p.o.Binary, p.source = manifest, binary, []string{"-f", manifest}
-	return p.applyAgain(ctx)
-}
-
 // applyAgain applies the manifests for replicas that start later.
 func (p *Prebind) applyAgain(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{p.applyManifests, p.readDeployment, p.MountVolumes} {

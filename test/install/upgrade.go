@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// Version is a version of Prebind: the root of its checkout, and its program.
-type Version struct{ Root, Binary string }
+// Version is a version of Prebind: the root of its checkout or its manifest, as in Options, and its program.
+type Version struct{ Root, Manifest, Binary string }
 
 // checkout returns the root, or that of this checkout if root is empty.
 func checkout(ctx context.Context, root string) (string, error) {
@@ -114,7 +114,7 @@ func (p *Prebind) Use(v Version) { p.o.Binary = v.Binary }
 // Upgrade applies the manifests of the version, and sets program and command line for replicas that start later.
 func (p *Prebind) Upgrade(ctx context.Context, v Version) error {
 	p.Use(v)
-	p.root, p.source = v.Root, nil
+	p.root, p.o.Manifest = v.Root, v.Manifest
 	if err := p.chooseSource(ctx); err != nil {
 		return fmt.Errorf("upgrade: %w", err)
 	}

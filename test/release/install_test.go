@@ -204,7 +204,7 @@ func TestInstall(t *testing.T) {
 func (w *world) replace(version, pod string) {
 	w.t.Helper()
 	old := w.prebind.Replicas()
-	require.NoError(w.t, w.prebind.UpgradeFrom(w.t.Context(), "install.yaml", programOf(w.t, version)))
+	require.NoError(w.t, w.prebind.Upgrade(w.t.Context(), install.Version{Manifest: "install.yaml", Binary: programOf(w.t, version)}))
 	w.assertRuns(version)
 	w.start()
 	for _, r := range old {
@@ -235,7 +235,7 @@ func (w *world) assertConflict() {
 	config.Data["config.yaml"] = shipped + "mode: Audit\n"
 	config, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
-	require.ErrorContains(w.t, w.prebind.UpgradeFrom(w.t.Context(), "install.yaml", w.prebind.Binary()), "conflict")
+	require.ErrorContains(w.t, w.prebind.Upgrade(w.t.Context(), install.Version{Manifest: "install.yaml", Binary: w.prebind.Binary()}), "conflict")
 	config.Data["config.yaml"] = shipped
 	_, err = maps.Update(w.t.Context(), config, metav1.UpdateOptions{FieldManager: "user"})
 	require.NoError(w.t, err)
