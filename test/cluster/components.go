@@ -30,11 +30,14 @@ func (c *Cluster) args(component string) []string {
 	case ControllerManager:
 		out = c.controllerManagerArgs()
 	case Scheduler, SecondScheduler:
-		out = c.schedulerArgs(component)
+		// The configuration names its kubeconfig.
+		out = slices.Concat([]string{"--config=" + c.file(schedulerConfigFiles[component])}, c.delegationArgs(component), c.servingArgs(component))
 	case Provisioner:
-		out = c.provisionerArgs()
+		out = []string{
+			"--kubeconfig=" + c.kubeconfigs[Provisioner], "--provisioner=" + ProvisionerName, "--health-bind-address=" + address(c.ports[Provisioner]),
+		}
 	case Kwok:
-		out = c.kwokArgs()
+		out = []string{"--kubeconfig=" + c.kubeconfigs[Kwok], "--health-bind-address=" + address(c.ports[Kwok])}
 	}
 	return append(out, c.o.ExtraArgs[component]...)
 }
@@ -127,23 +130,6 @@ func (c *Cluster) controllerManagerArgs() []string {
 	}
 	out = append(out, "--kubeconfig="+c.kubeconfigs[ControllerManager])
 	return slices.Concat(out, c.delegationArgs(ControllerManager), c.servingArgs(ControllerManager))
-}
-
-func (c *Cluster) schedulerArgs(component string) []string {
-	out := []string{"--config=" + c.file(schedulerConfigFiles[component])} // which names its kubeconfig
-	return slices.Concat(out, c.delegationArgs(component), c.servingArgs(component))
-}
-
-func (c *Cluster) provisionerArgs() []string {
-	return []string{
-		"--kubeconfig=" + c.kubeconfigs[Provisioner],
-		"--provisioner=" + ProvisionerName,
-		"--health-bind-address=" + address(c.ports[Provisioner]),
-	}
-}
-
-func (c *Cluster) kwokArgs() []string {
-	return []string{"--kubeconfig=" + c.kubeconfigs[Kwok], "--health-bind-address=" + address(c.ports[Kwok])}
 }
 
 // delegationArgs let a component ask the API server who calls it, and whether

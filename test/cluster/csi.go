@@ -55,8 +55,10 @@ func (c *Cluster) StartCSI(ctx context.Context, driver string, zones map[string]
 	if err != nil {
 		return nil, fmt.Errorf("start CSI driver %s: %w", driver, err)
 	}
-	if err := s.start(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("start CSI driver %s: %w", driver, err), s.stop())
+	for _, process := range []*Process{s.Driver, s.Provisioner} {
+		if err := process.Run(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("start CSI driver %s: %w", driver, err), s.stop())
+		}
 	}
 	c.csiMu.Lock()
 	defer c.csiMu.Unlock()
@@ -104,31 +106,27 @@ func (c *Cluster) newCSI(ctx context.Context, driver string, zones map[string]in
 	s.Provisioner = NewProcess(ProcessOptions{
 		Name: "csi-provisioner " + driver,
 		Path: provisionerBinary,
-		Args: csiProvisionerArgs(socket, provisionerAddress),
+		Args: []string{
+			"--csi-address=" + socket,
+			"--http-endpoint=" + provisionerAddress,
+			"--retry-interval-max=5s",
+			"--enable-capacity",
+			// Unlike new volumes, deleted ones are considered at the next poll. The default is a minute.
+			"--capacity-poll-interval=5s",
+			// No pod can own the objects. They are removed with the cluster.
+			"--capacity-ownerref-level=-1",
+			"--capacity-threads=4",
+			// The default limits are so low that tests would wait for them.
+			"--kube-api-qps=200", "--kube-api-burst=400",
+			"--kube-api-capacity-qps=200", "--kube-api-capacity-burst=400",
+			"--v=5",
+		},
 		// KUBECONFIG of the user would override a flag.
 		Env:     []string{"KUBECONFIG=" + kubeconfig, "NAMESPACE=" + csiCapacityNamespace},
 		LogFile: c.file(filepath.Join("logs", "csi-provisioner-"+driver+".log")),
 		Health:  c.serves("http://" + provisionerAddress + "/metrics"),
 	})
 	return s, nil
-}
-
-func csiProvisionerArgs(socket, httpAddress string) []string {
-	return []string{
-		"--csi-address=" + socket,
-		"--http-endpoint=" + httpAddress,
-		"--retry-interval-max=5s",
-		"--enable-capacity",
-		// Unlike new volumes, deleted ones are considered at the next poll. The default is a minute.
-		"--capacity-poll-interval=5s",
-		// No pod can own the objects. They are removed with the cluster.
-		"--capacity-ownerref-level=-1",
-		"--capacity-threads=4",
-		// The default limits are so low that tests would wait for them.
-		"--kube-api-qps=200", "--kube-api-burst=400",
-		"--kube-api-capacity-qps=200", "--kube-api-capacity-burst=400",
-		"--v=5",
-	}
 }
 
 // prepareCSI grants the permissions that external-provisioner documents, and creates the CSIDriver.
@@ -146,15 +144,6 @@ func prepareCSI(ctx context.Context, client kubernetes.Interface, driver string)
 		return err
 	}
 	return createDriver(ctx, client, driver, true)
-}
-
-func (s *CSI) start(ctx context.Context) error {
-	for _, process := range []*Process{s.Driver, s.Provisioner} {
-		if err := process.Run(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // stop stops the provisioner first, because it exits with an error when its driver does.

@@ -210,7 +210,7 @@ func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 	}
 	b := gen.Binding(pod, node, options...)
 	if p.rng.IntN(4) == 0 {
-		// The API server rejects this Binding after Prebind has allowed it.
+		// Prebind rejects this Binding, because the pod has another version.
 		b.ResourceVersion = "1"
 	}
 	return b

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,7 +100,7 @@ func TestRelease_Krew(t *testing.T) {
 		assert.Equal(t, "prebind-v99.0.0-"+platform+".tar.gz", name)
 		assert.Equal(t, sumOf(read(t, filepath.Join(releaseOf(t, current), name))), p.SHA256)
 		files := archiveOf(t, current, platform)
-		assert.ElementsMatch(t, []string{"LICENSE", "THIRD_PARTY_LICENSES", "kubectl-prebind", "prebind"}, namesOf(files))
+		assert.ElementsMatch(t, []string{"LICENSE", "THIRD_PARTY_LICENSES", "kubectl-prebind", "prebind"}, slices.Collect(maps.Keys(files)))
 		assert.Equal(t, fs.FileMode(0o755), files[p.Bin].mode)
 		assert.Equal(t, fs.FileMode(0o644), files["LICENSE"].mode)
 	}
@@ -108,13 +109,6 @@ func TestRelease_Krew(t *testing.T) {
 func sumOf(content []byte) string {
 	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:])
-}
-
-func namesOf(files map[string]entry) (names []string) {
-	for name := range files {
-		names = append(names, name)
-	}
-	return names
 }
 
 // descriptor refers to a blob of an image.
@@ -168,7 +162,7 @@ func TestRelease_Image(t *testing.T) {
 		assert.Equal(t, "v99.0.0", config.Config.Labels["org.opencontainers.image.version"])
 		require.Len(t, manifest.Layers, 1)
 		files, archive := unpack(t, blob(layout, manifest.Layers[0])), archiveOf(t, current, "linux-"+arch)
-		assert.ElementsMatch(t, []string{"licenses/LICENSE", "licenses/THIRD_PARTY_LICENSES", "prebind"}, namesOf(files))
+		assert.ElementsMatch(t, []string{"licenses/LICENSE", "licenses/THIRD_PARTY_LICENSES", "prebind"}, slices.Collect(maps.Keys(files)))
 		assert.Equal(t, fs.FileMode(0o755), files["prebind"].mode)
 		assert.Equal(t, sumOf(archive["prebind"].content), sumOf(files["prebind"].content))
 		assertSBOM(t, filepath.Join(dir, "prebind-v99.0.0-image-linux-"+arch+".cdx.json"), index.Manifests[i].Digest)
