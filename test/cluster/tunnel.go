@@ -10,8 +10,6 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-
-	"sigs.k8s.io/yaml"
 )
 
 // tunnel is a connection from the API server to a backend, by way of this
@@ -80,6 +78,14 @@ func (t *tunnel) close() {
 
 const egressConfigFile = "egress.yaml"
 
+// egressSelection contains the path of a socket.
+const egressSelection = `apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: %q}}}
+`
+
 // listenForEgress opens the socket by which the API server's connections into the cluster network come to this process, and returns the
 // API server's EgressSelectorConfiguration. It is a socket file and not a port, because the API server can do HTTP CONNECT over TCP with
 // TLS only.
@@ -89,17 +95,7 @@ func (c *Cluster) listenForEgress(ctx context.Context) ([]byte, error) {
 	if c.egress, err = (&net.ListenConfig{}).Listen(ctx, "unix", path); err != nil {
 		return nil, fmt.Errorf("listen on the egress socket (is TMPDIR too long a path?): %w", err)
 	}
-	return yaml.Marshal(map[string]any{
-		"apiVersion": "apiserver.k8s.io/v1beta1",
-		"kind":       "EgressSelectorConfiguration",
-		"egressSelections": []any{map[string]any{
-			"name": "cluster",
-			"connection": map[string]any{
-				"proxyProtocol": "HTTPConnect",
-				"transport":     map[string]any{"uds": map[string]any{"udsName": path}},
-			},
-		}},
-	})
+	return fmt.Appendf(nil, egressSelection, path), nil
 }
 
 // spreadConnections gives connections to the API servers in turn, like a load balancer without health checks. A connection

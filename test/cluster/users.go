@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/yaml"
 )
 
 // Tests and benchmarks measure the server, so their clients must not wait for
@@ -101,6 +100,14 @@ func (c *Cluster) writeKubeconfig(path, user string, auth *clientcmdapi.AuthInfo
 
 const admissionConfigFile = "admission.yaml"
 
+// admissionConfig contains the path of a kubeconfig.
+const admissionConfig = `apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: MutatingAdmissionWebhook
+  configuration: {apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, kubeConfigFile: %q}
+`
+
 // CAFile returns the path of the CA that signs the certificates of all users and of
 // all components, in PEM.
 func (c *Cluster) CAFile() string { return c.pki.file("ca.crt") }
@@ -121,22 +128,7 @@ func (c *Cluster) writeAdmissionConfig() error {
 	if err := c.writeKubeconfig(path, "*", auth, metav1.NamespaceDefault); err != nil {
 		return err
 	}
-	config, err := yaml.Marshal(map[string]any{
-		"apiVersion": "apiserver.config.k8s.io/v1",
-		"kind":       "AdmissionConfiguration",
-		"plugins": []any{map[string]any{
-			"name": "MutatingAdmissionWebhook",
-			"configuration": map[string]any{
-				"apiVersion":     "apiserver.config.k8s.io/v1",
-				"kind":           "WebhookAdmissionConfiguration",
-				"kubeConfigFile": path,
-			},
-		}},
-	})
-	if err != nil {
-		return fmt.Errorf("write the admission configuration: %w", err)
-	}
-	if err := os.WriteFile(c.file(admissionConfigFile), config, 0o644); err != nil {
+	if err := os.WriteFile(c.file(admissionConfigFile), fmt.Appendf(nil, admissionConfig, path), 0o644); err != nil {
 		return fmt.Errorf("write the admission configuration: %w", err)
 	}
 	return nil

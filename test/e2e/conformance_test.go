@@ -5,7 +5,8 @@ package e2e
 
 import (
 	"bytes"
-	"encoding/xml"
+	"fmt"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,13 +42,7 @@ func (r conformanceRun) result(check string) string {
 // conformancePrefix returns the prefix of the namespaces of the test, so that tests in parallel do not see each other's.
 func conformancePrefix(t *testing.T) string {
 	t.Helper()
-	name := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, strings.ToLower(t.Name()))
-	return "c-" + name[max(len(name)-30, 0):] + "-"
+	return fmt.Sprintf("c-%08x-", crc32.ChecksumIEEE([]byte(t.Name())))
 }
 
 const (
@@ -161,19 +156,7 @@ func TestConformance(t *testing.T) {
 			}
 			content, err := os.ReadFile(junit)
 			require.NoError(t, err)
-			var report struct {
-				Suites []struct {
-					Tests    int `xml:"tests,attr"`
-					Failures int `xml:"failures,attr"`
-					Skipped  int `xml:"skipped,attr"`
-				} `xml:"testsuite"`
-			}
-			require.NoError(t, xml.Unmarshal(content, &report))
-			require.Len(t, report.Suites, 1)
-			suite := report.Suites[0]
-			assert.Equal(t, 11, suite.Tests)
-			assert.Zero(t, suite.Failures)
-			assert.Zero(t, suite.Skipped)
+			assert.Contains(t, string(content), `tests="11" failures="0" errors="0"`)
 			assertNothingLeft(t, shared)
 		})
 	}

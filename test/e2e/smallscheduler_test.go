@@ -38,7 +38,6 @@ type smallScheduler struct {
 	name   string
 	// wrong makes it violate the contract: it omits the UID of the pod and its own annotation, and drops a pod after a rejection.
 	wrong   bool
-	nodes   cache.SharedIndexInformer
 	working sync.WaitGroup
 }
 
@@ -73,23 +72,18 @@ func startScheduler(t *testing.T, w *world, name string, wrong bool) {
 	own := informers.NewSharedInformerFactoryWithOptions(w.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.Set{"spec.schedulerName": name, "spec.nodeName": ""}.String()
 	}))
-	all := informers.NewSharedInformerFactory(w.client, 0)
-	s.nodes = all.Core().V1().Nodes().Informer()
 	pods := own.Core().V1().Pods().Informer()
 	schedule := func(object any) {
 		if pod, ok := object.(*corev1.Pod); ok {
 			s.working.Go(func() { s.schedule(ctx, pod) })
 		}
 	}
-	all.Start(ctx.Done())
-	require.True(t, cache.WaitForCacheSync(ctx.Done(), s.nodes.HasSynced))
 	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: schedule})
 	require.NoError(t, err)
 	own.Start(ctx.Done())
 	t.Cleanup(func() {
 		cancel()
 		own.Shutdown()
-		all.Shutdown()
 		s.working.Wait()
 	})
 }
@@ -127,10 +121,14 @@ var errNoNode = errors.New("no node fits")
 
 // choose returns a random node that the pod allows, and another one than the last if there is one.
 func (s *smallScheduler) choose(ctx context.Context, pod *corev1.Pod, last string) string {
+	nodes, err := s.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return last
+	}
 	var fitting []string
-	for _, object := range s.nodes.GetStore().List() {
-		node, ok := object.(*corev1.Node)
-		if !ok || len(node.Spec.Taints) > 0 {
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		if len(node.Spec.Taints) > 0 {
 			continue
 		}
 		if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); fits && err == nil && node.Name != last && !s.lacksDriver(ctx, pod, node.Name) {

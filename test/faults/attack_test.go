@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -91,13 +90,11 @@ func newAttack(t *testing.T, w *world) *attack {
 	require.NoError(t, w.watcher.Create(t.Context(), gen.StorageClass(never, "none.example.com")))
 	for _, namespace := range attackNamespaces() {
 		require.NoError(t, w.watcher.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
-		require.NoError(t, w.watcher.Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: attacker},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: attacker}},
-		}))
-		for _, create := range [][]string{{"role", "--verb=create", "--resource=pods/binding"}, {"rolebinding", "--role=binds", "--user=" + attacker, "--user=" + rival}} {
-			require.NoError(t, w.cluster.RunKubectl(t.Context(), "", append([]string{"create", "--namespace=" + namespace, create[0], "binds"}, create[1:]...)...))
+		for _, create := range [][]string{
+			{"rolebinding", attacker, "--clusterrole=edit", "--user=" + attacker}, {"role", "binds", "--verb=create", "--resource=pods/binding"},
+			{"rolebinding", "binds", "--role=binds", "--user=" + attacker, "--user=" + rival},
+		} {
+			require.NoError(t, w.cluster.RunKubectl(t.Context(), "", append([]string{"create", "--namespace=" + namespace}, create...)...))
 		}
 	}
 	require.NoError(t, cluster.WaitForPods(t.Context(), w.client, attackNamespaces()...))
