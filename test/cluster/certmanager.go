@@ -13,10 +13,10 @@ const CertManager = "cert-manager"
 
 var certManager = program{module: "certmanager", modFile: "go.mod", pkg: "."}
 
-// StartCertManager starts cert-manager from test/certmanager, with these arguments in addition, and waits until it is ready.
+// StartCertManager starts cert-manager from test/certmanager, and waits until it is ready.
 // It builds the binary unless it is cached. The CustomResourceDefinitions of cert-manager must exist. cert-manager has all
 // permissions. The caller stops the process before the cluster.
-func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Process, error) {
+func (c *Cluster) StartCertManager(ctx context.Context) (*Process, error) {
 	path, err := certManager.binary(ctx, c.o.Out)
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func (c *Cluster) StartCertManager(ctx context.Context, args ...string) (*Proces
 	process := NewProcess(ProcessOptions{
 		Name:    CertManager,
 		Path:    path,
-		Args:    append([]string{"--kubeconfig=" + kubeconfig, "--health-bind-address=" + address}, args...),
+		Args:    []string{"--kubeconfig=" + kubeconfig, "--health-bind-address=" + address},
 		LogFile: c.file(filepath.Join("logs", CertManager+".log")),
 		Health:  c.serves("http://" + address + "/readyz"),
 	})

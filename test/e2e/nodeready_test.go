@@ -123,11 +123,9 @@ func (b *bench) csiClaim() {
 	claim := gen.Claim("data", gen.InNamespace(b.ns), gen.OfClass(""), gen.NamesVolume(pv.Name))
 	_, err = b.client.CoreV1().PersistentVolumeClaims(b.ns).Create(b.t.Context(), claim, metav1.CreateOptions{})
 	require.NoError(b.t, err)
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
-		require.NoError(c, err)
-		assert.Contains(c, claim.Annotations, volume.AnnBindCompleted)
-	}, patience, again, "the claim should be bound")
+	untilRead(b, b.client.CoreV1().PersistentVolumeClaims(b.ns).Get, "data", "bound", func(claim *corev1.PersistentVolumeClaim) bool {
+		return metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
+	})
 }
 
 // prefersNot creates the pod "pod". If kube-scheduler can, it chooses another node than the given one.

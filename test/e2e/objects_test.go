@@ -5,9 +5,7 @@ package e2e
 
 import (
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,13 +60,11 @@ func (b *bench) static(node string, sizes ...string) (class string, volumes []st
 		require.NoError(b.t, err)
 		volumes = append(volumes, pv.Name)
 	}
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		for _, name := range volumes {
-			pv, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), name, metav1.GetOptions{})
-			require.NoError(c, err)
-			assert.Equal(c, corev1.VolumeAvailable, pv.Status.Phase)
-		}
-	}, patience, 100*time.Millisecond, "the volumes should be available")
+	for _, name := range volumes {
+		untilRead(b, b.client.CoreV1().PersistentVolumes().Get, name, "available", func(pv *corev1.PersistentVolume) bool {
+			return pv.Status.Phase == corev1.VolumeAvailable
+		})
+	}
 	return class, volumes
 }
 

@@ -34,14 +34,20 @@ const reads = 50 * time.Millisecond
 // until reads the pod until the condition holds, and returns it.
 func (b *bench) until(what string, condition func(*corev1.Pod) bool) *corev1.Pod {
 	b.t.Helper()
-	var pod *corev1.Pod
-	err := wait.PollUntilContextTimeout(b.t.Context(), reads, patience, true, func(context.Context) (bool, error) {
+	return untilRead(b, b.client.CoreV1().Pods(b.ns).Get, "pod", what, condition)
+}
+
+// untilRead reads an object until the condition holds, and returns it.
+func untilRead[T any](b *bench, get func(context.Context, string, metav1.GetOptions) (T, error), name, what string, condition func(T) bool) T {
+	b.t.Helper()
+	var object T
+	err := wait.PollUntilContextTimeout(b.t.Context(), reads, patience, true, func(ctx context.Context) (bool, error) {
 		var err error
-		pod, err = b.client.CoreV1().Pods(b.ns).Get(b.t.Context(), "pod", metav1.GetOptions{})
-		return err == nil && condition(pod), nil
+		object, err = get(ctx, name, metav1.GetOptions{})
+		return err == nil && condition(object), nil
 	})
-	require.NoError(b.t, err, "waiting for the pod to be %s; its events: %v", what, b.events())
-	return pod
+	require.NoError(b.t, err, "waiting for the %T %s to be %s: %v; events: %v", object, name, what, object, b.allEvents())
+	return object
 }
 
 func (b *bench) untilBound() *corev1.Pod {

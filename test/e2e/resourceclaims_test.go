@@ -4,7 +4,6 @@
 package e2e
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +14,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/prebind/prebind/test/cluster"
@@ -167,14 +165,7 @@ func (b *bench) resourceClaim(name string, options ...gen.ResourceClaimOption) {
 // untilResourceClaim reads the claim until the condition holds, and returns it.
 func (b *bench) untilResourceClaim(name, what string, condition func(*resourcev1.ResourceClaim) bool) *resourcev1.ResourceClaim {
 	b.t.Helper()
-	var claim *resourcev1.ResourceClaim
-	err := wait.PollUntilContextTimeout(b.t.Context(), reads, patience, true, func(context.Context) (bool, error) {
-		var err error
-		claim, err = b.client.ResourceV1().ResourceClaims(b.ns).Get(b.t.Context(), name, metav1.GetOptions{})
-		return err == nil && condition(claim), nil
-	})
-	require.NoError(b.t, err, "waiting for the claim %s to be %s: %v; events: %v", name, what, claim, b.allEvents())
-	return claim
+	return untilRead(b, b.client.ResourceV1().ResourceClaims(b.ns).Get, name, what, condition)
 }
 
 // reservedOnceFor reports whether the claim is reserved once for each of the pods, and for no others.

@@ -63,14 +63,9 @@ func (b *bench) end(done <-chan error) error {
 // untilSelected waits for the selected-node of the claim "data", and returns it.
 func (b *bench) untilSelected() string {
 	b.t.Helper()
-	var node string
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		claim, err := b.client.CoreV1().PersistentVolumeClaims(b.ns).Get(b.t.Context(), "data", metav1.GetOptions{})
-		require.NoError(c, err)
-		node = claim.Annotations[volume.AnnSelectedNode]
-		assert.NotEmpty(c, node)
-	}, patience, 50*time.Millisecond, "the claim should have a selected node")
-	return node
+	return untilRead(b, b.client.CoreV1().PersistentVolumeClaims(b.ns).Get, "data", "provisioned for a node", func(claim *corev1.PersistentVolumeClaim) bool {
+		return claim.Annotations[volume.AnnSelectedNode] != ""
+	}).Annotations[volume.AnnSelectedNode]
 }
 
 // untilEvent waits for an event of the pod that contains all of the words.
