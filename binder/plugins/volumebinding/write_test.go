@@ -42,7 +42,7 @@ func TestWrite_Order(t *testing.T) {
 	}
 	assert.Equal(t, []string{"pv1", "pv2", "c", "d"}, order)
 	assert.Equal(t, []string{"a", "b"}, w.checks, "the claims are checked before the volumes are written")
-	assert.Equal(t, before, []any{pl.static[0].volume, pl.static[0].claim, pl.dynamic[0]}, "the objects in the cache do not change")
+	assert.Equal(t, []any{pl.static[0].volume, pl.static[0].claim, pl.dynamic[0]}, before, "the objects in the cache do not change")
 }
 
 func TestWrite_Fails(t *testing.T) {
