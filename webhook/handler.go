@@ -61,13 +61,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// The library keeps its request until the handler returns, so it gets only the UID. parse releases the object of the other.
 	webhook := admission.Webhook{
 		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response {
-			if problem != nil { // Not an HTTP error: with failurePolicy Ignore, the API server would bind the pod without Prebind.
-				return deny(&framework.Error{
-					Kind: framework.KindInvalid, Object: framework.Object{Kind: "Binding", Namespace: request.Namespace, Name: request.Name},
-					Message: "its AdmissionReview is too large: " + strings.TrimPrefix(problem.Message, "prebind: "), Advice: "post a smaller Binding",
-				}, 0)
-			}
-			return h.review(ctx, request)
+			return h.review(ctx, request, problem)
 		}),
 		// The library logs text of the caller without a limit. This package writes its own log lines.
 		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
@@ -78,8 +72,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, review)
 }
 
-// review answers a request.
-func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest) admission.Response {
+// review answers a request. A problem is that its object is missing because the body is too large.
+func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest, problem *metav1.Status) admission.Response {
 	clip := func(s string) string { return text.Clip(s, maxCause) }
 	log := h.Log.WithValues("user", clip(request.UserInfo.Username))
 	resource := schema.GroupResource{Group: request.Resource.Group, Resource: request.Resource.Resource + "/" + request.SubResource}
@@ -87,6 +81,13 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 	if !posted || request.Operation != admissionv1.Create || request.Kind != (metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}) {
 		log.Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
 		return admission.Allowed("").WithWarnings(warnings([]string{notBinding})...)
+	}
+	if problem != nil { // Not an HTTP error: with failurePolicy Ignore, the API server would bind the pod without Prebind.
+		log.V(2).Info("Rejected a Binding", "pod", klog.KRef(clip(request.Namespace), clip(request.Name)), "reason", problem.Message)
+		return deny(&framework.Error{
+			Kind: framework.KindInvalid, Object: framework.Object{Kind: "Binding", Namespace: request.Namespace, Name: request.Name},
+			Message: "its AdmissionReview is too large: " + strings.TrimPrefix(problem.Message, "prebind: "), Advice: "post a smaller Binding",
+		}, 0)
 	}
 	bind, err := parse(request)
 	if err != nil {

@@ -100,7 +100,13 @@ func TestHandler_BodyTooLarge(t *testing.T) {
 	body := func(begin string) []byte { return []byte(begin + strings.Repeat("<", maxBody)) }
 	limit := func(r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, maxBody) }
 
-	w := serve(t, h, body(reviewPrefix+`"uid":"1","namespace":"shop","name":"web-0","object":{"metadata":{"annotations":{"a":"`), limit)
+	const pods = `"namespace":"shop","name":"web-0","operation":"CREATE","object":{"metadata":{"annotations":{"a":"`
+	of := func(kind, resource string) []byte {
+		return body(reviewPrefix + `"uid":"1","kind":{"version":"v1","kind":"` + kind + `"},"resource":{"version":"v1","resource":"pods"},"subResource":"` + resource + `",` + pods)
+	}
+	w := serve(t, h, of("Pod", "status"), limit)
+	assert.Contains(t, w.Body.String(), `"allowed":true`, "a wrong rule of the webhook configuration stops no other request")
+	w = serve(t, h, of("Binding", "binding"), limit)
 	assert.Equal(t, http.StatusOK, w.Code)
 	var review admissionv1.AdmissionReview
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &review))
