@@ -87,9 +87,6 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		}
 	}
 	framework.Extend(bc, pl)
-	if bc.DryRun && rejected == nil { // As in PreBind.
-		return p.checkUnused(ctx, bc.Pod, pl.exclusive)
-	}
 	return rejected
 }
 
