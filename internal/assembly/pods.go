@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -31,9 +32,12 @@ var pending = fields.OneTermEqualSelector("spec.nodeName", "")
 // decoder.
 func (s *Source) typed(version schema.GroupVersion) (rest.Interface, error) {
 	own := rest.CopyConfig(s.Config)
-	own.APIPath, own.GroupVersion, own.ContentType = "/apis", &version, runtime.ContentTypeProtobuf // Custom resources are JSON nevertheless.
+	own.APIPath, own.GroupVersion = "/apis", &version
 	if version.Group == "" {
 		own.APIPath = "/api"
+	}
+	if clientgoscheme.Scheme.IsVersionRegistered(version) { // As in the client of controller-runtime: other APIs can lack protobuf.
+		own.ContentType = runtime.ContentTypeProtobuf
 	}
 	own.NegotiatedSerializer = briefSerializer{serializer.NewCodecFactory(s.Scheme).WithoutConversion()}
 	return rest.RESTClientForConfigAndClient(own, s.HTTP)
