@@ -76,16 +76,16 @@ func findings(ctx context.Context, client kubernetes.Interface, own string, all 
 	r := registrationOf(ctx, client)
 	// If all replicas are silent, the clock of this computer can be ahead.
 	heard := len(all) == 0 || slices.ContainsFunc(all, func(s replica.Status) bool { return now.Sub(s.Reported.Time) <= silentAfter })
-	glass := "To bind pods without Prebind: kubectl delete mutatingwebhookconfiguration " + cmp.Or(r.name, "prebind") + ": see " + cli.Documentation("operations.md#break-glass")
+	glass := "to bind pods without Prebind: kubectl delete mutatingwebhookconfiguration " + cmp.Or(r.name, "prebind") + ": see " + cli.Documentation("operations.md#break-glass")
 	switch {
 	case reached.slow:
-		found = slices.Insert(found, 0, reached.failure)
+		found = slices.Insert(found, 0, reached.failure+". If pods are not bound: "+glass)
 	case reached.failure != "":
-		found = slices.Insert(found, 0, reached.failure+". With failurePolicy Fail, no pod outside the exempt namespaces is bound. "+glass)
+		found = slices.Insert(found, 0, reached.failure+". With failurePolicy Fail, no pod outside the exempt namespaces is bound; "+glass)
 	case r.namespace != "" && r.namespace != own:
 		return []string{"MutatingWebhookConfiguration " + r.name + " calls Prebind in namespace " + r.namespace + ": use --prebind-namespace=" + r.namespace}
 	case !reached.answered && heard && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
-		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound. "+glass)
+		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound; "+glass)
 	}
 	broken, audited := policiesOf(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })

@@ -175,7 +175,7 @@ func TestFindings(t *testing.T) {
 		"Elsewhere":     {reason: "the replicas in the namespace of the flag are not those of the webhook", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, want: []string{"[MutatingWebhookConfiguration ours calls Prebind in namespace other: use --prebind-namespace=other]"}},
 		"ElsewhereDead": {reason: "the error shows that no pod is bound", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With"}},
 		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
-		"Slow":          {reason: "it may be another webhook, which needs no break glass", reached: reach{failure: "no answer within", slow: true}, want: []string{"[no answer within]"}},
+		"Slow":          {reason: "it may be another webhook, or Prebind is cut off", reached: reach{failure: "no answer within", slow: true}, want: []string{"[no answer within. If pods are not bound: to bind pods without Prebind: kubectl delete"}},
 		"Restarted":     {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{draining}, want: []string{"[replica aaa is not ready"}},
 		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{draining}, want: []string{"[replica aaa", "mine is Ignore"}},
 		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
