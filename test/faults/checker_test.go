@@ -62,6 +62,7 @@ func TestLedger(t *testing.T) {
 // TestLeft checks that the checker reports every remaining grant, mark and reservation of a cluster at rest.
 func TestLeft(t *testing.T) {
 	running := gen.Pod("a", gen.UID("a"), gen.BoundTo("node-1"), gen.Scheduler(byHand))
+	running.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x", ResourceClaimName: new("x")}}
 	waiting := gen.Pod("b", gen.UID("b"), gen.Scheduler(byHand))
 	record := func(key, text string) corev1.ConfigMap {
 		c := corev1.ConfigMap{Data: map[string]string{"node": "node-1", key: text}}
@@ -83,6 +84,7 @@ func TestLeft(t *testing.T) {
 		"ReservedNot":    {reason: "the claim is reserved for a pod that is not bound", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("b", "b"))}}, wrong: 1},
 		"ReservedRight":  {reason: "the claim is reserved for a bound pod", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.ReservedForPod("a", "a"))}}},
 		"NotReservedFor": {reason: "the claim of a bound pod is not reserved", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("x", gen.OwnedBy("Pod", "a", "a"))}}, wrong: 1},
+		"NotUsed":        {reason: "the pod uses another claim", state: state{devices: []*resourcev1.ResourceClaim{gen.ResourceClaim("y", gen.OwnedBy("Pod", "a", "a"))}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

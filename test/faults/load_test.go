@@ -208,12 +208,10 @@ func (p *bound) binding(pod *corev1.Pod) *corev1.Binding {
 	if p.is("device", "mixed") {
 		options = append(options, gen.Annotation("device.prebind.dev/gpu", p.device()))
 	}
-	b := gen.Binding(pod, node, options...)
-	if p.rng.IntN(4) == 0 {
-		// Prebind rejects this Binding, because the pod has another version.
-		b.ResourceVersion = "1"
+	if p.rng.IntN(10) == 0 {
+		options = append(options, gen.Annotation(lateKey, ""))
 	}
-	return b
+	return gen.Binding(pod, node, options...)
 }
 
 // allocate allocates the claims of the pod for all nodes, and reserves none of them. Each claim gets a device of its own.

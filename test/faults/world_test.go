@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -37,6 +38,8 @@ const (
 	scheduled  = "scheduled.example.com"
 	// openKey is a label of nodes that some pods wait for.
 	openKey = "faults.example.com/open"
+	// lateKey is an annotation of Bindings that the API server rejects after Prebind has allowed them, by a policy of this name.
+	lateKey = "late.faults.example.com"
 )
 
 // world is a control plane with replicas. Each replica uses a separate proxy to the API server.
@@ -130,6 +133,26 @@ func (w *world) objects(t *testing.T) {
 		create(gen.ResourceClaimTemplate(strings.TrimSuffix(class, ".example.com"), gen.InNamespace(ns), gen.RequestsDevices(class, 1)))
 	}
 	create(gen.DeviceClass(scheduled))
+	create(
+		&admissionregistrationv1.ValidatingAdmissionPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: lateKey},
+			Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+				MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
+					RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+						Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+						Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/binding"}},
+					},
+				}}},
+				Validations: []admissionregistrationv1.Validation{{Expression: fmt.Sprintf("!(%q in object.metadata.?annotations.orValue({}))", lateKey)}},
+			},
+		},
+		&admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: lateKey},
+			Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+				PolicyName: lateKey, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+			},
+		},
+	)
 	for n := range nodes {
 		create(gen.ResourceSlice(scheduled, nodeName(n), gen.Devices("device", devices)...))
 	}
