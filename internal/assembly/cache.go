@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -68,13 +69,16 @@ func (r *Registry) scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
+// podKind is the name of the selection of pending pods.
+var podKind = framework.KindOf(&corev1.Pod{})
+
 // KindSelection returns the selection with all objects of the kind that Prebind reads: pending pods, and trimmed nodes and
 // ResourceClaims. Its name is the kind.
 func KindSelection(example client.Object) framework.Selection {
 	s := framework.Selection{Name: framework.KindOf(example), Example: example}
 	switch example.(type) {
 	case *corev1.Pod:
-		s.Fields, s.Transform = pending, trimPod
+		s.Fields, s.Transform = fields.OneTermEqualSelector("spec.nodeName", ""), trimPod
 	case *corev1.Node:
 		s.Transform = trimNode
 	case *resourcev1.ResourceClaim:

@@ -56,7 +56,7 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 // nameOf returns the value of objects that are read by name: NAMESPACE/NAME, or NAME for cluster-scoped kinds.
 func nameOf(o client.Object) string { return toolscache.MetaObjectToName(o).String() }
 
-// typed returns an object or list of the Go type of the kind. It returns the custom one, with the kind, if there is no such type.
+// typed returns an object or list of the Go type of the kind. For a kind without one, it returns the custom object or list, with the kind.
 func typed[T runtime.Object](kind schema.GroupVersionKind, custom T) T {
 	built, _ := scheme.Scheme.New(kind)
 	o, ok := built.(T)

@@ -7,9 +7,7 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -17,15 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-
-	"github.com/prebind/prebind/binder/framework"
 )
-
-// podKind is the name of the selection of pending pods.
-var podKind = framework.KindOf(&corev1.Pod{})
-
-// pending selects the pods without a node.
-var pending = fields.OneTermEqualSelector("spec.nodeName", "")
 
 // typed returns a client for objects of Go types. A watch decodes only the metadata of those that leave it: every bind makes a pod leave the
 // pending pods, and decoding it is the largest part of the work of following them. The client of controller-runtime has no option for the
