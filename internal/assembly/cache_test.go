@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -39,6 +40,18 @@ func TestTrimNode(t *testing.T) {
 	got, err = trimNode("something else")
 	require.NoError(t, err)
 	assert.Equal(t, "something else", got)
+}
+
+// Nodes of the same machine type share their lists of resources.
+func TestTrimNode_SharesResources(t *testing.T) {
+	trimmed := func(pods int64) *corev1.Node {
+		got, err := trimNode(gen.Node("node-a", gen.Ready(pods)))
+		require.NoError(t, err)
+		return got.(*corev1.Node)
+	}
+	first, same, other := trimmed(10).Status.Allocatable, trimmed(10).Status.Allocatable, trimmed(11).Status.Allocatable
+	assert.Equal(t, reflect.ValueOf(first).Pointer(), reflect.ValueOf(same).Pointer())
+	assert.Equal(t, "11", other.Pods().String())
 }
 
 func TestKindSelection_TrimsClaims(t *testing.T) {

@@ -131,7 +131,7 @@ func part(full int) int { return max(1, int(*growthPart*float64(full))) }
 // fill creates the objects that the smaller cluster lacks.
 func (r *rivals) fill(ctx context.Context, was, now scale) error {
 	core := r.client.CoreV1()
-	nodes, running := cluster.Nodes("large", now.nodes), make([]*corev1.Pod, now.running-was.running)
+	nodes, running := cluster.Nodes("large", now.nodes, cluster.InNodePool()), make([]*corev1.Pod, now.running-was.running)
 	err := errors.Join(
 		inParallel(ctx, 32, now.nodes-was.nodes, func(ctx context.Context, i int) error { return r.addNode(ctx, nodes[was.nodes+i]) }),
 		inParallel(ctx, 32, now.nodes-was.nodes, func(ctx context.Context, i int) error {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -56,6 +57,58 @@ func WithResources(resources corev1.ResourceList) NodeOption {
 // WithTaints adds taints.
 func WithTaints(taints ...corev1.Taint) NodeOption {
 	return func(node *corev1.Node) { node.Spec.Taints = append(node.Spec.Taints, taints...) }
+}
+
+// InNodePool adds what the nodes of a managed node pool have: about 4 KB of labels, annotations, addresses, resources, and the conditions of
+// node-problem-detector.
+func InNodePool() NodeOption {
+	return func(node *corev1.Node) {
+		name := node.Name
+		for _, key := range []string{
+			"beta.kubernetes.io/arch", "beta.kubernetes.io/instance-type", "beta.kubernetes.io/os", "cloud.example.com/boot-disk",
+			"cloud.example.com/container-runtime", "cloud.example.com/cpu-scaling-level", "cloud.example.com/logging-variant",
+			"cloud.example.com/max-pods-per-node", "cloud.example.com/memory-scaling-level", "cloud.example.com/node-pool",
+			"cloud.example.com/os-distribution", "cloud.example.com/provisioning", "cloud.example.com/stack-type",
+			"cloud.example.com/machine-family", "cloud.example.com/private-node", "failure-domain.beta.kubernetes.io/region",
+			"failure-domain.beta.kubernetes.io/zone", corev1.LabelInstanceTypeStable,
+		} {
+			node.Labels[key] = "standard-4"
+		}
+		node.Annotations = map[string]string{
+			"cloud.example.com/instance-id":                          name + "-0123456789",
+			"cloud.example.com/last-applied-labels":                  strings.Repeat("cloud.example.com/boot-disk=balanced,", 8),
+			"csi.volume.kubernetes.io/nodeid":                        `{"disk.csi.example.com":"projects/shop/zones/zone-1/instances/` + name + `"}`,
+			"node.alpha.kubernetes.io/ttl":                           "0",
+			"volumes.kubernetes.io/controller-managed-attach-detach": "true",
+		}
+		node.Spec.ProviderID = "cloud://shop/zone-1/" + name
+		for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+			for _, key := range []corev1.ResourceName{corev1.ResourceEphemeralStorage, "hugepages-1Gi", "hugepages-2Mi"} {
+				list[key] = resource.MustParse("47060071478")
+			}
+		}
+		for _, kind := range []corev1.NodeConditionType{
+			"FrequentKubeletRestart", "FrequentContainerdRestart", "FrequentUnregisterNetDevice", "KernelDeadlock", "ReadonlyFilesystem",
+			"CorruptDockerOverlay2", corev1.NodeNetworkUnavailable,
+		} {
+			node.Status.Conditions = append(node.Status.Conditions, condition(kind, corev1.ConditionFalse, "No"+string(kind)))
+		}
+		for i := range node.Status.Conditions {
+			c := &node.Status.Conditions[i]
+			c.Message = string(c.Type) + " is as expected"
+		}
+		node.Status.Addresses = []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeHostName, Address: name + ".shop.internal"},
+			{Type: corev1.NodeInternalDNS, Address: name + ".shop.internal"},
+		}
+		node.Status.NodeInfo = corev1.NodeSystemInfo{
+			MachineID: name + "-0123456789abcdef", SystemUUID: name + "-01234567-89ab-cdef", BootID: name + "-01234567-89ab-cdef",
+			KernelVersion: "6.6.72", OSImage: "Container OS", ContainerRuntimeVersion: "containerd://1.7.24", KubeletVersion: "v1.34.1",
+			OperatingSystem: "linux", Architecture: "amd64",
+		}
+		disk := corev1.UniqueVolumeName("kubernetes.io/csi/disk.csi.example.com^projects/shop/disks/pvc-" + name)
+		node.Status.VolumesInUse, node.Status.VolumesAttached = []corev1.UniqueVolumeName{disk}, []corev1.AttachedVolume{{Name: disk}}
+	}
 }
 
 // Node returns a ready node in zone-1, rack-1-1, with 32 CPUs, 128 GiB of memory

@@ -23,13 +23,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -225,39 +225,10 @@ func unboundClaim(i int) client.Object {
 	return claim
 }
 
-// someNode returns a node with typical labels, annotations and conditions, without the fields that the cache removes.
+// someNode returns a node of a managed node pool. The cache removes its images.
 func someNode(i int) client.Object {
-	name := fmt.Sprintf("node-%d", i)
-	node := gen.Node(name, gen.Zone(fmt.Sprintf("zone-%d", i%3)))
-	for key := range 22 {
-		metav1.SetMetaDataLabel(&node.ObjectMeta, fmt.Sprintf("node.example.com/label-%d", key), fmt.Sprintf("pool-%d", i%20))
-	}
-	for key := range 9 {
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, fmt.Sprintf("node.example.com/annotation-%d", key), "true")
-	}
-	for key := range 3 {
-		metav1.SetMetaDataLabel(&node.ObjectMeta, fmt.Sprintf("node.example.com/name-%d", key), name)
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, fmt.Sprintf("node.example.com/agent-%d", key), fmt.Sprintf(`{"driver.example.com":"i-%017x"}`, i))
-	}
-	node.Spec.ProviderID = fmt.Sprintf("cloud:///zone-%d/i-%017x", i%3, i)
-	for c := range 6 {
-		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-			Type: corev1.NodeConditionType(fmt.Sprintf("Condition%d", c)), Status: corev1.ConditionFalse, Reason: "KubeletHasNoProblem", Message: "kubelet has no problem",
-			LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-		})
-	}
-	node.Status.Capacity = corev1.ResourceList{}
-	for _, resource := range []corev1.ResourceName{"cpu", "memory", "pods", "ephemeral-storage", "hugepages-1Gi", "hugepages-2Mi", "example.com/gpu"} {
-		node.Status.Capacity[resource] = *apiresource.NewQuantity(int64(i%20+1)<<30, apiresource.BinarySI)
-	}
-	node.Status.Allocatable = node.Status.Capacity
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeInternalDNS, corev1.NodeHostName} {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: kind, Address: name + ".internal"})
-	}
-	node.Status.NodeInfo = corev1.NodeSystemInfo{
-		MachineID: name, SystemUUID: name, BootID: name, KernelVersion: "6.12.0-cloud-amd64", OSImage: "Example Linux 2026", ContainerRuntimeVersion: "containerd://2.2.0",
-		KubeletVersion: "v1.37.0", OperatingSystem: "linux", Architecture: "amd64",
-	}
+	node := cluster.Node(fmt.Sprintf("node-%d", i), cluster.InNodePool())
+	node.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
 	for image := range 50 {
 		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{fmt.Sprintf("registry.example.com/image-%d", image)}, SizeBytes: 100 << 20})
 	}
