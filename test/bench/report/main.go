@@ -26,7 +26,7 @@ import (
 )
 
 // header is that of the columns of a result.
-var header = []string{"#", "Measurement", "Target", "Result", "Lowest and highest", "Rounds", "Each run", "Met"}
+var header = []string{"#", "Measurement", "Target", "Result", "Lowest and highest", "Rounds", "Each run", "Met", "Repeatable"}
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -190,34 +190,31 @@ func resultsOf(data []samples) []result {
 	return results
 }
 
-// markdown returns the number of results that meet their target and those that do not, and what differs between runs.
+// markdown returns the number of results that meet their target, those that any run missed, and how many runs differ by less than the
+// stated range.
 func markdown(results []result) string {
-	var missed, different strings.Builder
+	var missed strings.Builder
 	targets, met, repeated, within := 0, 0, 0, 0
 	for _, r := range results {
-		if r.repeated() {
-			repeated++
-			if r.repeatable() {
-				within++
+		if verdict := r.judge(r.value); verdict != "" {
+			targets++
+			if verdict == "yes" {
+				met++
 			}
 		}
-		if len(r.verdicts()) > 1 {
-			fmt.Fprintf(&different, "- %d %s: %s%s (%s)\n", r.number, r.what, r.eachRun(), r.unit, r.target())
+		if slices.ContainsFunc(r.runs, func(value float64) bool { return r.judge(value) == "no" }) {
+			fmt.Fprintf(&missed, "- %d %s: %s%s (%s)\n", r.number, r.what, r.eachRun(), r.unit, r.target())
 		}
-		switch f := r.fields(); r.met() {
+		switch r.repeatable() {
 		case "yes":
-			targets, met = targets+1, met+1
+			repeated, within = repeated+1, within+1
 		case "no":
-			targets++
-			fmt.Fprintf(&missed, "- %s %s: %s (%s)\n", f[0], f[1], f[3], f[2])
+			repeated++
 		}
 	}
-	text := fmt.Sprintf("%d of %d targets are met. The others, with the number of their row:\n\n%s", met, targets, missed.String())
-	if repeated > 0 {
-		text += fmt.Sprintf("\nFor %d rows, the range of earlier rounds is known. In %d of them, the result of the last run is within it. Some runs met a target,\n"+
-			"and others missed it:\n\n%s", repeated, within, different.String())
-	}
-	return text
+	return fmt.Sprintf("%d of %d targets are met by the median of all rounds. At least one run missed these, with the number of their row:\n\n%s"+
+		"\n%d of %d repeated rows differ by less than a factor of %g between days (times and p99 values: %g).\n",
+		met, targets, missed.String(), within, repeated, spread, spreadOfTimes)
 }
 
 // replace returns the text with another list between the markers of the name.

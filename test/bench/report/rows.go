@@ -293,9 +293,8 @@ type result struct {
 	// values are those of all runs, and value is their result.
 	values []float64
 	value  float64
-	// runs are the results of the runs that have values, and earlier the values of all but the last.
-	runs    []float64
-	earlier []float64
+	// runs are the results of the runs that have values.
+	runs []float64
 }
 
 // result returns false if there are no samples.
@@ -307,7 +306,6 @@ func (r row) result(data []samples) (result, bool) {
 	found := result{row: r}
 	for _, run := range data {
 		if values := r.of(run[r.file]); len(values) > 0 {
-			found.earlier = found.values
 			found.values = slices.Concat(found.values, values)
 			found.runs = append(found.runs, by(values))
 		}
@@ -319,13 +317,28 @@ func (r row) result(data []samples) (result, bool) {
 	return found, true
 }
 
-// repeated reports whether the range of the runs before the last one is known: they have several rounds.
-func (r result) repeated() bool { return len(r.earlier) > 1 }
+// The stated range: results of different days differ by less than this factor. Times and p99 values vary most.
+const (
+	spread        = 1.5
+	spreadOfTimes = 3.0
+)
 
-// repeatable reports whether the result of the last run is within the range of the rounds of the earlier ones, or looks the same.
-func (r result) repeatable() bool {
-	lowest, highest, last := slices.Min(r.earlier), slices.Max(r.earlier), r.runs[len(r.runs)-1]
-	return lowest <= last && last <= highest || number(last) == number(lowest) || number(last) == number(highest)
+// repeatable returns yes if the results of several runs are within the stated range or look the same, no if not, and an empty string for
+// one run.
+func (r result) repeatable() string {
+	factor := spread
+	if r.unit == " ms" || r.unit == " s" || strings.Contains(r.what, "p99") {
+		factor = spreadOfTimes
+	}
+	lowest, highest := slices.Min(r.runs), slices.Max(r.runs)
+	switch {
+	case len(r.runs) < 2:
+		return ""
+	case highest < factor*lowest, fmt.Sprintf("%.2f", lowest) == fmt.Sprintf("%.2f", highest):
+		return "yes"
+	default:
+		return "no"
+	}
 }
 
 // eachRun returns the results of the runs.
@@ -343,18 +356,6 @@ func list(items []string) string {
 		return strings.Join(items, "")
 	}
 	return strings.Join(items[:len(items)-1], ", ") + " and " + items[len(items)-1]
-}
-
-func (r result) met() string { return r.judge(r.value) }
-
-// verdicts returns the different verdicts on the runs.
-func (r result) verdicts() []string {
-	var all []string
-	for _, value := range r.runs {
-		all = append(all, r.judge(value))
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // judge returns yes or no, or an empty string without a target.
@@ -387,7 +388,7 @@ func (r result) fields() []string {
 		spread = number(slices.Min(r.values)) + " to " + number(slices.Max(r.values))
 	}
 	return []string{
-		strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.eachRun(), r.met(),
+		strconv.Itoa(r.number), r.what, r.target(), number(r.value) + r.unit, spread, strconv.Itoa(len(r.values)), r.eachRun(), r.judge(r.value), r.repeatable(),
 	}
 }
 
