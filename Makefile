@@ -57,7 +57,7 @@ test-unit: kustomize helm ## Run the unit tests with the race detector
 	cd test/monitoring && go test -count=1 -timeout 10m ./...
 
 # Ends a recipe whose search for faults has found one.
-FOUND = { echo 'A fault of Prebind? Add it to docs/contributing/robustness.md, with a test or mutant that reproduces it.'; exit 1; }
+FOUND = { echo 'A fault of Prebind? Add it to docs/contributing/robustness.csv, with a test or mutant that reproduces it.'; exit 1; }
 
 # make test uses fixed seeds, so that its result does not depend on chance.
 .PHONY: simulate

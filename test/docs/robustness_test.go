@@ -4,6 +4,8 @@
 package main
 
 import (
+	"bytes"
+	"encoding/csv"
 	"fmt"
 	"maps"
 	"os"
@@ -18,7 +20,6 @@ import (
 )
 
 var (
-	fault    = regexp.MustCompile(`(?m)^\| (.+) \| (.+) \| (.+) \| (.+) \| (.+) \|$`)
 	commit   = regexp.MustCompile(`^[0-9a-f]{8}$`)
 	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	mutant   = regexp.MustCompile(`(?m)^\t\{"([^"]+)", "`)
@@ -30,13 +31,13 @@ func reproducers(t *testing.T) map[string]bool {
 	all := map[string]bool{"–": true, "removed": true}
 	for name, content := range filesOf(t, "_test.go") {
 		for _, m := range testFunc.FindAllStringSubmatch(content, -1) {
-			all[fmt.Sprintf("`%s %s`", path.Dir(name), m[1])] = true
+			all[path.Dir(name)+" "+m[1]] = true
 		}
 	}
 	content, err := os.ReadFile(path.Join(root, "test/simulation/mutants/main.go"))
 	require.NoError(t, err)
 	for _, m := range mutant.FindAllSubmatch(content, -1) {
-		all[fmt.Sprintf("mutant `%s`", m[1])] = true
+		all[fmt.Sprintf("mutant %s", m[1])] = true
 	}
 	return all
 }
@@ -44,20 +45,22 @@ func reproducers(t *testing.T) map[string]bool {
 // TestRobustness checks that the tests and mutants of the report exist, and its counts. CI has no history in which it could find the commits.
 func TestRobustness(t *testing.T) {
 	t.Parallel()
-	page := pagesOfProse(t)["docs/contributing/robustness.md"]
+	page := strings.Join(strings.Fields(pagesOfProse(t)["docs/contributing/robustness.md"]), " ")
+	content, err := os.ReadFile(path.Join(root, "docs/contributing/robustness.csv"))
+	require.NoError(t, err)
+	rows, err := csv.NewReader(bytes.NewReader(content)).ReadAll()
+	require.NoError(t, err)
 	known, found := reproducers(t), map[string]int{}
-	for _, m := range fault.FindAllStringSubmatch(page, -1) {
-		text, by, since, fixed, reproduced := m[1], m[2], m[3], m[4], m[5]
-		if text == "Fault" || text == "---" {
-			continue
-		}
+	for _, row := range rows[1:] {
+		effect, text, by, since, fixed, reproduced := row[0], row[1], row[2], row[3], row[4], row[5]
+		assert.Contains(t, strings.ToLower(page), strings.ToLower(effect), "%s: unknown effect", text)
 		by, _, _ = strings.Cut(by, ", ") // The seed.
 		found[by]++
 		assert.True(t, since == "–" || commit.MatchString(since), "%s: Since has to be a commit, not %q", text, since)
 		assert.Regexp(t, commit, fixed, "%s: Fixed in has to be a commit", text)
 		assert.True(t, known[reproduced], "%s: unknown test or mutant %s", text, reproduced)
 	}
-	line := regexp.MustCompile(`(?m)^- \*\*Found by:\*\* (.*) \(–`).FindStringSubmatch(page)
+	line := regexp.MustCompile(`\*\*Found by:\*\* (.*) \(–`).FindStringSubmatch(page)
 	require.NotNil(t, line)
 	var counts []string
 	for _, by := range slices.Sorted(maps.Keys(found)) {
