@@ -23,7 +23,7 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// tidyNodes is the number of nodes that one call of Tidy visits. Each costs one list of the pods on the node.
+// tidyNodes is the number of nodes that one call of Tidy visits at most. Each costs a list of the pods on the node, in pages.
 const tidyNodes = 500
 
 // Store writes BindTasks. It is safe for concurrent use, apart from Tidy.
@@ -179,12 +179,12 @@ func (s *Store) Tidy(ctx context.Context) error {
 	begin, _ := slices.BinarySearch(nodes, s.last+"\x00")
 	errs := []error{err}
 	for i := range min(len(nodes), tidyNodes) {
-		if ctx.Err() != nil {
-			errs = append(errs, context.Cause(ctx))
-			break
-		}
 		s.last = nodes[(begin+i)%len(nodes)]
-		errs = append(errs, s.tidy(ctx, s.last, byNode[s.last]))
+		err := s.tidy(ctx, s.last, byNode[s.last])
+		if ctx.Err() != nil {
+			break // The next call continues.
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

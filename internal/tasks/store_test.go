@@ -4,6 +4,7 @@
 package tasks
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -47,6 +48,14 @@ func TestTidy(t *testing.T) {
 	require.NoError(t, s.Tidy(t.Context()))
 	assert.Len(t, fakeapi.All(server, &v1alpha1.BindTask{}), pods*(nodes-tidyNodes)+1, "the cost of a call is limited")
 	assert.Equal(t, tidyNodes, server.Reads())
+	outOfTime, cancel := context.WithCancel(t.Context())
+	api.Before = func(fakeapi.Call) error {
+		cancel()
+		return outOfTime.Err()
+	}
+	require.NoError(t, s.Tidy(outOfTime), "a failure would fire PrebindSweepFailing")
+	api.Before = nil
+	require.NoError(t, s.Tidy(t.Context()))
 	require.NoError(t, s.Tidy(t.Context()))
 	left := fakeapi.All(server, &v1alpha1.BindTask{})
 	require.Len(t, left, 1, "the next call continues")

@@ -89,13 +89,13 @@ func (p *Plugin) Tidy(ctx context.Context) error {
 		}
 	}
 	for range min(tidyNodes, len(p.untidied)) {
-		if ctx.Err() != nil {
-			errs = append(errs, context.Cause(ctx))
-			break
-		}
 		node := p.untidied[0]
 		p.untidied = p.untidied[1:]
-		if err := p.tidy(ctx, node); err != nil {
+		err := p.tidy(ctx, node)
+		if ctx.Err() != nil {
+			break // The next call continues.
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("cleaning up the device record of node %s: %w", node, err))
 		}
 	}
