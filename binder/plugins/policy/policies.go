@@ -126,7 +126,7 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 	defer p.mu.Unlock()
 	gone := maps.Clone(p.latest)
 	for i := range list.Items {
-		b := &list.Items[i]
+		b := new(list.Items[i]) // Not a pointer into the list, which would stay in memory.
 		if g := p.latest[b.Name]; g != nil && g.isFor(b) {
 			delete(gone, b.Name)
 			continue
@@ -198,6 +198,7 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 	failed, retry := "", time.Duration(0)
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
+			before := e.verdict.reason
 			p.watch(ctx, g.BindPolicy, &e)
 			switch retry = min(max(2*retry, retryInterval), recheckInterval); e.verdict.reason {
 			case v1alpha1.ReasonInForce:
@@ -207,6 +208,9 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 			}
 			next = now.Add(cmp.Or(retry, recheckInterval))
 			p.put(g, e)
+			if before != e.verdict.reason && e.verdict.reason == v1alpha1.ReasonInForce { // Binds do not wait for the schemas of the API server.
+				e.verdict.warnings = p.compiler.checked(ctx, g.BindPolicy, e.compiled).Warnings()
+			}
 		}
 		failed = p.writeStatus(ctx, g, e.verdict, failed)
 	}
@@ -257,9 +261,6 @@ func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
 	}
 	if first.reason == "" {
 		first = verdict{reason: v1alpha1.ReasonInForce, message: fmt.Sprintf("generation %d is in force", b.Generation), warnings: e.verdict.warnings}
-		if e.verdict.reason != v1alpha1.ReasonInForce {
-			first.warnings = p.compiler.checked(ctx, b, e.compiled).Warnings()
-		}
 	}
 	e.verdict = first
 }
