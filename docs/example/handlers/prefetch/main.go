@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
@@ -47,7 +46,6 @@ func run() error {
 	defer stop()
 	kubeconfig := flag.String("kubeconfig", "", "Path to a kubeconfig file. Empty means the ServiceAccount of the pod.")
 	namespace := flag.String("namespace", "bind-handlers", "Namespace of the pods that pull images.")
-	perNode := flag.Int("per-node", 2, "Maximum number of pulls at the same time on a node.")
 	flag.Parse()
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
 	if err != nil {
@@ -58,16 +56,13 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	p := &prefetch{nodes: client.CoreV1().Nodes(), pods: client.CoreV1().Pods(*namespace), perNode: *perNode}
+	p := &prefetch{nodes: client.CoreV1().Nodes(), pods: client.CoreV1().Pods(*namespace)}
 	return handler.Run(ctx, config, handler.Handler{Name: name, Do: p.do, Undo: p.undo})
 }
 
 type prefetch struct {
-	nodes   typedcorev1.NodeInterface
-	pods    typedcorev1.PodInterface
-	perNode int
-	// mu serializes the calls that count the pods of a node and create one.
-	mu sync.Mutex
+	nodes typedcorev1.NodeInterface
+	pods  typedcorev1.PodInterface
 }
 
 // podName contains the UID, because a task that is created again can have the same name while its earlier pod is being deleted.
@@ -84,7 +79,7 @@ func (p *prefetch) do(ctx context.Context, task *handler.Task) (handler.Result, 
 	return result(pod), nil
 }
 
-// begin creates the pod, unless the image is on the node, or the node pulls enough images.
+// begin creates the pod, unless the image is on the node. The kubelet limits the pulls at the same time.
 func (p *prefetch) begin(ctx context.Context, task *handler.Task) (handler.Result, error) {
 	image := task.Parameters["image"]
 	if image == "" {
@@ -97,18 +92,6 @@ func (p *prefetch) begin(ctx context.Context, task *handler.Task) (handler.Resul
 	// The list is not complete: by default it contains 50 images. The kubelet finds the others on its disk.
 	if slices.ContainsFunc(node.Status.Images, func(i corev1.ContainerImage) bool { return slices.Contains(i.Names, image) }) {
 		return handler.Ready(map[string]string{"cache": "hit"}), nil
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	pulls, err := p.pods.List(ctx, metav1.ListOptions{
-		LabelSelector: appLabel + "=" + app,
-		FieldSelector: "spec.nodeName=" + task.NodeName + ",status.phase!=Succeeded,status.phase!=Failed",
-	})
-	if err != nil {
-		return handler.Result{}, err
-	}
-	if len(pulls.Items) >= p.perNode {
-		return handler.Waiting(fmt.Sprintf("earlier pulls on node %s", task.NodeName), time.Second), nil
 	}
 	pod, err := p.pods.Create(ctx, newPod(task, image), metav1.CreateOptions{})
 	if apierrors.IsInvalid(err) {

@@ -5,8 +5,8 @@
 // name. A pod gets a token before it is bound. The BindTask holds it: with retain WhilePodRuns, the token is free again when the pod has
 // ended.
 //
-// A pool is a ConfigMap with the UIDs of the BindTasks that hold its tokens. Every write is a compare-and-swap, so several replicas, and a
-// crash at any time, never lead to more tokens than --limit. If you remove the finalizer of a BindTask by force, also remove its UID.
+// A pool is a ConfigMap with the UIDs of the BindTasks that hold its tokens. Every write is a compare-and-swap, so a crash at any time never leads to
+// more tokens than --limit. If you remove the finalizer of a BindTask by force, also remove its UID.
 package main
 
 import (
