@@ -234,13 +234,13 @@ func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) err
 
 // report logs an error once. The causes of failed requests contain changing ports, and do not count.
 func (m *manager) report(v view, err error) {
-	text := "waiting for the CA bundle in the webhook configuration"
-	switch {
-	case err != nil:
-		text = strings.ReplaceAll(err.Error(), "\n", "; ")
-	case v.held != nil && v.now.Before(v.held.current.cert.NotBefore):
-		text = fmt.Sprintf("the CA in the Secret %s is not valid before %s: correct the clock of this replica, or delete the Secret if the clock of its creator was ahead",
+	if err == nil && v.held != nil && v.now.Before(v.held.current.cert.NotBefore) {
+		err = fmt.Errorf("the CA in the Secret %s is not valid before %s: correct the clock of this replica, or delete the Secret if the clock of its creator was ahead",
 			SecretName, v.held.current.cert.NotBefore.Format(time.RFC3339))
+	}
+	text := "waiting for the CA bundle in the webhook configuration"
+	if err != nil {
+		text = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	about := func(text string) string {
 		request, _, _ := strings.Cut(text, `": `)

@@ -146,6 +146,7 @@ func TestManager_FutureCA(t *testing.T) {
 		r := w.start(times)
 		pass(2 * defaultPeriod)
 		require.ErrorContains(t, r.ready(), "is not valid before "+future.cert.NotBefore.Format(time.RFC3339))
+		assert.Contains(t, r.log.String(), "is not valid before", "a replica with an earlier certificate is ready")
 		w.server.Remove(ofPrebind)
 		pass(2 * times.Overlap)
 		require.NoError(t, r.ready())
