@@ -92,7 +92,7 @@ func (s *slots) usageLocked(node, namespace string, uid types.UID) usage {
 		default:
 			all.observed++
 		}
-		all.busy = all.busy || other.namespace == namespace
+		all.busy = all.busy || id != uid && other.namespace == namespace
 	}
 	return all
 }

@@ -50,6 +50,20 @@ func newTestSlots(changed func(node string)) *slots {
 	return &slots{clock: clock.RealClock{}, timeout: time.Hour, nodes: map[string]map[types.UID]*slot{}, changed: changed}
 }
 
+// A bind that tries a node alone does not wait for its own slot, which it no longer has.
+func TestUsage_EarlierSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestSlots(func(string) {})
+		for range 2 {
+			require.True(t, s.reserve(nodeA, "default", "a", rules{limit: 1}, true))
+			<-time.After(observeTime * 2 / 3)
+		}
+		seen := s.usage(nodeA, "default", "a")
+		assert.False(t, seen.own || seen.busy)
+		assert.True(t, s.usage(nodeA, "default", "b").busy, "another pod waits")
+	})
+}
+
 // The handler follows all changes of a pod that an informer reports.
 func TestHandler(t *testing.T) {
 	changes := 0
