@@ -187,17 +187,6 @@ func (r *Replicas) name() string { return prefix + r.o.ID }
 
 func (r *Replicas) synced() bool { return r.o.Synced == nil || r.o.Synced() }
 
-// renew renews the lease, without the status if that fails.
-func (r *Replicas) renew(ctx context.Context) error {
-	status := r.status(ctx)
-	err := r.write(ctx, status)
-	if err == nil || status == "" || ctx.Err() != nil {
-		return err
-	}
-	klog.FromContext(ctx).Error(err, "Could not renew the lease of this replica with its status, will retry without", "bytes", len(status))
-	return r.write(ctx, "")
-}
-
 func (r *Replicas) status(ctx context.Context) string {
 	if r.o.Status == nil {
 		return ""
@@ -210,10 +199,10 @@ func (r *Replicas) status(ctx context.Context) string {
 	return status
 }
 
-// write renews the lease, or creates it. A patch without a resourceVersion never conflicts, and does not bring back a lease that was
+// renew renews the lease with the status, or creates it. A patch without a resourceVersion never conflicts, and does not bring back a lease that was
 // removed.
-func (r *Replicas) write(ctx context.Context, status string) error {
-	began := r.o.Clock.Now()
+func (r *Replicas) renew(ctx context.Context) error {
+	status, began := r.status(ctx), r.o.Clock.Now()
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: r.name(), Labels: map[string]string{label: r.o.ID}, Annotations: map[string]string{statusAnnotation: status}},
 		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(began))},

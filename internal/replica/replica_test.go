@@ -4,7 +4,6 @@
 package replica
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -52,7 +51,7 @@ func pass(d time.Duration) { <-time.After(d) }
 // TestTrusted_Relations: the times of all replicas are consistent.
 func TestTrusted_Relations(t *testing.T) {
 	assert.LessOrEqual(t, trusted+framework.BindSettles, duration+work.Grace, "a bind is over before another replica rolls back")
-	assert.Greater(t, trusted, (RequestTakes+renewal)+(2*RequestTakes+renewAgain)+RequestTakes, "a renewal may time out with and without the status, and the next one is in time")
+	assert.Greater(t, trusted, (RequestTakes+renewal)+(RequestTakes+renewAgain)+RequestTakes, "a renewal may time out, and the next one is in time")
 	assert.Less(t, blind, duration, "old observations are discarded before they count")
 	assert.Less(t, 2*observeEvery, blind)
 }
@@ -161,45 +160,6 @@ func TestCount_IncludesThisReplica(t *testing.T) {
 	})
 }
 
-// TestStart_RenewsWithoutTheStatus: if the API server rejects the status, the lease is renewed
-// without it.
-func TestStart_RenewsWithoutTheStatus(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := fakeapi.NewClientset()
-		refuse := func(a clienttesting.Action) (bool, runtime.Object, error) {
-			p, ok := a.(clienttesting.PatchAction)
-			if ok && bytes.Contains(p.GetPatch(), []byte("above the limit")) {
-				return true, nil, apierrors.NewRequestEntityTooLargeError("limit is 10")
-			}
-			return false, nil, nil
-		}
-		client.PrependReactor("patch", "leases", refuse)
-		var status atomic.Pointer[string]
-		status.Store(new("fine"))
-		r := newReplicas(t, client, "a")
-		r.o.Status = func() (string, error) { return *status.Load(), nil }
-		go func() { _ = r.Start(quiet(t)) }()
-		told := func() string {
-			synctest.Wait()
-			lease, err := client.CoordinationV1().Leases("prebind-system").Get(t.Context(), prefix+"a", metav1.GetOptions{})
-			require.NoError(t, err)
-			return lease.Annotations[statusAnnotation]
-		}
-		assert.Equal(t, "fine", told())
-
-		status.Store(new("a status above the limit"))
-		pass(5 * time.Minute)
-		assert.Empty(t, told())
-		term, held := r.Term()
-		assert.True(t, held)
-		assert.Equal(t, int64(1), term, "without a gap")
-
-		status.Store(new("fine"))
-		pass(renewal)
-		assert.Equal(t, "fine", told())
-	})
-}
-
 // TestTerm_EndsWithTheLease: a term ends with a late renewal, and if another client removes the
 // lease.
 func TestTerm_EndsWithTheLease(t *testing.T) {
@@ -304,14 +264,14 @@ func TestTerm_EndsWhileSuspended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &suspended{}
 		r := New(Options{ID: "a", Client: fakeapi.NewClientset(), Namespace: "prebind-system", Clock: s})
-		require.NoError(t, r.write(t.Context(), ""))
+		require.NoError(t, r.renew(t.Context()))
 		first, held := r.Term()
 		require.True(t, held)
 		s.wall = trusted + time.Second
 		_, held = r.Term()
 		assert.False(t, held)
 		assert.NoError(t, r.Held(), "calls without writes are answered")
-		require.NoError(t, r.write(t.Context(), ""))
+		require.NoError(t, r.renew(t.Context()))
 		second, held := r.Term()
 		assert.True(t, held)
 		assert.Greater(t, second, first, "a new term begins")
