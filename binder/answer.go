@@ -52,6 +52,9 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 		d.UID = c.pod.UID
 	}
 	if r := result.Refused; r != nil {
+		if late, ok := errors.AsType[*framework.Error](in.DevicesErr); ok && late.Kind == framework.KindWait {
+			return d, framework.AsError(r.Mutator, late) // The mutator lacks the devices of a claim that could not be read.
+		}
 		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
 		return d, framework.AsError(r.Mutator, refused)
 	}

@@ -182,6 +182,9 @@ func (c *call) loop(ctx context.Context) (end step) {
 		if next.do == allow {
 			next = c.allow(ctx, next.plugins)
 		}
+		if next.do == wait {
+			c.last = next
+		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			return c.ended(ctx, c.last)
 		}
@@ -203,8 +206,12 @@ func (c *call) loop(ctx context.Context) (end step) {
 	}
 }
 
-// ended returns the end of a call whose hold has ended while it waited as in the step.
+// ended returns the end of a call whose hold has ended while it waited as in the step. Writes can last until the end of each call, so it also
+// checks the budget.
 func (c *call) ended(ctx context.Context, s step) step {
+	if len(s.waits) > 0 && !c.o.Clock.Now().Before(c.first.Add(c.budget)) {
+		return s.end(c.overBudget(s))
+	}
 	c.held = true
 	return s.end(c.waiting(s).Because(context.Cause(ctx)))
 }
@@ -298,6 +305,7 @@ func (c *call) look(ctx context.Context) step {
 	case err != nil:
 		return ends(err)
 	case c.node != nil && c.node.UID != node.UID:
+		c.nodeRead = time.Time{} // The next pass must not use the old node.
 		return ends(framework.Refuse(framework.Object{Kind: "Node", Name: node.Name}, "the node was deleted and recreated").Advise("schedule the pod again"))
 	}
 	c.node = node
@@ -328,6 +336,7 @@ func (c *call) write(ctx context.Context, s step) step {
 			return step{do: finish, err: framework.AsError(r.plugin.name, errors.New("the plugin has writes, but no PreBind"))}
 		}
 		c.asked[p.Name()] = true
+		c.last = step{waits: []framework.Wait{{Object: podObject(c.Pod), For: "its own writes"}}, plugin: p.Name()}
 		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		var began time.Time
 		err := c.work.Write(ctx, c.entry, p, func() error {
@@ -373,8 +382,14 @@ func (c *call) allow(ctx context.Context, late []int) step {
 		attempt = c.id
 	}
 	d, err := c.compose(ctx, attempt)
-	if err != nil {
+	switch {
+	case err == nil:
+	case c.DryRun:
 		return step{do: finish, err: err}
+	case err.Kind == framework.KindWait:
+		return c.failed(framework.Binder, err)
+	default:
+		return ends(err)
 	}
 	for _, i := range late {
 		r := c.results[i]

@@ -104,6 +104,27 @@ func TestRun_SlowRejection(t *testing.T) {
 	})
 }
 
+// TestRun_WritesUntilTheEnd: the bind ends with its budget, also if the writes of each call last until its end.
+func TestRun_WritesUntilTheEnd(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p := w.writer("a").(plugin) //nolint:errcheck,forcetypeassert // It is one.
+		p.preBind = func(*framework.BindContext) error {
+			time.Sleep(9 * time.Second) //nolint:forbidigo // Virtual time: the hold ends before.
+			return framework.NotYet(framework.Object{}, "the list of pods")
+		}
+		b := w.bind(nodeName, p)
+		b.budget = 30 * time.Second
+		o := w.run(t.Context(), b)
+		require.Equal(t, framework.KindWait, o.Err.Kind)
+		assert.Contains(t, o.Err.Error(), "waiting for the list of pods (9s)")
+		for range 3 {
+			pass(o.RetryAfter)
+			o = w.run(t.Context(), b)
+		}
+		assert.Contains(t, o.Err.Error(), "timed out after 30s waiting for the list of pods")
+	})
+}
+
 // TestRun_StoppedAsksAtOnce: another replica continues, however long the bind has waited.
 func TestRun_StoppedAsksAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
