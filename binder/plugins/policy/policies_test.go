@@ -229,6 +229,23 @@ func TestController_SlowCompiler(t *testing.T) {
 	})
 }
 
+// A policy is in force before the API server answers for the schemas of custom resources.
+func TestController_SlowSchemas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := prepareWorld(t, policyOf(t, "a", "resources: [{name: racks, apiVersion: example.com/v1, kind: Rack}]\n"+rejectAll))
+		w.compiler.discovery = &discovery.DiscoveryClient{}
+		w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+			if o.Schemas != nil {
+				elapseMinute()
+			}
+			return build(b, o)
+		}
+		w.begin()
+		assert.Equal(t, map[string]int64{"a": 1}, w.used())
+		elapseMinute() // Until the check ends.
+	})
+}
+
 // Binds that wait are not evaluated again because a policy is checked again.
 func TestController_CheckWakesNoBind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
