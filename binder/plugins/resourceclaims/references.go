@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -27,26 +28,36 @@ type reference struct {
 	extended bool
 }
 
-// references returns the claims of the pod in order. It follows resourceclaim.Name.
+// references returns the claims of the pod in order. It follows resourceclaim.Name. A pod can refer to a claim any number of
+// times. Of the references for which the same rules apply, references returns the first.
 func references(pod *corev1.Pod) ([]reference, error) {
 	var refs []reference
+	known := sets.New[reference]()
+	add := func(r reference) {
+		rules := r
+		rules.of = ""
+		if !known.Has(rules) {
+			known.Insert(rules)
+			refs = append(refs, r)
+		}
+	}
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
 		name, generated, err := resourceclaim.Name(pod, ref)
 		switch {
 		case errors.Is(err, resourceclaim.ErrClaimNotFound):
-			refs = append(refs, reference{of: ref.Name, generated: true})
+			add(reference{of: ref.Name, generated: true})
 		case err != nil:
 			return nil, framework.Refuse(framework.ObjectOf(pod), "spec.resourceClaims %q refers to neither a ResourceClaim nor a ResourceClaimTemplate", ref.Name).
 				Because(err).Advise("change the pod, or upgrade Prebind")
 		case name == nil:
 			// The template needs no claim.
 		default:
-			refs = append(refs, reference{of: ref.Name, claim: *name, generated: generated})
+			add(reference{of: ref.Name, claim: *name, generated: generated})
 		}
 	}
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
-		refs = append(refs, reference{of: "extended resources", claim: status.ResourceClaimName, generated: true, extended: true})
+		add(reference{of: "extended resources", claim: status.ResourceClaimName, generated: true, extended: true})
 	}
 	return refs, nil
 }

@@ -33,6 +33,17 @@ func TestReferences(t *testing.T) {
 				pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}}
 			}),
 		},
+		"Repeated": {
+			reason: "a pod can refer to a claim any number of times", pod: thePod(uses("a", "b", "a"), template(""), template("")),
+			want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}, {of: "gpu", generated: true}},
+		},
+		"RepeatedByTemplate": {
+			reason: "a name that the pod also gives must not remove the check of the owner", pod: thePod(uses("a"), template("a"), extended("a")),
+			want: []reference{
+				{of: "of-a", claim: "a"}, {of: "gpu", claim: "a", generated: true},
+				{of: "extended resources", claim: "a", generated: true, extended: true},
+			},
+		},
 		"Unknown": {
 			reason: "a later Kubernetes version can add kinds of references", refuse: true,
 			pod: thePod(func(pod *corev1.Pod) { pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "new"}} }),
