@@ -116,7 +116,14 @@ func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
 // markedByOthers reports whether another attempt at the bind of the same pod has marked the
 // claim. It ignores marks that cannot be decoded, because the sweep never settles them.
 func markedByOthers(claim *resourcev1.ResourceClaim, pod types.UID, attempt string) bool {
-	return slices.ContainsFunc(marksOf(claim), func(m framework.Mark) bool { return m.PodUID == pod && m.Attempt != attempt })
+	for key, value := range claim.Annotations {
+		if uid, other, ok := splitKey(key); ok && uid == pod && other != attempt {
+			if _, ok := decodeMark(value); ok {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // reservations returns the names of the pods that the claim is reserved for, by UID.

@@ -48,6 +48,15 @@ func TestMarksOf(t *testing.T) {
 	}
 }
 
+// Tenants control the number of marks on a claim, and every pass checks them.
+func TestMarkedByOthers_DecodesOnlyMarksOfThePod(t *testing.T) {
+	web := mark{Pod: "web", Node: "node-a"}.encode()
+	claim := theClaim("c", meta1(gen.Annotation(markKey("pod-db", "here-1"), web)), meta1(gen.Annotation(markKey("pod-web", "here-1"), web)))
+	found := false
+	assert.Zero(t, testing.AllocsPerRun(100, func() { found = markedByOthers(claim, "pod-web", "here-1") }))
+	assert.False(t, found, "the marks are of another pod and of this attempt")
+}
+
 // managed returns an entry of managedFields as API server v1.36.3 writes it.
 func managed(manager string, pods ...string) metav1.ManagedFieldsEntry {
 	items := make([]string, 0, len(pods))
