@@ -31,6 +31,10 @@ var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 // maxOwner is the maximum size of an owner in the cache, in bytes. Those of pods and PodGroups are smaller. A tenant can write larger ones.
 const maxOwner = 1 << 10
 
+// maxClaims is the maximum number of claims of a pod whose devices Devices returns. A claim has at most 32 devices. A tenant can write
+// pods with more claims, and refer to a claim more than once.
+const maxClaims = 128
+
 // Trim is the transform of claims in the cache. It may change the object. Tenants control the size of a claim, so Trim keeps only the parts of
 // the metadata and of the status that Prebind reads. Annotations are the marks of the plugin resource-claims.
 func Trim(o any) (any, error) {
@@ -65,7 +69,11 @@ func Trim(o any) (any, error) {
 // names the claims that cannot be read or have no allocation. Devices returns the devices
 // of the other claims also with an error. It reads a claim live if the cached one has no
 // allocation or no reservation for the pod, because the cache may lack a new allocation.
+// For a pod with too many claims, Devices returns only an error.
 func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) ([]mutators.Device, error) {
+	if n := len(pod.Spec.ResourceClaims); n > maxClaims {
+		return nil, fmt.Errorf("the pod has %d claims, and the maximum is %d", n, maxClaims)
+	}
 	var devices []mutators.Device
 	var errs []error
 	for i := range pod.Spec.ResourceClaims {
