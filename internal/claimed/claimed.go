@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/mutators"
 )
@@ -69,7 +70,8 @@ func Trim(o any) (any, error) {
 // names the claims that cannot be read or have no allocation. Devices returns the devices
 // of the other claims also with an error. It reads a claim live if the cached one has no
 // allocation or no reservation for the pod, because the cache may lack a new allocation.
-// For a pod with too many claims, Devices returns only an error.
+// For a pod with too many claims, Devices returns only an error. If a retry can succeed, the error
+// contains a *framework.Error of KindWait.
 func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) ([]mutators.Device, error) {
 	if n := len(pod.Spec.ResourceClaims); n > maxClaims {
 		return nil, fmt.Errorf("the pod has %d claims, and the maximum is %d", n, maxClaims)
@@ -107,11 +109,13 @@ func allocated(ctx context.Context, cached, live client.Reader, pod *corev1.Pod,
 	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, true) {
 		return claim, nil
 	}
-	claim = &resourcev1.ResourceClaim{}
-	if err := live.Get(ctx, key, claim); err != nil {
-		return nil, fmt.Errorf("reading ResourceClaim %s: %w", key, err)
-	}
-	if claim.Status.Allocation == nil {
+	claim, err = framework.Get(ctx, live, &resourcev1.ResourceClaim{}, key.Namespace, key.Name)
+	switch {
+	case err != nil:
+		return nil, err
+	case claim == nil:
+		return nil, fmt.Errorf("ResourceClaim %s does not exist", key)
+	case claim.Status.Allocation == nil:
 		return nil, errors.New("not allocated")
 	}
 	return claim, nil

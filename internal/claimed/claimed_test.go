@@ -4,6 +4,7 @@
 package claimed
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -12,13 +13,17 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -156,7 +161,7 @@ func TestDevices(t *testing.T) {
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"))},
 			live:   []client.Object{claim("bare")},
 			want:   []mutators.Device{device("c.gpu", "gpu-0")},
-			says:   []string{`claim "a" of the pod: reading ResourceClaim`, `"b" of the pod: not allocated`, `"made"`},
+			says:   []string{`claim "a" of the pod: ResourceClaim default/missing does not exist`, `"b" of the pod: not allocated`, `"made"`},
 		},
 		"TooMany": {
 			reason: "a tenant can refer to a claim any number of times",
@@ -186,4 +191,21 @@ func TestDevices(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestDevices_APIServerFails(t *testing.T) {
+	pod := gen.Pod("web", gen.UID("pod-1"))
+	for _, name := range []string{"missing", "slow", "own"} {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+	}
+	live := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(claim("own", result("gpu", "gpu-0"))).WithInterceptorFuncs(
+		interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+			if key.Name == "slow" {
+				return apierrors.NewServiceUnavailable("restarting")
+			}
+			return c.Get(ctx, key, into, opts...)
+		}}).Build()
+	got, err := Devices(t.Context(), fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).Build(), live, pod)
+	assert.Equal(t, []mutators.Device{device("own.gpu", "gpu-0")}, got)
+	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "a retry can succeed: %v", err)
 }
