@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +34,9 @@ var Kind = resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 // maxOwner is the maximum size of an owner in the cache, in bytes. Those of pods and PodGroups are smaller. A tenant can write larger ones.
 const maxOwner = 1 << 10
 
+// maxMarks is the maximum size of all marks of a claim in the cache, in bytes. The plugin adds marks up to 48 KiB. Tenants can write more.
+const maxMarks = 64 << 10
+
 // maxClaims is the maximum number of claims of a pod whose devices Devices returns. A claim has at most 32 devices. A tenant can write
 // pods with more claims, and refer to a claim more than once.
 const maxClaims = 128
@@ -43,10 +48,12 @@ func Trim(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	marks := map[string]string{}
-	for key, value := range claim.Annotations {
-		if strings.HasPrefix(key, "resource-claims."+v1alpha1.Domain+"/") {
+	marks, size := map[string]string{}, 0
+	for _, key := range slices.Sorted(maps.Keys(claim.Annotations)) { // Two replicas keep the same marks.
+		value := claim.Annotations[key]
+		if more := len(key) + len(value); strings.HasPrefix(key, "resource-claims."+v1alpha1.Domain+"/") && size+more <= maxMarks {
 			marks[key] = value
+			size += more
 		}
 	}
 	var owners []metav1.OwnerReference

@@ -5,6 +5,7 @@ package claimed
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -68,6 +69,10 @@ func TestTrim(t *testing.T) {
 	group := []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1alpha2", Kind: "PodGroup", Name: "team", UID: "group", Controller: new(true)}}
 	inGroup := func(c *metav1.ObjectMeta) { c.OwnerReferences = group }
 	mark := gen.Annotation("resource-claims.prebind.dev/pod-1.here-1", "{}")
+	var marks []gen.Meta
+	for i := range 7 {
+		marks = append(marks, gen.Annotation(fmt.Sprintf("resource-claims.prebind.dev/pod-%d.here-1", i), long))
+	}
 	spec := meta()
 	spec.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: long}}
 	for name, tc := range map[string]struct {
@@ -75,6 +80,8 @@ func TestTrim(t *testing.T) {
 		claim, want *resourcev1.ResourceClaim
 	}{
 		"Annotations": {reason: "the plugin reads only its marks", claim: meta(mark, gen.Annotation("example.com/note", long)), want: meta(mark)},
+		"Marks":       {reason: "a tenant can write marks of any size", claim: meta(marks...), want: meta(marks[:6]...)},
+		"LongMark":    {reason: "it leaves room for the others", claim: meta(mark, gen.Annotation("resource-claims.prebind.dev/a.a", strings.Repeat(long, 7))), want: meta(mark)},
 		"Labels":      {reason: "plugins do not read labels", claim: meta(gen.Label("example.com/note", long)), want: meta()},
 		"Finalizers":  {reason: "plugins do not read finalizers", claim: meta(func(m *metav1.ObjectMeta) { m.Finalizers = []string{long} }), want: meta()},
 		"Owner":       {reason: "the claim of a template belongs to its pod", claim: meta(gen.OwnedBy("Pod", "web", "pod-1")), want: meta(gen.OwnedBy("Pod", "web", "pod-1"))},

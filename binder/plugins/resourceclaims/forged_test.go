@@ -120,22 +120,27 @@ func TestRollBack_GivesUpOnAClaimThatKeepsChanging(t *testing.T) {
 
 // Of the marks on a claim, each sweep settles a few. Those of pods with a reservation come first.
 func TestSweep_SettlesAFewMarksOfAClaim(t *testing.T) {
+	const many = 660 // They have 49 KiB.
 	s, pod, r, _ := setup(t, reservedTo("db"), forged("pod-db", "nosuchid-1", "no-such-pod", "x"), func(c *resourcev1.ResourceClaim) {
-		for i := range maxMarks {
+		for i := range many {
 			forged(types.UID(fmt.Sprintf("a-%d", i)), "nosuchid-1", "no-such-pod", "x")(c)
 		}
 	})
 	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
 	require.True(t, frameworktest.IsKind(err, framework.KindWait), "the plugin adds no mark to a claim with many marks: %v", err)
-	assert.ErrorContains(t, err, "512 annotations")
+	assert.ErrorContains(t, err, "room for another annotation")
 	marks, err := r.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, marks, maxListed)
 	assert.Equal(t, "db", marks[0].Pod.Name, "the name is from the reservation")
 	sweepAll(t, r)
-	assert.Len(t, marksOf(s.claim()), maxMarks+1-maxListed)
+	assert.Len(t, marksOf(s.claim()), many+1-maxListed)
 	assert.Empty(t, users(s.claim()), "the pod does not exist")
-	require.NoError(t, r.PreBind(t.Context(), bind(pod, "node-a", "here-1")))
+	bc := bind(pod, "node-a", "here-1")
+	require.NoError(t, r.PreBind(t.Context(), bc))
+	marked, err := r.marked(t.Context(), bc.Mark())
+	require.NoError(t, err)
+	assert.Equal(t, []string{"c"}, marked, "the cache holds each mark that PreBind adds")
 }
 
 func TestRoomForAMark(t *testing.T) {

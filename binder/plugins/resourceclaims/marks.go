@@ -27,8 +27,9 @@ const (
 	// maxMarkValue is the maximum length of the value of a mark in bytes. Two names of
 	// 253 bytes fit.
 	maxMarkValue = 1024
-	// maxMarks is the maximum number of marks on a claim: two for each possible reservation.
-	maxMarks = 2 * resourcev1.ResourceClaimReservedForMaxSize
+	// maxMarks is the maximum size of all marks on a claim up to which PreBind adds marks, in bytes. One for each possible reservation
+	// fits if they have 192. The cache holds more, because PreBind does not see marks that other replicas add at the same time.
+	maxMarks = 48 << 10
 	// maxListed is the maximum number of marks of a claim that one sweep settles. Tenants can write more.
 	maxListed = 32
 )

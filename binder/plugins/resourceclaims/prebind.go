@@ -80,15 +80,16 @@ func (p *Plugin) mark(ctx context.Context, m framework.Mark, claim *resourcev1.R
 // annotations too, and the API server limits their size.
 func roomFor(claim *resourcev1.ResourceClaim, key, value string) error {
 	about := framework.ObjectOf(claim)
-	size, marks := len(key)+len(value), 0
+	size := len(key) + len(value)
+	marks := size
 	for k, v := range claim.Annotations {
 		size += len(k) + len(v)
 		if strings.HasPrefix(k, markPrefix) {
-			marks++
+			marks += len(k) + len(v)
 		}
 	}
-	if marks >= maxMarks {
-		return framework.NotYet(about, "has %d annotations %s*, which is the maximum", maxMarks, markPrefix).
+	if marks > maxMarks {
+		return framework.NotYet(about, "room for another annotation %s*: all of them can have %d bytes", markPrefix, maxMarks).
 			Advise("retry the Binding after Prebind has removed unused ones")
 	}
 	if size > validation.TotalAnnotationSizeLimitB {
