@@ -4,6 +4,7 @@
 package resourceclaims
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
@@ -160,4 +162,32 @@ func TestMark_RemovedByATenant(t *testing.T) {
 	s.change("kubectl", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
 	require.NoError(t, r.PreBindRollBack(t.Context(), bc.Mark()))
 	assert.Equal(t, []string{"web"}, users(s.claim()))
+}
+
+// stripping removes the annotations of each claim, like a mutating webhook.
+type stripping struct {
+	client.Writer
+	s      *apiServer
+	writes int
+}
+
+func (w *stripping) Patch(ctx context.Context, o client.Object, p client.Patch, options ...client.PatchOption) error {
+	if w.writes++; w.writes > 100 {
+		return errDown
+	}
+	err := w.Writer.Patch(ctx, o, p, options...)
+	w.s.change("webhook", func(c *resourcev1.ResourceClaim) { c.Annotations = nil })
+	o.SetAnnotations(nil)
+	return err
+}
+
+func TestMark_RemovedByAWebhook(t *testing.T) {
+	s, pod, r, _ := setup(t)
+	webhook := &stripping{Writer: r.conn, s: s}
+	r.h.Writer = webhook
+	err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+	require.True(t, frameworktest.IsKind(err, framework.KindWait), "the plugin stops after some writes: %v", err)
+	assert.ErrorContains(t, err, "webhook removes")
+	assert.Equal(t, takeWrites, webhook.writes)
+	assert.Empty(t, users(s.claim()))
 }

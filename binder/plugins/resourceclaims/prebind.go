@@ -17,25 +17,27 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 )
 
-// reserveTries limits how often the plugin tries a reservation that the API server rejects
-// although the claim seems to allow it.
-const reserveTries = 5
+// takeWrites limits the writes for one claim. The API server can reject a reservation although the claim seems to allow it,
+// and another webhook can remove the mark.
+const takeWrites = 6
 
 // take marks the claim, and reserves it for the pod. It decides based on the claim in the
 // API server.
 func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, ref reference) error {
 	m := bc.Mark()
 	claim, err := p.live(ctx, bc.Pod.Namespace, ref.claim)
-	for left := reserveTries; err == nil; {
+	for left := takeWrites; err == nil; left-- {
 		take, _, rejected := p.assess(bc, ref, claim)
 		switch {
 		case rejected != nil || !take:
 			return rejected
+		case left == 0:
+			return framework.NotYet(framework.ObjectOf(claim), "its annotation %s, which another client or webhook removes", markKey(m.PodUID, m.Attempt)).
+				Advise("exclude the annotations %s* from its changes", markPrefix)
 		case markOn(m, claim) == "":
 			claim, err = p.mark(ctx, m, claim)
 		default:
-			left--
-			claim, err = p.reserve(ctx, m, claim, left > 0)
+			claim, err = p.reserve(ctx, m, claim, left > 1)
 		}
 	}
 	return err
