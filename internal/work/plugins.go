@@ -31,7 +31,7 @@ func (s *Set) rollBack(ctx context.Context, p framework.PreBinder, m framework.M
 	err := s.afterBind(ctx, StepPreBindRollBack, p, m, func(ctx context.Context) error { return p.PreBindRollBack(ctx, m) })
 	if err == nil && pod != nil && pod.UID == m.PodUID {
 		s.Report(pod, m.Node, nil, corev1.EventTypeNormal, ReasonRolledBack,
-			fmt.Sprintf("%s: Node %s: this attempt did not bind the pod, and the plugin holds nothing for it", p.Name(), m.Node))
+			fmt.Sprintf("%s: Node %s: this attempt did not bind the pod, and the plugin has released its reservations", p.Name(), m.Node))
 	}
 	return err
 }
