@@ -54,6 +54,10 @@ func (s snapshot) checkBound(u use) error {
 		return framework.Refuse(framework.ObjectOf(claim), "the claimRef of its PersistentVolume %s does not name the claim", pv.Name).
 			Advise("correct the claimRef, or delete the claim")
 	}
+	if pv.Status.Phase == corev1.VolumeReleased { // The claim in the cache is outdated.
+		return framework.Refuse(framework.ObjectOf(pv), "the volume is Released, because the claim was deleted").
+			Advise("create the claim again, or use another one")
+	}
 	return s.checkAffinity(pv)
 }
 

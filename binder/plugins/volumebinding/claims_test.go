@@ -36,6 +36,13 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
+		"BoundVolumeReleased": {
+			reason: "the PersistentVolume controller releases a volume if the claim with the UID in its claimRef does not exist",
+			objects: []client.Object{
+				theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeReleased)),
+			},
+			about: "PersistentVolume pv", says: "the volume is Released",
+		},
 		"BoundVolumeMissing": {
 			reason:  "upstream bound-pvc,pv-not-exists: the volume of the claim does not exist",
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv"))},
