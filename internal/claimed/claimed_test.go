@@ -81,12 +81,15 @@ func TestTrim(t *testing.T) {
 	}{
 		"Annotations": {reason: "the plugin reads only its marks", claim: meta(mark, gen.Annotation("example.com/note", long)), want: meta(mark)},
 		"Marks":       {reason: "a tenant can write marks of any size", claim: meta(marks...), want: meta(marks[:6]...)},
-		"LongMark":    {reason: "it leaves room for the others", claim: meta(mark, gen.Annotation("resource-claims.prebind.dev/a.a", strings.Repeat(long, 7))), want: meta(mark)},
-		"Labels":      {reason: "plugins do not read labels", claim: meta(gen.Label("example.com/note", long)), want: meta()},
-		"Finalizers":  {reason: "plugins do not read finalizers", claim: meta(func(m *metav1.ObjectMeta) { m.Finalizers = []string{long} }), want: meta()},
-		"Owner":       {reason: "the claim of a template belongs to its pod", claim: meta(gen.OwnedBy("Pod", "web", "pod-1")), want: meta(gen.OwnedBy("Pod", "web", "pod-1"))},
-		"Group":       {reason: "the name and the kind of a PodGroup decide", claim: meta(inGroup), want: meta(inGroup)},
-		"LongOwner":   {reason: "a tenant can write the owner", claim: meta(gen.OwnedBy("Pod", "web", types.UID(long))), want: meta()},
+		"LongMark": {
+			reason: "it leaves room for the others", want: meta(mark),
+			claim: meta(mark, gen.Annotation("resource-claims.prebind.dev/a.a", strings.Repeat(long, 7))),
+		},
+		"Labels":     {reason: "plugins do not read labels", claim: meta(gen.Label("example.com/note", long)), want: meta()},
+		"Finalizers": {reason: "plugins do not read finalizers", claim: meta(func(m *metav1.ObjectMeta) { m.Finalizers = []string{long} }), want: meta()},
+		"Owner":      {reason: "the claim of a template belongs to its pod", claim: meta(gen.OwnedBy("Pod", "web", "pod-1")), want: meta(gen.OwnedBy("Pod", "web", "pod-1"))},
+		"Group":      {reason: "the name and the kind of a PodGroup decide", claim: meta(inGroup), want: meta(inGroup)},
+		"LongOwner":  {reason: "a tenant can write the owner", claim: meta(gen.OwnedBy("Pod", "web", types.UID(long))), want: meta()},
 		"Others": {reason: "only the controller decides", want: meta(inGroup), claim: meta(func(m *metav1.ObjectMeta) {
 			m.OwnerReferences = append([]metav1.OwnerReference{{Kind: "Note", Name: long}}, group...)
 		})},
@@ -206,11 +209,11 @@ func TestDevices_APIServerFails(t *testing.T) {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
 	}
 	live := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(claim("own", result("gpu", "gpu-0"))).WithInterceptorFuncs(
-		interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+		interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
 			if key.Name == "slow" {
 				return apierrors.NewServiceUnavailable("restarting")
 			}
-			return c.Get(ctx, key, into, opts...)
+			return c.Get(ctx, key, o)
 		}}).Build()
 	got, err := Devices(t.Context(), fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).Build(), live, pod)
 	assert.Equal(t, []mutators.Device{device("own.gpu", "gpu-0")}, got)

@@ -32,7 +32,8 @@ func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, ref refere
 		case rejected != nil || !take:
 			return rejected
 		case left == 0:
-			return framework.NotYet(framework.ObjectOf(claim), "its annotation %s, which another client or webhook removes", markKey(m.PodUID, m.Attempt)).
+			about, key := framework.ObjectOf(claim), markKey(m.PodUID, m.Attempt)
+			return framework.NotYet(about, "its annotation %s, which another client or webhook removes", key).
 				Advise("exclude the annotations %s* from its changes", markPrefix)
 		case markOn(m, claim) == "":
 			claim, err = p.mark(ctx, m, claim)
