@@ -136,8 +136,9 @@ func sharedList(l corev1.ResourceList) corev1.ResourceList {
 		return l
 	}
 	key := string(form)
-	if found, ok := lists.Get(key); ok {
-		return found.(corev1.ResourceList)
+	found, _ := lists.Get(key)
+	if common, ok := found.(corev1.ResourceList); ok {
+		return common
 	}
 	lists.Add(key, l)
 	return l

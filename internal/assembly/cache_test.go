@@ -47,7 +47,9 @@ func TestTrimNode_SharesResources(t *testing.T) {
 	trimmed := func(pods int64) *corev1.Node {
 		got, err := trimNode(gen.Node("node-a", gen.Ready(pods)))
 		require.NoError(t, err)
-		return got.(*corev1.Node)
+		node, ok := got.(*corev1.Node)
+		require.True(t, ok)
+		return node
 	}
 	first, same, other := trimmed(10).Status.Allocatable, trimmed(10).Status.Allocatable, trimmed(11).Status.Allocatable
 	assert.Equal(t, reflect.ValueOf(first).Pointer(), reflect.ValueOf(same).Pointer())
