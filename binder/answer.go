@@ -23,7 +23,7 @@ import (
 )
 
 // compose runs the mutators, adds what plugins add, and checks the size of the merged annotations. It returns the
-// decision that allows the bind. An error rejects it. The attempt is empty if no plugin has written.
+// decision that allows the bind. An error rejects it, or makes it wait for a claim. The attempt is empty if no plugin has written.
 func (c *call) compose(ctx context.Context, attempt string) (Decision, *framework.Error) {
 	now := c.o.Clock.Now()
 	in := mutators.Input{
@@ -34,8 +34,11 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 		in.Devices = append(in.Devices, r.verdict.Devices...)
 	}
 	if c.settings.Claimed != nil && len(c.pod.Spec.ResourceClaims) > 0 {
-		claimed, err := c.settings.Claimed(ctx, c.pod)
-		in.Devices, in.DevicesErr = append(in.Devices, claimed...), err
+		if !c.uses(c.claimsRead) {
+			c.claimed, c.claimedErr = c.settings.Claimed(ctx, c.pod)
+			c.claimsRead = now
+		}
+		in.Devices, in.DevicesErr = append(in.Devices, c.claimed...), c.claimedErr
 	}
 	_, done := c.o.Recorder.Step(ctx, work.Step{Name: work.StepMutators, Pod: c.Pod, Node: c.key.Node, Attempt: attempt})
 	result := c.settings.Mutators.Mutate(in)
@@ -44,19 +47,19 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	for _, conflict := range result.Conflicts {
 		d.Warnings = append(d.Warnings, conflict.String())
 	}
+	if r := result.Refused; r != nil {
+		if late, ok := errors.AsType[*framework.Error](in.DevicesErr); ok && late.Kind == framework.KindWait {
+			return d, framework.AsError(r.Mutator, late) // The mutator may lack the devices of a claim that could not be read.
+		}
+		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
+		return d, framework.AsError(r.Mutator, refused)
+	}
 	for _, f := range result.Failures {
 		d.Warnings = append(d.Warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
 		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
 	}
 	if c.Binding.UID == "" {
 		d.UID = c.pod.UID
-	}
-	if r := result.Refused; r != nil {
-		if late, ok := errors.AsType[*framework.Error](in.DevicesErr); ok && late.Kind == framework.KindWait {
-			return d, framework.AsError(r.Mutator, late) // The mutator lacks the devices of a claim that could not be read.
-		}
-		refused := framework.Refuse(framework.Object{Kind: "Node", Name: c.node.Name}, "%s", r.Message).Because(r).Advise("%s", r.Advice)
-		return d, framework.AsError(r.Mutator, refused)
 	}
 	for _, r := range c.results {
 		if err := add(d, r); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/mutators"
 )
 
 const (
@@ -49,9 +50,12 @@ type call struct {
 	budget   time.Duration
 	required map[string]bool
 	results  []result
-	// podRead and nodeRead are when the API server last returned the pod and the node. rereads is when the first of those that
+	// claimed and claimedErr are the devices of the pod's claims.
+	claimed    []mutators.Device
+	claimedErr error
+	// podRead, nodeRead and claimsRead are when the API server last returned the pod, the node, and the claims. rereads is when the first of those that
 	// the last pass used again has to be read again, or zero.
-	podRead, nodeRead, rereads time.Time
+	podRead, nodeRead, claimsRead, rereads time.Time
 	// first is the time of the first call for the bind, and calls is the number of earlier ones.
 	first time.Time
 	calls int
@@ -156,7 +160,7 @@ func (c *call) run(ctx context.Context) Decision {
 //	somebody rejects?     if that has been so for Settle: reject; otherwise wait for a change
 //	somebody writes?      PreBind of those plugins, once per change; then repeat
 //	somebody waits?       wait until something changes that was read, or the hold ends
-//	all ready             reserve, answer, and check once that the call has not ended
+//	all ready             run the mutators, which can reject, too; reserve, answer, and check once that the call has not ended
 //
 // A panic is a rejection: the call then gives its seat back, and its work is rolled back.
 func (c *call) loop(ctx context.Context) (end step) {
@@ -336,7 +340,7 @@ func (c *call) write(ctx context.Context, s step) step {
 			return step{do: finish, err: framework.AsError(r.plugin.name, errors.New("the plugin has writes, but no PreBind"))}
 		}
 		c.asked[p.Name()] = true
-		c.last = step{waits: []framework.Wait{{Object: podObject(c.Pod), For: "its own writes"}}, plugin: p.Name()}
+		c.last = step{waits: []framework.Wait{{Object: podObject(c.Pod), For: "the plugin to write"}}, plugin: p.Name()}
 		preBind := work.Step{Name: work.StepPreBind, Plugin: p.Name(), Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		var began time.Time
 		err := c.work.Write(ctx, c.entry, p, func() error {
@@ -368,7 +372,7 @@ func (c *call) failed(plugin string, err error) step {
 	case errors.As(err, &own) && own.Kind == framework.KindWait:
 		// The cache is behind, or the API server is slow.
 		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.o.Clock.Now().Add(readAgain)}
-		return step{do: wait, waits: []framework.Wait{w}, until: w.Until}
+		return step{do: wait, waits: []framework.Wait{w}, plugin: plugin, until: w.Until}
 	default:
 		return step{do: finish, err: framework.AsError(plugin, err)}
 	}

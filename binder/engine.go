@@ -5,7 +5,7 @@
 // on HTTP.
 //
 // A bind passes through guards (guards.go), and then through the loop of its call (call.go),
-// in which plugins decide, write and wait. When all are ready, the mutators run once, and the
+// in which plugins decide, write and wait. When all are ready, the mutators run, and the
 // size of the merged annotations is checked (answer.go). All that outlives the call is in package work.
 package binder
 

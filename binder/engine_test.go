@@ -452,10 +452,15 @@ func (needy) Mutate(in mutators.Input) (mutators.Output, error) {
 
 // A rejection by a mutator counts only after the cache has led to it for Settle, and one for an unread claim does not count.
 func TestBind_RequiredMutator(t *testing.T) {
-	var unread error
+	var unread atomic.Pointer[framework.Error]
 	requiring := func(o *Options) {
 		o.Settings.Mutators = mutation.NewChain([]mutators.Mutator{needy{}}, []string{"needy"})
-		o.Settings.Claimed = func(context.Context, *corev1.Pod) ([]mutators.Device, error) { return nil, unread }
+		o.Settings.Claimed = func(context.Context, *corev1.Pod) ([]mutators.Device, error) {
+			if err := unread.Load(); err != nil {
+				return nil, fmt.Errorf("claim gpu of the pod: %w", err)
+			}
+			return nil, nil
+		}
 	}
 	label := func(s *fixture) { s.server.Put(gen.Node("node-a", gen.UID("node-1"), gen.Label("a", ""))) }
 	in(t, requiring, func(t *testing.T, s *fixture) {
@@ -473,9 +478,8 @@ func TestBind_RequiredMutator(t *testing.T) {
 		label(s)
 		s.pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("gpu")}}
 		s.server.Put(s.pod)
-		late := framework.FromAPI(framework.Object{}, "reading the claim", apierrors.NewTooManyRequests("busy", 1))
-		unread = fmt.Errorf("claim gpu of the pod: %w", late)
-		time.AfterFunc(3*Settle, func() { unread = nil })
+		unread.Store(framework.FromAPI(framework.Object{}, "reading the claim", apierrors.NewTooManyRequests("busy", 1)))
+		time.AfterFunc(3*Settle, func() { unread.Store(nil) })
 		assert.Nil(t, s.post(t.Context()).Err)
 	})
 }

@@ -70,8 +70,7 @@ type Options struct {
 	// Synced says that this process can lead, because its caches have all objects. Otherwise, a replica that lacks a permission could lead,
 	// and would never sweep. It may be nil: the process can always lead.
 	Synced func() bool
-	// Status returns text about this process, which each renewal writes to the lease. It may
-	// be nil. A renewal that fails is repeated at once without the text.
+	// Status returns text about this process, which each renewal writes to the lease. It may be nil.
 	Status func() (string, error)
 }
 

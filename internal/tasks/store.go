@@ -182,7 +182,10 @@ func (s *Store) Tidy(ctx context.Context) error {
 		s.last = nodes[(begin+i)%len(nodes)]
 		err := s.tidy(ctx, s.last, byNode[s.last])
 		if ctx.Err() != nil {
-			break // The next call continues.
+			if i == 0 {
+				errs = append(errs, context.Cause(ctx)) // Without progress, it is a failure. Otherwise, the next call continues.
+			}
+			break
 		}
 		errs = append(errs, err)
 	}

@@ -49,11 +49,18 @@ func TestTidy(t *testing.T) {
 	assert.Len(t, fakeapi.All(server, &v1alpha1.BindTask{}), pods*(nodes-tidyNodes)+1, "the cost of a call is limited")
 	assert.Equal(t, tidyNodes, server.Reads())
 	outOfTime, cancel := context.WithCancel(t.Context())
-	api.Before = func(fakeapi.Call) error {
-		cancel()
+	lists := 0
+	api.Before = func(c fakeapi.Call) error {
+		if c.Verb == "list" {
+			lists++
+		}
+		if lists > 1 {
+			cancel()
+		}
 		return outOfTime.Err()
 	}
 	require.NoError(t, s.Tidy(outOfTime), "a failure would fire PrebindSweepFailing")
+	require.ErrorIs(t, s.Tidy(outOfTime), context.Canceled, "the API server does not answer")
 	api.Before = nil
 	require.NoError(t, s.Tidy(t.Context()))
 	require.NoError(t, s.Tidy(t.Context()))

@@ -88,12 +88,15 @@ func (p *Plugin) Tidy(ctx context.Context) error {
 			}
 		}
 	}
-	for range min(tidyNodes, len(p.untidied)) {
+	for i := range min(tidyNodes, len(p.untidied)) {
 		node := p.untidied[0]
 		p.untidied = p.untidied[1:]
 		err := p.tidy(ctx, node)
 		if ctx.Err() != nil {
-			break // The next call continues.
+			if i == 0 {
+				errs = append(errs, context.Cause(ctx)) // Without progress, it is a failure. Otherwise, the next call continues.
+			}
+			break
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("cleaning up the device record of node %s: %w", node, err))

@@ -290,6 +290,31 @@ func TestBind_PolicyChanges(t *testing.T) {
 	}
 }
 
+// An edited policy is in force as before until its new generation is ready: an edit does not release the binds that wait for it.
+func TestBind_PolicyEdited(t *testing.T) {
+	for _, failurePolicy := range []string{"Fail", "Ignore"} {
+		t.Run(failurePolicy, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				spec := onCSINode + "failurePolicy: " + failurePolicy
+				w := newWorld(t, policyOf(t, "a", spec))
+				call, _ := w.start(w.bind())
+				w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+					elapseMinute()
+					return build(b, o)
+				}
+				w.put(next(t, policyOf(t, "a", spec), spec+"\nmutations: {annotations: [{key: edited, valueExpression: \"'yes'\"}]}"))
+				elapse(2 * time.Minute)
+				ended, err := call.Ended()
+				require.False(t, ended, "%v", err)
+				assert.Equal(t, map[string]int64{"a": 2}, w.used())
+				w.server.Put(withDriver("csi"))
+				elapse(binder.Settle + pace)
+				require.NoError(t, ends(t, call))
+			})
+		})
+	}
+}
+
 func TestStatusDoesNotWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := policyOf(t, "a", `waitFor: [{name: never, expression: "false"}]`)

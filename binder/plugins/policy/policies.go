@@ -133,8 +133,13 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		g := &generation{BindPolicy: b, cancel: cancel, entry: &entry{compiled: policy.Broken(b, policy.ErrPreparing)}}
+		old := p.latest[b.Name]
+		replaces := old != nil && old.entry.verdict.reason == v1alpha1.ReasonInForce
+		if replaces {
+			g.entry = old.entry // Until the new one is ready: otherwise, with failurePolicy Ignore, an edit would release the binds that wait.
+		}
 		p.latest[b.Name] = g
-		work.Go(func() { p.prepare(ctx, g) })
+		work.Go(func() { p.prepare(ctx, g, replaces) })
 	}
 	for name, g := range gone {
 		g.cancel()
@@ -187,14 +192,17 @@ func (p *Plugin) apply() {
 	}
 }
 
-// prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends.
-func (p *Plugin) prepare(ctx context.Context, g *generation) {
+// prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends. Replaces says that an
+// earlier generation is in force until then.
+func (p *Plugin) prepare(ctx context.Context, g *generation, replaces bool) {
 	compiled, err := p.compiler.compile(ctx, g.BindPolicy, nil)
 	if ctx.Err() != nil {
 		return
 	}
 	e := p.entryOf(g.BindPolicy, compiled, err)
-	p.put(g, e)
+	if !replaces || err != nil {
+		p.put(g, e)
+	}
 	failed, retry := "", time.Duration(0)
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {

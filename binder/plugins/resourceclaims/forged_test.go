@@ -142,7 +142,7 @@ func TestSweep_SettlesAFewMarksOfAClaim(t *testing.T) {
 	require.NoError(t, r.PreBind(t.Context(), bc))
 	marked, err := r.marked(t.Context(), bc.Mark())
 	require.NoError(t, err)
-	assert.Equal(t, []string{"c"}, marked, "the cache holds each mark that PreBind adds")
+	assert.Equal(t, []string{"c"}, marked, "the cache holds more than PreBind adds")
 }
 
 func TestRoomForAMark(t *testing.T) {

@@ -33,8 +33,7 @@ func (p *Plugin) take(ctx context.Context, bc *framework.BindContext, ref refere
 			return rejected
 		case left == 0:
 			about, key := framework.ObjectOf(claim), markKey(m.PodUID, m.Attempt)
-			return framework.NotYet(about, "its annotation %s, which another client or webhook removes", key).
-				Advise("exclude the annotations %s* from its changes", markPrefix)
+			return framework.NotYet(about, "its annotation %s: another client or webhook removes annotations %s*", key, markPrefix)
 		case markOn(m, claim) == "":
 			claim, err = p.mark(ctx, m, claim)
 		default:

@@ -190,8 +190,8 @@ func resultsOf(data []samples) []result {
 	return results
 }
 
-// markdown returns the number of results that meet their target, those that any run missed, and how many runs differ by less than the
-// stated range.
+// markdown returns the number of results that meet their target, those that any run missed, and how many rows repeat within the stated
+// range.
 func markdown(results []result) string {
 	var missed strings.Builder
 	targets, met, repeated, within := 0, 0, 0, 0
@@ -213,7 +213,7 @@ func markdown(results []result) string {
 		}
 	}
 	return fmt.Sprintf("%d of %d targets are met by the median of all rounds. At least one run missed these, with the number of their row:\n\n%s"+
-		"\n%d of %d repeated rows differ by less than a factor of %g between days (times and p99 values: %g).\n",
+		"\n%d of %d repeated rows differ by less than a factor of %g between runs (times and p99 values: %g).\n",
 		met, targets, missed.String(), within, repeated, spread, spreadOfTimes)
 }
 

@@ -317,7 +317,7 @@ func (r row) result(data []samples) (result, bool) {
 	return found, true
 }
 
-// The stated range: results of different days differ by less than this factor. Times and p99 values vary most.
+// The stated range: results of different runs differ by less than this factor. Times and p99 values vary most.
 const (
 	spread        = 1.5
 	spreadOfTimes = 3.0
