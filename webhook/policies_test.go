@@ -124,6 +124,11 @@ func TestTrust(t *testing.T) {
 		})
 		elapse(trustInterval)
 		assert.Equal(t, "next", bundle())
+		fakeapi.Change(server, bindings, "someone", func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].ClientConfig.CABundle = nil
+		})
+		elapse(trustInterval)
+		assert.Equal(t, "next", bundle(), "after break glass, the manifests are applied before the bundle is known")
 		writes := len(server.Writes())
 		elapse(time.Minute)
 		assert.Len(t, server.Writes(), writes)

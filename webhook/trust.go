@@ -55,8 +55,12 @@ func (t *Trust) copyBundle(ctx context.Context) error {
 		return err
 	}
 	from := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := t.Reader.Get(ctx, client.ObjectKey{Name: bindingWebhooks}, from); err != nil || len(from.Webhooks) == 0 {
+	if err := t.Reader.Get(ctx, client.ObjectKey{Name: bindingWebhooks}, from); err != nil {
 		return client.IgnoreNotFound(err)
+	}
+	// A configuration that was just applied again, as after break glass, has no bundle. The copy of the earlier one is still valid.
+	if len(from.Webhooks) == 0 || len(from.Webhooks[0].ClientConfig.CABundle) == 0 {
+		return nil
 	}
 	before := to.DeepCopy()
 	for i := range to.Webhooks {

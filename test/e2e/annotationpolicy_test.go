@@ -169,7 +169,7 @@ func assertForged(t *testing.T, err error, forged bool, key string) {
 		return
 	}
 	assert.True(t, apierrors.IsForbidden(err), "the request should be rejected: %v", err)
-	assert.ErrorContains(t, err, "only Prebind writes "+key+": leave it as it is")
+	assert.ErrorContains(t, err, "only Prebind writes "+key+": remove it")
 }
 
 // Only listed users may bind pods, because the policy sees the Binding after Prebind has added its annotations.

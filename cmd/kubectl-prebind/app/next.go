@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -44,6 +46,8 @@ type reach struct {
 	failure string
 	// slow is set if the failure does not show that the API server cannot call Prebind.
 	slow bool
+	// passed is set if the API server has executed the Binding without Prebind.
+	passed bool
 }
 
 // probe posts a dry-run Binding of a pod that does not exist, which Prebind rejects. The reports of the replicas can be old, and do not show
@@ -54,15 +58,16 @@ func probe(ctx context.Context, config *rest.Config) reach {
 	const name = "prebind-status"
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}}
 	answer, err := dryrun.Explain(ctx, config, pod, name, nil)
+	var status apierrors.APIStatus
 	switch {
 	case err != nil || answer.Prebind != nil: // Another version of Prebind has answered, or this one.
 		return reach{answered: true}
-	case ctx.Err() != nil:
-		return reach{failure: "no answer to a test Binding within " + probeTimeout.String() + ": Prebind, another webhook or the API server is slow", slow: true}
 	case answer.Err != nil && strings.Contains(answer.Err.Error(), `failed calling webhook "`+webhook.Name+`"`):
 		return reach{failure: "the API server cannot call Prebind: " + answer.Err.Error()}
+	case apierrors.IsTimeout(answer.Err), answer.Err != nil && !errors.As(answer.Err, &status): // Also with a shorter --request-timeout.
+		return reach{failure: "no answer to a test Binding: Prebind, another webhook or the API server is slow: " + answer.Err.Error(), slow: true}
 	}
-	return reach{}
+	return reach{passed: apierrors.IsNotFound(answer.Err)}
 }
 
 // findings returns what needs an action, the most urgent first. They omit what the user may not read. The replicas are those of the namespace own.
@@ -89,9 +94,7 @@ func findings(ctx context.Context, client kubernetes.Interface, own string, all 
 	}
 	broken, audited := policiesOf(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
-	if len(broken) == 0 || !audits(all) { // Prebind would enforce that a bind is rejected because its policy is not ready.
-		found = append(found, nextStep(r, all, settled, reached.answered)...)
-	}
+	found = append(found, nextStep(r, all, settled, reached, len(broken) > 0)...)
 	if len(audited) > 0 && !audits(all) {
 		found = append(found, "BindPolicies only report (mode Audit): "+strings.Join(audited, ", ")+". When their results are right, set spec.mode Enforce")
 	}
@@ -137,18 +140,18 @@ func audits(all []replica.Status) bool {
 }
 
 // nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
-// the same configuration. Answered says that Prebind has answered a probe.
-func nextStep(r registration, all []replica.Status, settled, answered bool) []string {
+// the same configuration. Broken says that a BindPolicy is not ready.
+func nextStep(r registration, all []replica.Status, settled bool, reached reach, broken bool) []string {
 	// In mode Off, a replica allows the test Binding without an explanation.
 	off := slices.ContainsFunc(all, func(s replica.Status) bool { return s.Mode == string(binder.ModeOff) })
 	switch {
 	case r.failurePolicy == unregistered:
 		return []string{"no MutatingWebhookConfiguration has the webhook " + webhook.Name + ": the API server does not call Prebind: see " + cli.Documentation("operations.md#apply-the-manifests")}
-	case settled && !answered && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore && !off):
-		// With failurePolicy Ignore, nothing else shows that the API server cannot call the replicas. With Fail, no pod would be bound.
-		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, if the namespace is exempt, or if a rule sets mode Off for it, this means nothing; " +
+	case settled && !reached.answered && (audits(all) || !off && (r.failurePolicy == admissionregistrationv1.Ignore || reached.passed)):
+		// Nothing else shows that the API server does not call the replicas.
+		return []string{"Prebind has not answered a test Binding in namespace default. Without permission to create pods/binding there, if only this namespace is exempt, or if a rule sets mode Off for it, this means nothing; " +
 			"otherwise the API server cannot call Prebind, and binds pods without it: see " + cli.Documentation("install.md#check-the-installation")}
-	case audits(all) && settled:
+	case audits(all) && settled && !broken: // If Prebind enforced, it would reject a bind whose policy is not ready.
 		return []string{"mode is Audit. After a week, review prebind_audited_decisions_total and, for the last hour, 'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "'. Then set mode Enforce: with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
 			cli.Documentation("install.md#roll-out")}
 	case audits(all) || r.failurePolicy != admissionregistrationv1.Ignore:

@@ -168,34 +168,36 @@ func TestFindings(t *testing.T) {
 		reached  reach
 		want     []string
 	}{
-		"None":          {reason: "there is no work"},
-		"NotReady":      {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, draining}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
-		"NoneReady":     {reason: "a replica reports it, and the other is silent", replicas: []replica.Status{draining, silent}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
-		"Silent":        {reason: "the clock of this computer can be ahead", replicas: []replica.Status{silent, silent}, want: []string{"[replica aaa is not ready: unknown: no report for 60m"}},
-		"Elsewhere":     {reason: "the replicas in the namespace of the flag are not those of the webhook", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, want: []string{"[MutatingWebhookConfiguration ours calls Prebind in namespace other: use --prebind-namespace=other]"}},
-		"ElsewhereDead": {reason: "the error shows that no pod is bound", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With"}},
-		"Unreachable":   {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
-		"Slow":          {reason: "it may be another webhook, or Prebind is cut off", reached: reach{failure: "no answer within", slow: true}, want: []string{"[no answer within. If pods are not bound: to bind pods without Prebind: kubectl delete"}},
-		"Restarted":     {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{draining}, want: []string{"[replica aaa is not ready"}},
-		"SilentIgnore":  {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{draining}, want: []string{"[replica aaa", "mine is Ignore"}},
-		"NoReplica":     {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
-		"Unregistered":  {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
-		"Ignore":        {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "step 3", "install.md#roll-out", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
-		"IgnoreOne":     {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, reached: answers, want: []string{"mine is Ignore", later}},
-		"IgnoreRollout": {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
-		"Audit":         {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"reason=BindAudited", "--set config.mode=Enforce"}},
-		"AuditIgnore":   {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"mode is Audit"}},
-		"AuditPolicies": {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, want: []string{"[BindPolicies are not ready: new"}},
-		"AuditSilent":   {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{audits, audits}, want: []string{"[Prebind has not answered a test Binding"}},
-		"IgnoreSilent":  {reason: "with Fail, a webhook that the API server cannot call would stop all binds, whenever it has called it before", path: webhooksPath, items: ignores, want: []string{"[Prebind has not answered a test Binding"}},
-		"IgnoreOff":     {reason: "in mode Off, Prebind answers without an explanation", path: webhooksPath, items: ignores, replicas: []replica.Status{off, off}, want: []string{"[failurePolicy of MutatingWebhookConfiguration mine is Ignore", later}},
-		"AuditOne":      {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, reached: answers, want: []string{"--set config.mode=Enforce"}},
-		"Policies":      {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it since its last change): "}},
-		"PolicyEdited":  {reason: "the status is that of an earlier generation", path: policiesPath, items: `{"metadata": {"name": "rack", "generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 1}]}}, {"metadata": {"name": "fine", "generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 2}]}}`, want: []string{"BindPolicies are not ready: rack (no replica has reported it since its last change): "}},
-		"PolicyAudit":   {reason: "the end of the audit can be forgotten", path: policiesPath, items: `{"metadata": {"name": "rack"}, "spec": {"mode": "Audit"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"[BindPolicies only report (mode Audit): rack. "}},
-		"Annotations":   {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},
-		"OtherPolicy":   {reason: "another policy does not help", path: bindingsPath, items: `{"spec": {"policyName": "other", "validationActions": ["Deny"]}}`, want: []string{"can come too late"}},
-		"Warns":         {reason: "warnings deny no patch", path: bindingsPath, items: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Warn"]}}`, want: []string{"can come too late"}},
+		"None":                {reason: "there is no work"},
+		"NotReady":            {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, draining}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
+		"NoneReady":           {reason: "a replica reports it, and the other is silent", replicas: []replica.Status{draining, silent}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
+		"Silent":              {reason: "the clock of this computer can be ahead", replicas: []replica.Status{silent, silent}, want: []string{"[replica aaa is not ready: unknown: no report for 60m"}},
+		"Elsewhere":           {reason: "the replicas in the namespace of the flag are not those of the webhook", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, want: []string{"[MutatingWebhookConfiguration ours calls Prebind in namespace other: use --prebind-namespace=other]"}},
+		"ElsewhereDead":       {reason: "the error shows that no pod is bound", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With"}},
+		"Unreachable":         {reason: "the error comes before old reports", reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With", "kubectl delete mutatingwebhookconfiguration ours"}},
+		"Slow":                {reason: "it may be another webhook, or Prebind is cut off", reached: reach{failure: "no answer within", slow: true}, want: []string{"[no answer within. If pods are not bound: to bind pods without Prebind: kubectl delete"}},
+		"Restarted":           {reason: "the reports are older than the answer", reached: answers, replicas: []replica.Status{draining}, want: []string{"[replica aaa is not ready"}},
+		"SilentIgnore":        {reason: "binds go on", path: webhooksPath, items: ignores, replicas: []replica.Status{draining}, want: []string{"[replica aaa", "mine is Ignore"}},
+		"NoReplica":           {reason: "nothing has a lease", replicas: []replica.Status{}, want: []string{"[no replica is ready. If this stays"}},
+		"Unregistered":        {reason: "the API server does not call Prebind", path: webhooksPath, want: []string{"no MutatingWebhookConfiguration has the webhook pods-binding.prebind.dev"}},
+		"Ignore":              {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "step 3", "install.md#roll-out", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
+		"IgnoreOne":           {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, reached: answers, want: []string{"mine is Ignore", later}},
+		"IgnoreRollout":       {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
+		"Audit":               {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"reason=BindAudited", "--set config.mode=Enforce"}},
+		"AuditIgnore":         {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"mode is Audit"}},
+		"AuditPolicies":       {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"[BindPolicies are not ready: new"}},
+		"AuditPoliciesSilent": {reason: "the policy does not hide that nothing is audited", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, want: []string{"[Prebind has not answered a test Binding"}},
+		"FailExempt":          {reason: "the end of break glass was forgotten", reached: reach{passed: true}, want: []string{"[Prebind has not answered a test Binding"}},
+		"AuditSilent":         {reason: "an audit without Bindings shows nothing", replicas: []replica.Status{audits, audits}, want: []string{"[Prebind has not answered a test Binding"}},
+		"IgnoreSilent":        {reason: "with Fail, a webhook that the API server cannot call would stop all binds, whenever it has called it before", path: webhooksPath, items: ignores, want: []string{"[Prebind has not answered a test Binding"}},
+		"IgnoreOff":           {reason: "in mode Off, Prebind answers without an explanation", path: webhooksPath, items: ignores, replicas: []replica.Status{off, off}, want: []string{"[failurePolicy of MutatingWebhookConfiguration mine is Ignore", later}},
+		"AuditOne":            {reason: "one replica can enforce while failurePolicy is Ignore", replicas: []replica.Status{audits}, reached: answers, want: []string{"--set config.mode=Enforce"}},
+		"Policies":            {reason: "policies are named with the reason", path: policiesPath, items: `{"metadata": {"name": "rack"}, "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "CompileError"}]}}, {"metadata": {"name": "new"}}, {"metadata": {"name": "fine"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"BindPolicies are not ready: rack (CompileError), new (no replica has reported it since its last change): "}},
+		"PolicyEdited":        {reason: "the status is that of an earlier generation", path: policiesPath, items: `{"metadata": {"name": "rack", "generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 1}]}}, {"metadata": {"name": "fine", "generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 2}]}}`, want: []string{"BindPolicies are not ready: rack (no replica has reported it since its last change): "}},
+		"PolicyAudit":         {reason: "the end of the audit can be forgotten", path: policiesPath, items: `{"metadata": {"name": "rack"}, "spec": {"mode": "Audit"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, want: []string{"[BindPolicies only report (mode Audit): rack. "}},
+		"Annotations":         {reason: "no policy", path: bindingsPath, want: []string{"can come too late"}},
+		"OtherPolicy":         {reason: "another policy does not help", path: bindingsPath, items: `{"spec": {"policyName": "other", "validationActions": ["Deny"]}}`, want: []string{"can come too late"}},
+		"Warns":               {reason: "warnings deny no patch", path: bindingsPath, items: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Warn"]}}`, want: []string{"can come too late"}},
 		"Tasks": {reason: "only tasks whose handler has work count", path: tasksPath, items: task("a.com/slow", "2026-01-01T11:50:00Z", waits) + "," + task("a.com/slow", "2026-01-01T11:59:50Z", waits) + "," +
 			task("a.com/done", "2026-01-01T10:00:00Z", done) + "," + task("a.com/failed", "2026-01-01T10:00:00Z", failed) + "," + task("a.com/less", "2026-01-01T11:55:00Z", waits), want: []string{"handler a.com/slow has not finished 2 BindTasks, the oldest for 10m"}},
 		"Undoing":     {reason: "the time counts from the deletion", path: tasksPath, items: `{"metadata": {"deletionTimestamp": "2026-01-01T11:57:00Z"}, "spec": {"handler": "a.com/x"}, ` + done + `}`, want: []string{"a.com/x has not finished 1 BindTasks, the oldest for 3m"}},
@@ -257,6 +259,8 @@ func TestProbe(t *testing.T) {
 		"Other":     {reason: "another webhook fails", code: http.StatusInternalServerError, says: `failed calling webhook "other": no endpoints`},
 		"Forbidden": {reason: "the user may not create Bindings", code: http.StatusForbidden, says: "cannot create resource"},
 		"Answered":  {reason: "an explanation is only from Prebind, also if it is of another version", code: http.StatusNotFound, says: "not found", warns: "prebind: explanation of another version", want: reach{answered: true}},
+		"Passed":    {reason: "the API server looked for the pod", code: http.StatusNotFound, says: "not found", want: reach{passed: true}},
+		"Timeout":   {reason: "the API server gave up, as with --request-timeout", code: http.StatusGatewayTimeout, says: "timeout", want: reach{failure: "no answer to a test Binding: Prebind, another webhook or the API server is slow: timeout", slow: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -281,7 +285,8 @@ func TestProbe_Slow(t *testing.T) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		})})
-		assert.Equal(t, reach{failure: "no answer to a test Binding within 10s: Prebind, another webhook or the API server is slow", slow: true}, got)
+		assert.True(t, got.slow)
+		assert.Contains(t, got.failure, "no answer to a test Binding: Prebind, another webhook or the API server is slow: ")
 	})
 }
 
