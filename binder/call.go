@@ -186,9 +186,6 @@ func (c *call) loop(ctx context.Context) (end step) {
 		if next.do == allow {
 			next = c.allow(ctx, next.plugins)
 		}
-		if next.do == wait {
-			c.last = next
-		}
 		if ctx.Err() != nil { // The only check, after all that could allow the bind.
 			return c.ended(ctx, c.last)
 		}
@@ -372,7 +369,8 @@ func (c *call) failed(plugin string, err error) step {
 	case errors.As(err, &own) && own.Kind == framework.KindWait:
 		// The cache is behind, or the API server is slow.
 		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.o.Clock.Now().Add(readAgain)}
-		return step{do: wait, waits: []framework.Wait{w}, plugin: plugin, until: w.Until}
+		c.last = step{do: wait, waits: []framework.Wait{w}, plugin: plugin, until: w.Until}
+		return c.last
 	default:
 		return step{do: finish, err: framework.AsError(plugin, err)}
 	}
