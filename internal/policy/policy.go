@@ -111,7 +111,7 @@ type Result struct {
 	// Audit means that the verdict is only reported.
 	Audit bool
 	// Rule is the path of the expression that led to the verdict, such as spec.validations[0], or
-	// spec.waitFor[driver]. It is empty for NotMatched and Allowed.
+	// spec.waitFor[driver]. It is empty for Allowed.
 	Rule string
 	// Message explains the verdict: one line, at most MaxMessage bytes.
 	Message string

@@ -52,6 +52,9 @@ func (r *Result) WriteText(out io.Writer, verbose bool) error {
 // details returns the result of a policy for the bind of a case, as YAML that can be an item of expect.
 func details(r *policy.Result) string {
 	summary := fmt.Sprintf("# BindPolicy %s: %s, cost %d", r.Policy, r.Verdict, r.Cost)
+	if r.Verdict == policy.NotMatched {
+		summary += ", because of " + r.Rule
+	}
 	if r.Audit {
 		summary += ", mode Audit"
 	}
