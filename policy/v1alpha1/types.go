@@ -423,7 +423,8 @@ const (
 type BindPolicyStatus struct {
 	// ObservedGeneration is the generation that the conditions describe.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions contains Ready. It is True while this generation is in force. Otherwise, the reason is
+	// Conditions contains Ready. It is True if this generation was in force when Prebind last wrote it: it
+	// stays when Prebind is removed. Otherwise, the reason is
 	// CompileError, KeyNotAllowed, UnknownKind, Forbidden or WatchFailed, and the message shows how to fix the
 	// problem. Until then, the policy follows its failurePolicy.
 	//
