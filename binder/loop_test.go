@@ -109,7 +109,7 @@ func TestRun_WritesUntilTheEnd(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		p := w.writer("a").(plugin) //nolint:errcheck,forcetypeassert // It is one.
 		p.preBind = func(*framework.BindContext) error {
-			time.Sleep(9 * time.Second) //nolint:forbidigo // Virtual time: the hold ends before.
+			pass(9 * time.Second) // The hold ends before.
 			return framework.NotYet(framework.Object{}, "the list of pods")
 		}
 		b := w.bind(nodeName, p)

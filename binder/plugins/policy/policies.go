@@ -126,20 +126,19 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 	defer p.mu.Unlock()
 	gone := maps.Clone(p.latest)
 	for i := range list.Items {
-		b := new(list.Items[i]) // Not a pointer into the list, which would stay in memory.
-		if g := p.latest[b.Name]; g != nil && g.isFor(b) {
-			delete(gone, b.Name)
+		old := p.latest[list.Items[i].Name]
+		if old != nil && old.isFor(&list.Items[i]) {
+			delete(gone, old.Name)
 			continue
 		}
+		b := new(list.Items[i]) // Not a pointer into the list, which would stay in memory.
 		ctx, cancel := context.WithCancel(ctx)
 		g := &generation{BindPolicy: b, cancel: cancel, entry: &entry{compiled: policy.Broken(b, policy.ErrPreparing)}}
-		old := p.latest[b.Name]
-		replaces := old != nil && old.entry.verdict.reason == v1alpha1.ReasonInForce
-		if replaces {
-			g.entry = old.entry // Until the new one is ready: otherwise, with failurePolicy Ignore, an edit would release the binds that wait.
+		if old != nil && old.entry.verdict.reason == v1alpha1.ReasonInForce {
+			g.entry = old.entry // Until put: otherwise, with failurePolicy Ignore, an edit would release the binds that wait.
 		}
 		p.latest[b.Name] = g
-		work.Go(func() { p.prepare(ctx, g, replaces) })
+		work.Go(func() { p.prepare(ctx, g) })
 	}
 	for name, g := range gone {
 		g.cancel()
@@ -151,12 +150,14 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 	p.apply()
 }
 
-// put replaces the entry of a generation, unless a newer generation has replaced it. An entry that is in force as before would only wake binds.
+// put replaces the entry of a generation, unless a newer generation has replaced it. An entry that is in force as before would only wake binds,
+// and one whose watches have not begun does not replace one that is in force.
 func (p *Plugin) put(g *generation, e entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	unchanged := e.verdict.reason == v1alpha1.ReasonInForce && e.verdict.message == g.entry.verdict.message
-	if p.latest[g.Name] != g || unchanged {
+	early := e.verdict.reason == "" && g.entry.verdict.reason == v1alpha1.ReasonInForce
+	if p.latest[g.Name] != g || unchanged || early {
 		return
 	}
 	if e.verdict.message != g.entry.verdict.message {
@@ -192,17 +193,14 @@ func (p *Plugin) apply() {
 	}
 }
 
-// prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends. Replaces says that an
-// earlier generation is in force until then.
-func (p *Plugin) prepare(ctx context.Context, g *generation, replaces bool) {
+// prepare compiles a generation, begins its watches, and keeps them and its status up to date until the context ends.
+func (p *Plugin) prepare(ctx context.Context, g *generation) {
 	compiled, err := p.compiler.compile(ctx, g.BindPolicy, nil)
 	if ctx.Err() != nil {
 		return
 	}
 	e := p.entryOf(g.BindPolicy, compiled, err)
-	if !replaces || err != nil {
-		p.put(g, e)
-	}
+	p.put(g, e)
 	failed, retry := "", time.Duration(0)
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
