@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -302,10 +303,19 @@ func TestBind_PolicyEdited(t *testing.T) {
 					elapseMinute()
 					return build(b, o)
 				}
+				hanging := make(chan struct{})
+				w.watches.on(func(context.Context, framework.Selection) error {
+					<-hanging
+					return nil
+				})
 				w.put(next(t, policyOf(t, "a", spec), spec+"\nmutations: {annotations: [{key: edited, valueExpression: \"'yes'\"}]}"))
-				elapse(2 * time.Minute)
-				ended, err := call.Ended()
-				require.False(t, ended, "%v", err)
+				for _, reason := range []string{"it is compiled", "its watches begin"} {
+					elapse(time.Minute)
+					ended, err := call.Ended()
+					require.False(t, ended, "%s: %v", reason, err)
+				}
+				close(hanging)
+				elapse(pace)
 				assert.Equal(t, map[string]int64{"a": 2}, w.used())
 				w.server.Put(withDriver("csi"))
 				elapse(binder.Settle + pace)
