@@ -51,7 +51,7 @@ var mutants = []mutant{
 	{"an entry stays in a map", "internal/work/work.go", "delete(s.entries, e.key)", "_ = e"},
 	{"an announcement stays", "binder/plugins/announce/plugin.go", "return p.h.Status.Status().Patch(ctx, pod, patch", "return nil; return p.h.Status.Status().Patch(ctx, pod, patch"},
 	{"a foreign nominated node is replaced", "binder/plugins/announce/decide.go", "return len(attempts) > 0 && !foreign", "return len(attempts) > 0 || foreign"},
-	{"an old policy stays", "binder/plugins/policy/policies.go", "if g := p.latest[b.Name]; g != nil && g.isFor(b) {", "if g := p.latest[b.Name]; g != nil {"},
+	{"an old policy stays", "binder/plugins/policy/policies.go", "if old != nil && old.isFor(&list.Items[i]) {", "if old != nil {"},
 	{"a policy sees another user", "binder/plugins/policy/plugin.go", "User: bc.User, DryRun", "DryRun"},
 	{"a policy rejects nothing", "binder/plugins/policy/judge.go", "return v, refusalOf(rejecting)", "return v, nil"},
 	{"a policy delays nothing", "binder/plugins/policy/judge.go", "v.Wait = waitOf(waiting)", "_ = waitOf(waiting)"},
