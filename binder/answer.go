@@ -116,8 +116,3 @@ func (c *call) overBudget(s step) *framework.Error {
 		Advise("check the cause of the delay, or raise --prebind-timeout")
 	return framework.AsError(cmp.Or(s.plugin, framework.Binder), err)
 }
-
-// lease returns the answer of a replica on whose work no bind may rely.
-func (c *call) lease(cause error) *framework.Error {
-	return framework.NotYet(podObject(c.Pod), "%v", cause).Because(cause).Advise("retry the Binding")
-}

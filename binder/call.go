@@ -103,7 +103,11 @@ func (c *call) run(ctx context.Context) Decision {
 	// Until the pod is read, its name stands for its UID.
 	c.key, c.first = work.Key{Pod: types.UID(c.Pod.String()), Node: name}, c.began
 	// A shorter hold would end before a rejection counts, in every call: the bind would never be rejected nor rolled back.
-	held, cancel := context.WithTimeout(ctx, max(c.settings.Hold, 2*Settle))
+	hold := 2 * Settle
+	if !c.audit { // Which waits for nothing: reads that do not end must not delay the bind.
+		hold = max(hold, c.settings.Hold)
+	}
+	held, cancel := context.WithTimeout(ctx, hold)
 	defer cancel()
 	end := c.loop(held)
 	d := end.answer
@@ -122,7 +126,7 @@ func (c *call) run(ctx context.Context) Decision {
 	}
 	if d.Err != nil && d.Err.Kind == framework.KindWait {
 		d.RetryAfter = atOnce // It probably gets a seat again, in this replica or in another.
-		if !c.held && !errors.Is(d.Err, work.Stopped) {
+		if !c.held && !errors.Is(d.Err, work.Stopped) && !errors.Is(d.Err, work.LeaseLost) {
 			d.RetryAfter = retryAfter(c.o.Clock.Since(c.first))
 		}
 		c.awaits(d.Err, end.first(), 1, d.RetryAfter)
@@ -229,7 +233,7 @@ func (c *call) pass(ctx context.Context) step {
 	}
 	c.results = c.results[:0]
 	if !c.DryRun {
-		c.entry, c.id = c.work.Join(c.key, c.entry, c.id)
+		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
 	}
 	now := c.o.Clock.Now()
 	for _, p := range c.plugins {
@@ -316,9 +320,9 @@ func (c *call) look(ctx context.Context) step {
 // write calls PreBind of the plugins that have to write. It returns what to do next.
 func (c *call) write(ctx context.Context, s step) step {
 	if c.entry == nil {
-		e, err := c.work.Open(ctx, c.key, c.Pod, c.id)
+		e, err := c.work.Open(ctx, c.key, c.node.UID, c.Pod, c.id)
 		if err != nil {
-			return step{do: finish, err: c.lease(err)}
+			return c.failed(framework.Binder, err)
 		}
 		c.entry = e
 		if ours := c.id; e.ID() != ours {
@@ -364,8 +368,8 @@ func (c *call) failed(plugin string, err error) step {
 	switch {
 	case errors.Is(err, work.Closing):
 		return step{do: wait, waits: []framework.Wait{{Object: podObject(c.Pod), For: "the rollback of an earlier attempt"}}}
-	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped):
-		return step{do: finish, err: c.lease(err)}
+	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped): // No bind may rely on the work of this replica.
+		return step{do: finish, err: framework.NotYet(podObject(c.Pod), "%v", err).Because(err).Advise("retry the Binding")}
 	case errors.As(err, &own) && own.Kind == framework.KindWait:
 		// The cache is behind, or the API server is slow.
 		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.o.Clock.Now().Add(readAgain)}

@@ -405,6 +405,21 @@ func TestBind_Audit(t *testing.T) {
 	}, rejecting())
 }
 
+// TestBind_AuditDoesNotWait: reads of the API server that do not end delay no bind for long.
+func TestBind_AuditDoesNotWait(t *testing.T) {
+	hangs := framework.NewPlugin("hangs", func(ctx context.Context, _ framework.Reader, _ *framework.BindContext) (framework.Verdict, error) {
+		<-ctx.Done()
+		return framework.Verdict{}, context.Cause(ctx)
+	})
+	in(t, func(o *Options) { o.Settings.Mode = ModeAudit }, func(t *testing.T, s *fixture) {
+		began := time.Now()
+		d := s.post(t.Context())
+		require.Nil(t, d.Err)
+		assert.Equal(t, "waiting", d.Audit.Kind)
+		assert.LessOrEqual(t, time.Since(began), 2*Settle)
+	}, hangs)
+}
+
 func TestBind_ModeOff(t *testing.T) {
 	in(t, func(o *Options) { o.Settings.Mode = ModeOff }, func(t *testing.T, s *fixture) {
 		assert.Equal(t, Decision{PassThrough: true}, s.post(t.Context()))

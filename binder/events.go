@@ -39,7 +39,7 @@ func (c *call) report(d Decision) {
 // reportWait records an event about a wait, unless this replica has reported it a short time ago.
 func (c *call) reportWait(err *framework.Error) {
 	reports, now := false, c.o.Clock.Now()
-	c.waits.change(c.key, c.began, func(w *waited) {
+	c.waits.change(c.key, c.first, func(w *waited) {
 		reports = w.reported.IsZero() || w.object != err.Object || now.Sub(w.reported) >= reportAgain
 		if reports {
 			w.reported, w.object = now, err.Object

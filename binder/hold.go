@@ -47,7 +47,7 @@ func (c *call) awaits(err *framework.Error, wait framework.Wait, over int, next 
 	if wait.For == "" {
 		wait = framework.Wait{Object: err.Object, For: err.Message}
 	}
-	c.waits.change(c.key, c.began, func(w *waited) {
+	c.waits.change(c.key, c.first, func(w *waited) {
 		w.calls += over
 		w.next = next
 		w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget

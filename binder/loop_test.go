@@ -281,6 +281,44 @@ func TestRun_RollsBack(t *testing.T) {
 			},
 			within: framework.BindSettles + time.Second,
 		},
+		"AllowedThenRejected": {
+			reason: "the API server does not carry out the bind, a later call waits, and the last one is rejected",
+			after: func(t *testing.T, w *world, b posted) {
+				allowThenWait(t, w, b)
+				b.plugins = []framework.Plugin{w.rejecter("never")}
+				w.run(t.Context(), b)
+			},
+			within: framework.BindSettles + time.Second,
+		},
+		"AllowedThenOtherNode": {
+			reason: "the same, but the scheduler chooses another node",
+			after: func(t *testing.T, w *world, b posted) {
+				allowThenWait(t, w, b)
+				w.run(t.Context(), w.bind("node-b", w.writer("other"), w.waiter("never")))
+			},
+			within: framework.BindSettles + time.Second,
+		},
+		"NodeRecreated": {
+			reason: "the writes are for the earlier node",
+			after: func(t *testing.T, w *world, b posted) {
+				w.o.Settings.Hold = time.Millisecond
+				w.server.Put(gen.Node(nodeName, gen.UID("another")))
+				w.run(t.Context(), b)
+			},
+			within: 2 * time.Second,
+		},
+		"AllowedThenNodeRecreated": {
+			reason: "the same, while the API server may bind the pod",
+			after: func(t *testing.T, w *world, b posted) {
+				allowThenWait(t, w, b)
+				w.server.Put(gen.Node(nodeName, gen.UID("another")))
+				w.set("a")
+				for began := time.Now(); time.Since(began) < framework.BindSettles-10*time.Second; {
+					require.NotNil(t, w.run(t.Context(), b).Err, "nothing relies on the writes for the earlier node")
+				}
+			},
+			within: framework.BindSettles + time.Second,
+		},
 	}
 	for name, tc := range cases {
 		runInWorld(t, name, func(t *testing.T, w *world) {
@@ -296,6 +334,55 @@ func TestRun_RollsBack(t *testing.T) {
 			assert.NotContains(t, w.said(), "write-w PostBind")
 		})
 	}
+}
+
+// allowThenWait repeats an allowed bind that then waits.
+func allowThenWait(t *testing.T, w *world, b posted) {
+	t.Helper()
+	w.set("a")
+	require.Nil(t, w.run(t.Context(), b).Err)
+	w.unset("a")
+	require.Equal(t, framework.KindWait, w.run(t.Context(), b).Err.Kind)
+}
+
+// TestRun_LeaseLost: the event comes while the replica does not hold its lease for a moment.
+func TestRun_LeaseLost(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.o.Settings.Hold = 25 * time.Second
+		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
+		began := time.Now()
+		lease := func(lost bool, term int64) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.lost, w.term = lost, term
+		}
+		time.AfterFunc(70*time.Second, func() { lease(true, 0); w.set("a") })
+		time.AfterFunc(73*time.Second, func() { lease(false, 1) })
+		for d := w.run(t.Context(), b); d.Err != nil; d = w.run(t.Context(), b) {
+			require.Equal(t, framework.KindWait, d.Err.Kind)
+			pass(d.RetryAfter)
+		}
+		assert.LessOrEqual(t, time.Since(began), 75*time.Second)
+		assert.Contains(t, w.said(), "write-w PreBindRollBack", "other replicas can have rolled back the writes of the first term")
+	})
+}
+
+// TestRun_RejectedOther: a rejected call of another client does not restart the budget of a bind that waits.
+func TestRun_RejectedOther(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.o.Settings.Hold = 5 * time.Second
+		b, other := w.bind(nodeName, w.waiter("never")), w.bind(nodeName, w.rejecter("never"))
+		b.budget = 12 * time.Second
+		began := time.Now()
+		time.AfterFunc(7*time.Second, func() { w.run(t.Context(), other) }) // During the second call.
+		for range 2 {
+			d := w.run(t.Context(), b)
+			require.Equal(t, framework.KindWait, d.Err.Kind)
+			pass(d.RetryAfter)
+		}
+		assert.Contains(t, w.run(t.Context(), b).Err.Error(), "timed out after 12s")
+		assert.LessOrEqual(t, time.Since(began), 13*time.Second)
+	})
 }
 
 // TestRun_TwoUsers: two clients post the same Binding. Each call decides for itself, and the plugins
@@ -381,9 +468,7 @@ func TestRun_NextCallOfAllowedBind(t *testing.T) {
 		w.set("a")
 		b := w.bind(nodeName, w.writer("w"), w.waiter("a"))
 		require.Nil(t, w.run(t.Context(), b).Err)
-		w.mu.Lock()
-		w.facts["a"] = false
-		w.mu.Unlock()
+		w.unset("a")
 		w.o.Settings.MaxHolds = 0
 		for time.Since(began) < 2*time.Minute {
 			o := w.run(t.Context(), b)

@@ -31,6 +31,8 @@ type world struct {
 	facts map[string]bool
 	log   []string
 	term  int64
+	// lost says that the replica does not hold its lease.
+	lost bool
 }
 
 const nodeName = "node-a"
@@ -59,6 +61,13 @@ func (w *world) set(fact string) {
 	w.facts[fact] = true
 	w.mu.Unlock()
 	w.changed()
+}
+
+// unset removes a fact from the cache.
+func (w *world) unset(fact string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.facts, fact)
 }
 
 func (w *world) changed() { w.o.Changes.Wake(w.pod) }
@@ -187,7 +196,7 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		o.Term = func() (int64, bool) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return w.term, true
+			return w.term, !w.lost
 		}
 	}, func(t *testing.T, s *fixture) {
 		w.fixture = s

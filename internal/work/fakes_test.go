@@ -94,7 +94,7 @@ func (s *fixture) writing(t *testing.T, writers ...framework.PreBinder) (*Set, *
 func (s *fixture) open(t *testing.T) (*Set, *Entry) {
 	s.o.Changes, s.o.Term = notify.NewHub(), func() (int64, bool) { return 1, true }
 	set := NewSet(s.o)
-	e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, markOf("").Pod, "here-1")
+	e, err := set.Open(quiet(t), Key{Pod: thePod.UID, Node: "node-a"}, "", markOf("").Pod, "here-1")
 	require.NoError(t, err)
 	return set, e
 }

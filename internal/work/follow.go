@@ -63,7 +63,10 @@ func (s *Set) follow(ctx context.Context, e *Entry) {
 func (s *Set) due(e *Entry, now time.Time) (over bool, until time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.calls == 0 {
+	switch {
+	case e.cause != nil:
+		until = e.open
+	case e.calls == 0:
 		until = e.due
 	}
 	return e.over(now), until

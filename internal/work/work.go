@@ -109,6 +109,7 @@ func NewSet(o Options) *Set {
 // Entry is the work on one bind.
 type Entry struct {
 	key  Key
+	node types.UID
 	pod  types.NamespacedName
 	id   string
 	term int64
@@ -151,11 +152,17 @@ func (e *Entry) mark() framework.Mark {
 
 // Join returns the entry of the bind for a call, or nil if there is none, and the attempt's ID: that of the entry, or else
 // a new one. e and id are those that the call has already. They are kept until the writes of e are confirmed or rolled
-// back. The call must Leave the last entry.
-func (s *Set) Join(key Key, e *Entry, id string) (*Entry, string) {
+// back. The call must Leave the last entry. Join requests the rollback of an entry of an earlier term, or of an earlier node with the name.
+func (s *Set) Join(key Key, node types.UID, e *Entry, id string) (*Entry, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch found := s.entries[key]; {
+	found := s.entries[key]
+	if term, _ := s.o.Term(); found != nil && found.term != term {
+		s.giveUp(found, LeaseLost)
+	} else if found != nil && found.node != node {
+		s.giveUp(found, Superseded)
+	}
+	switch {
 	case found == nil && e == nil && id != "":
 		return nil, id
 	case found == nil:
@@ -163,9 +170,6 @@ func (s *Set) Join(key Key, e *Entry, id string) (*Entry, string) {
 		return nil, s.o.Replica + IDSeparator + rand.String(10)
 	case found != e:
 		found.calls++
-		if term, _ := s.o.Term(); found.term != term {
-			s.end(found, LeaseLost)
-		}
 		return found, found.id
 	default:
 		return e, id
@@ -175,7 +179,7 @@ func (s *Set) Join(key Key, e *Entry, id string) (*Entry, string) {
 // Open returns the entry of the bind for a call, and makes one with the ID if there is none. The
 // call must Leave it. Open rolls back the work for the pod on other nodes, unless a call for it is in
 // progress or was allowed. It returns an error if the replica does not hold its lease or is shutting down.
-func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id string) (*Entry, error) {
+func (s *Set) Open(ctx context.Context, key Key, node types.UID, pod types.NamespacedName, id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	term, held := s.o.Term()
@@ -197,7 +201,7 @@ func (s *Set) Open(ctx context.Context, key Key, pod types.NamespacedName, id st
 	}
 	ctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Entry{
-		key: key, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
+		key: key, node: node, pod: pod, id: id, term: term, began: s.o.Clock.Now(), calls: 1, leave: leave,
 		writing: make(chan struct{}, 1), written: sets.Set[string]{},
 	}
 	s.entries[key] = e
@@ -290,9 +294,20 @@ func (s *Set) Allow(e *Entry) error {
 	return nil
 }
 
-// end requests the rollback of an entry, unless the API server may bind the pod. It must be called with mu held.
+// end requests the rollback of an entry, or, while the API server may bind the pod, expects no further call. It must be called with mu held.
 func (s *Set) end(e *Entry, cause error) {
-	if e.cause == nil && !e.closed && !e.bindable(s.o.Clock.Now()) {
+	if !e.bindable(s.o.Clock.Now()) {
+		s.giveUp(e, cause)
+	} else if e.due.After(e.open) {
+		e.due = e.open
+		s.wake(e)
+	}
+}
+
+// giveUp requests the rollback of an entry that no call may use any more. It is rolled back when the API server cannot bind the pod any more. It must
+// be called with mu held.
+func (s *Set) giveUp(e *Entry, cause error) {
+	if e.cause == nil && !e.closed {
 		e.cause = cause
 		s.wake(e)
 	}

@@ -30,7 +30,7 @@ func TestWrite_DuringRollback(t *testing.T) {
 		assert.Zero(t, time.Since(began))
 		pass(lasts)
 		synctest.Wait()
-		found, _ := s.Join(Key{Pod: thePod.UID, Node: "node-a"}, nil, "")
+		found, _ := s.Join(Key{Pod: thePod.UID, Node: "node-a"}, "", nil, "")
 		assert.Nil(t, found, "the rollback is over")
 	})
 }
