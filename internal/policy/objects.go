@@ -60,11 +60,10 @@ func NewList(objects []client.Object) (List, error) {
 		return List{}, limit("more than %d objects; restrict them with namespace, namespaceExpression, labelSelector or onNode", maxObjects)
 	}
 	for _, o := range objects {
-		size := sizeOf(o)
-		if isLarge(o) || size > MaxObject {
-			return List{}, limit("%s is larger than %d KiB", client.ObjectKeyFromObject(o), MaxObject>>10)
+		if isTooLarge(o) {
+			return List{}, limit("%s is larger than %d KiB", strings.TrimPrefix(client.ObjectKeyFromObject(o).String(), "/"), MaxObject>>10)
 		}
-		if l.size += size; l.size > maxSize {
+		if l.size += sizeOf(o); l.size > maxSize {
 			break // The evaluation reports it.
 		}
 	}
@@ -134,7 +133,7 @@ func Reduce(o client.Object) client.Object {
 	if node, ok := o.(*corev1.Node); ok {
 		node.Status.Images = nil // Their names are those of tenants.
 	}
-	if isLarge(o) || sizeOf(o) <= MaxObject {
+	if isLarge(o) || !isTooLarge(o) {
 		fillNil(reflect.ValueOf(o))
 		return o
 	}
@@ -180,6 +179,12 @@ func fillNil(v reflect.Value) {
 
 // isLarge returns whether only the name and the node of the object are known, because it is too large.
 func isLarge(o client.Object) bool { return strings.HasPrefix(o.GetSelfLink(), largeMark) }
+
+// isTooLarge returns whether policies cannot use the object. A Namespace is never too large: policies that do not select it would fail.
+func isTooLarge(o client.Object) bool {
+	_, is := o.(*corev1.Namespace)
+	return isLarge(o) || !is && sizeOf(o) > MaxObject
+}
 
 // NodeNameOf returns spec.nodeName of an object, or an empty string.
 func NodeNameOf(o client.Object) string {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -113,4 +114,20 @@ validations: [{expression: "resources.limits.all(l, l.data['a'].size() > 0)"}]`
 			assert.Equal(t, tc.want != policy.Allowed, ignored.Verdict == policy.Ignored, "%s: %s", ignored.Verdict, ignored.Message)
 		})
 	}
+}
+
+// A policy that does not select a Namespace does not fail because it is large.
+func TestPreFlight_LargeNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", rejectAll+"\nmatchConstraints: {namespaceSelector: {matchLabels: {team: a}}}"))
+		bc := w.bind()
+		for team, rejects := range map[string]bool{"a": true, "b": false} {
+			w.server.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+				Name: gen.DefaultNamespace, Labels: map[string]string{"team": team}, Annotations: map[string]string{"notes": strings.Repeat("x", policy.MaxObject)},
+			}})
+			synctest.Wait()
+			_, err := w.preFlight(bc)
+			assert.Equal(t, rejects, err != nil, "team %s: %v", team, err)
+		}
+	})
 }

@@ -112,7 +112,9 @@ func (p *Plugin) recent(ctx context.Context, policies []*entry, cache framework.
 	e := evaluated{at: bc.Now}
 	var err error
 	e.results, err = p.evaluate(ctx, policies, cache, subjectOf(bc))
-	if err == nil && slices.ContainsFunc(e.results, func(r policy.Result) bool { return !r.Audit && r.Verdict == policy.Waiting }) {
+	waits := slices.ContainsFunc(e.results, func(r policy.Result) bool { return !r.Audit && r.Verdict == policy.Waiting })
+	// A rejection has no time of its next evaluation.
+	if _, rejects := judge(e.results); err == nil && rejects == nil && waits {
 		p.waiting.Store(bc.Binding, e)
 		p.h.Clock.AfterFunc(evaluatePause, func() { p.waiting.Delete(bc.Binding) })
 	}

@@ -4,8 +4,10 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -293,29 +295,53 @@ func TestBind_PolicyChanges(t *testing.T) {
 
 // An edited policy is in force as before until its new generation is ready: an edit does not release the binds that wait for it.
 func TestBind_PolicyEdited(t *testing.T) {
-	for _, failurePolicy := range []string{"Fail", "Ignore"} {
-		t.Run(failurePolicy, func(t *testing.T) {
+	spec := strings.Replace(onCSINode, "{name: driver", "{timeout: 1h, name: driver", 1) + "failurePolicy: Ignore"
+	const csiDrivers, csiNodes, audit = "resources: [{name: drivers, apiVersion: storage.k8s.io/v1, kind: CSIDriver}, ", "CSINode", "\nmode: Audit"
+	forbidden := func(_ context.Context, s framework.Selection) error {
+		if framework.KindOf(s.Example) == csiNodes {
+			return nil
+		}
+		return errForbidden
+	}
+	for name, tc := range map[string]struct {
+		reason    string
+		spec      string
+		selecting func(context.Context, framework.Selection) error
+		says      string
+		ends      bool
+	}{
+		"Slow":      {reason: "the watch can begin later", selecting: hang, says: "the watch of CSINode objects did not begin"},
+		"Forbidden": {reason: "the role can come later", spec: strings.Replace(spec, "resources: [", csiDrivers, 1), selecting: forbidden, says: "csinodes.storage.k8s.io is forbidden"},
+		"Audit":     {reason: "the mode stops the policy", spec: strings.Replace(spec, "resources: [", csiDrivers, 1) + audit, selecting: forbidden, says: "csinodes.storage.k8s.io is forbidden", ends: true},
+		"Lost": {
+			reason: "the earlier version would decide from old objects", ends: true, says: "csinodes.storage.k8s.io is forbidden",
+			selecting: func(context.Context, framework.Selection) error { return errForbidden },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				spec := onCSINode + "failurePolicy: " + failurePolicy
 				w := newWorld(t, policyOf(t, "a", spec))
 				call, _ := w.start(w.bind())
 				w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
 					elapseMinute()
 					return build(b, o)
 				}
-				hanging := make(chan struct{})
-				w.watches.on(func(context.Context, framework.Selection) error {
-					<-hanging
-					return nil
-				})
-				w.put(next(t, policyOf(t, "a", spec), spec+"\nmutations: {annotations: [{key: edited, valueExpression: \"'yes'\"}]}"))
-				for _, reason := range []string{"it is compiled", "its watches begin"} {
-					elapse(time.Minute)
-					ended, err := call.Ended()
-					require.False(t, ended, "%s: %v", reason, err)
+				w.watches.on(tc.selecting)
+				w.put(next(t, policyOf(t, "a", spec), cmp.Or(tc.spec, spec)+"\nmutations: {annotations: [{key: edited, valueExpression: \"'yes'\"}]}"))
+				elapse(time.Minute - 1)
+				ended, err := call.Ended()
+				require.False(t, ended, "it is compiled: %v", err)
+				elapse(time.Minute)
+				ended, err = call.Ended()
+				require.Equal(t, tc.ends, ended, "%s: %v", tc.reason, err)
+				assert.Contains(t, w.status("a"), tc.says)
+				assert.Equal(t, !tc.ends, strings.Contains(w.status("a"), "; the earlier version stays in force"), tc.reason)
+				assert.InDelta(t, 1, testutil.ToFloat64(w.metrics.policies.WithLabelValues(stateNotReady)), 0, "an alert says that the edit has no effect")
+				if tc.ends {
+					return
 				}
-				close(hanging)
-				elapse(pace)
+				w.watches.on(func(context.Context, framework.Selection) error { return nil })
+				elapse(recheckInterval)
 				assert.Equal(t, map[string]int64{"a": 2}, w.used())
 				w.server.Put(withDriver("csi"))
 				elapse(binder.Settle + pace)
@@ -323,6 +349,37 @@ func TestBind_PolicyEdited(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A policy that was deleted and created again replaces the earlier one, also if one list shows both changes.
+func TestBind_PolicyRecreated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", allowAll))
+		again := policyOf(t, "a", rejectAll)
+		again.UID = "another"
+		w.server.Put(again)
+		elapse(recheckInterval)
+		assert.Equal(t, inForceText+"1 is in force", w.status("a"))
+		_, err := w.preFlight(w.bind())
+		require.Error(t, err)
+
+		w.watches.on(hang)
+		w.server.Put(policyOf(t, "a", onCSINode))
+		elapse(time.Second)
+		assert.Contains(t, w.passes(w.bind()).Wait.For, "its watch begins", "the earlier policy does not stay in force")
+	})
+}
+
+// An event that ends a rejection and a wait is not late.
+func TestBind_RejectsAndWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const csiNode = "resources: [{name: csinode, apiVersion: storage.k8s.io/v1, kind: CSINode, nameExpression: node.metadata.name}]\n"
+		w := newWorld(t, policyOf(t, "a", csiNode+`validations: [{expression: "resources.csinode != null"}]`), policyOf(t, "b", onCSINode))
+		began := time.Now()
+		time.AfterFunc(200*time.Millisecond, func() { w.server.Put(withDriver("csi")) })
+		require.Nil(t, w.cluster.Post(t.Context(), w.bind().Pod, "node-a").Err)
+		assert.LessOrEqual(t, time.Since(began), 200*time.Millisecond+pace)
+	})
 }
 
 func TestStatusDoesNotWake(t *testing.T) {

@@ -45,8 +45,9 @@ var errBegins = errors.New("its watch begins")
 type generation struct {
 	*v1alpha1.BindPolicy
 	cancel context.CancelFunc
-	// entry is guarded by the lock of the plugin.
-	entry *entry
+	// entry is in force. It can be that of an earlier generation. verdict is on this generation. The lock of the plugin guards both.
+	entry   *entry
+	verdict verdict
 }
 
 // isFor returns whether the generation is that of the policy.
@@ -134,7 +135,7 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 		b := new(list.Items[i]) // Not a pointer into the list, which would stay in memory.
 		ctx, cancel := context.WithCancel(ctx)
 		g := &generation{BindPolicy: b, cancel: cancel, entry: &entry{compiled: policy.Broken(b, policy.ErrPreparing)}}
-		if old != nil && old.entry.verdict.reason == v1alpha1.ReasonInForce {
+		if old != nil && old.UID == b.UID && old.entry.verdict.reason == v1alpha1.ReasonInForce {
 			g.entry = old.entry // Until put: otherwise, with failurePolicy Ignore, an edit would release the binds that wait.
 		}
 		p.latest[b.Name] = g
@@ -150,24 +151,45 @@ func (p *Plugin) list(ctx context.Context, work *sync.WaitGroup) {
 	p.apply()
 }
 
-// put replaces the entry of a generation, unless a newer generation has replaced it. An entry that is in force as before would only wake binds,
-// and one whose watches have not begun does not replace one that is in force.
+// keeps returns whether the entry of an earlier generation stays in force. One in mode Audit does not keep it: that is a way to stop a policy.
+func (g *generation) keeps(e *entry) bool {
+	return g.entry.verdict.reason == v1alpha1.ReasonInForce && g.entry.compiled != e.compiled &&
+		e.verdict.reason != v1alpha1.ReasonInForce && e.compiled.Err() == nil && g.Spec.Mode != v1alpha1.ModeAudit && !g.entry.lost(e)
+}
+
+// lost returns whether the API server rejects a watch of the entry, of which a later entry knows.
+func (e *entry) lost(later *entry) bool {
+	for r, err := range later.unwatched {
+		rejected := apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
+		for _, s := range e.reads {
+			if rejected && s.Name == later.reads[r].Name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// put sets the verdict on a generation, and replaces the entry that is in force, unless it keeps it, or a newer generation has replaced it. An entry
+// that is in force as before would only wake binds.
 func (p *Plugin) put(g *generation, e entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	unchanged := e.verdict.reason == v1alpha1.ReasonInForce && e.verdict.message == g.entry.verdict.message
-	early := e.verdict.reason == "" && g.entry.verdict.reason == v1alpha1.ReasonInForce
-	if p.latest[g.Name] != g || unchanged || early {
+	if p.latest[g.Name] != g {
 		return
 	}
-	if e.verdict.message != g.entry.verdict.message {
+	if e.verdict.message != g.verdict.message {
 		level := klog.Level(0)
 		if e.verdict.reason == v1alpha1.ReasonInForce {
 			level = 2
 		}
 		klog.V(level).InfoS("The state of a BindPolicy has changed", "policy", g.Name, "generation", g.Generation, "reason", e.verdict.reason, "message", e.verdict.message)
 	}
-	g.entry = &e
+	g.verdict = e.verdict
+	unchanged := e.verdict.reason == v1alpha1.ReasonInForce && g.entry.verdict.reason == v1alpha1.ReasonInForce && e.compiled == g.entry.compiled
+	if !unchanged && !g.keeps(&e) {
+		g.entry = &e
+	}
 	p.apply()
 }
 
@@ -180,7 +202,7 @@ func (p *Plugin) apply() {
 		for _, s := range e.reads {
 			used.Insert(s.Name)
 		}
-		if e.verdict.reason == v1alpha1.ReasonInForce {
+		if p.latest[name].verdict.reason == v1alpha1.ReasonInForce {
 			ready++
 		}
 	}
@@ -205,7 +227,7 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 	for next := p.h.Clock.Now(); ctx.Err() == nil; p.pause(ctx, checkInterval, nil) {
 		if now := p.h.Clock.Now(); !now.Before(next) && e.compiled.Err() == nil {
 			before := e.verdict.reason
-			p.watch(ctx, g.BindPolicy, &e)
+			p.watch(ctx, g, &e)
 			switch retry = min(max(2*retry, retryInterval), recheckInterval); e.verdict.reason {
 			case v1alpha1.ReasonInForce:
 				retry = 0
@@ -226,7 +248,7 @@ func (p *Plugin) prepare(ctx context.Context, g *generation) {
 func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled, err error) entry {
 	if err != nil {
 		message := strings.ReplaceAll(err.Error(), "\n", "; ")
-		return entry{compiled: policy.Broken(b, errors.New(message)), verdict: notReady(policy.Problems(err)[0].Reason, message, b.Spec.FailurePolicy)}
+		return entry{compiled: policy.Broken(b, errors.New(message)), verdict: verdict{reason: policy.Problems(err)[0].Reason, message: message + effect(b)}}
 	}
 	p.metrics.begin(b.Name, b.Spec.Mode == v1alpha1.ModeAudit)
 	e := entry{compiled: c, reads: map[*policy.Resource]*framework.Selection{}, unwatched: map[*policy.Resource]error{}}
@@ -237,7 +259,7 @@ func (p *Plugin) entryOf(b *v1alpha1.BindPolicy, c *policy.Compiled, err error) 
 }
 
 // watch begins the watches of an entry at the same time, or checks them. The verdict is about the first one that fails.
-func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
+func (p *Plugin) watch(ctx context.Context, g *generation, e *entry) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
 	all := e.compiled.Reads()
@@ -262,22 +284,29 @@ func (p *Plugin) watch(ctx context.Context, b *v1alpha1.BindPolicy, e *entry) {
 		reason, err := watchProblem(r.Kind.Kind, errs[i])
 		e.unwatched[r] = err
 		if first.reason == "" {
-			first = notReady(reason, r.Path+": "+err.Error(), b.Spec.FailurePolicy)
+			first = verdict{reason: reason, message: r.Path + ": " + err.Error()}
 		}
 	}
 	if first.reason == "" {
-		first = verdict{reason: v1alpha1.ReasonInForce, message: fmt.Sprintf("generation %d is in force", b.Generation), warnings: e.verdict.warnings}
+		e.verdict = verdict{reason: v1alpha1.ReasonInForce, message: fmt.Sprintf("generation %d is in force", g.Generation), warnings: e.verdict.warnings}
+		return
 	}
 	e.verdict = first
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if g.keeps(e) {
+		e.verdict.message += "; the earlier version stays in force"
+	} else {
+		e.verdict.message += effect(g.BindPolicy)
+	}
 }
 
-// notReady returns the verdict on a policy that cannot be evaluated.
-func notReady(reason, message string, follows v1alpha1.FailurePolicy) verdict {
-	effect := "the binds that it selects wait or are rejected (failurePolicy Fail)"
-	if follows == v1alpha1.FailurePolicyIgnore {
-		effect = "binds ignore it (failurePolicy Ignore)"
+// effect returns the end of the message about a policy that cannot be evaluated.
+func effect(b *v1alpha1.BindPolicy) string {
+	if b.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore {
+		return "; binds ignore it (failurePolicy Ignore)"
 	}
-	return verdict{reason: reason, message: message + "; " + effect}
+	return "; the binds that it selects wait or are rejected (failurePolicy Fail)"
 }
 
 // errOwn is about a resource in Prebind's namespace, whose objects must not decide about binds.
