@@ -112,8 +112,8 @@ func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) (
 func allocated(ctx context.Context, cached, live client.Reader, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
 	claim := &resourcev1.ResourceClaim{}
 	err := cached.Get(ctx, key, claim)
-	// With a reservation for this pod, the allocation is not an outdated one.
-	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, true) {
+	// With a reservation for this pod, the allocation is not an outdated one. A reservation for its PodGroup can be for an earlier one of this name.
+	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, false) {
 		return claim, nil
 	}
 	claim, err = framework.Get(ctx, live, &resourcev1.ResourceClaim{}, key.Namespace, key.Name)

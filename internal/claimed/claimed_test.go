@@ -38,6 +38,12 @@ func claim(name string, results ...resourcev1.DeviceRequestAllocationResult) *re
 	return c
 }
 
+// reservedForGroup returns the claim with a reservation for the PodGroup of the pod.
+func reservedForGroup(c *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
+	c.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "team", UID: "group-1"}}
+	return c
+}
+
 func stale(c *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
 	c.Status.ReservedFor = nil
 	return c
@@ -165,6 +171,13 @@ func TestDevices(t *testing.T) {
 			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
 			want:   []mutators.Device{device("a.gpu", "gpu-1")},
 		},
+		"EarlierGroup": {
+			reason: "a reservation for the PodGroup may be for an earlier one of this name",
+			claims: []corev1.PodResourceClaim{byName("a", "own")},
+			cached: []client.Object{reservedForGroup(claim("own", result("gpu", "gpu-0")))},
+			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
+			want:   []mutators.Device{device("a.gpu", "gpu-1")},
+		},
 		"Unknown": {
 			reason: "the error names the missing claim, and the others are returned",
 			claims: []corev1.PodResourceClaim{byName("a", "missing"), byName("b", "bare"), byTemplate, byName("c", "own")},
@@ -183,6 +196,7 @@ func TestDevices(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			pod := gen.Pod("web", gen.UID("pod-1"))
+			pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("team")}
 			pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses = tc.claims, tc.statuses
 			for _, o := range tc.cached {
 				_, err := Trim(o)

@@ -46,7 +46,9 @@ func (p *Plugin) decide(bc *framework.BindContext, refs []reference, all claims)
 		if take {
 			r.toTake = append(r.toTake, ref)
 		}
-		r.wait = first(r.wait, wait)
+		if r.wait.For == "" {
+			r.wait = wait
+		}
 	}
 	if len(missing) > 0 {
 		// Nothing is reserved for a pod that may wait long.
@@ -54,17 +56,6 @@ func (p *Plugin) decide(bc *framework.BindContext, refs []reference, all claims)
 		r.wait.Object, r.wait.For = framework.ObjectOf(bc.Pod), missing[0].missing()
 	}
 	return r, nil
-}
-
-// first returns the first of two waits. It ends when the first claim is rejected.
-func first(a, b framework.Wait) framework.Wait {
-	switch {
-	case a.For == "":
-		return b
-	case b.For != "" && b.Until.Before(a.Until):
-		a.Until = b.Until
-	}
-	return a
 }
 
 func noSuchClaim(namespace, name string) *framework.Error {
@@ -148,8 +139,8 @@ func schedulersOwn(pod *corev1.Pod, ref reference, claim *resourcev1.ResourceCla
 
 // conditions returns the wait for the binding conditions of an allocated claim (KEP-5007), or zero.
 // Like DynamicResources, it rejects the bind if a failure condition is true, or if the
-// timeout since the allocation has passed. Unlike DynamicResources, it checks the failure
-// conditions of all devices first.
+// timeout has passed. Unlike DynamicResources, it checks the failure conditions of all devices first, and counts from the first call: the time of
+// the allocation is that of another machine's clock.
 func (p *Plugin) conditions(bc *framework.BindContext, claim *resourcev1.ResourceClaim) (framework.Wait, error) {
 	wait := framework.Wait{Object: framework.ObjectOf(claim)}
 	for i := range claim.Status.Allocation.Devices.Results {
@@ -173,13 +164,9 @@ func (p *Plugin) conditions(bc *framework.BindContext, claim *resourcev1.Resourc
 	if wait.For == "" {
 		return framework.Wait{}, nil
 	}
-	since := bc.Since // The allocation has no timestamp.
-	if at := claim.Status.Allocation.AllocationTimestamp; at != nil {
-		since = at.Time
-	}
 	timeout := p.args.BindingTimeout.Duration
-	if wait.Until = since.Add(timeout); !bc.Now.Before(wait.Until) {
-		return wait, framework.Refuse(wait.Object, "allocated more than %s ago and still waiting for %s", timeout, wait.For).
+	if wait.Until = bc.Since.Add(timeout); !bc.Now.Before(wait.Until) {
+		return wait, framework.Refuse(wait.Object, "timed out after %s waiting for %s", timeout, wait.For).
 			Advise("check the driver, and allocate the claim again")
 	}
 	return wait, nil

@@ -135,7 +135,7 @@ func TestConditions(t *testing.T) {
 			claim:  []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")},
 		},
 		"Succeeded":     {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: waiting(says("gpu-0", yes))},
-		"SucceededLate": {reason: "true conditions count even after the timeout", claim: waiting(allocatedAt(now.Add(-time.Hour)), says("gpu-0", yes))},
+		"SucceededLate": {reason: "true conditions count even after the timeout", began: time.Hour, claim: waiting(says("gpu-0", yes))},
 		"Silent":        {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: waiting(), waits: "attached"},
 		"Half": {
 			reason: "all binding conditions must be true", waits: "programmed",
@@ -158,15 +158,10 @@ func TestConditions(t *testing.T) {
 			claim:  waiting(needs(nil, []string{"broken"}), says("gpu-0", statuses{"broken": "True"})),
 		},
 		"TimedOut": {
-			reason: "upstream bound-claim-with-timed-out-binding: the timeout starts with the allocation", refuse: "more than 10m0s ago",
-			claim: waiting(allocatedAt(now.Add(-timeout)), says("gpu-0", statuses{"attached": "True", "programmed": "False"})),
+			reason: "upstream bound-claim-with-timed-out-binding, from the first call: the clock of the scheduler does not count", refuse: "timed out after 10m0s", began: timeout,
+			claim: waiting(says("gpu-0", statuses{"attached": "True", "programmed": "False"})),
 		},
-		"InTime": {
-			reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", waits: "attached",
-			claim: waiting(allocatedAt(now.Add(10*time.Second - timeout))),
-		},
-		"NoTime":       {reason: "without an allocationTimestamp, the timeout starts with the bind", began: timeout - 1, claim: waiting(), waits: "attached"},
-		"NoTimeOver":   {reason: "the timeout of the bind has passed", began: timeout, claim: waiting(), refuse: "still waiting for"},
+		"InTime":       {reason: "upstream prebind-fail-with-binding-timeout: the timeout has not passed", began: timeout - 1, claim: waiting(), waits: "attached"},
 		"SecondDevice": {reason: "the conditions of every device must be true", claim: append(two, says("gpu-0", yes)), waits: "gpu-1"},
 		"SecondDeviceFailed": {
 			reason: "a failure is final even if the driver has not reported on another device", refuse: "gpu-1",
@@ -213,15 +208,14 @@ func TestDecide(t *testing.T) {
 
 func TestDecide_Waits(t *testing.T) {
 	all := claims{
-		"a": theClaim("a", allocated("node-a", "gpu-0")), "d": theClaim("d", waiting(allocatedAt(now))...),
-		"f": theClaim("f", waiting(allocatedAt(now.Add(-time.Minute)))...),
+		"a": theClaim("a", allocated("node-a", "gpu-0")), "d": theClaim("d", waiting()...),
 	}
-	bc := &framework.BindContext{Pod: thePod(uses("a", "d", "f")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
+	bc := &framework.BindContext{Pod: thePod(uses("a", "d")), Node: gen.Node("node-a"), Attempt: "here-1", Since: now, Now: now}
 	r, err := decideOn(bc, all)
 	require.NoError(t, err)
 	assert.Len(t, r.toTake, 1)
 	assert.Equal(t, claimObject("default", "d"), r.wait.Object)
-	assert.Equal(t, now.Add(timeout-time.Minute), r.wait.Until, "the wait ends when the first claim is rejected")
+	assert.Equal(t, now.Add(timeout), r.wait.Until)
 
 	bc.Pod = thePod(uses("a", "d"), template(""))
 	r, err = decideOn(bc, all)

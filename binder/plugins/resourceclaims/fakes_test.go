@@ -56,13 +56,6 @@ func allocated(node string, devices ...string) claimOption {
 	}
 }
 
-// allocatedAt sets the time of the allocation.
-func allocatedAt(at time.Time) claimOption {
-	return func(claim *resourcev1.ResourceClaim) {
-		claim.Status.Allocation.AllocationTimestamp = new(metav1.NewTime(at))
-	}
-}
-
 // needs sets the binding conditions of all devices.
 func needs(conditions, failures []string) claimOption {
 	return func(claim *resourcev1.ResourceClaim) {

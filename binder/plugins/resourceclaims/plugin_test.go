@@ -5,7 +5,6 @@ package resourceclaims
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -180,15 +179,9 @@ func TestReserve_LastPlace(t *testing.T) {
 
 // A dry run also shows that a device has failed before its claim is reserved, and PreBind reserves nothing.
 func TestPreFlight_FailedBeforeReservation(t *testing.T) {
-	for name, change := range map[string]claimOption{
-		"Failed":  says("gpu-0", map[string]metav1.ConditionStatus{"Broken": metav1.ConditionTrue}),
-		"Timeout": allocatedAt(time.Now().Add(-24 * time.Hour).Truncate(time.Second)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			pod := thePod(uses("c"))
-			s := newAPI(gen.Node("node-a"), pod, theClaim("c", allocated("node-a", "gpu-0"), needs([]string{"Ready"}, []string{"Broken"}), change))
-			_, err := newReplica(t, s).preFlight(t.Context(), bind(pod, "node-a", "here-1"))
-			assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
-		})
-	}
+	pod := thePod(uses("c"))
+	s := newAPI(gen.Node("node-a"), pod, theClaim("c", allocated("node-a", "gpu-0"), needs([]string{"Ready"}, []string{"Broken"}),
+		says("gpu-0", map[string]metav1.ConditionStatus{"Broken": metav1.ConditionTrue})))
+	_, err := newReplica(t, s).preFlight(t.Context(), bind(pod, "node-a", "here-1"))
+	assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 }

@@ -41,15 +41,15 @@ func Registration() framework.Registration {
 
 // Arguments of the plugin.
 type Arguments struct {
-	// BindingTimeout is the maximum time from the allocation of a claim until its binding
-	// conditions are true, like bindingTimeout in kube-scheduler's DynamicResourcesArgs.
+	// BindingTimeout is the maximum time from the first call until the binding conditions of a claim are true, like bindingTimeout in
+	// kube-scheduler's DynamicResourcesArgs, which counts from the allocation.
 	BindingTimeout metav1.Duration `json:"bindingTimeout"`
 }
 
 // AddFlags implements framework.Arguments.
 func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&a.BindingTimeout.Duration, "resource-claims-binding-timeout", a.BindingTimeout.Duration,
-		"Maximum time from the allocation of a ResourceClaim until its binding conditions are true.")
+		"Maximum time from the first call until the binding conditions of a ResourceClaim are true.")
 }
 
 // Validate implements framework.Arguments.

@@ -77,7 +77,8 @@ func (p *Plugin) releaseStep(ctx context.Context, m framework.Mark, name string)
 		}
 		at = podstate.Of(pod, m.PodUID, m.Node)
 	}
-	unused := at == podstate.Gone || at == podstate.Pending && !markedByOthers(claim, m.PodUID, m.Attempt)
+	// Of a pod that is gone, kube-controller-manager removes the reservation: it deallocates the claim only if it has removed the last one.
+	unused := at == podstate.Pending && !markedByOthers(claim, m.PodUID, m.Attempt)
 	// Another manager removes the reservation or uses it.
 	if unused && !reservedByOthers(claim, m.PodUID) {
 		return false, p.unreserve(ctx, m, claim)

@@ -62,6 +62,7 @@ var mutants = []mutant{
 	{"the task of a running pod ends with the bind", "internal/tasks/store.go", "if t.Spec.Retain == v1alpha1.RetainUntilBound {", "if t.Spec.Retain != \"\" {"},
 	{"the task of a bound pod is not confirmed", "internal/tasks/store.go", "return client.IgnoreNotFound(s.setAttempts(ctx, t, nil))", "return nil"},
 	{"the task of a running pod is tidied", "internal/tasks/store.go", "if !running.Has(t.Spec.Pod.UID) {", "if !running.Has(\"\") {"},
+	{"a reservation of a ResourceClaim stays", "binder/plugins/resourceclaims/release.go", "unused := at == podstate.Pending &&", "unused := false && at == podstate.Pending &&"},
 	{"the affinity of a volume does not matter", "binder/plugins/volumebinding/claims.go", "if err := volume.CheckNodeAffinity(here, s.node.Labels); err != nil {", "if err := volume.CheckNodeAffinity(here, s.node.Labels); false && err != nil {"},
 }
 
