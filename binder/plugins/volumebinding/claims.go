@@ -50,12 +50,12 @@ func (s snapshot) checkBound(u use) error {
 		return framework.Refuse(framework.ObjectOf(claim), "its PersistentVolume %s does not exist", claim.Spec.VolumeName).
 			Advise("restore the volume, or delete the claim")
 	}
-	if !volume.IsVolumeBoundToClaim(pv, claim) {
+	if !claimedBy(pv, claim) {
 		return framework.Refuse(framework.ObjectOf(claim), "the claimRef of its PersistentVolume %s does not name the claim", pv.Name).
 			Advise("correct the claimRef, or delete the claim")
 	}
-	if pv.Status.Phase == corev1.VolumeReleased { // The claim in the cache is outdated.
-		return framework.Refuse(framework.ObjectOf(pv), "the volume is Released, because the claim was deleted").
+	if phase := pv.Status.Phase; phase == corev1.VolumeReleased || phase == corev1.VolumeFailed { // The claim in the cache is outdated.
+		return framework.Refuse(framework.ObjectOf(pv), "the volume is %s, because the claim was deleted", phase).
 			Advise("create the claim again, or use another one")
 	}
 	return s.checkAffinity(pv)

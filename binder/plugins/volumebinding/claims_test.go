@@ -36,6 +36,18 @@ func TestDecideOnClaims(t *testing.T) {
 			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID("claim-0"))))},
 			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
 		},
+		"BoundVolumeOfDeletedClaim": {
+			reason:  "an administrator has removed the UID, so that another claim can use the volume",
+			objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim(gen.UID(""))))},
+			about:   "PersistentVolumeClaim default/data", says: "does not name the claim",
+		},
+		"BoundVolumeFailed": {
+			reason: "the PersistentVolume controller could not delete a released volume",
+			objects: []client.Object{
+				theClaim(gen.BoundToVolume("pv")), volumeNamed("pv", gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeFailed)),
+			},
+			about: "PersistentVolume pv", says: "the volume is Failed",
+		},
 		"BoundVolumeReleased": {
 			reason: "the PersistentVolume controller releases a volume if the claim with the UID in its claimRef does not exist",
 			objects: []client.Object{

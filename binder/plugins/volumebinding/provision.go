@@ -67,6 +67,14 @@ func publishesCapacity(driver *storagev1.CSIDriver) bool {
 // reachableFrom returns whether a node with these labels can use the capacity. Without a
 // topology, no node can.
 func reachableFrom(c *storagev1.CSIStorageCapacity, nodeLabels map[string]string) bool {
+	if c.NodeTopology == nil {
+		return false
+	}
+	for key, value := range c.NodeTopology.MatchLabels { // To parse the selector of each node's capacity would take milliseconds.
+		if nodeLabels[key] != value {
+			return false
+		}
+	}
 	selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
 	return err == nil && selector.Matches(labels.Set(nodeLabels))
 }
