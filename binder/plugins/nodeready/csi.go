@@ -99,12 +99,15 @@ func (c *csiVolumes) volumeOf(ctx context.Context, cache framework.Reader, names
 		return csiVolume{}, err
 	case claim != nil && claim.Spec.VolumeName != "":
 		pv, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", claim.Spec.VolumeName, volumes.Volumes)
-		if pv == nil {
+		switch {
+		case err != nil:
 			return csiVolume{}, err
+		case pv == nil: // The cache can be behind. The limit of this plugin is for the node.
+			return csiVolume{}, framework.NotYet(framework.Object{Kind: "PersistentVolume", Name: claim.Spec.VolumeName}, "the object to exist")
 		}
 		return csiVolume{driver: driverOf(pv, c.csiNode), persistent: true, volume: pv.Name}, nil
 	case claim == nil && ref.Ephemeral == nil:
-		return csiVolume{}, nil
+		return csiVolume{}, framework.NotYet(framework.Object{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: ref.Name}, "the object to exist")
 	case claim == nil:
 		claim = &corev1.PersistentVolumeClaim{Spec: ref.Ephemeral.Ephemeral.VolumeClaimTemplate.Spec}
 	}

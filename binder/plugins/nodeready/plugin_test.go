@@ -199,7 +199,6 @@ func TestPreFlight(t *testing.T) {
 		"Unknown":           {reason: "the name of the driver can be wrong", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: bound, waits: waitsForDriver + " (no CSIDriver object has this name)"},
 		"Twice":             {reason: "the message names a driver once", pod: []gen.PodOption{gen.UsesClaim("data"), gen.UsesClaim("more")}, objects: with(bound, known, gen.Claim("more", gen.BoundToVolume("pv-1"))), waits: waitsForDriver},
 		"OnlyOtherChecks":   {reason: "the check is off", args: only(defaults(), checkLimits), pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(bound, known)},
-		"NoClaim":           {reason: "volumebinding handles missing claims", pod: []gen.PodOption{gen.UsesClaim("data")}},
 		"NotCSI":            {reason: "a local volume needs no driver", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], gen.Volume("pv-1")}},
 		"Provisioned":       {reason: "the class names a driver that exists", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: with(unbound, known), waits: waitsForDriver},
 		"NoDriver":          {reason: "the provisioner never registers", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: unbound},
@@ -352,6 +351,18 @@ func requires(key, value string) func(*corev1.PodSpec) {
 		s.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}}},
 		}}}
+	}
+}
+
+// Their watches can be late. The limit of the plugin does not count.
+func TestPreFlight_NotCached(t *testing.T) {
+	for name, object := range map[string]client.Object{"claim": csiVolumeNamed("pv-1", "data"), "volume": gen.Claim("data", gen.BoundToVolume("pv-1"))} {
+		pod, node := gen.Pod("web", gen.UsesClaim("data")), theNode()
+		c := cluster(t, nil, pod, node, object)
+		bc := c.Context(pod, node)
+		bc.Since = bc.Now.Add(-time.Hour)
+		_, err := c.PreFlight(t.Context(), bc)
+		assert.True(t, frameworktest.IsKind(err, framework.KindWait), "%s: %v", name, err)
 	}
 }
 
