@@ -95,7 +95,7 @@ func TestConfiguration_Problems(t *testing.T) {
 			reason: "all invalid values are reported together", content: "budgets:\n  hold: 0s\nprebindPlugins: [volumes]\narguments:\n  resource-claims:\n    bindingTimeout: 0s\n",
 			want: []string{
 				`FILE: budgets.hold: Invalid value: "0s": must be positive`,
-				`FILE: prebindPlugins: Invalid value: "volumes": unknown PreBind plugin "volumes": must be one of announce, node-state, policy, start-limit, device, resource-claims, volumebinding, node-ready`,
+				`FILE: prebindPlugins: Invalid value: "volumes": unknown PreBind plugin "volumes": must be one of announce, node-state, start-limit, device, resource-claims, policy, volumebinding, node-ready`,
 				`FILE: arguments.resource-claims.bindingTimeout: Invalid value: "0s": must be positive`,
 			},
 		},
@@ -154,7 +154,7 @@ func TestConfigCommands(t *testing.T) {
 	file := fileWith(t, example)
 	out, err := run(t, "config", "check", file)
 	require.NoError(t, err, "the example is valid")
-	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins node-state, policy, device, resource-claims, volumebinding\n", out)
+	assert.Equal(t, file+" is valid: mode Enforce, mutators topology, PreBind plugins node-state, device, resource-claims, policy, volumebinding\n", out)
 	printed, err := completed(t, "--config="+file)
 	require.NoError(t, err)
 	defaults, err := completed(t)

@@ -32,16 +32,16 @@ func RegisteredMutators() []mutators.Registration {
 }
 
 // RegisteredPlugins returns the PreBind plugins of Prebind in the order in which they run:
-// first announce, which accompanies the others, then those that only read, later those that cannot
-// roll back. node-ready reads the claims after volumebinding: a claim that is bound in the meantime needs its driver.
+// first announce, which accompanies the others, then those that only read, then those whose writes can show that the bind is rejected, later
+// those that cannot roll back. node-ready reads the claims after volumebinding: a claim that is bound in the meantime needs its driver.
 func RegisteredPlugins() []framework.Registration {
 	return []framework.Registration{
 		announce.Registration(),
 		nodestate.Registration(),
-		policy.Registration(),
 		startlimit.Registration(),
 		device.Registration(),
 		resourceclaims.Registration(),
+		policy.Registration(),
 		volumebinding.Registration(),
 		nodeready.Registration(),
 	}

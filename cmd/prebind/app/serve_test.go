@@ -203,7 +203,7 @@ func TestRegistry(t *testing.T) {
 		order = append(order, p.Name)
 		assert.NotContains(t, p.Watches, nil)
 	}
-	assert.Equal(t, []string{"announce", "node-state", "policy", "start-limit", "device", "resource-claims", "volumebinding", "node-ready"}, order,
-		"announce starts before the waits of the others, plugins that cannot roll back come late, and node-ready reads the claims after volumebinding")
-	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins node-state, policy, device, resource-claims, volumebinding", c.Summary())
+	assert.Equal(t, []string{"announce", "node-state", "start-limit", "device", "resource-claims", "policy", "volumebinding", "node-ready"}, order,
+		"announce starts before the waits of the others, a rejection of device prevents tasks, plugins that cannot roll back come late, and node-ready reads the claims after volumebinding")
+	assert.Equal(t, "mode Enforce, mutators topology, PreBind plugins node-state, device, resource-claims, policy, volumebinding", c.Summary())
 }
