@@ -93,7 +93,7 @@ func TestPolicyHandler(t *testing.T) {
 // The leader copies the CA bundle, however it got into the webhook configuration for Bindings.
 func TestTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		bindings := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: bindingWebhooks}, Webhooks: []admissionregistrationv1.MutatingWebhook{{
+		bindings := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "bindings"}, Webhooks: []admissionregistrationv1.MutatingWebhook{{
 			Name: "pods-binding.prebind.dev", ClientConfig: admissionregistrationv1.WebhookClientConfig{CABundle: []byte("ca")},
 		}}}
 		policies := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: policyWebhooks}, Webhooks: []admissionregistrationv1.ValidatingWebhook{{Name: "bindpolicies.prebind.dev"}}}
@@ -101,7 +101,7 @@ func TestTrust(t *testing.T) {
 		api, leads := server.Connect(), atomic.Bool{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var done sync.WaitGroup
-		done.Go(func() { (&Trust{Reader: api, Writer: api, Leads: leads.Load}).Run(ctx) })
+		done.Go(func() { (&Trust{Reader: api, Writer: api, Leads: leads.Load, From: "bindings"}).Run(ctx) })
 		defer func() { cancel(); done.Wait() }()
 		elapse := func(d time.Duration) {
 			<-time.After(d)

@@ -16,9 +16,8 @@ import (
 )
 
 const (
-	// bindingWebhooks and policyWebhooks are the names of the webhook configurations for Bindings and for BindPolicies.
-	bindingWebhooks = "prebind"
-	policyWebhooks  = "prebind-policy"
+	// policyWebhooks is the name of the webhook configuration for BindPolicies.
+	policyWebhooks = "prebind-policy"
 	// trustInterval is the time after which the leader compares their CA bundles.
 	trustInterval = 5 * time.Second
 )
@@ -30,6 +29,8 @@ type Trust struct {
 	Reader client.Reader
 	Writer client.Writer
 	Leads  func() bool
+	// From is the name of the webhook configuration for Bindings.
+	From string
 }
 
 // Run copies the bundle until the context ends.
@@ -55,7 +56,7 @@ func (t *Trust) copyBundle(ctx context.Context) error {
 		return err
 	}
 	from := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := t.Reader.Get(ctx, client.ObjectKey{Name: bindingWebhooks}, from); err != nil {
+	if err := t.Reader.Get(ctx, client.ObjectKey{Name: t.From}, from); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	// A configuration that was just applied again, as after break glass, has no bundle. The copy of the earlier one is still valid.

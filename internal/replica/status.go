@@ -45,6 +45,8 @@ type Status struct {
 	Mode   string `json:"mode"`
 	// Problem is why the replica is not ready; empty if it is.
 	Problem string `json:"problem,omitempty"`
+	// Lacks is the permission or kind that a ready replica has lost, so that it decides from old objects.
+	Lacks string `json:"lacks,omitempty"`
 	// Attempts are the numbers of attempts in progress, by phase.
 	Attempts map[string]int `json:"attempts"`
 	Holds    int            `json:"holds"`
@@ -63,7 +65,7 @@ type Status struct {
 // Encode returns the JSON of the status, with the problem shortened and as many of the
 // attempts as fit into MaxStatus. The attempts are given oldest first.
 func (s Status) Encode(all []work.InFlight) (string, error) {
-	s.Problem = text.Clip(s.Problem, maxText)
+	s.Problem, s.Lacks = text.Clip(s.Problem, maxText), text.Clip(s.Lacks, maxText)
 	s.LeftOut = len(all) // The longest number that is possible.
 	rest, err := json.Marshal(s)
 	if err != nil {

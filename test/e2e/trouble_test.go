@@ -132,6 +132,10 @@ func TestMissingPermission(t *testing.T) {
 		assert.Greater(c, logged(), before)
 	}, patience, again)
 	b.untilReadyz(l, http.StatusOK, "ok")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		out, _, _ := b.command("status", "--prebind-namespace="+b.ns, "-o=json")
+		assert.Contains(c, out, "PreBind plugin volumebinding: the service account lacks a permission", "its old objects decide")
+	}, patience, again)
 	assert.NoError(t, l.Err(), "the replica should keep running")
 }
 

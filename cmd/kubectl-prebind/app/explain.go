@@ -53,13 +53,13 @@ type explainOptions struct {
 	client      cli.Client
 	own         string
 	node        string
-	annotations map[string]string
+	annotations annotations
 	output      format
 	clock       clock.PassiveClock
 }
 
 func newExplainCommand() *cobra.Command {
-	o := &explainOptions{clock: clock.RealClock{}}
+	o := &explainOptions{clock: clock.RealClock{}, annotations: annotations{}}
 	cmd := &cobra.Command{
 		Use:   "explain POD",
 		Short: "Show whether a pod could be bound to a node",
@@ -88,11 +88,30 @@ cannot reach Prebind.`,
 	fs := cmd.Flags()
 	fs.StringVar(&o.node, "node", "", "Node of the bind. By default, the node that the scheduler has chosen last.")
 	addOwnFlag(fs, &o.own)
-	fs.StringToStringVar(&o.annotations, "annotation", nil, "Annotations of the Binding, as key=value: those that a scheduler would set.")
+	fs.Var(o.annotations, "annotation", "Annotation of the Binding, as `key=value`: one that a scheduler would set. Repeat the flag for others.")
 	o.output.addFlag(fs)
 	o.client.AddFlags(fs)
 	return cmd
 }
+
+// annotations is a pflag.Value. Unlike a map of pflag, it does not split values at commas, which lists of devices and selectors contain.
+type annotations map[string]string
+
+// String implements pflag.Value.
+func (annotations) String() string { return "" }
+
+// Set implements pflag.Value.
+func (a annotations) Set(s string) error {
+	key, value, ok := strings.Cut(s, "=")
+	if !ok {
+		return fmt.Errorf("must be key=value, got %q", s)
+	}
+	a[key] = value
+	return nil
+}
+
+// Type implements pflag.Value.
+func (annotations) Type() string { return "stringToString" }
 
 // report is the output of explain. Its JSON is stable.
 type report struct {

@@ -243,3 +243,11 @@ annotation   k     a?[2J Bind of pod shop/web to node b: would be bound
 	require.NoError(t, formatJSON.write(&out, r, r.textBound))
 	assert.Contains(t, out.String(), `a\u001b[2J\n`)
 }
+
+func TestAnnotations(t *testing.T) {
+	cmd := newExplainCommand()
+	const value = "gpu.example.com/driver=550,!maintenance"
+	require.NoError(t, cmd.ParseFlags([]string{"--annotation=node-state.prebind.dev/expect=" + value, "--annotation=device.prebind.dev/gpu=GPU-1,GPU-2"}))
+	assert.Equal(t, annotations{"node-state.prebind.dev/expect": value, "device.prebind.dev/gpu": "GPU-1,GPU-2"}, cmd.Flag("annotation").Value)
+	require.ErrorContains(t, cmd.ParseFlags([]string{"--annotation=x"}), `must be key=value, got "x"`)
+}

@@ -92,6 +92,11 @@ func findings(ctx context.Context, client kubernetes.Interface, own string, all 
 	case !reached.answered && heard && len(found) == len(all) && r.failurePolicy == admissionregistrationv1.Fail:
 		found = slices.Insert(found, 0, "no replica is ready. If this stays for ten seconds, the time between two reports, no pod outside the exempt namespaces is bound; "+glass)
 	}
+	for _, s := range all {
+		if s.Lacks != "" {
+			found = append(found, "replica "+s.Replica+" decides from old objects: "+s.Lacks)
+		}
+	}
 	broken, audited := policiesOf(ctx, client)
 	settled := len(found) == 0 && !slices.ContainsFunc(all, func(s replica.Status) bool { return s.Version != all[0].Version || s.Config != all[0].Config })
 	found = append(found, nextStep(r, all, settled, reached, len(broken) > 0)...)

@@ -171,6 +171,7 @@ func TestFindings(t *testing.T) {
 		"None":                {reason: "there is no work"},
 		"NotReady":            {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, draining}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
 		"NoneReady":           {reason: "a replica reports it, and the other is silent", replicas: []replica.Status{draining, silent}, want: []string{"[no replica is ready. If this stays", "kubectl delete mutatingwebhookconfiguration ours", "unknown: no report for 60m"}},
+		"Lacks":               {reason: "the replicas serve, but from old objects", replicas: []replica.Status{changed(func(s *replica.Status) { s.Lacks = "role is missing" })}, want: []string{"[replica aaa decides from old objects: role is missing"}},
 		"Silent":              {reason: "the clock of this computer can be ahead", replicas: []replica.Status{silent, silent}, want: []string{"[replica aaa is not ready: unknown: no report for 60m"}},
 		"Elsewhere":           {reason: "the replicas in the namespace of the flag are not those of the webhook", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, want: []string{"[MutatingWebhookConfiguration ours calls Prebind in namespace other: use --prebind-namespace=other]"}},
 		"ElsewhereDead":       {reason: "the error shows that no pod is bound", path: webhooksPath, items: elsewhere, replicas: []replica.Status{}, reached: reach{failure: "no endpoints"}, want: []string{"[no endpoints. With"}},

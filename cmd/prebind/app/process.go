@@ -196,6 +196,8 @@ func (p *process) status() (string, error) {
 	}
 	if err := p.ready.Probe(); err != nil {
 		s.Problem = err.Error()
+	} else if err := p.assembly.Denied(); err != nil { // It stays ready: other replicas have lost the permission too.
+		s.Lacks = err.Error()
 	}
 	return s.Encode(p.engine.InFlight())
 }
@@ -220,7 +222,7 @@ func (p *process) buildServers() error {
 	server.Register(webhook.Path, webhook.OnlyFrom(p.o.certificates.ClientNames, p.recorder.Handler(handler)))
 	policies := webhook.NewPolicyHandler(p.policyCompiler())
 	server.Register(webhook.PolicyPath, webhook.OnlyFrom(p.o.certificates.ClientNames, policies))
-	trust := &webhook.Trust{Reader: p.assembly.GetAPIReader(), Writer: p.assembly.GetClient(), Leads: p.replicas.Leads}
+	trust := &webhook.Trust{Reader: p.assembly.GetAPIReader(), Writer: p.assembly.GetClient(), Leads: p.replicas.Leads, From: p.o.certificates.WebhookConfiguration}
 	scrapes := http.NewServeMux()
 	scrapes.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: maxScrapes}))
 	all := []manager.Runnable{p.certs, server, always(trust.Run)}
