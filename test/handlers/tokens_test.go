@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -39,11 +40,14 @@ func TestTokens(t *testing.T) {
 	changes, err := tasks.Watch(t.Context(), &v1alpha1.BindTaskList{}, client.MatchingFields{"spec.handler": tokens})
 	require.NoError(t, err)
 	defer changes.Stop()
+	for _, pool := range []string{"licenses", "other"} {
+		require.NoError(t, tasks.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tokens-" + pool}}))
+	}
 	for i := range all {
 		wantToken(t, fmt.Sprintf("license-%d", i), "licenses")
 	}
 	wantToken(t, "other-pool", "other")
-	wantToken(t, "invalid", "No Pool")
+	wantToken(t, "invalid", "missing")
 	until(t, "other-pool", is(v1alpha1.TaskReady))
 	assert.Equal(t, "InvalidPool", until(t, "invalid", is(v1alpha1.TaskFailed)).Condition(v1alpha1.TaskFailed).Reason)
 	remove(t, "other-pool")

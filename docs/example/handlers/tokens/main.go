@@ -5,8 +5,8 @@
 // name. A pod gets a token before it is bound. The BindTask holds it: with retain WhilePodRuns, the token is free again when the pod has
 // ended.
 //
-// A pool is a ConfigMap with the UIDs of the BindTasks that hold its tokens. Every write is a compare-and-swap, so a crash at any time never leads to
-// more tokens than --limit. If you remove the finalizer of a BindTask by force, also remove its UID.
+// A pool is a ConfigMap tokens-POOL with the UIDs of the BindTasks that hold its tokens. You create it: users must not add pools. Every write is a
+// compare-and-swap, so a crash at any time never leads to more tokens than --limit. If you remove the finalizer of a BindTask by force, also remove its UID.
 package main
 
 import (
@@ -20,10 +20,8 @@ import (
 	"syscall"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -66,16 +64,8 @@ type tokens struct {
 	limit int
 }
 
-// valid returns whether the parameter pool can be a part of the name of a ConfigMap.
-func valid(task *handler.Task) bool {
-	return len(validation.IsDNS1123Label(task.Parameters["pool"])) == 0
-}
-
 // take gives the task a token, unless it holds one.
 func (t *tokens) take(ctx context.Context, task *handler.Task) (handler.Result, error) {
-	if !valid(task) {
-		return handler.Failed("InvalidPool", "the parameter pool must consist of lower-case letters, digits and '-'"), nil
-	}
 	holds := false
 	err := t.change(ctx, task, func(holders map[string]string) {
 		_, holds = holders[string(task.UID)]
@@ -84,6 +74,9 @@ func (t *tokens) take(ctx context.Context, task *handler.Task) (handler.Result, 
 			holders[string(task.UID)], holds = task.Pod.Namespace+"_"+task.Pod.Name, true
 		}
 	})
+	if apierrors.IsNotFound(err) {
+		return handler.Failed("InvalidPool", fmt.Sprintf("the pool %s does not exist", task.Parameters["pool"])), nil
+	}
 	if err == nil && !holds {
 		return handler.Waiting(fmt.Sprintf("one of the %d tokens of pool %s", t.limit, task.Parameters["pool"]), time.Second), nil
 	}
@@ -92,22 +85,18 @@ func (t *tokens) take(ctx context.Context, task *handler.Task) (handler.Result, 
 
 // release takes the token back, if the task holds one.
 func (t *tokens) release(ctx context.Context, task *handler.Task) error {
-	if !valid(task) {
+	err := t.change(ctx, task, func(holders map[string]string) { delete(holders, string(task.UID)) })
+	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	return t.change(ctx, task, func(holders map[string]string) { delete(holders, string(task.UID)) })
+	return err
 }
 
 // change changes the holders of the pool. It repeats the change if another client was faster.
 func (t *tokens) change(ctx context.Context, task *handler.Task, change func(holders map[string]string)) error {
 	poolName := "tokens-" + task.Parameters["pool"]
-	faster := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
-	return retry.OnError(retry.DefaultRetry, faster, func() error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		pool, err := t.pools.Get(ctx, poolName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			empty := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: poolName}}
-			pool, err = t.pools.Create(ctx, empty, metav1.CreateOptions{})
-		}
 		if err != nil {
 			return err
 		}
