@@ -54,45 +54,44 @@ func render(ctx context.Context, root, chart string, args ...string) ([]byte, er
 
 // renderChart writes the objects of the chart, those that Helm keeps, and those of its pre-delete hook to a file each.
 func (p *Prebind) renderChart(ctx context.Context) error {
-	args := []string{"--namespace=" + Namespace, "--set=createNamespace=true"}
+	args := []string{"--namespace=" + Namespace}
 	for _, v := range p.o.Values {
 		args = append(args, "--set="+v)
 	}
-	rendered, err := render(ctx, p.root, p.o.Chart, args...)
-	if err != nil {
-		return err
-	}
 	var objects, kept, hook bytes.Buffer
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(rendered)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for _, hooks := range []bool{false, true} {
+		// With the Namespace, as for `kubectl apply`, the output has no hook.
+		rendered, err := render(ctx, p.root, p.o.Chart, append(args, fmt.Sprintf("--set=createNamespace=%t", !hooks))...)
 		if err != nil {
-			return fmt.Errorf("reading what the chart renders: %w", err)
+			return err
 		}
-		var o unstructured.Unstructured
-		if err := yaml.Unmarshal(document, &o.Object); err != nil {
-			return fmt.Errorf("reading what the chart renders: %w", err)
-		}
-		to := &objects
-		switch {
-		case o.GetAnnotations()[policyAnnotation] == keep:
-			to = &kept
-		case o.GetAnnotations()[hookAnnotation] == "":
-		case o.GetAnnotations()[hookAnnotation] == preDelete:
-			to = &hook
-			if o.GetKind() == "Job" {
-				p.preDelete = &batchv1.Job{}
-				if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, p.preDelete); err != nil {
-					return fmt.Errorf("reading the Job of the pre-delete hook: %w", err)
-				}
+		documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(rendered)))
+		for {
+			document, err := documents.Read()
+			if errors.Is(err, io.EOF) {
+				break
 			}
-		default:
-			return fmt.Errorf("unsupported hook %s in the chart", o.GetAnnotations()[hookAnnotation])
+			var o unstructured.Unstructured
+			if err := errors.Join(err, yaml.Unmarshal(document, &o.Object)); err != nil {
+				return fmt.Errorf("reading what the chart renders: %w", err)
+			}
+			to := &objects
+			switch {
+			case hooks != (o.GetAnnotations()[hookAnnotation] == preDelete):
+				continue
+			case hooks:
+				to = &hook
+				if o.GetKind() == "Job" {
+					p.preDelete = &batchv1.Job{}
+					if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, p.preDelete); err != nil {
+						return fmt.Errorf("reading the Job of the pre-delete hook: %w", err)
+					}
+				}
+			case o.GetAnnotations()[policyAnnotation] == keep:
+				to = &kept
+			}
+			fmt.Fprintf(to, "---\n%s", document)
 		}
-		fmt.Fprintf(to, "---\n%s", document)
 	}
 	if err := os.MkdirAll(p.file(""), 0o700); err != nil {
 		return err
