@@ -48,8 +48,6 @@ type world struct {
 	// late contains the changes that the cache lacks, if it is lagging.
 	lagging bool
 	late    []func()
-	// indexed is how much later than the cache the index of free volumes is.
-	indexed time.Duration
 }
 
 // maxResponse is the maximum size of a page of pods, and largestPod that of a pod, which the API server limits.
@@ -80,17 +78,11 @@ func (w *world) changed(o client.Object, deleted bool) {
 			w.cache.Put(seen)
 		}
 		w.hub.Wake(o)
-		if !volume {
-			return
-		}
-		index := func() { w.free.OnUpdate(nil, o) }
-		if deleted {
-			index = func() { w.free.OnDelete(o) }
-		}
-		if w.indexed > 0 {
-			time.AfterFunc(w.indexed, index)
-		} else {
-			index()
+		switch {
+		case volume && deleted:
+			w.free.OnDelete(o)
+		case volume:
+			w.free.OnUpdate(nil, o)
 		}
 	}
 	w.mu.Lock()

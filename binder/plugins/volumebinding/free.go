@@ -67,15 +67,9 @@ func (f *FreeVolumes) OnDelete(object any) {
 	}
 }
 
-// isFree returns whether a claim can be matched with the volume, now or when the volume is
-// available. FindMatchingVolume accepts other volumes only if they name the claim.
+// isFree returns whether a claim can be matched with the volume. FindMatchingVolume accepts other volumes only if they name the claim.
 func isFree(pv *corev1.PersistentVolume) bool {
-	return pv.Spec.ClaimRef == nil && pv.DeletionTimestamp == nil && (pv.Status.Phase == corev1.VolumeAvailable || isPending(pv))
-}
-
-// isPending returns whether the PersistentVolume controller has not handled the volume yet.
-func isPending(pv *corev1.PersistentVolume) bool {
-	return pv.Status.Phase == corev1.VolumePending || pv.Status.Phase == ""
+	return pv.Spec.ClaimRef == nil && pv.DeletionTimestamp == nil && pv.Status.Phase == corev1.VolumeAvailable
 }
 
 // replace replaces the volume with the name, or removes it if pv is nil.

@@ -83,7 +83,7 @@ func TestSmallest_FindsTheSameVolumeAsUpstream(t *testing.T) {
 			taken := map[string]*corev1.PersistentVolume{}
 			for range 4 {
 				want := s.among(t, all, claim, taken)
-				got, err := s.smallest(u, taken, false)
+				got, err := s.smallest(u, taken)
 				require.NoError(t, err)
 				if want == "" {
 					require.Nil(t, got, "seed %d", seed)

@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"context"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -13,13 +12,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder"
-	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -105,48 +101,18 @@ func TestBind_TwoPodsOneVolume(t *testing.T) {
 	}
 }
 
-// TestBind_VolumeBecomesAvailable: the PersistentVolume controller has not handled the volume yet.
+// TestBind_VolumeBecomesAvailable: the PersistentVolume controller has not handled the volume yet. A rejection waits a second for the cache.
 func TestBind_VolumeBecomesAvailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inStatic := gen.VolumeOfClass("static")
 		w := newWorld(thePod(), theNode(), theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending)))
 		outcome := start(t, newReplica(t, w), thePod())
-		<-time.After(3 * time.Second)
+		<-time.After(time.Second / 2)
 		require.Empty(t, w.patches)
-		w.indexed = time.Second / 2
 		w.put(volumeNamed("pv", inStatic, gen.Version("30")))
 		<-time.After(time.Second)
-		require.Equal(t, 1, w.applied, "the change of the index wakes the bind")
+		require.Equal(t, 1, w.applied)
 		w.complete(theClaim(), "pv")
 		require.Nil(t, (<-outcome).Err)
-	})
-}
-
-// atSecondPass calls the function when the second pass reads the CSINode, after it has read the index of free volumes.
-type atSecondPass struct {
-	framework.Reader
-	passes int
-	call   func()
-}
-
-func (r *atSecondPass) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	if _, ok := into.(*storagev1.CSINode); ok {
-		if r.passes++; r.passes == 2 {
-			r.call()
-		}
-	}
-	return r.Reader.Get(ctx, key, into, opts...)
-}
-
-// A volume that becomes available while the pass is made does not wake the bind.
-func TestBind_VolumeChangesDuringPass(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		inStatic := gen.VolumeOfClass("static")
-		w := newWorld(thePod(), theNode(), theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending)))
-		w.cached = &atSecondPass{Reader: w.cached, call: func() { w.put(volumeNamed("pv", inStatic, gen.Version("30"))) }}
-		outcome := start(t, newReplica(t, w), thePod())
-		<-time.After(2 * again)
-		assert.Equal(t, 1, w.applied)
-		<-outcome
 	})
 }

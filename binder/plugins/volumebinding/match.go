@@ -42,15 +42,8 @@ func (s snapshot) match(ctx context.Context, unbound []use, p *plan) error {
 		p.static = append(p.static, match{claim: u.claim, volume: pv})
 	}
 	for _, u := range provisioned {
-		err := s.checkProvision(u)
-		if err == nil {
-			continue
-		}
-		if p.pending = s.pending(u, used); p.pending == nil {
+		if err := s.checkProvision(u); err != nil {
 			return err
-		}
-		p.wait = framework.Wait{
-			Object: framework.ObjectOf(p.pending), For: "the PersistentVolume controller to make the volume available for " + describe(u.claim),
 		}
 	}
 	return nil
@@ -92,7 +85,7 @@ func (s snapshot) find(u use, used taken) (*corev1.PersistentVolume, error) {
 		return pv, s.checkAffinity(pv)
 	}
 	if err == nil {
-		pv, err = s.smallest(u, used, false)
+		pv, err = s.smallest(u, used)
 	}
 	if err != nil {
 		return nil, framework.Refuse(framework.ObjectOf(u.claim), "cannot match a volume: %v", err).Because(err).Advise("correct the claim")
@@ -100,23 +93,10 @@ func (s snapshot) find(u use, used taken) (*corev1.PersistentVolume, error) {
 	return pv, nil
 }
 
-// pending returns a matching volume that is not available yet, or nil.
-func (s snapshot) pending(u use, used taken) *corev1.PersistentVolume {
-	if begun(u.claim) {
-		return nil
-	}
-	pv, err := s.smallest(u, used, true)
-	if err != nil {
-		return nil
-	}
-	return pv
-}
-
 // smallest returns the volume that FindMatchingVolume would find for the claim among all
 // available volumes of its class, ordered by name, or nil: the smallest that fits, and the first
-// by name among equals. With pending, it matches the volumes that are not available yet. Usually the
-// first volume that is large enough fits.
-func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.PersistentVolume, err error) {
+// by name among equals. Usually the first volume that is large enough fits.
+func (s snapshot) smallest(u use, used taken) (best *corev1.PersistentVolume, err error) {
 	selector, claim := labels.Everything(), *u.claim
 	if claim.Spec.Selector != nil { // Parsing it for each volume can need seconds: a tenant can write thousands of values.
 		if selector, err = metav1.LabelSelectorAsSelector(claim.Spec.Selector); err != nil {
@@ -131,7 +111,7 @@ func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.Persis
 			if best != nil && before(best, pv) {
 				return false
 			}
-			fits := used[pv.Name] == nil && isPending(pv) == pending && volume.CheckAccessModes(&claim, pv) &&
+			fits := used[pv.Name] == nil && volume.CheckAccessModes(&claim, pv) &&
 				selector.Matches(labels.Set(pv.Labels)) && s.fits(pv, &claim) // The affinity is the most expensive check.
 			if fits {
 				best = pv
@@ -142,14 +122,12 @@ func (s snapshot) smallest(u use, used taken, pending bool) (best *corev1.Persis
 	return best, nil
 }
 
-// fits returns whether the claim can use the free volume on this node, when the volume is available.
+// fits returns whether the claim can use the free volume on this node.
 func (s snapshot) fits(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	here, err := s.onNode(pv)
 	if err != nil {
 		return false // Another volume can fit.
 	}
-	available := *here
-	available.Status.Phase = corev1.VolumeAvailable
-	found, err := volume.FindMatchingVolume(claim, []*corev1.PersistentVolume{&available}, s.node, nil, true, true)
+	found, err := volume.FindMatchingVolume(claim, []*corev1.PersistentVolume{here}, s.node, nil, true, true)
 	return found != nil && err == nil
 }

@@ -72,7 +72,7 @@ func TestMatch_ChecksCheapConditionsFirst(t *testing.T) {
 			}
 			s, u := snapshot{node: theNode()}, use{claim: claim, free: free.of("local", "node-a")}
 			return testing.AllocsPerRun(5, func() {
-				pv, err := s.smallest(u, taken{}, false)
+				pv, err := s.smallest(u, taken{})
 				require.NoError(t, err)
 				require.Nil(t, pv)
 			})

@@ -48,9 +48,8 @@ type use struct {
 
 // plan contains the writes and the waits for the claims of a pod.
 type plan struct {
-	// wait is a wait that comes before all writes, or zero. pending is the volume of the index for which it waits, or nil.
-	wait    framework.Wait
-	pending *corev1.PersistentVolume
+	// wait is a wait that comes before all writes, or zero.
+	wait framework.Wait
 	// exclusive contains the ReadWriteOncePod claims by UID. All binds reserve them in this order, so
 	// that two binds with two claims never wait for each other.
 	exclusive []reservation
@@ -66,18 +65,6 @@ type plan struct {
 type match struct {
 	claim  *corev1.PersistentVolumeClaim
 	volume *corev1.PersistentVolume
-}
-
-// watched returns the volumes of the index of free volumes on which the plan depends.
-func (p plan) watched() []*corev1.PersistentVolume {
-	var all []*corev1.PersistentVolume
-	if p.pending != nil {
-		all = append(all, p.pending)
-	}
-	for _, m := range p.static {
-		all = append(all, m.volume)
-	}
-	return all
 }
 
 // by names the provisioner of the claim's volume if it is known.

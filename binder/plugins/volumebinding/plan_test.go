@@ -134,13 +134,8 @@ func TestDecideOnVolumes(t *testing.T) {
 			about: "PersistentVolumeClaim default/data", says: "static",
 		},
 		"StaticPending": {
-			reason:  "the volume was just created",
+			reason:  "the volume was just created, and becomes available before the rejection",
 			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.VolumePhase(corev1.VolumePending))},
-			wait:    "PersistentVolume pv: the PersistentVolume controller to make the volume available for claim default/data",
-		},
-		"StaticPendingElsewhere": {
-			reason:  "the pending volume does not fit the node",
-			objects: []client.Object{theClaim(ofStatic), static, volumeNamed("pv", inStatic, gen.OnNode("node-b"), gen.VolumePhase(corev1.VolumePending))},
 			about:   "PersistentVolumeClaim default/data", says: "static",
 		},
 		"StaticPendingAndAnother": {

@@ -20,7 +20,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -58,9 +57,6 @@ func New(h framework.Handle, free *FreeVolumes) *Plugin {
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// again is the time after which a bind reads a volume again that has changed while it was read.
-const again = time.Second
-
 // SetupBindContextExtension reads the pod's claims and everything that their binding
 // depends on, and plans the binding. It rejects the same binds as Filter of kube-scheduler's VolumeBinding. The engine keeps the
 // context of the last PreBind until the pod is bound, so the extension is the plan with its few objects instead of the snapshot.
@@ -77,13 +73,9 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 	pl, rejected := findPodVolumes(ctx, s)
 	// The index of free volumes reads none of them through the cache, so their changes would not
 	// wake the bind.
-	for _, pv := range pl.watched() {
-		now, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", pv.Name, volumes.Volumes)
-		if err != nil {
+	for _, m := range pl.static {
+		if _, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", m.volume.Name, volumes.Volumes); err != nil {
 			return err
-		}
-		if pv == pl.pending && (now == nil || now.ResourceVersion != pv.ResourceVersion) {
-			pl.wait.Until = bc.Now.Add(again) // It has changed since the index was read, and does not wake the bind.
 		}
 	}
 	framework.Extend(bc, pl)

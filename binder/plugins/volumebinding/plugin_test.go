@@ -129,7 +129,6 @@ func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
 		"Chosen":   {objects: []client.Object{theClaim(), volumeNamed("pv"), volumeNamed("pv2")}, want: []string{"pv"}},
 		"Reserved": {objects: []client.Object{theClaim(), volumeNamed("pv", gen.ClaimRef(theClaim()))}, want: []string{"pv"}},
 		"Bound":    {objects: []client.Object{theClaim(gen.BoundToVolume("pv")), volumeNamed("pv2")}, want: []string{"pv"}},
-		"Pending":  {objects: []client.Object{theClaim(gen.OfClass("static")), static, volumeNamed("pv", inStatic, gen.VolumePhase(""))}, want: []string{"pv"}},
 		"None":     {objects: []client.Object{theClaim(), volumeNamed("pv", inStatic)}},
 	}
 	for name, tc := range cases {

@@ -38,7 +38,7 @@ var mutants = []mutant{
 	{"a rollback does not look at the pod", "internal/podstate/podstate.go", "case pod.Spec.NodeName == node && node != \"\":", "case false:"},
 	{"the exclusive claim is not reserved", "binder/plugins/volumebinding/plugin.go", "err := p.reserve(ctx, bc, pl.exclusive)", "err := error(nil)"},
 	{"users of the exclusive claim are not listed", "binder/plugins/volumebinding/exclusive.go", "return p.checkUnused(ctx, bc.Pod, claims)", "return nil"},
-	{"a free volume is read without its selection", "binder/plugins/volumebinding/plugin.go", `"", pv.Name, volumes.Volumes)`, `"", pv.Name)`},
+	{"a free volume is read without its selection", "binder/plugins/volumebinding/plugin.go", `"", m.volume.Name, volumes.Volumes)`, `"", m.volume.Name)`},
 	{"an unbound claim is ready", "binder/plugins/volumebinding/plugin.go", "return v, nil\n}\n\n// PreBind", "v.Wait = framework.Wait{}\n\treturn v, nil\n}\n\n// PreBind"},
 	{"an allowed bind is over at once", "binder/framework/settles.go", "const BindSettles = 50 * time.Second", "const BindSettles = 50 * time.Millisecond"},
 	{"an abandoned entry stays", "internal/work/work.go", "const AbandonAfter = time.Minute", "const AbandonAfter = 1000 * time.Hour"},
