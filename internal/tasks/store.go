@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,14 +22,11 @@ import (
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
-// tidyNodes is the number of nodes that one call of Tidy visits at most. Each costs a list of the pods on the node, in pages.
-const tidyNodes = 500
-
 // Store writes BindTasks. It is safe for concurrent use, apart from Tidy.
 type Store struct {
 	h framework.Handle
-	// last is the name of the last node that Tidy has visited.
-	last string
+	// round belongs to Tidy.
+	round podstate.Round
 }
 
 // NewStore returns a store. It sends no requests.
@@ -166,8 +162,7 @@ func (s *Store) list(ctx context.Context, value string) ([]v1alpha1.BindTask, er
 	return all.Items, err
 }
 
-// Tidy deletes the BindTasks of pods that have ended. It visits up to tidyNodes nodes after those that the last call visited. It must not be called
-// concurrently.
+// Tidy deletes the BindTasks of pods that have ended. It must not be called concurrently.
 func (s *Store) Tidy(ctx context.Context) error {
 	all, err := s.list(ctx, confirmed)
 	byNode := map[string][]*v1alpha1.BindTask{}
@@ -175,21 +170,7 @@ func (s *Store) Tidy(ctx context.Context) error {
 		t := &all[i]
 		byNode[t.Spec.NodeName] = append(byNode[t.Spec.NodeName], t)
 	}
-	nodes := slices.Sorted(maps.Keys(byNode))
-	begin, _ := slices.BinarySearch(nodes, s.last+"\x00")
-	errs := []error{err}
-	for i := range min(len(nodes), tidyNodes) {
-		s.last = nodes[(begin+i)%len(nodes)]
-		err := s.tidy(ctx, s.last, byNode[s.last])
-		if ctx.Err() != nil {
-			if i == 0 {
-				errs = append(errs, context.Cause(ctx)) // Without progress, it is a failure. Otherwise, the next call continues.
-			}
-			break
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, s.round.Visit(ctx, sets.KeySet(byNode), func(ctx context.Context, node string) error { return s.tidy(ctx, node, byNode[node]) }))
 }
 
 // tidy deletes the BindTasks of pods that do not run on the node. A BindTask is confirmed after its pod was bound, so the list contains each pod

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/podstate"
 	"github.com/prebind/prebind/policy/v1alpha1"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
@@ -46,8 +47,8 @@ func TestTidy(t *testing.T) {
 	api := server.Connect()
 	s := NewStore(framework.Handle{Cached: server.Cache(), Live: api, Writer: api})
 	require.NoError(t, s.Tidy(t.Context()))
-	assert.Len(t, fakeapi.All(server, &v1alpha1.BindTask{}), pods*(nodes-tidyNodes)+1, "the cost of a call is limited")
-	assert.Equal(t, tidyNodes, server.Reads())
+	assert.Len(t, fakeapi.All(server, &v1alpha1.BindTask{}), pods*(nodes-podstate.MaxVisits)+1, "the cost of a call is limited")
+	assert.Equal(t, podstate.MaxVisits, server.Reads())
 	outOfTime, cancel := context.WithCancel(t.Context())
 	lists := 0
 	api.Before = func(c fakeapi.Call) error {

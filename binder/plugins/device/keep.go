@@ -6,11 +6,11 @@ package device
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -69,40 +69,16 @@ func unconfirmed(o client.Object) string {
 	return confirmedKey
 }
 
-// tidyNodes is the number of records that one call of Tidy visits. With 5,000 nodes, Tidy
-// visits every record within twenty minutes. Binds do not wait for it, because a bind
-// releases the devices that it requests from pods that no longer exist.
-const tidyNodes = 500
-
-// Tidy removes the grants of pods that are gone or finished, and deletes empty records. Each
-// call visits tidyNodes records and continues after the last call. It must not be called
-// concurrently.
+// Tidy removes the grants of pods that are gone or finished, and deletes empty records. It must not be called concurrently. Binds do not wait
+// for it, because a bind releases the devices that it requests from pods that no longer exist.
 func (p *Plugin) Tidy(ctx context.Context) error {
-	var errs []error
-	if len(p.untidied) == 0 {
-		for _, value := range []string{unconfirmedKey, confirmedKey} {
-			all, err := p.records.List(ctx, p.h.Cached, value)
-			errs = append(errs, err)
-			for _, v := range all {
-				p.untidied = append(p.untidied, v.Record.Node)
-			}
-		}
+	all, err := p.records.List(ctx, p.h.Cached, confirmedKey)
+	unconfirmed, more := p.records.List(ctx, p.h.Cached, unconfirmedKey)
+	nodes := sets.New[string]()
+	for _, v := range append(all, unconfirmed...) {
+		nodes.Insert(v.Record.Node)
 	}
-	for i := range min(tidyNodes, len(p.untidied)) {
-		node := p.untidied[0]
-		p.untidied = p.untidied[1:]
-		err := p.tidy(ctx, node)
-		if ctx.Err() != nil {
-			if i == 0 {
-				errs = append(errs, context.Cause(ctx)) // Without progress, it is a failure. Otherwise, the next call continues.
-			}
-			break
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("cleaning up the device record of node %s: %w", node, err))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, more, p.round.Visit(ctx, nodes, p.tidy))
 }
 
 // tidy cleans up the record of a node. The cached record can be outdated.

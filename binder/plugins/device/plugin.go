@@ -24,6 +24,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
+	"github.com/prebind/prebind/internal/podstate"
 )
 
 // Plugin grants devices. It is safe for concurrent use.
@@ -36,8 +37,8 @@ type Plugin struct {
 	// Locks expire by this duration and not by the time in the lock, because that is from the clock of another machine.
 	// A fast clock would take every lock from its holder.
 	seenLocks *utilcache.Expiring
-	// untidied contains the nodes that Tidy has not visited in this round.
-	untidied []string
+	// round belongs to Tidy.
+	round podstate.Round
 }
 
 var (
