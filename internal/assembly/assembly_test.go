@@ -185,11 +185,11 @@ func TestStarter_Fails(t *testing.T) {
 	assert.ErrorContains(t, err, "plugin test")
 }
 
-var volumes = schema.GroupResource{Resource: "persistentvolumes"}
+var resources = schema.GroupResource{Resource: "persistentvolumes"}
 
 // A rejected watch has a record until it succeeds.
 func TestDenied(t *testing.T) {
-	forbidden := apierrors.NewForbidden(volumes, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
+	forbidden := apierrors.NewForbidden(resources, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
 	var lists, watches error
 	w := &selection{user: "PreBind plugin volumebinding"}
 	lw := judged(&toolscache.ListWatch{
@@ -214,7 +214,7 @@ func TestDenied(t *testing.T) {
 	}
 	assert.NotContains(t, err.Error(), "\n")
 	require.EqualError(t, run(forbidden, nil), err.Error())
-	missing := apierrors.NewNotFound(volumes, "")
+	missing := apierrors.NewNotFound(resources, "")
 	require.ErrorContains(t, run(missing, nil), "the API server does not serve a kind")
 	require.NoError(t, run(nil, nil), "the permission is granted")
 	require.NoError(t, run(errors.New("unavailable"), nil), "another error is not a missing permission")

@@ -16,13 +16,13 @@ import (
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/claimed"
+	"github.com/prebind/prebind/internal/volumes"
 )
 
 // Prebind only reads pods and nodes: the API server writes annotations and labels with the bind.
@@ -102,7 +102,8 @@ func trimNode(object any) (any, error) {
 			m[key] = share(value)
 		}
 	}
-	node.Status.Capacity, node.Status.Allocatable = sharedList(node.Status.Capacity), sharedList(node.Status.Allocatable)
+	// Nodes of the same machine type have equal lists, and a list needs more memory than the labels of a node.
+	node.Status.Capacity, node.Status.Allocatable = volumes.Share(node.Status.Capacity), volumes.Share(node.Status.Allocatable)
 	for i := range node.Status.Conditions {
 		c := &node.Status.Conditions[i]
 		c.Type, c.Status, c.Reason, c.Message = share(c.Type), share(c.Status), share(c.Reason), share(c.Message)
@@ -123,25 +124,6 @@ func shared[M ~map[K]V, K ~string, V any](m M) M {
 		out[share(key)] = value
 	}
 	return out
-}
-
-// lists contains lists of resources by their protobuf form. Nodes of the same machine type have equal lists, and a list needs more memory
-// than the labels of a node.
-var lists = lru.New(1000)
-
-// sharedList returns the common copy of the list, which must not be changed. A large list has no common copy: only a broken node has one.
-func sharedList(l corev1.ResourceList) corev1.ResourceList {
-	form, err := (&corev1.NodeStatus{Capacity: l}).Marshal() // Sorted by key.
-	if l == nil || err != nil || len(form) > 2<<10 {
-		return l
-	}
-	key := string(form)
-	found, _ := lists.Get(key)
-	if common, ok := found.(corev1.ResourceList); ok {
-		return common
-	}
-	lists.Add(key, l)
-	return l
 }
 
 // maxPod is the maximum size of a pod in the cache, in bytes as the API server stores it. Most pods are much

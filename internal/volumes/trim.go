@@ -81,7 +81,7 @@ func TrimClaim(o any) (any, error) {
 	claim.Spec.DataSource, claim.Spec.DataSourceRef = nil, nil
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: claim.Status.Phase}
 	if bound {
-		claim.Annotations = share(kept)
+		claim.Annotations = Share(kept)
 		claim.Spec = corev1.PersistentVolumeClaimSpec{VolumeName: claim.Spec.VolumeName, AccessModes: claim.Spec.AccessModes}
 	}
 	if claim.Size() > maxClaim {
@@ -106,12 +106,12 @@ func TrimVolume(o any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{Name: pv.Name, ResourceVersion: pv.ResourceVersion, DeletionTimestamp: pv.DeletionTimestamp},
 		Spec: corev1.PersistentVolumeSpec{
 			ClaimRef:     &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID},
-			NodeAffinity: share(pv.Spec.NodeAffinity),
+			NodeAffinity: Share(pv.Spec.NodeAffinity),
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 	}
 	if pv.Spec.CSI != nil {
-		bound.Spec.CSI = share(&corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver})
+		bound.Spec.CSI = Share(&corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver})
 	}
 	return bound, nil
 }
@@ -119,14 +119,17 @@ func TrimVolume(o any) (any, error) {
 // recent are parts of recent objects, by their JSON: tenants choose values, so other texts could be equal for different parts.
 var recent = lru.New(1 << 13)
 
+// maxShared is the maximum length of the JSON of a part that is shared, in bytes. Only a broken node has a larger list of resources.
+const maxShared = 4 << 10
+
 // textOf is the JSON of a part of the type.
 type textOf[T any] string
 
-// share returns the equal part of an earlier object, so that the objects need less memory, or otherwise the part. The volumes of a zone, for
+// Share returns the equal part of an earlier object, so that the objects need less memory, or otherwise the part. The volumes of a zone, for
 // example, have the same node affinity. The part must not be changed.
-func share[T any](part T) T {
+func Share[T any](part T) T {
 	text, err := json.Marshal(part)
-	if err != nil {
+	if err != nil || len(text) > maxShared {
 		return part
 	}
 	earlier, _ := recent.Get(textOf[T](text))
