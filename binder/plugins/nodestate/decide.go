@@ -149,30 +149,20 @@ func (f *findings) checkAffinity(pod *corev1.Pod, node *corev1.Node) error {
 	}
 	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	if len(terms) == 1 && len(terms[0].MatchFields) == 0 {
-		for _, r := range requirementsOf(terms[0]) {
-			f.checkLabel(r, node.Labels, " as required by the pod's node affinity")
+		for _, e := range terms[0].MatchExpressions {
+			operator := selection.Operator(strings.ToLower(string(e.Operator))) // The others have the same names.
+			if e.Operator == corev1.NodeSelectorOpDoesNotExist {
+				operator = selection.DoesNotExist
+			}
+			if r, err := labels.NewRequirement(e.Key, operator, e.Values); err == nil {
+				f.checkLabel(*r, node.Labels, " as required by the pod's node affinity")
+			}
 		}
 	}
 	if len(*f) == before {
 		f.add("the pod's required node affinity to admit the node", fmt.Sprintf("none of its %d terms matches", len(terms)))
 	}
 	return nil
-}
-
-// requirementsOf converts the term's expressions to those of a label selector.
-func requirementsOf(term corev1.NodeSelectorTerm) labels.Requirements {
-	operators := map[corev1.NodeSelectorOperator]selection.Operator{
-		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
-		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
-		corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
-	}
-	var all labels.Requirements
-	for _, expression := range term.MatchExpressions {
-		if r, err := labels.NewRequirement(expression.Key, operators[expression.Operator], expression.Values); err == nil {
-			all = append(all, *r)
-		}
-	}
-	return all
 }
 
 // checkLabel checks the requirement. A mismatch ends with its origin.
