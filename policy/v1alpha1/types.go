@@ -85,7 +85,7 @@ type BindPolicySpec struct {
 	// +kubebuilder:validation:MinItems=1
 	WaitFor []Wait `json:"waitFor,omitempty"`
 
-	// Tasks are steps that other programs do before the bind. When all waits are over, Prebind creates a BindTask for each, and
+	// Tasks are steps that other programs do before the bind. When all waits of this policy are over, Prebind creates a BindTask for each, and
 	// the bind waits until their handlers report that they are ready.
 	//
 	// +listType=map

@@ -57,10 +57,19 @@ def request(method, path, body=None, ignore=None):
         raise
 
 
+class Outdated(Exception):
+    """The BindTask has changed since it was read, or is gone."""
+
+
 def patch(task, part, change):
     """Changes the BindTask, if it has not changed since it was read, and returns it."""
     change.setdefault("metadata", {})["resourceVersion"] = task["metadata"]["resourceVersion"]
-    return request("PATCH", TASKS + "/" + task["metadata"]["name"] + part, change)
+    try:
+        return request("PATCH", TASKS + "/" + task["metadata"]["name"] + part, change)
+    except urllib.error.HTTPError as error:
+        if error.code in (NOT_FOUND, CONFLICT):
+            raise Outdated from error
+        raise
 
 
 def handle(task):
@@ -76,7 +85,11 @@ def handle(task):
         return
     if HANDLER not in finalizers:
         task = patch(task, "", {"metadata": {"finalizers": finalizers + [HANDLER]}})
-    condition, annotations = do_step(task)
+    try:
+        condition, annotations = do_step(task)
+    except Exception:
+        logging.exception("BindTask %s", task["metadata"]["name"])
+        condition, annotations = {"type": "Ready", "status": "False", "message": "an error: see the log of " + HANDLER}, {}
     if conditions.get(condition["type"]) != condition:
         conditions[condition["type"]] = condition
         patch(task, "/status", {"status": {"conditions": list(conditions.values()), "annotations": annotations}})
@@ -94,9 +107,10 @@ def main():
         for task in tasks:
             try:
                 handle(task)
-            except Exception as error:  # One BindTask must not stop the others.
-                if getattr(error, "code", None) not in (NOT_FOUND, CONFLICT):  # Otherwise, the list is old.
-                    logging.exception("BindTask %s", task["metadata"]["name"])
+            except Outdated:
+                pass  # The next list has its new state.
+            except Exception:  # One BindTask must not stop the others.
+                logging.exception("BindTask %s", task["metadata"]["name"])
         time.sleep(1)
 
 
