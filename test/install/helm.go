@@ -58,7 +58,7 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 	for _, v := range p.o.Values {
 		args = append(args, "--set="+v)
 	}
-	var objects, kept, hook bytes.Buffer
+	var objects, kept, preDeletion bytes.Buffer
 	for _, hooks := range []bool{false, true} {
 		// With the Namespace, as for `kubectl apply`, the output has no hook.
 		rendered, err := render(ctx, p.root, p.o.Chart, append(args, fmt.Sprintf("--set=createNamespace=%t", !hooks))...)
@@ -75,12 +75,14 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 			if err := errors.Join(err, yaml.Unmarshal(document, &o.Object)); err != nil {
 				return fmt.Errorf("reading what the chart renders: %w", err)
 			}
-			to := &objects
+			to, hook := &objects, o.GetAnnotations()[hookAnnotation]
 			switch {
-			case hooks != (o.GetAnnotations()[hookAnnotation] == preDelete):
+			case hook != "" && hook != preDelete:
+				return fmt.Errorf("unsupported hook %s in the chart", hook)
+			case hooks != (hook == preDelete):
 				continue
 			case hooks:
-				to = &hook
+				to = &preDeletion
 				if o.GetKind() == "Job" {
 					p.preDelete = &batchv1.Job{}
 					if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, p.preDelete); err != nil {
@@ -103,7 +105,7 @@ func (p *Prebind) renderChart(ctx context.Context) error {
 	return errors.Join(
 		os.WriteFile(p.file("kept.yaml"), kept.Bytes(), 0o600),
 		os.WriteFile(p.file("chart.yaml"), objects.Bytes(), 0o600),
-		os.WriteFile(p.hookFile(), hook.Bytes(), 0o600))
+		os.WriteFile(p.hookFile(), preDeletion.Bytes(), 0o600))
 }
 
 func (p *Prebind) hookFile() string { return p.file("pre-delete.yaml") }
