@@ -162,10 +162,11 @@ func passing(err error) bool {
 		utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsTimeout(err)
 }
 
-// electing returns whether etcd elects a leader. The API server returns its errors as 500 without a reason.
+// electing returns whether etcd elects a leader or restarts. The API server returns its errors as 500 without a reason.
 func electing(err error) bool {
 	text := err.Error()
-	return strings.Contains(text, "etcdserver: leader changed") || strings.Contains(text, "etcdserver: request timed out")
+	return strings.Contains(text, "etcdserver: leader changed") || strings.Contains(text, "etcdserver: request timed out") ||
+		strings.Contains(text, "rpc error: code = Unavailable")
 }
 
 // AsError returns err as an *Error with the name of the plugin. An error of another type becomes

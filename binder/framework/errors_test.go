@@ -79,6 +79,7 @@ func TestFromAPI(t *testing.T) {
 		"Deadline":    {reason: "the API server was too slow for the call", err: fmt.Errorf("get: %w", context.DeadlineExceeded), want: KindWait},
 		"Refused":     {reason: "the API server is restarting", err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, want: KindWait},
 		"Unreachable": {reason: "the machine of the API server is gone", err: &net.OpError{Op: "dial", Err: syscall.EHOSTUNREACH}, want: KindWait},
+		"EtcdRestart": {reason: "the API server does not repeat a write", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: 500, Message: "rpc error: code = Unavailable desc = error reading from server: EOF"}}, want: KindWait},
 		"Election":    {reason: "etcd elects a leader", err: &apierrors.StatusError{ErrStatus: metav1.Status{Code: 500, Message: "etcdserver: leader changed"}}, want: KindWait},
 		"EOF":         {reason: "the connection was closed within a response", err: io.ErrUnexpectedEOF, want: KindWait},
 		"Context":     {reason: "the caller ended the request, which is not a failure", err: fmt.Errorf("get: %w", context.Canceled), want: KindWait},
