@@ -28,7 +28,7 @@ const (
 )
 
 const (
-	// eventAction is the action of every event.
+	// eventAction is the action of every event, except of rollbacks.
 	eventAction = "Binding"
 	// maxNote is the longest note that the API server accepts, in bytes.
 	maxNote = 1024

@@ -4,12 +4,17 @@
 package work
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+
+	"github.com/prebind/prebind/binder/framework"
 )
 
 // TestReport_NamesTheNode checks that each note names the node once, and that NodeOf reads it.
@@ -30,3 +35,36 @@ func TestReport_NamesTheNode(t *testing.T) {
 	}
 	assert.Empty(t, NodeOf("volumebinding: PersistentVolumeClaim shop/data: no Node fits: retry"), "an event of an older version")
 }
+
+// keyed records what the event recorder of client-go counts as one event.
+type keyed struct {
+	events.EventRecorder
+	keys []string
+}
+
+func (k *keyed) Eventf(_, related runtime.Object, _, reason, action, _ string, _ ...any) {
+	node, _ := related.(*corev1.ObjectReference)
+	k.keys = append(k.keys, reason+" "+action+" "+node.Name)
+}
+
+// The rollback of one plugin or node does not hide that of another one.
+func TestRollBack_Events(t *testing.T) {
+	recorder := &keyed{}
+	s := &Set{o: Options{Events: recorder, Recorder: &watcher{}}}
+	for _, m := range []framework.Mark{{PodUID: thePod.UID, Node: "a"}, {PodUID: thePod.UID, Node: "b"}} {
+		for _, name := range []string{"p", "q"} {
+			require.NoError(t, s.rollBack(t.Context(), named{name: name}, m, thePod))
+		}
+	}
+	assert.Equal(t, []string{"PreBindRolledBack p a", "PreBindRolledBack q a", "PreBindRolledBack p b", "PreBindRolledBack q b"}, recorder.keys)
+}
+
+// named is a plugin with this name only.
+type named struct {
+	framework.PreBinder
+	name string
+}
+
+func (n named) Name() string { return n.name }
+
+func (named) PreBindRollBack(context.Context, framework.Mark) error { return nil }

@@ -30,8 +30,9 @@ func (s *Set) postBind(ctx context.Context, p framework.PreBinder, m framework.M
 func (s *Set) rollBack(ctx context.Context, p framework.PreBinder, m framework.Mark, pod *corev1.Pod) error {
 	err := s.afterBind(ctx, StepPreBindRollBack, p, m, func(ctx context.Context) error { return p.PreBindRollBack(ctx, m) })
 	if err == nil && pod != nil && pod.UID == m.PodUID {
-		s.Report(pod, m.Node, nil, corev1.EventTypeNormal, ReasonRolledBack,
-			fmt.Sprintf("%s: Node %s: this attempt did not bind the pod, and the plugin has released its reservations", p.Name(), m.Node))
+		// The recorder counts events with the same action and related object as one.
+		s.o.Events.Eventf(pod, &corev1.ObjectReference{Kind: "Node", Name: m.Node}, corev1.EventTypeNormal, ReasonRolledBack, p.Name(),
+			"%s: Node %s: this attempt did not bind the pod, and the plugin has released its reservations", p.Name(), m.Node)
 	}
 	return err
 }
