@@ -25,6 +25,8 @@ const (
 	maxText    = 4 << 10
 	maxDevices = 256
 	maxID      = 253
+	// maxGrants limits the different requests of one attempt, whose Bindings can list other devices each time.
+	maxGrants = 4
 	// maxEcho is the maximum length of invalid input in messages, in bytes.
 	maxEcho = 80
 )

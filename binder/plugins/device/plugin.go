@@ -137,6 +137,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		if err := makeRoom(ctx, p.h.Live, rec, bc, a); err != nil {
 			return err
 		}
+		if e := rec.Entries[bc.Pod.UID]; e != nil && !e.has(bc.Attempt, a.devices) && e.grantsOf(bc.Attempt) >= maxGrants {
+			return framework.Refuse(framework.ObjectOf(bc.Pod), "has requested other devices %d times on node %s", maxGrants, bc.Node.Name).
+				Advise("schedule the pod again")
+		}
 		if a.lock {
 			if p.locked(rec, bc.Pod.UID, now) > 0 {
 				return framework.NotYet(framework.ObjectOf(bc.Node), "%s", lockOf(rec.Lock))
@@ -178,7 +182,7 @@ func (p *Plugin) since(seen seenLock, now time.Time) time.Time {
 
 // lasting returns the time until which a lock must last for a bind that is allowed now.
 func (p *Plugin) lasting(now time.Time) time.Time {
-	return now.Add(min(framework.BindSettles, p.args.NodeLockTimeout.Duration/2))
+	return now.Add(framework.BindSettles)
 }
 
 // PreBindRollBack removes the grant and the lock of this attempt.

@@ -4,11 +4,14 @@
 package device
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -18,7 +21,10 @@ import (
 )
 
 func TestArguments(t *testing.T) {
-	assert.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "nodeLockTimeout")
+	for timeout, valid := range map[time.Duration]bool{0: false, 99 * time.Second: false, 100 * time.Second: true} {
+		err := (&Arguments{NodeLockTimeout: metav1.Duration{Duration: timeout}}).Validate(nil).ToAggregate()
+		assert.Equal(t, valid, err == nil, "an allowed bind can be executed 50 s later: %s: %v", timeout, err)
+	}
 }
 
 // A grant, from the bind to the end of its pod.
@@ -78,6 +84,19 @@ func TestGrant_MergesPodAndBinding(t *testing.T) {
 	verdict, err := preFlight(t.Context(), p, bc)
 	require.NoError(t, err)
 	assert.Equal(t, map[string]string{"fpga": "F"}, verdict.Annotations, "the bound pod lists its grant even if its annotations are edited during the bind")
+}
+
+// The Bindings of one pod cannot fill the record of the node.
+func TestGrant_Limit(t *testing.T) {
+	web := podNamed("web")
+	s := newServer(t, web)
+	p := replicaOf(s)
+	for i := range maxGrants {
+		require.NoError(t, p.PreBind(t.Context(), bindOf(web, "a", gen.Annotation(gpu, fmt.Sprint("GPU-", i)))))
+	}
+	require.NoError(t, p.PreBind(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-0"))), "it has these devices")
+	err := p.PreBind(t.Context(), bindOf(web, "a", gen.Annotation(gpu, "GPU-x")))
+	assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 }
 
 func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {

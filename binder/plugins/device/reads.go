@@ -4,12 +4,13 @@
 package device
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/podstate"
@@ -39,24 +40,27 @@ func eachRunningOn(ctx context.Context, live framework.Reader, node string, do f
 	return nil
 }
 
-// makeRoom removes holders of requested devices whose pods are gone. It returns an error if other pods hold one of the devices.
+// makeRoom removes holders of requested devices whose pods are gone. It returns an error if other pods hold one of the devices. It reads the
+// pods with the largest shares first, and only until they show that: a tenant can have many pods that hold a little of a device.
 func makeRoom(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
-	holders := sets.New[types.UID]()
 	for _, c := range rec.conflicts(bc.Pod.UID, a.devices) {
-		holders.Insert(c.holders...)
-	}
-	for _, uid := range sets.List(holders) {
-		e := rec.Entries[uid]
-		pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
-		if err != nil {
-			return err
+		c.holders = slices.DeleteFunc(c.holders, func(uid types.UID) bool { return rec.Entries[uid] == nil }) // It held an earlier device, too.
+		share := func(uid types.UID) share { return rec.Entries[uid].held(c.key, c.id) }
+		slices.SortStableFunc(c.holders, func(a, b types.UID) int { return cmp.Compare(share(b), share(a)) })
+		free := whole
+		for _, uid := range c.holders {
+			e := rec.Entries[uid]
+			pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
+			if err != nil {
+				return err
+			}
+			if at := stateOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
+				rec.drop(uid)
+			} else if free -= share(uid); free < c.asked {
+				return framework.Refuse(framework.ObjectOf(bc.Node), "%s", rec.describe(rec.conflicts(bc.Pod.UID, a.devices))).
+					Advise("choose other devices or another node")
+			}
 		}
-		if at := stateOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
-			rec.drop(uid)
-		}
-	}
-	if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {
-		return framework.Refuse(framework.ObjectOf(bc.Node), "%s", rec.describe(held)).Advise("choose other devices or another node")
 	}
 	return nil
 }

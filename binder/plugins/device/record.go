@@ -86,6 +86,17 @@ func (e *entry) has(attempt string, d devices) bool {
 	return slices.ContainsFunc(e.Grants, func(g grant) bool { return g.Attempt == attempt && g.Devices.equal(d) })
 }
 
+// grantsOf returns the number of grants of the attempt.
+func (e *entry) grantsOf(attempt string) int {
+	n := 0
+	for _, g := range e.Grants {
+		if g.Attempt == attempt {
+			n++
+		}
+	}
+	return n
+}
+
 // conflict is a device with less free capacity than the bind requests.
 type conflict struct {
 	key, id     string

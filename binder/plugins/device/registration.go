@@ -4,6 +4,7 @@
 package device
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -11,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/config/v1alpha1"
 	"github.com/prebind/prebind/internal/ledger"
 )
 
@@ -43,7 +43,7 @@ func Registration() framework.Registration {
 type Arguments struct {
 	// NodeLocks makes every pod with device annotations take the node lock.
 	NodeLocks bool `json:"nodeLocks"`
-	// NodeLockTimeout is the age at which another bind can take over a lock. It should be
+	// NodeLockTimeout is the age at which another bind can take over a lock. It is at least 100 s, and should be
 	// longer than any bind takes.
 	NodeLockTimeout metav1.Duration `json:"nodeLockTimeout"`
 }
@@ -53,10 +53,13 @@ func (a *Arguments) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&a.NodeLocks, "device-node-locks", a.NodeLocks,
 		"Bind only one pod with device annotations to a node at a time, as the annotation device.prebind.dev/node-lock does for one pod.")
 	fs.DurationVar(&a.NodeLockTimeout.Duration, "device-node-lock-timeout", a.NodeLockTimeout.Duration,
-		"Age at which another bind can take over a node lock. It should be longer than any bind.")
+		"Age at which another bind can take over a node lock. At least 100s; it should be longer than any bind.")
 }
 
 // Validate implements framework.Arguments.
 func (a *Arguments) Validate(path *field.Path) field.ErrorList {
-	return v1alpha1.Positive(path.Child("nodeLockTimeout"), a.NodeLockTimeout)
+	if least := 2 * framework.BindSettles; a.NodeLockTimeout.Duration < least {
+		return field.ErrorList{field.Invalid(path.Child("nodeLockTimeout"), a.NodeLockTimeout.Duration.String(), fmt.Sprintf("must be at least %s", least))}
+	}
+	return nil
 }

@@ -41,6 +41,43 @@ func TestBind_Requests(t *testing.T) {
 	})
 }
 
+// A tenant can have many pods that hold a little of a device. A rejection reads only as many as show that the device is held.
+func TestConflict_ReadsFewHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		me, node := podNamed("me", gen.Annotation(gpu, "GPU-1")), gen.Node("node-a")
+		objects := []client.Object{me, node}
+		for i := range 50 {
+			objects = append(objects, podNamed(fmt.Sprint("pod-", i), gen.Annotation(gpu, "GPU-1:0.01")))
+		}
+		c := frameworktest.New(t, Registration(), nil, objects...)
+		for i := range 50 {
+			pod := podNamed(fmt.Sprint("pod-", i))
+			require.Nil(t, c.Post(t.Context(), pod, node.Name).Err)
+			fakeapi.Change(c.Server, pod, "", func(p *corev1.Pod) { p.Spec.NodeName = node.Name })
+		}
+		synctest.Wait()
+		c.Forget()
+		require.NotNil(t, c.Post(t.Context(), me, node.Name).Err)
+		assert.LessOrEqual(t, c.Reads(), 4)
+	})
+}
+
+// A pod that is gone held two of the requested devices.
+func TestConflict_OneHolderOfTwoDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gone, alive, node := podNamed("gone", gen.Annotation(gpu, "GPU-1:0.5,GPU-2:0.5")), podNamed("alive", gen.Annotation(gpu, "GPU-2:0.5")), gen.Node("node-a")
+		me := podNamed("me", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
+		c := frameworktest.New(t, Registration(), nil, gone, alive, me, node)
+		for _, pod := range []*corev1.Pod{gone, alive} {
+			require.Nil(t, c.Post(t.Context(), pod, node.Name).Err)
+			fakeapi.Change(c.Server, pod, "", func(p *corev1.Pod) { p.Spec.NodeName = node.Name })
+		}
+		synctest.Wait()
+		c.Server.Remove(gone)
+		assert.Nil(t, c.Post(t.Context(), me, node.Name).Err)
+	})
+}
+
 // Fifty pods are bound to one node at once. A request takes 2 ms, and the caches are 5 ms behind.
 func TestBurst_RarelyConflicts(t *testing.T) {
 	const binds = 50

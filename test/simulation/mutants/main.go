@@ -23,7 +23,7 @@ import (
 type mutant struct{ name, file, text, by string }
 
 var mutants = []mutant{
-	{"a device has two owners", "binder/plugins/device/reads.go", "if held := rec.conflicts(bc.Pod.UID, a.devices); len(held) > 0 {", "if held := rec.conflicts(bc.Pod.UID, a.devices); false && len(held) > 0 {"},
+	{"a device has two owners", "binder/plugins/device/reads.go", "free < c.asked {", "free < 0 {"},
 	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.BoundHere {"},
 	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.Pending {"},
 	{"nothing is rolled back", "internal/work/plugins.go", "return p.PreBindRollBack(ctx, m) })", "return nil })"},
