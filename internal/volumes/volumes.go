@@ -13,7 +13,6 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 	csitranslation "k8s.io/csi-translation-lib"
-	"k8s.io/csi-translation-lib/plugins"
 )
 
 // ClaimRef is a volume of a pod that refers to a PersistentVolumeClaim.
@@ -68,14 +67,7 @@ func IsMigratable(pv *corev1.PersistentVolume) bool {
 	return csitranslation.New().IsPVMigratable(pv)
 }
 
-// IsMigrated returns whether the node has migrated the in-tree plugin to CSI. The plugins are those of
-// isCSIMigrationOnForPlugin of kube-scheduler. The node may be nil.
+// IsMigrated returns whether the kubelet of the node has migrated the in-tree plugin to CSI. The node may be nil.
 func IsMigrated(node *storagev1.CSINode, plugin string) bool {
-	switch plugin {
-	case plugins.AWSEBSInTreePluginName, plugins.AzureDiskInTreePluginName, plugins.CinderInTreePluginName,
-		plugins.GCEPDInTreePluginName, plugins.PortworxVolumePluginName:
-	default:
-		return false
-	}
 	return node != nil && slices.Contains(strings.Split(node.Annotations[corev1.MigratedPluginsAnnotationKey], ","), plugin)
 }

@@ -170,6 +170,7 @@ func TestPreFlight(t *testing.T) {
 	bound := []client.Object{gen.Claim("data", gen.BoundToVolume("pv-1")), csiVolumeNamed("pv-1", "data")}
 	unbound := []client.Object{gen.Claim("data", gen.OfClass("fast")), gen.StorageClass("fast", driverName)}
 	inTree := gen.Volume("pv-1", gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}))
+	vSphere := gen.Volume("pv-1", gen.VolumeSource(corev1.PersistentVolumeSource{VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "[store] disk.vmdk"}}))
 	const gce = "pd.csi.storage.gke.io"
 	known := gen.CSIDriver(driverName, false)
 	earlier := csiNodeWith(theDriver())
@@ -208,6 +209,7 @@ func TestPreFlight(t *testing.T) {
 		"Inline":            {reason: "an inline volume needs its driver", change: inline(driverName), objects: []client.Object{known}, waits: waitsForDriver},
 		"InlineUnknown":     {reason: "the name of the driver can be wrong", change: inline("typo.example.com"), waits: "CSI driver typo.example.com to register on the node (no CSIDriver object has this name)"},
 		"InTree":            {reason: "the node has migrated the plugin", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], inTree, gen.CSINode("node-a", "kubernetes.io/gce-pd"), gen.CSIDriver(gce, false)}, waits: "CSI driver " + gce + " to register on the node"},
+		"InTreeVSphere":     {reason: "the kubelet migrates it, although kube-scheduler does not translate its volumes", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], vSphere, gen.CSINode("node-a", "kubernetes.io/vsphere-volume"), gen.CSIDriver("csi.vsphere.vmware.com", false)}, waits: "CSI driver csi.vsphere.vmware.com to register on the node"},
 		"InTreeNotMigrated": {reason: "the node still runs the in-tree plugin", pod: []gen.PodOption{gen.UsesClaim("data")}, objects: []client.Object{bound[0], inTree, gen.CSINode("node-a", "")}},
 		"InTreeClass": {
 			reason: "the driver of the class replaces the plugin", pod: []gen.PodOption{gen.UsesClaim("data")},

@@ -12,6 +12,7 @@ import (
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 	csitranslation "k8s.io/csi-translation-lib"
+	"k8s.io/csi-translation-lib/plugins"
 	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -106,7 +107,7 @@ func (s snapshot) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume,
 	}
 	translator := csitranslation.New()
 	plugin, err := translator.GetInTreePluginNameFromSpec(pv, nil)
-	if err != nil || !volumes.IsMigrated(s.csiNode, plugin) {
+	if err != nil || !translates(plugin) || !volumes.IsMigrated(s.csiNode, plugin) {
 		return pv, nil //nolint:nilerr // A volume of an unknown plugin is not translated.
 	}
 	translated, err := translator.TranslateInTreePVToCSI(klog.Logger{}, pv)
@@ -117,6 +118,17 @@ func (s snapshot) onNode(pv *corev1.PersistentVolume) (*corev1.PersistentVolume,
 	here := *pv
 	here.Spec.NodeAffinity = translated.Spec.NodeAffinity
 	return &here, nil
+}
+
+// translates is isCSIMigrationOnForPlugin of kube-scheduler: it does not translate volumes of vSphere and Azure File.
+func translates(plugin string) bool {
+	switch plugin {
+	case plugins.AWSEBSInTreePluginName, plugins.AzureDiskInTreePluginName, plugins.CinderInTreePluginName,
+		plugins.GCEPDInTreePluginName, plugins.PortworxVolumePluginName:
+		return true
+	default:
+		return false
+	}
 }
 
 // describe names a claim in the middle of a sentence.

@@ -102,7 +102,7 @@ func TestPolicyCheck_StandardInput(t *testing.T) {
 func TestPolicyTest(t *testing.T) {
 	out, err := run(t, "policy", "test", policyLibrary)
 	require.NoError(t, err)
-	assert.Contains(t, out, "ok    "+policyLibrary+"/csi-drivers  15 cases\n")
+	assert.Contains(t, out, "ok    "+policyLibrary+"/csi-drivers  16 cases\n")
 	out, err = run(t, "policy", "test", "-v", policyLibrary+"/node-removal")
 	require.NoError(t, err)
 	assert.Contains(t, out, "--- PASS: ")
