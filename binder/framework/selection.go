@@ -6,6 +6,7 @@ package framework
 import (
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -32,6 +33,8 @@ type Selection struct {
 	Example client.Object
 	// Namespace of the objects. Empty means all namespaces.
 	Namespace string
+	// Scope is the scope that the kind must have. Empty means either.
+	Scope meta.RESTScopeName
 	// Labels and Fields select the objects. Nil means all objects.
 	Labels labels.Selector
 	Fields fields.Selector

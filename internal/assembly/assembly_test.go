@@ -217,7 +217,12 @@ func TestDenied(t *testing.T) {
 	missing := apierrors.NewNotFound(resources, "")
 	require.ErrorContains(t, run(missing, nil), "the API server does not serve a kind")
 	require.NoError(t, run(nil, nil), "the permission is granted")
-	require.NoError(t, run(errors.New("unavailable"), nil), "another error is not a missing permission")
+	require.NoError(t, run(errors.New("unavailable"), nil), "it can be over soon")
+	for range maxFailures {
+		err = run(errors.New("unavailable"), nil)
+	}
+	require.ErrorContains(t, err, "the API server serves no objects", "binds are decided on old objects")
+	require.NoError(t, run(nil, nil))
 	require.ErrorIs(t, run(forbidden, nil), forbidden, "the permission is lost")
 	require.ErrorIs(t, run(nil, forbidden), forbidden, "a list without a watch is not enough")
 	require.NoError(t, run(nil, nil))

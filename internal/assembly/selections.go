@@ -32,8 +32,9 @@ import (
 	"github.com/prebind/prebind/internal/notify"
 )
 
-// selectionLingers is how long a selection is kept that no policy uses: the next generation of one may need it again.
-const selectionLingers = time.Minute
+// selectionLingers is how long a selection is kept that no policy uses: the next generation of one may need it again. It is longer than the
+// time between two checks of a generation that cannot be in force yet.
+const selectionLingers = 3 * time.Minute
 
 // selections contains the cache of each kind and of each framework.Selection, by name. Its methods of client.Reader are safe
 // for concurrent use.
@@ -57,8 +58,8 @@ type selection struct {
 	unused time.Time
 
 	mu sync.Mutex
-	// rejected is the error of the last watch if the API server rejected it, because a permission is missing or the kind is gone, or of a selection of
-	// Select, also if it fails again and again. The watch is tried again until it succeeds.
+	// rejected is the error of the last watch if the API server rejected it, because a permission is missing or the kind is gone, or if it fails
+	// again and again. The watch is tried again until it succeeds.
 	rejected error
 }
 
@@ -67,11 +68,11 @@ func (s *selection) reject(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.user != "" {
-		if !rejects(err) {
-			return // A restart does not help.
-		}
-		what, lacks, remedy := "A permission is missing", "the service account lacks a permission", "apply its role of this version, or switch it off"
-		if apierrors.IsNotFound(err) {
+		what, lacks, remedy := "A watch fails", "the API server serves no objects", "check the API server and etcd"
+		switch {
+		case apierrors.IsForbidden(err):
+			what, lacks, remedy = "A permission is missing", "the service account lacks a permission", "apply its role of this version, or switch it off"
+		case apierrors.IsNotFound(err):
 			what, lacks, remedy = "A kind is missing", "the API server does not serve a kind", "enable it in the API server, or restart Prebind"
 		}
 		err = fmt.Errorf("%s: %s: %w; %s", s.user, lacks, err, remedy)

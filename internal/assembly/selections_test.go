@@ -330,8 +330,10 @@ func TestSelector_Invalid(t *testing.T) {
 	a, h := running(t, newServer(t))
 	require.ErrorContains(t, h.Select(t.Context(), foreign), "Name must begin with test/")
 	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/x"}), "required")
-	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/nodes", Example: &corev1.Node{}, Namespace: "shop"}),
-		"cluster-scoped: it has no objects in the namespace shop")
+	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/nodes", Example: &corev1.Node{}, Scope: meta.RESTScopeNameNamespace}),
+		"cluster-scoped; remove namespace")
+	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/pod", Example: &corev1.Pod{}, Scope: meta.RESTScopeNameRoot}),
+		"namespaced; add namespace")
 	metadata := &metav1.PartialObjectMetadata{}
 	metadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 	require.ErrorContains(t, h.Select(t.Context(), framework.Selection{Name: "test/names", Example: metadata}), "cannot watch *v1.PartialObjectMetadata")

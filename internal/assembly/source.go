@@ -92,8 +92,12 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 	if err != nil {
 		return nil, err
 	}
-	if want.Namespace != "" && mapping.Scope.Name() == meta.RESTScopeNameRoot {
-		return nil, fmt.Errorf("%s is cluster-scoped: it has no objects in the namespace %s", kind, want.Namespace)
+	switch scope := mapping.Scope.Name(); {
+	case want.Scope == "" || want.Scope == scope:
+	case scope == meta.RESTScopeNameRoot:
+		return nil, fmt.Errorf("%s is cluster-scoped; remove namespace and namespaceExpression", kind)
+	default:
+		return nil, fmt.Errorf("%s is namespaced; add namespace or namespaceExpression", kind)
 	}
 	selects := func(o *metav1.ListOptions) {
 		if want.Labels != nil {

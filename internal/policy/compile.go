@@ -227,10 +227,10 @@ func (c *compiler) declareResources() {
 		d := &declared{Resource: &Resource{
 			Name: r.Name, Path: "spec.resources[" + r.Name + "]", Kind: gv.WithKind(r.Kind), Namespace: r.Namespace,
 			Labels: c.selector(field+".labelSelector", r.LabelSelector), ByName: r.NameExpression != "", OnNode: r.OnNode,
-			ByNamespace: r.NameExpression == "" && r.NamespaceExpression != "",
+			ByNamespace: r.NameExpression == "" && r.NamespaceExpression != "", InNamespace: r.Namespace != "" || r.NamespaceExpression != "",
 		}}
 		object := c.typeOf(d.Kind)
-		if problem := scopeProblem(d.Kind, r); problem != "" {
+		if problem := scopeProblem(d.Resource); problem != "" {
 			c.problem(v1alpha1.ReasonCompileError, field, problem)
 		}
 		if !d.ByName {
@@ -248,15 +248,15 @@ func (c *compiler) declareResources() {
 }
 
 // scopeProblem returns why the resource never finds an object: it names a namespace, but the kind is cluster-scoped, or it names an
-// object of a namespaced kind without a namespace. It is empty if the resource can find one, or if the kind is not built in.
-func scopeProblem(kind kinds.GroupVersionKind, r *v1alpha1.Resource) string {
-	inNamespace := r.Namespace != "" || r.NamespaceExpression != ""
+// object of a namespaced kind without a namespace. It is empty if the resource can find one, or if the kind is not built in: then the
+// watch fails.
+func scopeProblem(r *Resource) string {
 	switch {
-	case !IsBuiltIn(kind):
-	case inNamespace && !IsNamespaced(kind):
-		return "the kind " + r.Kind + " is cluster-scoped; remove namespace and namespaceExpression"
-	case !inNamespace && IsNamespaced(kind) && r.NameExpression != "":
-		return "the kind " + r.Kind + " is namespaced; add namespace or namespaceExpression"
+	case !IsBuiltIn(r.Kind):
+	case r.InNamespace && !IsNamespaced(r.Kind):
+		return "the kind " + r.Kind.Kind + " is cluster-scoped; remove namespace and namespaceExpression"
+	case !r.InNamespace && IsNamespaced(r.Kind) && r.ByName:
+		return "the kind " + r.Kind.Kind + " is namespaced; add namespace or namespaceExpression"
 	}
 	return ""
 }

@@ -45,7 +45,7 @@ type Status struct {
 	Mode   string `json:"mode"`
 	// Problem is why the replica is not ready; empty if it is.
 	Problem string `json:"problem,omitempty"`
-	// Lacks is the permission or kind that a ready replica has lost, so that it decides from old objects.
+	// Lacks is why a ready replica decides from old objects: a lost permission or kind, or a watch that fails again and again.
 	Lacks string `json:"lacks,omitempty"`
 	// Attempts are the numbers of attempts in progress, by phase.
 	Attempts map[string]int `json:"attempts"`

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
@@ -43,6 +44,15 @@ func selectionOf(r *policy.Resource) *framework.Selection {
 		by, s.Value = "by node", policy.NodeNameOf
 	}
 	name := []string{fmt.Sprintf("%s/%s %s %s", Name, r.Kind.GroupVersion(), r.Kind.Kind, by)}
+	switch { // The compiler knows the scope of kinds that are built in.
+	case policy.IsBuiltIn(r.Kind):
+	case r.InNamespace:
+		s.Scope = meta.RESTScopeNameNamespace
+		name = append(name, "namespaced")
+	case r.ByName:
+		s.Scope = meta.RESTScopeNameRoot
+		name = append(name, "cluster-scoped")
+	}
 	if r.Namespace != "" {
 		name = append(name, "namespace "+r.Namespace)
 	}

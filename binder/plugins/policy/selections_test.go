@@ -32,6 +32,8 @@ resources:
 - {name: pods, apiVersion: v1, kind: Pod, namespaceExpression: pod.metadata.namespace, labelSelector: {}}
 - {name: near, apiVersion: v1, kind: Pod, namespaceExpression: pod.metadata.namespace, onNode: true}
 - {name: racks, apiVersion: example.com/v1, kind: Rack, labelSelector: {matchLabels: {ready: "yes"}}}
+- {name: rack, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name}
+- {name: ours, apiVersion: example.com/v1, kind: Rack, nameExpression: node.metadata.name, namespaceExpression: pod.metadata.namespace}
 - {name: unused, apiVersion: v1, kind: Secret, nameExpression: "'token'", namespace: default}
 validations:
 - {expression: "resources.csinode.spec.drivers[0].name == resources.again.spec.drivers[0].name + resources.same.spec.drivers[0].name && resources.agents.size() + resources.racks.size() >= claims.size()"}
@@ -63,6 +65,8 @@ validations:
 		"spec.resources[same]":    "policy/storage.k8s.io/v1 CSINode by name",
 		"spec.resources[agents]":  "policy/v1 Pod by node; namespace kube-system; labels app=cni",
 		"spec.resources[racks]":   "policy/example.com/v1 Rack all; labels ready=yes",
+		"spec.resources[rack]":    "policy/example.com/v1 Rack by name; cluster-scoped",
+		"spec.resources[ours]":    "policy/example.com/v1 Rack by name; namespaced",
 		"spec.resources[unused]":  "policy/v1 Secret with name \"token\"; namespace default",
 		"spec.resources[pods]":    "policy/v1 Pod by namespace",
 		"spec.resources[near]":    "policy/v1 Pod by namespace and node",

@@ -196,7 +196,7 @@ func (p *process) status() (string, error) {
 	}
 	if err := p.ready.Probe(); err != nil {
 		s.Problem = err.Error()
-	} else if err := p.assembly.Denied(); err != nil { // It stays ready: other replicas have lost the permission too.
+	} else if err := p.assembly.Denied(); err != nil { // It stays ready: this probably concerns all replicas.
 		s.Lacks = err.Error()
 	}
 	return s.Encode(p.engine.InFlight())
