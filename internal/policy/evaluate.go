@@ -55,7 +55,7 @@ func (e *evaluation) decide() (err error) {
 	if matched, err := e.matches(); !matched || err != nil {
 		return err
 	}
-	e.result.Verdict, e.result.Rule = Allowed, ""
+	e.result.Verdict, e.result.Rule, e.result.Needs = Allowed, "", len(e.policy.tasks)
 	for _, step := range []func() error{e.validate, e.wait, e.ask, e.mutate} {
 		if err := step(); err != nil || e.result.Verdict != Allowed {
 			return err
@@ -79,7 +79,7 @@ func (e *evaluation) fail(err error) {
 	e.result.Until = time.Time{}
 	switch {
 	case e.policy.ignore:
-		e.result.Verdict = Ignored
+		e.result.Verdict, e.result.Needs = Ignored, 0
 	case pending:
 		e.result.Verdict, e.result.Until = Waiting, e.subject.Now.Add(pendingAgain)
 	default:

@@ -49,6 +49,8 @@ type Resource struct {
 	Namespace string
 	// Labels is nil for all objects.
 	Labels labels.Selector
+	// InNamespace means that the policy names a namespace, also by an expression, so the kind must be namespaced.
+	InNamespace bool
 	// ByName means that the policy reads one object by its name. Otherwise, it reads all that match.
 	ByName bool
 	// Constant is the name if nameExpression uses no variables, such as "'limits'". Otherwise, it is empty.
@@ -119,7 +121,8 @@ type Result struct {
 	Until time.Time
 	// Waived are the names of waits that timed out with Allow.
 	Waived []string
-	// Tasks that the bind needs. They are set for Allowed only.
+	// Needs is the number of tasks of the policy, once it matches. Tasks are those of the bind. They are set for Allowed only.
+	Needs int `json:"-"`
 	Tasks []Task
 	// Annotations and Labels of the pod by complete key. They are set for Allowed only.
 	Annotations, Labels map[string]string

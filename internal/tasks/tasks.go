@@ -155,12 +155,17 @@ func Decide(bc *framework.BindContext, results []policy.Result, asked []Asked) (
 		return results, nil
 	}
 	decided = slices.Clone(results)
-	tooMany := len(asked) > MaxTasks
+	needed := 0
+	for i := range results {
+		if !results[i].Audit {
+			needed += results[i].Needs // Also for those that wait: no task may begin for nothing.
+		}
+	}
 	for i := range decided {
 		r := &decided[i]
 		switch {
 		case r.Audit || len(r.Tasks) == 0:
-		case tooMany:
+		case needed > MaxTasks:
 			r.Verdict, r.Rule, r.Message = policy.Rejected, "spec.tasks", fmt.Sprintf("the policies need more than %d tasks for the bind", MaxTasks)
 		default:
 			writes = append(writes, apply(bc, r, asked[:len(r.Tasks)])...)

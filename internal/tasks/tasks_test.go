@@ -138,6 +138,7 @@ func TestDecide(t *testing.T) {
 			for _, a := range tc.asked {
 				r.Tasks = append(r.Tasks, a.Task)
 			}
+			r.Needs = len(r.Tasks)
 			audited := r
 			audited.Audit = true
 			decided, writes := Decide(bc, []policy.Result{audited, r}, tc.asked)
@@ -156,6 +157,16 @@ func TestDecide(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The tasks of a policy that still waits count, so that no other task begins for nothing.
+func TestDecide_TasksOfAWaitingPolicy(t *testing.T) {
+	a := asked("a")
+	decided, writes := Decide(bindAfter(0), []policy.Result{
+		{Policy: "p", Verdict: policy.Allowed, Needs: 1, Tasks: []policy.Task{a.Task}}, {Policy: "q", Verdict: policy.Waiting, Needs: MaxTasks},
+	}, []Asked{a})
+	assert.Equal(t, policy.Rejected, decided[0].Verdict)
+	assert.Empty(t, writes)
 }
 
 func TestNameOf(t *testing.T) {
