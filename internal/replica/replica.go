@@ -227,7 +227,8 @@ func (r *Replicas) renew(ctx context.Context) error {
 func (r *Replicas) record(began time.Time, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if answer := apierrors.APIStatus(nil); err == nil || errors.As(err, &answer) {
+	// An answer to an invalid token does not count: this replica cannot read either.
+	if answer := apierrors.APIStatus(nil); err == nil || errors.As(err, &answer) && !apierrors.IsUnauthorized(err) {
 		r.reached, r.forbidden = began, apierrors.IsForbidden(err)
 	}
 	if err != nil {

@@ -223,6 +223,7 @@ func TestHeld_RejectedRenewals(t *testing.T) {
 		"Webhook":        {reason: "another webhook can reject the renewals of all replicas, and need a bind to come back", renewed: true, err: webhook},
 		"FirstWebhook":   {reason: "the same holds for a new replica", err: webhook},
 		"Forbidden":      {reason: "a lost permission does not stop binds without writes", renewed: true, err: forbidden},
+		"Unauthorized":   {reason: "the token is not valid, so the replica reads nothing", renewed: true, err: apierrors.NewUnauthorized("no"), says: "has not answered"},
 		"FirstForbidden": {reason: "a rollout stops if the role is missing", err: forbidden, says: "has not written its lease"},
 		"FirstCut":       {reason: "the API server has not answered", err: errCut, says: "has not written its lease"},
 	}
