@@ -17,8 +17,8 @@ import (
 )
 
 // newFiles follows the certificate in a directory with the files tls.crt and tls.key, such as a mounted Secret. It keeps the
-// previous certificate if the new files or the new certificate are not valid. It returns an error if a file is missing, if
-// certificate and key do not match, or if the certificate is not valid now.
+// previous certificate if the new files or the new certificate are not valid. It returns an error if a file is missing, or if
+// certificate and key do not match.
 func newFiles(dir string, o Shared) (*follower[*tls.Certificate], error) {
 	return newFollower(o, Serving, parsePair, filepath.Join(dir, corev1.TLSCertKey), filepath.Join(dir, corev1.TLSPrivateKeyKey))
 }
@@ -49,7 +49,7 @@ func nameOf(c *x509.Certificate) string {
 }
 
 // newClients follows the CAs of callers in a file with one or more CAs. It keeps the previous ones if the changed file is not
-// valid. It returns an error if the file contains no CA that is valid now.
+// valid. It returns an error if the file contains no CA.
 func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
 	return newFollower(o, ClientCA, parsePool, file)
 }
@@ -67,7 +67,7 @@ func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error)
 	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
-			return nil, expires, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
+			return nil, time.Time{}, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
 		}
 		pool.AddCert(c)
 		if c.NotAfter.After(expires) {
@@ -79,8 +79,8 @@ func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error)
 			valid = true
 		}
 	}
-	if !valid {
-		return nil, expires, invalid
+	if valid {
+		invalid = nil
 	}
-	return pool, expires, nil
+	return pool, expires, invalid
 }

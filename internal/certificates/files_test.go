@@ -34,22 +34,29 @@ func TestFiles(t *testing.T) {
 	cases := map[string]struct {
 		reason    string
 		cert, key []byte
-		// says is a pattern of the error. It is empty for no error.
-		says string
+		// says is a pattern of the error. It is empty for no error. ready is that of a replica that is not ready.
+		says, ready string
 	}{
 		"Good":        {reason: "certificate and key match", cert: good.CertPEM, key: good.KeyPEM},
 		"NoFile":      {reason: "the certificate is missing", key: good.KeyPEM, says: "tls.crt.*no such file"},
 		"Mismatch":    {reason: "the key belongs to another certificate", cert: good.CertPEM, key: other.KeyPEM, says: "tls.crt.*private key does not match"},
-		"Expired":     {reason: "the API server rejects an expired certificate", cert: expired.CertPEM, key: expired.KeyPEM, says: `"old".*expired at.*renew`},
-		"NotYetValid": {reason: "the API server rejects a certificate that is not valid yet", cert: early.CertPEM, key: early.KeyPEM, says: `"new.svc".*not valid before.*clock`},
+		"Expired":     {reason: "the API server rejects an expired certificate", cert: expired.CertPEM, key: expired.KeyPEM, ready: `"old".*expired at.*renew`},
+		"NotYetValid": {reason: "the API server rejects a certificate that is not valid yet", cert: early.CertPEM, key: early.KeyPEM, ready: `"new.svc".*not valid before.*clock`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, tc.cert, tc.key)
 			f, err := newFiles(dir, shared(nil))
+			if tc.ready != "" {
+				require.NoError(t, err, "the backoff of restarts would delay the renewed certificate")
+				assert.Regexp(t, tc.ready, f.ready().Error(), tc.reason)
+				write(t, dir, good.CertPEM, good.KeyPEM)
+				f.look(t.Context())
+			}
 			if tc.says == "" {
 				require.NoError(t, err, tc.reason)
+				require.NoError(t, f.ready())
 				assert.Equal(t, good.Cert.Raw, f.get().Certificate[0])
 				return
 			}
@@ -122,6 +129,21 @@ func TestFiles_Reload(t *testing.T) {
 	assert.InDelta(t, third.Cert.NotAfter.Unix(), expires(), 0)
 }
 
+// A certificate that becomes valid makes the replica ready without another one.
+func TestFiles_BecomesValid(t *testing.T) {
+	dir, now := t.TempDir(), testingclock.NewFakeClock(time.Now())
+	early := gencert.NewCA(t, "ca").Sign(t, "prebind", gencert.Valid(time.Hour, day))
+	write(t, dir, early.CertPEM, early.KeyPEM)
+	o := shared(nil)
+	o.Clock = now
+	f, err := newFiles(dir, o)
+	require.NoError(t, err)
+	require.Error(t, f.ready())
+	now.Step(2 * time.Hour)
+	f.look(t.Context())
+	assert.NoError(t, f.ready())
+}
+
 func TestClients(t *testing.T) {
 	ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next", gencert.Valid(-time.Hour, 2*day))
 	old, leaf := gencert.NewCA(t, "old", gencert.Valid(-day, -time.Hour)), ca.Sign(t, "kube-apiserver")
@@ -130,8 +152,8 @@ func TestClients(t *testing.T) {
 		reason string
 		file   []byte
 		// trusts contains the CAs in the pool.
-		trusts []*gencert.Pair
-		says   string
+		trusts      []*gencert.Pair
+		says, ready string
 	}{
 		"One":         {reason: "the file has one CA", file: ca.CertPEM, trusts: []*gencert.Pair{ca}},
 		"Bundle":      {reason: "the file has the old and the new CA", file: append(bytes.Clone(next.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, next}},
@@ -139,8 +161,8 @@ func TestClients(t *testing.T) {
 		"NewInBundle": {reason: "the file is not read again when a CA becomes valid", file: append(bytes.Clone(early.CertPEM), ca.CertPEM...), trusts: []*gencert.Pair{ca, early}},
 		"Empty":       {reason: "the file has no CA", file: []byte(" "), says: "ca.crt.*no certificate"},
 		"NoCA":        {reason: "the file has a client certificate", file: leaf.CertPEM, says: `"kube-apiserver".*not a CA certificate`},
-		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, says: `"old".*expired`},
-		"NotYetValid": {reason: "the only CA is not valid yet", file: early.CertPEM, says: `"early".*not valid before`},
+		"Expired":     {reason: "the only CA has expired", file: old.CertPEM, ready: `"old".*expired`},
+		"NotYetValid": {reason: "the only CA is not valid yet", file: early.CertPEM, ready: `"early".*not valid before`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -150,6 +172,11 @@ func TestClients(t *testing.T) {
 			}
 			o := shared(nil)
 			c, err := newClients(file, o)
+			if tc.ready != "" {
+				require.NoError(t, err)
+				assert.Regexp(t, tc.ready, c.ready().Error(), tc.reason)
+				return
+			}
 			if tc.says == "" {
 				require.NoError(t, err, tc.reason)
 				assert.True(t, gencert.Pool(tc.trusts...).Equal(c.get()), tc.reason)

@@ -30,7 +30,8 @@ type follower[T any] struct {
 	// name is the value of the metrics' label.
 	name  string
 	paths []string
-	// parse returns the content and the time at which it is no longer valid, or an error for content that is not valid now.
+	// parse returns the content and the time at which it is no longer valid, with an error for content that is not valid now. Without a time,
+	// there is no content.
 	parse func(files [][]byte, now time.Time) (T, time.Time, error)
 
 	current atomic.Pointer[content[T]]
@@ -42,18 +43,29 @@ type content[T any] struct {
 	files   [][]byte
 	value   T
 	expires time.Time
+	// invalid is why the first content is not valid now, or nil.
+	invalid error
 }
 
-// newFollower reads the files for the first time.
+// newFollower reads the files for the first time. It also uses content that is not valid now: after an outage, the backoff of restarts would
+// delay a renewed certificate by minutes.
 func newFollower[T any](o Shared, name string, parse func([][]byte, time.Time) (T, time.Time, error), paths ...string) (*follower[T], error) {
 	f := &follower[T]{o: o, name: name, paths: paths, parse: parse}
 	loaded, err := f.load()
-	if err != nil {
+	if loaded == nil {
 		return nil, err
+	}
+	if err != nil {
+		o.Log.Error(err, "Not ready, waiting for valid files", "certificate", name)
+		o.Metrics.Changed(name, err)
+		f.failures = readsUntilReported
 	}
 	f.use(loaded)
 	return f, nil
 }
+
+// ready returns an error while the content has not been valid yet.
+func (f *follower[T]) ready() error { return f.current.Load().invalid }
 
 // get returns the latest valid content.
 func (f *follower[T]) get() T { return f.current.Load().value }
@@ -79,7 +91,7 @@ func (f *follower[T]) look(context.Context) {
 	}
 }
 
-// load returns the content of the files. For unchanged files it returns the current content.
+// load returns the content of the files, with an error for content that is not valid now. For unchanged files it returns the current content.
 func (f *follower[T]) load() (*content[T], error) {
 	files := make([][]byte, 0, len(f.paths))
 	for _, path := range f.paths {
@@ -89,14 +101,17 @@ func (f *follower[T]) load() (*content[T], error) {
 		}
 		files = append(files, file)
 	}
-	if current := f.current.Load(); current != nil && slices.EqualFunc(current.files, files, bytes.Equal) {
+	if current := f.current.Load(); current != nil && current.invalid == nil && slices.EqualFunc(current.files, files, bytes.Equal) {
 		return current, nil
 	}
 	value, expires, err := f.parse(files, f.o.Clock.Now())
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", f.paths[0], err)
+		err = fmt.Errorf("%s: %w", f.paths[0], err)
 	}
-	return &content[T]{files: files, value: value, expires: expires}, nil
+	if expires.IsZero() {
+		return nil, err
+	}
+	return &content[T]{files: files, value: value, expires: expires, invalid: err}, err
 }
 
 func (f *follower[T]) use(loaded *content[T]) {

@@ -31,21 +31,21 @@ type Source struct {
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
-	ready     func() error
+	ready     []func() error
 	runs      []func(ctx context.Context)
 }
 
 // New reads the files that the options name. An error names the flag. For self-managed certificates, call
 // Manage before Start.
 func New(o Options, shared Shared) (*Source, error) {
-	s := &Source{o: o, shared: shared, ready: func() error { return nil }}
+	s := &Source{o: o, shared: shared}
 	if !o.SelfManaged {
 		files, err := newFiles(o.Dir, shared)
 		if err != nil {
 			return nil, fmt.Errorf("--cert-dir: reading the certificate: %w", err)
 		}
 		s.getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil }
-		s.runs = append(s.runs, files.start)
+		s.runs, s.ready = append(s.runs, files.start), append(s.ready, files.ready)
 	}
 	if o.ClientCAFile != "" {
 		clients, err := newClients(o.ClientCAFile, shared)
@@ -53,7 +53,7 @@ func New(o Options, shared Shared) (*Source, error) {
 			return nil, fmt.Errorf("--client-ca-file: reading the CA of clients: %w", err)
 		}
 		s.clientCAs = clients.get
-		s.runs = append(s.runs, clients.start)
+		s.runs, s.ready = append(s.runs, clients.start), append(s.ready, clients.ready)
 	}
 	return s, nil
 }
@@ -65,12 +65,19 @@ func (s *Source) Manage(live client.Client, namespace string) {
 		return
 	}
 	m := newManager(s.o, s.shared, live, namespace)
-	s.getCertificate, s.ready = m.getCertificate, m.ready
-	s.runs = append(s.runs, m.start)
+	s.getCertificate = m.getCertificate
+	s.runs, s.ready = append(s.runs, m.start), append(s.ready, m.ready)
 }
 
-// Ready returns an error while there is no certificate that the API server trusts.
-func (s *Source) Ready() error { return s.ready() }
+// Ready returns an error while there is no certificate that the API server trusts, or no valid CA of clients.
+func (s *Source) Ready() error {
+	for _, ready := range s.ready {
+		if err := ready(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Configure makes the server of this configuration present the current certificate and, if the options do,
 // require client certificates. It has the type of an element of TLSOpts in controller-runtime.
