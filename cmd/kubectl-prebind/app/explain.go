@@ -252,12 +252,17 @@ func (r *report) decide(answer error) error {
 		r.Verdict, r.Reason = binder.VerdictRefuse, answer.Error()
 	}
 	if x := r.Prebind; answer == nil && x != nil && x.Mode != binder.ModeAudit {
-		r.Verdict = x.Verdict
-		if x.Refusal != nil {
-			r.Reason = (&framework.Error{Plugin: x.Refusal.Plugin, Message: x.Refusal.Message, Advice: x.Refusal.Advice}).Error()
-		}
+		r.Verdict, r.Reason = x.Verdict, reasonOf(x.Refusal)
 	}
 	return nil
+}
+
+// reasonOf returns the reason of a rejection, or an empty string for none.
+func reasonOf(x *binder.Refusal) string {
+	if x == nil {
+		return ""
+	}
+	return (&framework.Error{Plugin: x.Plugin, Message: x.Message, Advice: x.Advice}).Error()
 }
 
 // undecided returns the error for an API server that could not decide. The usual cause is that it
@@ -306,6 +311,9 @@ func (r *report) text(out *bytes.Buffer) {
 	}
 	if x.Mode == binder.ModeAudit {
 		fmt.Fprintf(out, "\nPrebind is in mode Audit in this namespace: it only reports the following (verdict: %s).\n", x.Verdict)
+		if x.Refusal != nil {
+			fmt.Fprintf(out, "  %s\n", block(reasonOf(x.Refusal)))
+		}
 	}
 	if len(x.Plugins) > 0 {
 		fmt.Fprintln(out)

@@ -174,7 +174,7 @@ func TestReportText(t *testing.T) {
 	r := &report{
 		Namespace: "shop", Pod: "web", Node: "a", Verdict: binder.VerdictRefuse, Reason: "p: no", Warnings: []string{"another's"},
 		Prebind: &binder.Explanation{
-			Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Incomplete: true,
+			Verdict: binder.VerdictRefuse, Mode: binder.ModeAudit, Incomplete: true, Refusal: &binder.Refusal{Plugin: "topology", Message: "no zone"},
 			Annotations: map[string]string{"b": "2", "a": "1"}, Labels: map[string]string{"l": "3"},
 			Plugins: []binder.PluginExplanation{
 				{Name: "p", Verdict: binder.PluginRejects, Refusal: &binder.Refusal{Object: "Node a", Message: "no", Advice: "another"}},
@@ -191,6 +191,7 @@ func TestReportText(t *testing.T) {
   p: no
 
 Prebind is in mode Audit in this namespace: it only reports the following (verdict: refuse).
+  topology: no zone
 
 PLUGIN        VERDICT       DETAIL
 p             rejects       Node a: no

@@ -108,6 +108,7 @@ func TestTextWaits(t *testing.T) {
 		{Holds: 1, InFlight: []work.InFlight{
 			waits("web-1", "volumebinding", "PersistentVolumeClaim shop/data-1: to be bound", 5*time.Minute),
 			waits("turn", "start-limit", "its turn", time.Second),
+			waits("model", "policy", "BindPolicy model: task prefetch of example.com/prefetch: 4 of 5 layers", 2*time.Minute), // Both replicas have held it.
 		}},
 		{Holds: 7, InFlight: []work.InFlight{waits("old", "policy", "a replica that has stopped", 3*time.Hour)}},
 	}
@@ -120,7 +121,7 @@ func TestTextWaits(t *testing.T) {
 
 BINDS   OLDEST   TIMEOUT   POD          NODE   PLUGIN          WAITING FOR
 2       5m       10m       shop/web-1   a      volumebinding   PersistentVolumeClaim: to be bound
-1       3m       10m       shop/model   a      policy          BindPolicy model: task prefetch of example.com/prefetch: 3 of 5 layers
+1       3m       10m       shop/model   a      policy          BindPolicy model: task prefetch of example.com/prefetch: 4 of 5 layers
 1       1s       10m       shop/turn    a      start-limit     its turn
 
 2 more binds are not reported: a replica reports at most 64 KiB.

@@ -95,7 +95,7 @@ func reasonsOf(all []replica.Status) []*reason {
 		binds = append(binds, s.InFlight...)
 	}
 	slices.SortStableFunc(binds, func(a, b work.InFlight) int { return a.Since.Compare(b.Since.Time) })
-	for _, f := range binds {
+	for _, f := range once(binds) {
 		if f.WaitsFor == "" {
 			continue
 		}
@@ -114,6 +114,24 @@ func reasonsOf(all []replica.Status) []*reason {
 		r.binds = append(r.binds, f)
 	}
 	return reasons
+}
+
+// once returns each bind once, with its oldest time and the reason of the replica that it reached last. For a minute, the others still show
+// it. The binds are those of all replicas, the oldest first.
+func once(binds []work.InFlight) []work.InFlight {
+	var all []work.InFlight
+	seen := map[[4]string]int{}
+	for _, f := range binds {
+		key := [...]string{f.Namespace, f.Pod, string(f.UID), f.Node}
+		if i, ok := seen[key]; ok {
+			f.Since = all[i].Since
+			all[i] = f
+			continue
+		}
+		seen[key] = len(all)
+		all = append(all, f)
+	}
+	return all
 }
 
 // textWaits writes the table. It leaves out replicas that have stopped: other replicas continue their binds.
