@@ -86,11 +86,12 @@ func (s *apiServer) client(t *testing.T) *typedcorev1.CoreV1Client {
 // TestBind_ClientGo checks the reaction of the example to errors of the real client-go.
 func TestBind_ClientGo(t *testing.T) {
 	denied := func(name string) *apiServer { return deniedServer(t, name) }
-	failed := func(code int32, reason metav1.StatusReason) *apiServer {
+	says := func(code int32, reason metav1.StatusReason, message string) *apiServer {
 		return statusServer(t, metav1.Status{
-			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "no",
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message,
 		})
 	}
+	failed := func(code int32, reason metav1.StatusReason) *apiServer { return says(code, reason, "no") }
 	for name, tc := range map[string]struct {
 		reason   string
 		server   *apiServer
@@ -113,7 +114,9 @@ func TestBind_ClientGo(t *testing.T) {
 		"Gone":         {reason: "the pod is deleted", server: failed(http.StatusNotFound, metav1.StatusReasonNotFound), want: Forget, requests: 1},
 		"TimedOut":     {reason: "the outcome is unknown", server: failed(http.StatusGatewayTimeout, metav1.StatusReasonTimeout), want: Repeat, delay: time.Second, requests: 1},
 		"Disconnected": {reason: "the request can have reached the API server", server: &apiServer{err: errors.New("connection lost")}, want: Repeat, delay: time.Second, requests: 1},
-		"NotCalled":    {reason: "no replica of Prebind answers", server: failed(http.StatusInternalServerError, metav1.StatusReasonInternalError), want: Reschedule, requests: 1},
+		"NotCalled":    {reason: "no replica of Prebind answers", server: says(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "pods-binding.prebind.dev": EOF`), want: Reschedule, requests: 1},
+		"OtherDenial":  {reason: "another webhook failed", server: says(http.StatusInternalServerError, metav1.StatusReasonUnknown, `admission webhook "x.example.com" denied the request: no`), want: Reschedule, requests: 1},
+		"Electing":     {reason: "etcd can have committed the write", server: says(http.StatusInternalServerError, metav1.StatusReasonUnknown, "etcdserver: leader changed"), want: Repeat, delay: time.Second, requests: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,8 +66,9 @@ func other(err error) (Next, time.Duration, error) {
 	}
 }
 
-// unknownOutcome returns whether the pod can have been bound: 502 to 504, an error of the network, or the end of the context.
+// unknownOutcome returns whether the pod can have been bound: an error of the API server that is not about a webhook, such as the election of
+// etcd's leader, or of the network, or the end of the context.
 func unknownOutcome(err error) bool {
 	var api apierrors.APIStatus
-	return !errors.As(err, &api) || api.Status().Code > http.StatusInternalServerError
+	return !errors.As(err, &api) || api.Status().Code >= http.StatusInternalServerError && !strings.Contains(api.Status().Message, " webhook \"")
 }
