@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/klog/v2"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
@@ -56,7 +55,6 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	}
 	for _, f := range result.Failures {
 		d.Warnings = append(d.Warnings, fmt.Sprintf("%s: mutator failed, its annotations and labels are left out: %v", f.Mutator, f.Err))
-		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
 	}
 	if c.Binding.UID == "" {
 		d.UID = c.pod.UID
@@ -113,6 +111,6 @@ func (c *call) waiting(s step) *framework.Error {
 // overBudget returns the answer to a bind that has waited for too long.
 func (c *call) overBudget(s step) *framework.Error {
 	err := framework.Refuse(s.waits[0].Object, "timed out after %s waiting for %s", c.budget, s.waits[0].For).
-		Advise("check the cause of the delay, or raise --prebind-timeout")
+		Advise("check the cause of the delay, or allow a longer wait by binder.prebind.dev/timeout, the rule of the namespace or --prebind-timeout")
 	return framework.AsError(cmp.Or(s.plugin, framework.Binder), err)
 }

@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,8 @@ const (
 	Settle = time.Second
 	// pace is the minimum time between two passes of a call.
 	pace = 20 * time.Millisecond
+	// paceOfRejection is the same while a call is about to be rejected, and takes no seat.
+	paceOfRejection = 100 * time.Millisecond
 	// readAgain is the pause after a write that failed for a reason that passes.
 	readAgain = 2 * time.Second
 )
@@ -69,10 +72,10 @@ type call struct {
 	asked map[string]bool
 	// late says that a PreBind has rejected late.
 	late bool
-	// leave gives the seat of the call back. It is nil if the call has none. size is the memory that it counts. held says that the hold has ended.
+	// leave gives the seat of the call back. It is nil if the call has none. size is its memory. full says that the call got no seat or memory.
 	leave func()
 	size  int
-	held  bool
+	full  bool
 	// reports is when an event reports the wait, or zero.
 	reports time.Time
 	// last is the last step that waited.
@@ -109,9 +112,13 @@ func (c *call) run(ctx context.Context) Decision {
 	}
 	held, cancel := context.WithTimeout(ctx, hold)
 	defer cancel()
+	defer context.AfterFunc(c.stopping, cancel)()
 	end := c.loop(held)
 	d := end.answer
 	d.Err = end.err
+	for _, f := range d.Failures {
+		klog.FromContext(ctx).Error(f.Err, "Mutator failed, leaving out its annotations and labels", "mutator", f.Mutator, "stack", f.Stack)
+	}
 	for _, r := range c.results {
 		d.Warnings = append(d.Warnings, r.verdict.Warnings...)
 	}
@@ -121,17 +128,18 @@ func (c *call) run(ctx context.Context) Decision {
 	if c.leave != nil {
 		c.leave()
 	}
+	c.seats.grow(c.Pod.Namespace, -c.size)
 	if c.DryRun {
 		return d
 	}
 	if d.Err != nil && d.Err.Kind == framework.KindWait {
 		d.RetryAfter = atOnce // It probably gets a seat again, in this replica or in another.
-		if !c.held && !errors.Is(d.Err, work.Stopped) && !errors.Is(d.Err, work.LeaseLost) {
+		if c.full {
 			d.RetryAfter = retryAfter(c.o.Clock.Since(c.first))
 		}
 		c.awaits(d.Err, end.first(), 1, d.RetryAfter)
-	} else { // The wait of the bind is over.
-		c.waits.cache.Remove(c.key)
+	} else {
+		c.waits.end(c.key, c.o.Clock.Now(), d.Err == nil && !d.PassThrough)
 	}
 	if c.entry != nil {
 		if !d.PassThrough {
@@ -199,6 +207,9 @@ func (c *call) loop(ctx context.Context) (end step) {
 			c.settles = time.Time{}
 		case c.settles.IsZero():
 			c.settles = now.Add(Settle)
+			if end, ok := ctx.Deadline(); ok && end.Sub(c.began) < 2*Settle { // The timeout of the client is so short that each call would end before.
+				c.settles = now.Add(end.Sub(now) / 2)
+			}
 		case !now.Before(c.settles):
 			next.do = finish
 		}
@@ -217,8 +228,7 @@ func (c *call) ended(ctx context.Context, s step) step {
 	if len(s.waits) > 0 && !c.o.Clock.Now().Before(c.first.Add(c.budget)) {
 		return s.end(c.overBudget(s))
 	}
-	c.held = true
-	return s.end(c.waiting(s).Because(context.Cause(ctx)))
+	return s.end(c.waiting(s).Because(cmp.Or(context.Cause(c.stopping), context.Cause(ctx))))
 }
 
 // pass reads the bind, calls Setup and PreFlight of every plugin that takes part, in order, and decides. A rejection of the
@@ -395,7 +405,9 @@ func (c *call) allow(ctx context.Context, late []int) step {
 	case err.Kind == framework.KindWait:
 		return c.failed(framework.Binder, err)
 	default:
-		return ends(err)
+		s := ends(err)
+		s.answer.Failures = d.Failures
+		return s
 	}
 	for _, i := range late {
 		r := c.results[i]

@@ -55,7 +55,9 @@ func TestBind_RequiredMutator(t *testing.T) {
 	})
 	in(t, requiring, func(t *testing.T, s *fixture) {
 		began := time.Now()
-		assert.Equal(t, framework.KindRefuse, s.post(t.Context()).Err.Kind)
+		d := s.post(t.Context())
+		assert.Equal(t, framework.KindRefuse, d.Err.Kind)
+		assert.Len(t, d.Failures, 1, "the metric counts it")
 		assert.Equal(t, Settle, time.Since(began))
 		assert.Zero(t, s.post(t.Context(), dryRun).RetryAfter)
 		assert.Equal(t, Settle, time.Since(began), "a dry run does not wait")

@@ -41,6 +41,9 @@ type Engine struct {
 	seats   seats
 	// draining is closed by drain.
 	draining chan struct{}
+	// stopping ends all calls. Stop ends it.
+	stopping context.Context //nolint:containedctx // It is that of the engine, not of a call.
+	stop     context.CancelCauseFunc
 	drain    func()
 }
 
@@ -71,10 +74,12 @@ func participants(plugins []framework.Plugin) []*participant {
 // New returns the engine. It starts nothing.
 func New(o Options) *Engine {
 	draining := make(chan struct{})
+	stopping, stop := context.WithCancelCause(context.Background()) //nolint:forbidigo // It ends with the engine.
 	return &Engine{
 		o: o, enabled: participants(o.Settings.Plugins), waits: newWaits(o.Clock),
 		work:     work.NewSet(o.Options),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
+		stopping: stopping, stop: stop,
 	}
 }
 
@@ -125,10 +130,11 @@ func (e *Engine) InFlight() []work.InFlight {
 // KindWait. It cannot be undone.
 func (e *Engine) Drain() { e.drain() }
 
-// Stop drains, ends the work without a rollback, and waits for it until the context
+// Stop drains, ends all calls and the work without a rollback, and waits for the work until the context
 // ends. The repeated calls reach another replica, which continues.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.drain()
+	e.stop(work.Stopped) // Else a write of a plugin could last longer than the process, and its client would get no answer.
 	return e.work.Stop(ctx)
 }
 

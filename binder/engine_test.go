@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -339,16 +340,103 @@ func TestBind_PodChanges(t *testing.T) {
 
 // TestBind_PodGrows: a pod that becomes large while it waits counts for the memory of its namespace.
 func TestBind_PodGrows(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *fixture) {
+	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) { // The cache has no large pods.
 		large := gen.Pod("web", gen.UID("pod-1"), gen.Label("large", strings.Repeat("x", maxHeld)))
 		time.AfterFunc(5*time.Second, func() { s.server.Put(large) })
 		began := time.Now()
 		d := s.post(t.Context())
 		require.NotNil(t, d.Err)
 		assert.Equal(t, framework.KindWait, d.Err.Kind)
-		assert.Less(t, time.Since(began), 6*time.Second, "the namespace has no memory left")
+		assert.GreaterOrEqual(t, d.RetryAfter, minRetry)
+		assert.LessOrEqual(t, time.Since(began), 6*time.Second, "the namespace has no memory left")
 		held, _ := s.seats.count(0)
 		assert.Zero(t, held)
+		assert.Empty(t, s.seats.size)
+	}, labelled())
+}
+
+// TestBind_RejectedLargePods: a call that is about to be rejected has no seat, but uses the memory of its namespace.
+func TestBind_RejectedLargePods(t *testing.T) {
+	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) {
+		s.server.Put(gen.Pod("web", gen.UID("pod-1"), gen.Label("large", strings.Repeat("x", maxHeld*2/3))))
+		var kinds [2]framework.Kind
+		var calls sync.WaitGroup
+		for i := range kinds {
+			calls.Go(func() { kinds[i] = s.post(t.Context()).Err.Kind })
+		}
+		calls.Wait()
+		assert.ElementsMatch(t, []framework.Kind{framework.KindRefuse, framework.KindWait}, kinds[:])
+		for s.seats.grow(s.pod.Namespace, maxHeld/2) {
+		}
+		var after time.Duration
+		for range 5 {
+			after = s.post(t.Context()).RetryAfter
+			pass(after)
+		}
+		assert.Greater(t, after, minRetry+minRetry/2, "each repeated call reads the pod")
+		s.seats.size = nil
+	}, rejecting())
+}
+
+// TestBind_ReadyLargePod: a bind that waits for nothing needs none of the memory.
+func TestBind_ReadyLargePod(t *testing.T) {
+	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) {
+		s.seats.grow(s.pod.Namespace, maxHeld)
+		assert.Nil(t, s.post(t.Context()).Err)
+		assert.Equal(t, framework.KindWait, s.post(t.Context(), annotated("binder.prebind.dev/require", "unknown")).Err.Kind, "the engine's rejections count")
+		s.seats.size = nil
+	})
+}
+
+// TestBind_ShortTimeout: a client with a short timeout is rejected, too.
+func TestBind_ShortTimeout(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *fixture) {
+		ctx, cancel := context.WithTimeout(t.Context(), Settle/2)
+		defer cancel()
+		assert.Equal(t, framework.KindRefuse, s.post(ctx).Err.Kind)
+	}, rejecting())
+}
+
+// TestStop_EndsCalls: a write of a plugin does not last longer than the process.
+func TestStop_EndsCalls(t *testing.T) {
+	hangs := framework.NewPlugin("hangs", func(ctx context.Context, _ framework.Reader, _ *framework.BindContext) (framework.Verdict, error) {
+		<-ctx.Done()
+		return framework.Verdict{}, context.Cause(ctx)
+	})
+	in(t, nil, func(t *testing.T, s *fixture) {
+		time.AfterFunc(time.Second, func() { assert.NoError(t, s.Stop(t.Context())) })
+		began := time.Now()
+		d := s.post(t.Context())
+		assert.Equal(t, atOnce, d.RetryAfter, "another replica continues: %v", d.Err)
+		assert.Equal(t, time.Second, time.Since(began))
+	}, hangs)
+}
+
+// TestBind_DryRunWithoutNode: no plugin was asked.
+func TestBind_DryRunWithoutNode(t *testing.T) {
+	in(t, func(o *Options) { o.Settings.Mode = ModeAudit }, func(t *testing.T, s *fixture) {
+		d := s.post(t.Context(), dryRun, func(r *Request) { r.Binding.Target.Name = "node-z" })
+		assert.Empty(t, d.Explanation.Plugins)
+		assert.Contains(t, d.Explanation.Refusal.Message, "not found")
+	}, labelled())
+}
+
+// TestBind_UnreadableNode: a read that fails for a moment does not make a bind late that has waited for long.
+func TestBind_UnreadableNode(t *testing.T) {
+	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) {
+		for range 4 {
+			d := s.post(t.Context())
+			require.Equal(t, framework.KindWait, d.Err.Kind)
+			pass(d.RetryAfter)
+		}
+		busy := time.Now().Add(10 * time.Second)
+		s.live.Before = func(fakeapi.Call) error {
+			if time.Now().After(busy) {
+				return apierrors.NewTooManyRequests("busy", 1)
+			}
+			return nil
+		}
+		assert.Equal(t, atOnce, s.post(t.Context()).RetryAfter)
 	}, labelled())
 }
 

@@ -54,7 +54,7 @@ func (c *call) reportWait(err *framework.Error) {
 func (c *call) event(err *framework.Error, kind, reason, note string) {
 	// The recorder counts events with the same reason and the same related object as one.
 	var about runtime.Object
-	if err != nil && err.Object.Name != "" {
+	if err != nil && err.Object.Name != "" && c.node != nil { // Clients can invent any number of nodes.
 		about = &corev1.ObjectReference{Kind: err.Object.Kind, Namespace: err.Object.Namespace, Name: err.Object.Name}
 	}
 	c.work.Report(c.pod, c.key.Node, about, kind, reason, note)

@@ -25,7 +25,7 @@ func (c *call) explained(d Decision) Decision {
 		asked[r.plugin.name] = r
 	}
 	for _, p := range c.plugins {
-		if c.pod == nil {
+		if c.node == nil {
 			break // The bind ended before PreFlight.
 		}
 		of := PluginExplanation{Name: p.name, Verdict: PluginNotAsked}
@@ -89,6 +89,8 @@ func auditOnly(d Decision) Decision {
 	a := &Audit{Kind: d.Kind(), Err: d.Err}
 	out := Decision{Audit: a, Explanation: d.Explanation}
 	switch x := d.Explanation; {
+	case d.Err != nil && d.Err.Kind == framework.KindWait:
+		out.Warnings = []string{"audit: the bind would wait: " + d.Err.Error()}
 	case d.Err != nil:
 		out.Warnings = []string{"audit: the bind would be rejected (" + a.Kind + "): " + d.Err.Error()}
 	case x.Verdict == VerdictWait:

@@ -24,21 +24,34 @@ const (
 
 // take takes a seat, and returns the function that gives it back, or nil if there is none.
 func (c *call) take(ctx context.Context) (leave func()) {
-	first := c.size == 0
-	c.size = heldSize(c.pod, c.Binding)
-	seat := c.seats.take(c.User, c.settings.MaxHolds, c.Pod.Namespace, c.size)
+	seat := c.seats.take(c.User, c.settings.MaxHolds)
 	if seat == nil {
+		c.full = true
 		c.o.Recorder.HoldRefused()
 		return nil
 	}
 	_, ended := c.o.Recorder.Step(ctx, work.Step{Name: work.StepHold, Pod: c.Pod, Node: c.key.Node})
-	if first {
-		c.reports = c.o.Clock.Now().Add(reportAfter)
-	}
+	c.reports = c.o.Clock.Now().Add(reportAfter)
 	return func() {
 		ended(nil)
 		seat()
 	}
+}
+
+// fits returns whether the namespace has enough memory left for the Binding, and the pod if the call has its own copy. A call that is about to
+// be rejected has no seat, but needs memory, too.
+func (c *call) fits() bool {
+	size := c.Binding.Size()
+	if !c.podRead.IsZero() {
+		size += c.pod.Size()
+	}
+	if grown := size - c.size; grown > 0 && !c.seats.grow(c.Pod.Namespace, grown) {
+		c.full = true
+		c.o.Recorder.HoldRefused()
+		return false
+	}
+	c.size = max(c.size, size)
+	return true
 }
 
 // awaits records what the call waits for, and the answer if it ended now. Over is 1 if it has ended. Then the next one is expected after
@@ -49,7 +62,7 @@ func (c *call) awaits(err *framework.Error, wait framework.Wait, over int, next 
 	}
 	c.waits.change(c.key, c.first, func(w *waited) {
 		w.calls += over
-		w.next = next
+		w.next, w.allowed = next, time.Time{}
 		w.pod, w.waiting, w.wait, w.budget = c.Pod, err, wait, c.budget
 	})
 }
@@ -76,16 +89,15 @@ func (c *call) wait(ctx context.Context, s step) step {
 	now := c.o.Clock.Now()
 	until := c.settles
 	c.last = s
+	end := c.first.Add(c.budget)
+	if s.do == wait && !now.Before(end) {
+		return s.end(c.overBudget(s))
+	}
+	if !c.fits() {
+		return s.end(framework.NotYet(podObject(c.Pod), "waiting Bindings and large pods of the namespace use %d MiB", maxHeld>>20).Advise("retry the Binding"))
+	}
 	if s.do == wait {
-		end := c.first.Add(c.budget)
-		if !now.Before(end) {
-			return s.end(c.overBudget(s))
-		}
 		err := c.waiting(s)
-		if c.leave != nil && heldSize(c.pod, c.Binding) > c.size { // The pod has grown.
-			c.leave()
-			c.leave = nil
-		}
 		if c.leave == nil {
 			if c.leave = c.take(ctx); c.leave == nil {
 				return s.end(err)
@@ -106,7 +118,11 @@ func (c *call) wait(ctx context.Context, s step) step {
 			until = sooner
 		}
 	}
-	timer := c.o.Clock.NewTimer(max(until.Sub(now), pace))
+	pause := pace
+	if s.do == reject {
+		pause = paceOfRejection
+	}
+	timer := c.o.Clock.NewTimer(max(until.Sub(now), pause))
 	defer timer.Stop()
 	select {
 	case <-c.changes.C():
@@ -116,7 +132,7 @@ func (c *call) wait(ctx context.Context, s step) step {
 	case <-ctx.Done():
 	}
 	clear(c.asked)
-	if left := pace - c.o.Clock.Since(now); left > 0 {
+	if left := pause - c.o.Clock.Since(now); left > 0 {
 		select {
 		case <-c.o.Clock.After(left):
 		case <-ctx.Done():

@@ -7,21 +7,17 @@ import (
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // maxExempt is the maximum number of calls held for clients whose calls the API server exempts from its concurrency limits. Such
 // a call costs only memory and a connection, of which the server accepts 1,024: a replica that held 512 had 97 MB.
 const maxExempt = 512
 
-// maxHeld is the maximum size of the large pods and Bindings of one namespace that held calls keep in memory, in bytes. Pods of the
-// cache, which are smaller than maxCached, are shared.
-const (
-	maxHeld   = 16 << 20
-	maxCached = 64 << 10
-)
+// maxHeld is the maximum size of the Bindings of one namespace and of the pods that their calls have read themselves, in bytes. Pods of the
+// cache, which has no large ones, are shared.
+const maxHeld = 16 << 20
 
-// seats counts the calls that are held in this replica, and the memory that they need by namespace. It is safe for concurrent use.
+// seats counts the calls that are held in this replica, and the memory of all calls by namespace. It is safe for concurrent use.
 type seats struct {
 	mu              sync.Mutex
 	regular, exempt int
@@ -37,31 +33,39 @@ func (s *seats) setExempt(is func(authenticationv1.UserInfo) bool) {
 	s.isExempt = is
 }
 
-// take takes a seat if the user's kind of calls has one left and the namespace has memory left. It returns the function that gives
-// the seat back, or nil.
-func (s *seats) take(user authenticationv1.UserInfo, maxHolds int, namespace string, size int) (leave func()) {
+// take takes a seat if the user's kind of calls has one left. It returns the function that gives the seat back, or nil.
+func (s *seats) take(user authenticationv1.UserInfo, maxHolds int) (leave func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, most := &s.regular, maxHolds
 	if s.isExempt != nil && s.isExempt(user) {
 		held, most = &s.exempt, maxExempt
 	}
-	if *held >= most || size > 0 && s.size[namespace]+size > maxHeld {
+	if *held >= most {
 		return nil
 	}
-	if s.size == nil {
-		s.size = map[string]int{}
-	}
 	*held++
-	s.size[namespace] += size
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		*held--
-		if s.size[namespace] -= size; s.size[namespace] == 0 {
-			delete(s.size, namespace)
-		}
 	}
+}
+
+// grow adds to the memory of the namespace, if it has that much left. A negative size gives it back.
+func (s *seats) grow(namespace string, size int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if size > 0 && s.size[namespace]+size > maxHeld {
+		return false
+	}
+	if s.size == nil {
+		s.size = map[string]int{}
+	}
+	if s.size[namespace] += size; s.size[namespace] == 0 {
+		delete(s.size, namespace)
+	}
+	return true
 }
 
 // count returns how many calls are held, and how many can be.
@@ -72,13 +76,4 @@ func (s *seats) count(maxHolds int) (held, most int) {
 		maxHolds += maxExempt
 	}
 	return s.regular + s.exempt, maxHolds
-}
-
-// heldSize returns the memory that a held call needs only for itself, in bytes.
-func heldSize(pod *corev1.Pod, b *corev1.Binding) int {
-	size := b.Size()
-	if podSize := pod.Size(); podSize > maxCached {
-		size += podSize
-	}
-	return size
 }

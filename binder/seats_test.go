@@ -15,7 +15,7 @@ func TestSeats(t *testing.T) {
 	s := seats{isExempt: func(u authenticationv1.UserInfo) bool { return u.Username == "exempt" }}
 	count := func(user string) (taken int, leave func()) {
 		for {
-			next := s.take(authenticationv1.UserInfo{Username: user}, 3, "a", 0)
+			next := s.take(authenticationv1.UserInfo{Username: user}, 3)
 			if next == nil {
 				return taken, leave
 			}
@@ -41,14 +41,12 @@ func TestSeats(t *testing.T) {
 // TestSeats_MemoryOfANamespace: large pods and Bindings of one tenant take no memory from another one.
 func TestSeats_MemoryOfANamespace(t *testing.T) {
 	var s seats
-	const large = 1 << 20
-	leave := s.take(authenticationv1.UserInfo{}, 100, "a", large)
-	for range maxHeld/large - 1 {
-		assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "a", large))
-	}
-	assert.Nil(t, s.take(authenticationv1.UserInfo{}, 100, "a", large), "the limit of the namespace")
-	assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "a", 0), "a pod of the cache needs no memory")
-	assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "b", large), "another namespace has its own limit")
-	leave()
-	assert.NotNil(t, s.take(authenticationv1.UserInfo{}, 100, "a", large), "a call that ends gives its memory back")
+	assert.True(t, s.grow("a", maxHeld-1))
+	assert.False(t, s.grow("a", 2), "the limit of the namespace")
+	assert.True(t, s.grow("b", 2), "another namespace has its own limit")
+	s.grow("a", 1-maxHeld)
+	s.grow("b", -2)
+	assert.True(t, s.grow("a", maxHeld), "a call that ends gives its memory back")
+	s.grow("a", -maxHeld)
+	assert.Empty(t, s.size)
 }

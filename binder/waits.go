@@ -16,8 +16,8 @@ import (
 	"github.com/prebind/prebind/internal/work"
 )
 
-// rememberWaits is the number of binds that are remembered.
-const rememberWaits = 10_000
+// rememberWaits is the number of binds that are remembered. If more wait, their budgets begin again with each call.
+const rememberWaits = 50_000
 
 // waited describes the calls for one bind since it was rejected last.
 type waited struct {
@@ -32,6 +32,8 @@ type waited struct {
 	budget  time.Duration
 	// next is when the next call is expected, from the last change on.
 	next time.Duration
+	// allowed is when the bind was allowed first after it waited last, or zero.
+	allowed time.Time
 	// reported is when an event last reported the wait, and object the object that it named.
 	reported time.Time
 	object   framework.Object
@@ -63,6 +65,25 @@ func (w *waits) change(key work.Key, began time.Time, change func(*waited)) {
 	known := w.before(key, began)
 	change(&known)
 	w.cache.Add(key, known, known.next+work.AbandonAfter)
+}
+
+// end forgets the bind. If it was allowed, the time of its wait is kept as long as its work: the API server calls again if a later webhook changes
+// the Binding, and the client if the bind fails. A wait that timed out with Allow must then not begin again.
+func (w *waits) end(key work.Key, now time.Time, allowed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found, _ := w.cache.Get(key)
+	known, ok := found.(waited)
+	if known.allowed.IsZero() {
+		known.allowed = now
+	}
+	left := framework.BindSettles - now.Sub(known.allowed)
+	if !ok || !allowed || left <= 0 {
+		w.cache.Remove(key)
+		return
+	}
+	known.waiting, known.wait = nil, framework.Wait{}
+	w.cache.Add(key, known, left)
 }
 
 // all returns the binds that wait. It removes those that have expired, which the cache keeps until they are asked for.
