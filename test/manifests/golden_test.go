@@ -58,10 +58,14 @@ func TestRenderedChart(t *testing.T) {
 		"components": {
 			values: []string{
 				"createNamespace=true", "clientCA.enabled=true", "annotationPolicy.enabled=true", "explainRole.enabled=true",
-				"monitoring.enabled=true", "prebindPlugins.policy.enabled=true", "mutators.device-info.enabled=true",
+				"prebindPlugins.policy.enabled=true", "mutators.device-info.enabled=true",
 			},
 			like: kustomization(t, overlay(t, firstInstall, "client-ca", "annotation-policy", "explain",
-				"monitoring", "plugins/policy", "mutators/device-info")),
+				"plugins/policy", "mutators/device-info")),
+		},
+		"monitoring": {
+			values: []string{"createNamespace=true", "config.mode=Enforce", "failurePolicy=Fail", "monitoring.enabled=true"},
+			like:   kustomization(t, overlay(t, everything, "monitoring")),
 		},
 		"values": {
 			values: []string{"config.budgets.prebindTimeout=5m,config.arguments.topology.labels={example.com/rack},mutators.bind-info.enabled=true,prebindPlugins.device.enabled=false," +

@@ -145,6 +145,7 @@ func TestAlerts(t *testing.T) {
 			"half":       "prebind_policy_results_total{policy=\"a\",mode=\"enforce\",result=\"rejected\"} 0+30x30\nprebind_policy_results_total{policy=\"a\",mode=\"enforce\",result=\"allowed\"} 0+30x30",
 			"audit":      `prebind_policy_results_total{policy="a",mode="audit",result="rejected"} 0+30x30`,
 			"one a hour": `prebind_policy_results_total{policy="a",mode="enforce",result="rejected"} 0x29 1`,
+			"one pod":    `prebind_policy_results_total{policy="a",mode="enforce",result="rejected"} 0+6x30`, // With kube-scheduler's backoff.
 		}},
 		"PrebindPolicyNotReady": {fires: `prebind_policies{state="not_ready"} 1x30`, not: map[string]string{
 			"ready": "prebind_policies{state=\"not_ready\"} 0x30\nprebind_policies{state=\"in_force\"} 3x30",

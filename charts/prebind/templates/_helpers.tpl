@@ -112,6 +112,15 @@ subjects:
 {{ toYaml $config }}
 {{- end }}
 
+{{/* "true" if Prebind only reports in all namespaces. */}}
+{{- define "prebind.audits" -}}
+{{- $modes := list (.Values.config.mode | default "Enforce") -}}
+{{- range .Values.config.namespaces -}}
+{{- $modes = append $modes (.mode | default "Audit") -}}
+{{- end -}}
+{{- if not (has "Enforce" $modes) -}}true{{- end -}}
+{{- end }}
+
 {{/* Checks of the values that the schema cannot express. */}}
 {{- define "prebind.check" -}}
 {{- if and (eq .Values.certificates.mode "files") (not .Values.certificates.files.caBundle) -}}
