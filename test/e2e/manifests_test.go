@@ -154,10 +154,13 @@ func testOperator(t *testing.T, w *world) {
 			b := newBench(t, w, tc.labels)
 			pod := gen.Pod("pod", gen.InNamespace(b.ns), gen.Scheduler(cluster.DefaultScheduler), gen.EndsAtOnce())
 			template := &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
-			operator.Template(template, "busybox:1.37")
+			operator.Template(template, "busybox:1.37", false)
 			pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
 			require.NoError(t, c.Create(t.Context(), pod))
 			bound := b.untilBound()
+			installed, err := operator.Installed(t.Context(), c, b.ns)
+			require.NoError(t, err)
+			assert.Equal(t, name == "With", installed)
 			require.NoError(t, operator.Supply(t.Context(), c, c, bound, cluster.RackLabel))
 			require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(bound), bound))
 			rack := b.node(bound.Spec.NodeName).Labels[cluster.RackLabel]

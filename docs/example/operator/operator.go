@@ -13,16 +13,24 @@ import (
 	"fmt"
 	"slices"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
-	// selectingLabel of a pod selects it for the policy rack-awareness, and prebindAnnotation is the annotation that the policy writes.
+	// policyName is the name of the policy, selectingLabel that of the label of its pods, and prebindAnnotation the annotation that it writes.
+	policyName        = "rack-awareness"
 	selectingLabel    = "rack-awareness"
-	prebindAnnotation = "rack-awareness.policy.prebind.dev/rack"
+	prebindAnnotation = policyName + ".policy.prebind.dev/rack"
+	// requireAnnotation makes Prebind reject the bind if the plugin policy is off.
+	requireAnnotation = "binder.prebind.dev/require"
 	// ownAnnotation is the annotation that Supply writes. After a pod is created, the API server rejects changes of Prebind's keys.
 	ownAnnotation = "store.example.com/rack"
 	// volumeName is the name of the volume, and directory its path in the containers. The file prebind has the rack, or else the file operator.
@@ -33,9 +41,14 @@ const (
 // Template changes the template of the pods: the policy selects them, their containers have the rack in a file of /etc/rack, and the
 // first init container waits until a file is not empty. Its image has a shell, such as busybox or that of the store; its user and seccomp profile
 // are those of the pod. Template removes values from the template's annotations, which its author could have written, and replaces a volume
-// with its name. Call it on a template that the operator builds, without defaults of the API server.
-func Template(template *corev1.PodTemplateSpec, image string) {
+// with its name. Call it on a template that the operator builds, without defaults of the API server. With require, pods that were bound without
+// Prebind do not start: take it from the custom resource, because its change restarts the store.
+func Template(template *corev1.PodTemplateSpec, image string, require bool) {
 	metav1.SetMetaDataLabel(&template.ObjectMeta, selectingLabel, "true")
+	delete(template.Annotations, requireAnnotation)
+	if require {
+		metav1.SetMetaDataAnnotation(&template.ObjectMeta, requireAnnotation, "policy")
+	}
 	delete(template.Annotations, prebindAnnotation)
 	delete(template.Annotations, ownAnnotation)
 	spec := &template.Spec
@@ -67,7 +80,8 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 
 // Supply writes the rack of the node, or else its zone, to a pod that was bound without it, as the policy rack-awareness does. Call it
 // whenever a pod of the operator changes. Label is the label of nodes, such as example.com/rack. For ErrNoRack, set a condition and requeue
-// after a minute: the pod waits, and nothing reports a change of the node. Ignore a conflict, because the watch reports the newer pod, and a node
+// after a minute: the pod waits, and nothing reports a change of the node. For ErrUnprepared, set a condition: the pod waits until somebody
+// deletes it. Ignore a conflict, because the watch reports the newer pod, and a node
 // that is not found. Supply does not change its argument.
 //
 // Pods is the manager's GetClient, and nodes its GetAPIReader: the client would list and watch all nodes.
@@ -77,6 +91,9 @@ func Template(template *corev1.PodTemplateSpec, image string) {
 func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *corev1.Pod, label string) error {
 	if pod.Spec.NodeName == "" || Rack(pod) != "" || pod.DeletionTimestamp != nil {
 		return nil
+	}
+	if pod.Annotations[requireAnnotation] != "" {
+		return fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, ErrUnprepared)
 	}
 	node := &corev1.Node{}
 	if err := nodes.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, node); err != nil {
@@ -93,8 +110,12 @@ func Supply(ctx context.Context, pods client.Writer, nodes client.Reader, pod *c
 	return fmt.Errorf("pod %s/%s on node %s: %w: neither the label %s nor %s", pod.Namespace, pod.Name, node.Name, ErrNoRack, label, corev1.LabelTopologyZone)
 }
 
-// ErrNoRack means that the node has no rack.
-var ErrNoRack = errors.New("the node has no rack")
+var (
+	// ErrNoRack means that the node has no rack.
+	ErrNoRack = errors.New("the node has no rack")
+	// ErrUnprepared means that a pod that requires Prebind was bound without it.
+	ErrUnprepared = errors.New("bound without Prebind, which it requires: remove the cause, then delete the pod")
+)
 
 // Rack returns the rack of the pod, or "" if it has none yet.
 func Rack(pod *corev1.Pod) string {
@@ -102,4 +123,49 @@ func Rack(pod *corev1.Pod) string {
 		return rack
 	}
 	return pod.Annotations[ownAnnotation]
+}
+
+// Installed returns true if the API server sends the binds of the namespace to Prebind, the plugin policy is installed, and the policy
+// rack-awareness is Ready and enforces. It does not see whether replicas answer, or Prebind's mode. Reader is the manager's GetAPIReader. Errors are those of the API server.
+//
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=prebind-policy,verbs=get
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,resourceNames=rack-awareness,verbs=get
+func Installed(ctx context.Context, reader client.Reader, namespace string) (bool, error) {
+	var configuration admissionregistrationv1.MutatingWebhookConfiguration
+	if err := reader.Get(ctx, client.ObjectKey{Name: "prebind"}, &configuration); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	var ns corev1.Namespace
+	if err := reader.Get(ctx, client.ObjectKey{Name: namespace}, &ns); err != nil {
+		return false, err
+	}
+	for _, webhook := range configuration.Webhooks {
+		called, err := metav1.LabelSelectorAsSelector(webhook.NamespaceSelector)
+		if err != nil || !called.Matches(labels.Set(ns.Labels)) {
+			return false, err
+		}
+	}
+	// Without the plugin, policies can stay Ready for good.
+	if err := reader.Get(ctx, client.ObjectKey{Name: "prebind-policy"}, &admissionregistrationv1.ValidatingWebhookConfiguration{}); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	policy := &unstructured.Unstructured{}
+	policy.SetGroupVersionKind(schema.GroupVersionKind{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"})
+	if err := reader.Get(ctx, client.ObjectKey{Name: policyName}, policy); meta.IsNoMatchError(err) {
+		return false, nil // The CustomResourceDefinition does not exist.
+	} else if err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	mode, _, _ := unstructured.NestedString(policy.Object, "spec", "mode")
+	observed, _, _ := unstructured.NestedInt64(policy.Object, "status", "observedGeneration")
+	if mode == "Audit" || observed != policy.GetGeneration() {
+		return false, nil
+	}
+	conditions, _, err := unstructured.NestedSlice(policy.Object, "status", "conditions")
+	return slices.ContainsFunc(conditions, func(c any) bool {
+		condition, _ := c.(map[string]any)
+		return condition["type"] == "Ready" && condition["status"] == "True"
+	}), err
 }

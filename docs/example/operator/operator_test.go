@@ -8,11 +8,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 func TestTemplate(t *testing.T) {
@@ -24,12 +28,12 @@ func TestTemplate(t *testing.T) {
 			Volumes:        []corev1.Volume{{Name: "data"}},
 		},
 	}
-	Template(template, "busybox:1.37")
+	Template(template, "busybox:1.37", true)
 	once := template.DeepCopy()
-	Template(template, "busybox:1.37")
+	Template(template, "busybox:1.37", true)
 	assert.Equal(t, once, template, "a second call changes nothing")
 	assert.Equal(t, map[string]string{"rack-awareness": "true"}, template.Labels)
-	assert.Equal(t, map[string]string{"kept": "yes"}, template.Annotations)
+	assert.Equal(t, map[string]string{"kept": "yes", requireAnnotation: "policy"}, template.Annotations)
 	require.Len(t, template.Spec.InitContainers, 2)
 	assert.Equal(t, "wait-for-rack", template.Spec.InitContainers[0].Name)
 	mount := corev1.VolumeMount{Name: "rack", MountPath: "/etc/rack", ReadOnly: true}
@@ -37,6 +41,8 @@ func TestTemplate(t *testing.T) {
 		assert.Contains(t, c.VolumeMounts, mount, c.Name)
 	}
 	assert.Len(t, template.Spec.Volumes, 2)
+	Template(template, "busybox:1.37", false)
+	assert.Equal(t, map[string]string{"kept": "yes"}, template.Annotations)
 }
 
 func TestSupply(t *testing.T) {
@@ -53,6 +59,7 @@ func TestSupply(t *testing.T) {
 		"Label":    {node: "node-1", labels: map[string]string{"example.com/rack": "r7", corev1.LabelTopologyZone: "a"}, want: "r7"},
 		"Zone":     {node: "node-1", labels: map[string]string{"example.com/rack": "", corev1.LabelTopologyZone: "a"}, want: "a"},
 		"Neither":  {node: "node-1", fails: ErrNoRack.Error()},
+		"Required": {node: "node-1", annotations: map[string]string{requireAnnotation: "policy"}, fails: ErrUnprepared.Error()},
 		"NodeGone": {node: "node-2", fails: "not found"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,4 +85,45 @@ func TestSupply(t *testing.T) {
 		read.ResourceVersion, read.Spec.NodeName = "1", "node-1"
 		assert.True(t, apierrors.IsConflict(Supply(t.Context(), c, c, read, "example.com/rack")), "another pod may have the name")
 	})
+}
+
+func TestInstalled(t *testing.T) {
+	scheme := runtime.NewScheme()
+	require.NoError(t, corev1.AddToScheme(scheme))
+	require.NoError(t, admissionregistrationv1.AddToScheme(scheme))
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	webhook := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "prebind"},
+		Webhooks: []admissionregistrationv1.MutatingWebhook{{NamespaceSelector: &metav1.LabelSelector{
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "prebind.dev/exempt", Operator: metav1.LabelSelectorOpDoesNotExist}},
+		}}}}
+	plugin := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "prebind-policy"}}
+	policy := func(status metav1.ConditionStatus) *v1alpha1.BindPolicy {
+		return &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness", Generation: 2},
+			Status: v1alpha1.BindPolicyStatus{ObservedGeneration: 2, Conditions: []metav1.Condition{{Type: "Ready", Status: status}}}}
+	}
+	exempt, audited, edited := map[string]string{"prebind.dev/exempt": ""}, policy(metav1.ConditionTrue), policy(metav1.ConditionTrue)
+	audited.Spec.Mode, edited.Generation = v1alpha1.ModeAudit, 3
+	for name, tc := range map[string]struct {
+		labels  map[string]string
+		objects []client.Object
+		want    bool
+	}{
+		"Nothing":   {},
+		"NoWebhook": {objects: []client.Object{plugin, policy(metav1.ConditionTrue)}},
+		"NoPlugin":  {objects: []client.Object{webhook, policy(metav1.ConditionTrue)}},
+		"NoPolicy":  {objects: []client.Object{webhook, plugin}},
+		"NotReady":  {objects: []client.Object{webhook, plugin, policy(metav1.ConditionFalse)}},
+		"Exempt":    {labels: exempt, objects: []client.Object{webhook, plugin, policy(metav1.ConditionTrue)}},
+		"Audit":     {objects: []client.Object{webhook, plugin, audited}},
+		"Edited":    {objects: []client.Object{webhook, plugin, edited}},
+		"Installed": {objects: []client.Object{webhook, plugin, policy(metav1.ConditionTrue)}, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: tc.labels}}
+			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(tc.objects, namespace)...).Build()
+			got, err := Installed(t.Context(), c, "shop")
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, got)
+		})
+	}
 }
