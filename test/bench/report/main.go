@@ -193,7 +193,7 @@ func resultsOf(data []samples) []result {
 // markdown returns the number of results that meet their target, those that any run missed, and how many rows repeat within the stated
 // range.
 func markdown(results []result) string {
-	var missed strings.Builder
+	var missed, differ strings.Builder
 	targets, met, repeated, within := 0, 0, 0, 0
 	for _, r := range results {
 		if verdict := r.judge(r.value); verdict != "" {
@@ -210,11 +210,12 @@ func markdown(results []result) string {
 			repeated, within = repeated+1, within+1
 		case "no":
 			repeated++
+			fmt.Fprintf(&differ, "- %d %s: %s%s\n", r.number, r.what, r.eachRun(), r.unit)
 		}
 	}
 	return fmt.Sprintf("%d of %d targets are met by the median of all rounds. At least one run missed these, with the number of their row:\n\n%s"+
-		"\n%d of %d repeated rows differ by less than a factor of %g between runs (times and p99 values: %g).\n",
-		met, targets, missed.String(), within, repeated, spread, spreadOfTimes)
+		"\nExpect your ratios within a factor of %g of these results, and absolute values and p99 within %g. All runs of %d of %d rows were. The others:\n\n%s",
+		met, targets, missed.String(), spreadOfRatios, spreadOfAbsolute, within, repeated, differ.String())
 }
 
 // replace returns the text with another list between the markers of the name.

@@ -317,24 +317,24 @@ func (r row) result(data []samples) (result, bool) {
 	return found, true
 }
 
-// The stated range: results of different runs differ by less than this factor. Times and p99 values vary most.
+// The stated range: each run differs from the result by less than this factor. Absolute values follow the speed of the machine.
 const (
-	spread        = 1.5
-	spreadOfTimes = 3.0
+	spreadOfRatios   = 1.5
+	spreadOfAbsolute = 3.0
 )
 
 // repeatable returns yes if the results of several runs are within the stated range or look the same, no if not, and an empty string for
 // one run.
 func (r result) repeatable() string {
-	factor := spread
-	if r.unit == " ms" || r.unit == " s" || strings.Contains(r.what, "p99") {
-		factor = spreadOfTimes
+	factor := spreadOfAbsolute
+	if r.unit == times && !strings.Contains(r.what, "p99") {
+		factor = spreadOfRatios
 	}
 	lowest, highest := slices.Min(r.runs), slices.Max(r.runs)
 	switch {
 	case len(r.runs) < 2:
 		return ""
-	case highest < factor*lowest, fmt.Sprintf("%.2f", lowest) == fmt.Sprintf("%.2f", highest):
+	case highest < factor*r.value && r.value < factor*lowest, fmt.Sprintf("%.2f", lowest) == fmt.Sprintf("%.2f", highest):
 		return "yes"
 	default:
 		return "no"
