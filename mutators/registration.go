@@ -7,7 +7,7 @@ import "github.com/prebind/prebind/config/v1alpha1"
 
 // Registration describes a mutator. Name, Description, and New are required.
 type Registration struct {
-	// Name is in kebab-case. The mutator that New returns must have the same name.
+	// Name is in kebab-case. Prefix it, such as acme-rack. The mutator that New returns must have the same name.
 	Name string
 	// Description is one line in the output of 'prebind plugins'.
 	Description string

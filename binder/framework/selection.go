@@ -19,11 +19,14 @@ import (
 //
 // A plugin reads an object by its name, or lists the objects with one value, through the reader of SetupBindContextExtension:
 //
-//	agents := framework.Selection{Name: "my-plugin/agents", Example: &corev1.Pod{}, Labels: …, Value: …} // As in Registration.Selections.
-//	pod, err := framework.Get(ctx, reader, &corev1.Pod{}, namespace, name, agents)
+//	agents := framework.Selection{ // As in Registration.Selections.
+//		Name: "my-plugin/agents", Example: &corev1.Pod{}, Namespace: "agents", Labels: labels.SelectorFromSet(labels.Set{"app": "agent"}),
+//		Value: func(o client.Object) string { return o.(*corev1.Pod).Spec.NodeName },
+//	}
+//	pod, err := framework.Get(ctx, reader, &corev1.Pod{}, "agents", name, agents)
 //	err := reader.List(ctx, &pods, agents.Where(node.Name))
 //
-// A call that waits decides again when this object, or an object with this value, changes.
+// With Namespace, a Role there suffices. A call that waits decides again when this object, or an object with this value, changes.
 // The live reader sends the same selectors to the API server with a list, and ignores the selection otherwise.
 type Selection struct {
 	// Name begins with the name of the plugin and a slash. It is unique. Two selections with
