@@ -4,7 +4,6 @@
 package binder
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -222,15 +221,6 @@ func (c *call) loop(ctx context.Context) (end step) {
 	}
 }
 
-// ended returns the end of a call whose hold has ended while it waited as in the step. Writes can last until the end of each call, so it also
-// checks the budget.
-func (c *call) ended(ctx context.Context, s step) step {
-	if len(s.waits) > 0 && !c.o.Clock.Now().Before(c.first.Add(c.budget)) {
-		return s.end(c.overBudget(s))
-	}
-	return s.end(c.waiting(s).Because(cmp.Or(context.Cause(c.stopping), context.Cause(ctx))))
-}
-
 // pass reads the bind, calls Setup and PreFlight of every plugin that takes part, in order, and decides. A rejection of the
 // engine counts like that of a plugin.
 func (c *call) pass(ctx context.Context) step {
@@ -370,24 +360,6 @@ func (c *call) write(ctx context.Context, s step) step {
 		}
 	}
 	return step{do: repeat}
-}
-
-// failed returns what to do after the error of a write or of an allowance.
-func (c *call) failed(plugin string, err error) step {
-	var own *framework.Error
-	switch {
-	case errors.Is(err, work.Closing):
-		return step{do: wait, waits: []framework.Wait{{Object: podObject(c.Pod), For: "the rollback of an earlier attempt"}}}
-	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped): // No bind may rely on the work of this replica.
-		return step{do: finish, err: framework.NotYet(podObject(c.Pod), "%v", err).Because(err).Advise("retry the Binding")}
-	case errors.As(err, &own) && own.Kind == framework.KindWait:
-		// The cache is behind, or the API server is slow.
-		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.o.Clock.Now().Add(readAgain)}
-		c.last = step{do: wait, waits: []framework.Wait{w}, plugin: plugin, until: w.Until}
-		return c.last
-	default:
-		return step{do: finish, err: framework.AsError(plugin, err)}
-	}
 }
 
 // allow builds the answer, which can still be a rejection, calls Reserve of the plugins with late writes, and records that the call is

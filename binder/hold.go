@@ -4,7 +4,9 @@
 package binder
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -142,6 +144,33 @@ func (c *call) wait(ctx context.Context, s step) step {
 		return c.ended(ctx, s)
 	}
 	return step{do: repeat}
+}
+
+// ended returns the end of a call whose hold has ended while it waited as in the step. Writes can last until the end of each call, so it also
+// checks the budget.
+func (c *call) ended(ctx context.Context, s step) step {
+	if len(s.waits) > 0 && !c.o.Clock.Now().Before(c.first.Add(c.budget)) {
+		return s.end(c.overBudget(s))
+	}
+	return s.end(c.waiting(s).Because(cmp.Or(context.Cause(c.stopping), context.Cause(ctx))))
+}
+
+// failed returns what to do after the error of a write or of an allowance.
+func (c *call) failed(plugin string, err error) step {
+	var own *framework.Error
+	switch {
+	case errors.Is(err, work.Closing):
+		return step{do: wait, waits: []framework.Wait{{Object: podObject(c.Pod), For: "the rollback of an earlier attempt"}}}
+	case errors.Is(err, work.LeaseLost), errors.Is(err, work.Stopped): // No bind may rely on the work of this replica.
+		return step{do: finish, err: framework.NotYet(podObject(c.Pod), "%v", err).Because(err).Advise("retry the Binding")}
+	case errors.As(err, &own) && own.Kind == framework.KindWait:
+		// The cache is behind, or the API server is slow.
+		w := framework.Wait{Object: own.Object, For: own.Message, Until: c.o.Clock.Now().Add(readAgain)}
+		c.last = step{do: wait, waits: []framework.Wait{w}, plugin: plugin, until: w.Until}
+		return c.last
+	default:
+		return step{do: finish, err: framework.AsError(plugin, err)}
+	}
 }
 
 // observe reports to observers what the bind waits for, if that has changed.
