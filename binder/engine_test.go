@@ -6,7 +6,6 @@ package binder
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -336,56 +335,6 @@ func TestBind_PodChanges(t *testing.T) {
 			}, labelled())
 		})
 	}
-}
-
-// TestBind_PodGrows: a pod that becomes large while it waits counts for the memory of its namespace.
-func TestBind_PodGrows(t *testing.T) {
-	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) { // The cache has no large pods.
-		large := gen.Pod("web", gen.UID("pod-1"), gen.Label("large", strings.Repeat("x", maxHeld)))
-		time.AfterFunc(5*time.Second, func() { s.server.Put(large) })
-		began := time.Now()
-		d := s.post(t.Context())
-		require.NotNil(t, d.Err)
-		assert.Equal(t, framework.KindWait, d.Err.Kind)
-		assert.GreaterOrEqual(t, d.RetryAfter, minRetry)
-		assert.LessOrEqual(t, time.Since(began), 6*time.Second, "the namespace has no memory left")
-		held, _ := s.seats.count(0)
-		assert.Zero(t, held)
-		assert.Empty(t, s.seats.size)
-	}, labelled())
-}
-
-// TestBind_RejectedLargePods: a call that is about to be rejected has no seat, but uses the memory of its namespace.
-func TestBind_RejectedLargePods(t *testing.T) {
-	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) {
-		s.server.Put(gen.Pod("web", gen.UID("pod-1"), gen.Label("large", strings.Repeat("x", maxHeld*2/3))))
-		var kinds [2]framework.Kind
-		var calls sync.WaitGroup
-		for i := range kinds {
-			calls.Go(func() { kinds[i] = s.post(t.Context()).Err.Kind })
-		}
-		calls.Wait()
-		assert.ElementsMatch(t, []framework.Kind{framework.KindRefuse, framework.KindWait}, kinds[:])
-		for s.seats.grow(s.pod.Namespace, maxHeld/2) {
-		}
-		var after time.Duration
-		for range 5 {
-			after = s.post(t.Context()).RetryAfter
-			pass(after)
-		}
-		assert.Greater(t, after, minRetry+minRetry/2, "each repeated call reads the pod")
-		s.seats.size = nil
-	}, rejecting())
-}
-
-// TestBind_ReadyLargePod: a bind that waits for nothing needs none of the memory.
-func TestBind_ReadyLargePod(t *testing.T) {
-	in(t, func(o *Options) { o.Cached = fakeapi.New().Cache() }, func(t *testing.T, s *fixture) {
-		s.seats.grow(s.pod.Namespace, maxHeld)
-		assert.Nil(t, s.post(t.Context()).Err)
-		assert.Equal(t, framework.KindWait, s.post(t.Context(), annotated("binder.prebind.dev/require", "unknown")).Err.Kind, "the engine's rejections count")
-		s.seats.size = nil
-	})
 }
 
 // TestBind_ShortTimeout: a client with a short timeout is rejected, too.

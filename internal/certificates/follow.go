@@ -30,8 +30,8 @@ type follower[T any] struct {
 	// name is the value of the metrics' label.
 	name  string
 	paths []string
-	// parse returns the content and the time at which it is no longer valid, with an error for content that is not valid now. Without a time,
-	// there is no content.
+	// parse returns the content and the time at which it is no longer valid, with an error for content that is not valid now. A zero
+	// time means that the files have no content.
 	parse func(files [][]byte, now time.Time) (T, time.Time, error)
 
 	current atomic.Pointer[content[T]]

@@ -69,7 +69,7 @@ func (s *Source) Manage(live client.Client, namespace string) {
 	s.runs, s.ready = append(s.runs, m.start), append(s.ready, m.ready)
 }
 
-// Ready returns an error while there is no certificate that the API server trusts, or no valid CA of clients.
+// Ready returns an error until Prebind has a certificate that the API server trusts and, if clients need one, a valid CA.
 func (s *Source) Ready() error {
 	for _, ready := range s.ready {
 		if err := ready(); err != nil {

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -126,7 +127,8 @@ func Rack(pod *corev1.Pod) string {
 }
 
 // Installed returns true if the API server sends the binds of the namespace to Prebind, the plugin policy is installed, and the policy
-// rack-awareness is Ready and enforces. It does not see whether replicas answer, or Prebind's mode. Reader is the manager's GetAPIReader. Errors are those of the API server.
+// rack-awareness is Ready and enforces. It does not see whether replicas answer, or Prebind's mode. Reader is the manager's GetAPIReader.
+// Errors are those of the API server.
 //
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
@@ -151,21 +153,23 @@ func Installed(ctx context.Context, reader client.Reader, namespace string) (boo
 	if err := reader.Get(ctx, client.ObjectKey{Name: "prebind-policy"}, &admissionregistrationv1.ValidatingWebhookConfiguration{}); err != nil {
 		return false, client.IgnoreNotFound(err)
 	}
-	policy := &unstructured.Unstructured{}
-	policy.SetGroupVersionKind(schema.GroupVersionKind{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"})
-	if err := reader.Get(ctx, client.ObjectKey{Name: policyName}, policy); meta.IsNoMatchError(err) {
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(schema.GroupVersionKind{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"})
+	if err := reader.Get(ctx, client.ObjectKey{Name: policyName}, object); meta.IsNoMatchError(err) {
 		return false, nil // The CustomResourceDefinition does not exist.
 	} else if err != nil {
 		return false, client.IgnoreNotFound(err)
 	}
-	mode, _, _ := unstructured.NestedString(policy.Object, "spec", "mode")
-	observed, _, _ := unstructured.NestedInt64(policy.Object, "status", "observedGeneration")
-	if mode == "Audit" || observed != policy.GetGeneration() {
-		return false, nil
+	var policy struct {
+		Spec struct {
+			Mode string `json:"mode"`
+		} `json:"spec"`
+		Status struct {
+			ObservedGeneration int64              `json:"observedGeneration"`
+			Conditions         []metav1.Condition `json:"conditions"`
+		} `json:"status"`
 	}
-	conditions, _, err := unstructured.NestedSlice(policy.Object, "status", "conditions")
-	return slices.ContainsFunc(conditions, func(c any) bool {
-		condition, _ := c.(map[string]any)
-		return condition["type"] == "Ready" && condition["status"] == "True"
-	}), err
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &policy)
+	return policy.Spec.Mode != "Audit" && policy.Status.ObservedGeneration == object.GetGeneration() &&
+		meta.IsStatusConditionTrue(policy.Status.Conditions, "Ready"), err
 }
