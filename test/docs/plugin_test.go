@@ -31,7 +31,11 @@ func TestWritingAPlugin_Compiles(t *testing.T) {
 	require.NoError(t, err)
 	rack, err := os.ReadFile(filepath.Join(root, "docs/example/rack/rack.go"))
 	require.NoError(t, err)
-	assert.Contains(t, string(rack), goBlock.FindStringSubmatch(string(mutators))[1])
+	blocks := goBlock.FindAllStringSubmatch(string(mutators), -1)
+	require.NotEmpty(t, blocks)
+	for _, block := range blocks {
+		assert.Contains(t, string(rack), block[1])
+	}
 
 	// The overlay replaces the files of the example, so that no folder has to be created.
 	const folder = "docs/example/after"
