@@ -19,7 +19,8 @@ import (
 
 // stuck are the reasons of a container that waits for the kubelet's next try. They are those of
 // ErrImagePullBackOff and its neighbors in k8s.io/kubernetes/pkg/kubelet/images and pkg/kubelet/kuberuntime.
-var stuck = sets.New("ImagePullBackOff", "CrashLoopBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+var stuck = sets.New("ImagePullBackOff", "CrashLoopBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+	"CreateContainerError")
 
 // isStarting returns whether a bound pod counts until its start times out. A pod whose container
 // waits for the kubelet's next try, for example because its image does not exist, uses nothing of
@@ -39,7 +40,8 @@ func isStarting(pod *corev1.Pod) bool {
 // pkg/kubelet/lifecycle. Reasons that only the pod causes, such as SysctlForbidden, are not included,
 // because every node would reject the pod. Evicted is not included, because it is also the reason of pods that ran.
 var refusals = sets.New("UnexpectedAdmissionError", "UnknownReason", "UnexpectedPredicateFailureType", "InvalidNodeInfo", "NodeAffinity",
-	"NodePorts", "TaintToleration", "TopologyAffinityError", "NodeShutdown", "VolumeAttachmentLimitExceeded")
+	"NodePorts", "TaintToleration", "TopologyAffinityError", "NodeShutdown", "VolumeAttachmentLimitExceeded", "AppArmor",
+	"SupplementalGroupsPolicyNotSupported", "PodFeatureUnsupported", "PodLevelResourcesNotSupported")
 
 // isRefused returns whether the kubelet rejected the pod, and the cause can be the node.
 func isRefused(pod *corev1.Pod) bool {
