@@ -90,15 +90,16 @@ func guardSize(pod *corev1.Pod, b *corev1.Binding, added map[string]string) *fra
 	merged := make(map[string]string, len(pod.Annotations)+len(b.Annotations)+len(added))
 	maps.Copy(merged, pod.Annotations)
 	maps.Copy(merged, b.Annotations)
-	advice := correctBinding
-	if sizeOf(merged) <= limit {
-		advice = "shorten the annotations of the pod or the Binding, or enable fewer mutators, because the annotations that Prebind adds do not fit"
+	if sizeOf(merged) > limit {
+		return invalidMetadata(pod, field.ErrorList{field.TooLong(annotationsPath, "", limit)}, correctBinding)
 	}
 	maps.Copy(merged, added)
 	if sizeOf(merged) <= limit {
 		return nil
 	}
-	return invalidMetadata(pod, field.ErrorList{field.TooLong(annotationsPath, "", limit)}, advice)
+	// On another node, Prebind can add less.
+	return framework.Refuse(podObject(client.ObjectKeyFromObject(pod)), "with the annotations that Prebind adds, those of the pod exceed %d bytes", limit).
+		Advise("shorten the annotations of the pod or the Binding, enable fewer mutators, or choose another node")
 }
 
 const correctBinding = "correct the Binding, because the API server rejects every update of a pod with such metadata"

@@ -91,6 +91,8 @@ func TestGuardMetadata(t *testing.T) {
 		added   map[string]string
 		// want are the paths of the invalid fields.
 		want []string
+		// refused means that only the annotations that Prebind adds do not fit.
+		refused bool
 	}{
 		"Nothing": {reason: "no metadata is valid"},
 		"Valid": {
@@ -119,12 +121,12 @@ func TestGuardMetadata(t *testing.T) {
 			reason:  "pod, Binding and mutators count together",
 			pod:     []gen.PodOption{gen.Annotation("p", strings.Repeat("x", limit/2))},
 			binding: []gen.BindingOption{gen.Annotation("b", strings.Repeat("x", limit/4))},
-			added:   map[string]string{"m": strings.Repeat("x", limit/4)}, want: []string{"metadata.annotations"},
+			added:   map[string]string{"m": strings.Repeat("x", limit/4)}, refused: true,
 		},
 		"NoRoom": {
 			reason: "the annotation of a later attempt needs space, too",
 			pod:    []gen.PodOption{gen.Annotation("p", strings.Repeat("x", limit-6))},
-			added:  map[string]string{"a": "1234567"}, want: []string{"metadata.annotations"},
+			added:  map[string]string{"a": "1234567"}, refused: true,
 		},
 		"ReplacedCountsOnce": {
 			reason:  "a replaced value does not count",
@@ -146,6 +148,11 @@ func TestGuardMetadata(t *testing.T) {
 
 			assert.Equal(t, before, pod, "the pod is shared and must not change")
 			assert.Equal(t, binding, b, "the Binding must not change")
+			if tc.refused {
+				require.NotNil(t, err, tc.reason)
+				assert.Equal(t, framework.KindRefuse, err.Kind, "on another node, Prebind can add less")
+				return
+			}
 			if len(tc.want) == 0 {
 				assert.Nil(t, err, tc.reason)
 				return
