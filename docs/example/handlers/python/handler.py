@@ -95,22 +95,30 @@ def handle(task):
         patch(task, "/status", {"status": {"conditions": list(conditions.values()), "annotations": annotations}})
 
 
-def main():
-    """Lists the BindTasks every second: a list repeats what failed."""
-    selector = urllib.parse.urlencode({"fieldSelector": "spec.handler=" + HANDLER})
+def read_tasks():
+    """Returns the BindTasks of the handler, which it reads in pages: each pod that runs can have one."""
+    query = {"fieldSelector": "spec.handler=" + HANDLER, "limit": 500}
     while True:
-        tasks = []
+        page = request("GET", TASKS + "?" + urllib.parse.urlencode(query))
+        yield from page["items"]
+        query["continue"] = page["metadata"].get("continue")
+        if not query["continue"]:
+            return
+
+
+def main():
+    """Lists the BindTasks every second: a list repeats what failed. For thousands of them, use a watch instead."""
+    while True:
         try:
-            tasks = request("GET", TASKS + "?" + selector)["items"]
-        except OSError:
+            for task in read_tasks():
+                try:
+                    handle(task)
+                except Outdated:
+                    pass  # The next list has its new state.
+                except Exception:  # One BindTask must not stop the others.
+                    logging.exception("BindTask %s", task["metadata"]["name"])
+        except Exception:  # Such as an answer that ends early.
             logging.exception("reading the BindTasks")
-        for task in tasks:
-            try:
-                handle(task)
-            except Outdated:
-                pass  # The next list has its new state.
-            except Exception:  # One BindTask must not stop the others.
-                logging.exception("BindTask %s", task["metadata"]["name"])
         time.sleep(1)
 
 
