@@ -167,8 +167,9 @@ func (a *Assembly) plugins(c *configuration.PrebindConfiguration) ([]framework.P
 			return nil, err
 		}
 		if missing != "" {
-			if own := strings.HasSuffix(e.Requires[0].Group, ".prebind.dev"); own && slices.Contains(c.PreBindPlugins, e.Name) {
-				// The manifests of the plugin install the kind, which the API server can serve some seconds later.
+			own := strings.Contains(missing, ".prebind.dev/")
+			if own && (slices.Contains(c.PreBindPlugins, e.Name) || missing != e.Requires[0].String()) {
+				// The manifests of the plugin install its kinds, which the API server can serve some seconds later.
 				return nil, fmt.Errorf("plugin %s: the API server does not serve %s: install the CustomResourceDefinitions of the plugin, or remove it from the list of plugins", e.Name, missing)
 			}
 			klog.InfoS("Skipped a PreBind plugin: the API server does not serve the kind that it requires", "plugin", e.Name, "kind", missing)

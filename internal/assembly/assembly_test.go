@@ -71,11 +71,18 @@ func TestPlugins_KindNotServed(t *testing.T) {
 func TestPlugins_OwnKindNotServed(t *testing.T) {
 	policy := keeping("policy")
 	policy.Requires = []schema.GroupVersionKind{{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"}}
-	a := newAssemblyAt(t, newServer(t), policy)
+	s := newServer(t)
+	a := newAssemblyAt(t, s, policy)
 	c := configuration.Default(a.o.Registry.Components())
 	plugins, err := a.plugins(c)
 	require.NoError(t, err)
 	assert.Empty(t, plugins, "the default omits it")
+
+	s.installed.Store(true)
+	policy.Requires = append([]schema.GroupVersionKind{newGadget("", "", "").GroupVersionKind()}, policy.Requires...)
+	_, err = newAssemblyAt(t, s, policy).plugins(c)
+	assert.ErrorContains(t, err, "plugin policy: the API server does not serve policy", "an upgrade installs another kind")
+
 	c.PreBindPlugins = []string{"*", "policy"}
 	_, err = a.plugins(c)
 	assert.ErrorContains(t, err, "plugin policy: the API server does not serve policy.prebind.dev/v1alpha1, Kind=BindPolicy")
