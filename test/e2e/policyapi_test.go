@@ -49,6 +49,7 @@ func TestBindPolicyAPI(t *testing.T) {
 		assert.NoError(c, a.client.List(t.Context(), &v1alpha1.BindTaskList{}))
 	}, patience, 50*time.Millisecond, "the API server should serve BindPolicies and BindTasks")
 	t.Run("validation", func(t *testing.T) { testPolicyValidation(t, a) })
+	t.Run("no replica", func(t *testing.T) { testPolicyWithoutReplica(t, a) })
 	t.Run("task validation", func(t *testing.T) { testTaskValidation(t, a) })
 	t.Run("task handlers", func(t *testing.T) { testTaskHandlers(t, a) })
 }
@@ -76,6 +77,26 @@ func testPolicyValidation(t *testing.T, a *policyAPI) {
 	assert.ErrorContains(t, a.client.Create(t.Context(), p, client.DryRunAll), "at least one of validations, waitFor, tasks and mutations is required")
 	p.Spec.WaitFor = []v1alpha1.Wait{{Name: "a", Expression: "true"}}
 	require.NoError(t, a.client.Create(t.Context(), p, client.DryRunAll, client.FieldValidation(metav1.FieldValidationStrict)))
+}
+
+// While no replica answers, only new policies and changes of the spec are rejected: a GitOps tool can apply the others, and Prebind's correction.
+func testPolicyWithoutReplica(t *testing.T, a *policyAPI) {
+	p := &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "no-replica"}, Spec: v1alpha1.BindPolicySpec{
+		Mode: v1alpha1.ModeAudit, WaitFor: []v1alpha1.Wait{{Name: "a", Expression: "true"}},
+	}}
+	require.NoError(t, a.client.Create(t.Context(), p))
+	t.Cleanup(func() { assert.NoError(t, a.client.Delete(context.WithoutCancel(t.Context()), p)) })
+	a.apply(t, "webhook.yaml") // It has no CA bundle.
+	patch := func(patch string) error {
+		return a.client.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)))
+	}
+	other := p.DeepCopy()
+	other.ObjectMeta = metav1.ObjectMeta{Name: "other"}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.ErrorContains(c, a.client.Create(t.Context(), other.DeepCopy(), client.DryRunAll), "failed calling webhook")
+	}, patience, 50*time.Millisecond)
+	require.ErrorContains(t, patch(`{"spec":{"mode":"Enforce"}}`), "failed calling webhook")
+	require.NoError(t, patch(`{"spec":{"mode":"Audit"},"metadata":{"labels":{"a":"b"}}}`))
 }
 
 // flush is another handler than prefetch.
