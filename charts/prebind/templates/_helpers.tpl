@@ -86,14 +86,14 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* '*', each name with a minus if it is off, and the names of the other list. */}}
+{{/* The names that are on, and those of the other list. A value that was removed with null is off, and has no role. */}}
 {{- define "prebind.toggles" -}}
-{{- $out := list "*" -}}
+{{- $out := list -}}
 {{- range $name, $v := .toggles -}}
 {{- if has $name $.extra -}}
 {{- fail (printf "%s is not extra: set %s.%s.enabled" $name $.value $name) -}}
 {{- end -}}
-{{- $out = append $out (ternary $name (printf "-%s" $name) $v.enabled) -}}
+{{- if $v.enabled }}{{ $out = append $out $name }}{{ end -}}
 {{- end -}}
 {{ concat $out .extra | toJson }}
 {{- end }}
