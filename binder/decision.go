@@ -90,6 +90,14 @@ func (d Decision) Kind() string {
 	}
 }
 
+// Decisions returns the values of Decision.Kind.
+func Decisions() []string {
+	return []string{
+		"allowed", "passed-through", "audited", string(framework.KindWait), string(framework.KindRefuse), string(framework.KindStale),
+		string(framework.KindInvalid), string(framework.KindInternal),
+	}
+}
+
 // Verdict is the expected result of a Binding.
 type Verdict string
 

@@ -42,6 +42,9 @@ func (m *Metrics) Handler() toolscache.ResourceEventHandler {
 	add := func(o any, n float64) {
 		if t, ok := o.(*v1alpha1.BindTask); ok {
 			m.tasks.WithLabelValues(t.Spec.Handler, stateOf(t)).Add(n)
+			for _, result := range []string{"ready", "failed"} {
+				m.duration.WithLabelValues(t.Spec.Handler, result) // rate() of Prometheus does not count the first value of a series.
+			}
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{

@@ -77,6 +77,10 @@ func New(o Options) (*Recorder, error) {
 			r.swept.WithLabelValues(plugin, verdict, failed)
 		}
 	}
+	// rate() of Prometheus does not count the first value of a series.
+	for _, decision := range binder.Decisions() {
+		r.duration.WithLabelValues(decision)
+	}
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
 	}

@@ -157,6 +157,8 @@ func TestRecorder_Decided(t *testing.T) {
 		"prebind_decisions_total audited ": 2, "prebind_audited_decisions_total refused volumebinding": 1, "prebind_audited_decisions_total waiting ": 1,
 		"prebind_decision_duration_seconds allowed": 2, "prebind_decision_duration_seconds passed-through": 1,
 		"prebind_decision_duration_seconds refused": 3, "prebind_decision_duration_seconds audited": 2,
+		"prebind_decision_duration_seconds stale": 0, "prebind_decision_duration_seconds invalid": 0,
+		"prebind_decision_duration_seconds internal": 0, "prebind_decision_duration_seconds waiting": 0,
 		"prebind_mutator_conflicts_total topology replaced pod": 1, "prebind_mutator_conflicts_total topology kept Binding": 1,
 		"prebind_mutator_failures_total node-info": 1,
 	}, values, "the unit is seconds")

@@ -136,7 +136,12 @@ func once(binds []work.InFlight) []work.InFlight {
 
 // textWaits writes the table. It leaves out replicas that have stopped: other replicas continue their binds.
 func textWaits(out *bytes.Buffer, all []replica.Status, now time.Time) {
+	known := len(all)
 	all = slices.DeleteFunc(all, func(s replica.Status) bool { return now.Sub(s.Reported.Time) > silentAfter })
+	if known > 0 && len(all) == 0 {
+		fmt.Fprintf(out, "No replica has reported for %s, by the clock of this computer: run 'kubectl prebind status'.\n", silentAfter)
+		return
+	}
 	reasons := reasonsOf(all)
 	binds, holds := 0, 0
 	for _, s := range all {
