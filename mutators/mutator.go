@@ -65,7 +65,7 @@ type Device struct {
 	Driver, Pool string
 	// Name of the device.
 	Name string
-	// Share is the part of the device, such as 0.5. Empty means the whole device.
+	// Share is the part of the device: such as 0.5, or of a ResourceClaim, the share ID. Empty means the whole device.
 	Share string
 }
 

@@ -17,6 +17,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -102,7 +103,7 @@ func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) (
 		for _, result := range claim.Status.Allocation.Devices.Results {
 			devices = append(devices, mutators.Device{
 				Request: ref.Name + "." + result.Request,
-				Driver:  result.Driver, Pool: result.Pool, Name: result.Device,
+				Driver:  result.Driver, Pool: result.Pool, Name: result.Device, Share: string(ptr.Deref(result.ShareID, "")),
 			})
 		}
 	}

@@ -52,7 +52,7 @@ func TestPreBind_APIServerFails(t *testing.T) {
 			return nil
 		}, want: framework.KindInternal},
 		"Gone":      {reason: "the claim was deleted", fail: firstWrite("patch status", fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
-		"Recreated": {reason: "the claim was deleted and created again", fail: firstWrite("patch", fakeapi.Invalid("metadata.uid: field is immutable")), want: framework.KindWait},
+		"Denied":    {reason: "waiting does not satisfy an admission policy", fail: firstWrite("patch", fakeapi.Invalid("denied request")), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -68,10 +68,6 @@ func (p *Plugin) mark(ctx context.Context, m framework.Mark, claim *resourcev1.R
 		"uid":         claim.UID,
 		"annotations": map[string]any{key: value},
 	}}), fieldOwner)
-	if apierrors.IsInvalid(err) {
-		// The claim has another UID.
-		return nil, framework.NotYet(framework.ObjectOf(claim), "was deleted and created again").Because(err).Advise("retry the Binding")
-	}
 	if err != nil {
 		return nil, failedWrite(claim, "marking it for this bind", err)
 	}
