@@ -76,7 +76,7 @@ func TestForSchedulers_Values(t *testing.T) {
 		"- `details.retryAfterSeconds`: 1 to 38 for waiting,", // See TestRetryAfter of the binder.
 		fmt.Sprintf("- Next call after a waiting answer: at the latest %.0f s after `Retry-After`", work.AbandonAfter.Seconds()),
 		`"` + webhook.Name + `"`, "  - `" + string(webhook.CausePlugin) + "` (`CausePlugin`)", "  - `" + string(webhook.CauseObject) + "` (`CauseObject`)", "  - `" + string(webhook.CauseField) + "` (`CauseField`)",
-		"(412 `" + string(webhook.ReasonStale) + "`)",
+		"| 412 `" + string(webhook.ReasonStale) + "`",
 	} {
 		assert.Contains(t, page, text)
 	}

@@ -88,7 +88,7 @@ func checks() []check {
 		{name: "wait", rule: "Repeat a Binding that has to wait (429).", section: "answers", plugins: []string{nodeState}, run: checkWait},
 		{name: "refused", rule: "Try again after a refusal (403), with backoff.", section: "answers", plugins: []string{device}, run: checkRefused},
 		{name: "invalid", rule: "Do not repeat an invalid Binding (422) in a loop.", section: "answers", run: checkInvalid},
-		{name: "internal", rule: "Try again after an internal error (500).", section: "errors-that-are-not-from-prebind", plugins: []string{device}, run: checkInternal},
+		{name: "internal", rule: "Try again after an internal error (500).", section: "answers", plugins: []string{device}, run: checkInternal},
 		{name: "stale", rule: "Drop the bind of a deleted pod.", section: "set-the-uid", plugins: []string{nodeState}, run: checkStale},
 		{name: "volume", rule: "Keep the node while volumes are prepared.", section: "repeat-a-binding", plugins: []string{"volumebinding"}, run: checkVolume},
 		{name: "workers", rule: "Bind other pods while some wait.", section: "few-bind-workers", plugins: []string{nodeState}, alone: true, run: checkWorkers},
