@@ -31,9 +31,9 @@ func TestWritingAPlugin_Compiles(t *testing.T) {
 	require.NoError(t, err)
 	rack, err := os.ReadFile(filepath.Join(root, "docs/example/rack/rack.go"))
 	require.NoError(t, err)
-	blocks := goBlock.FindAllStringSubmatch(string(mutators), -1)
-	require.NotEmpty(t, blocks)
-	for _, block := range blocks {
+	ofMutator := goBlock.FindAllStringSubmatch(string(mutators), -1)
+	require.NotEmpty(t, ofMutator)
+	for _, block := range ofMutator {
 		assert.Contains(t, string(rack), block[1])
 	}
 
