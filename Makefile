@@ -340,7 +340,7 @@ PLAYGROUND = $(BIN)/playground
 playground: ## Write bin/playground, a page that checks and tests BindPolicies in the browser
 	@mkdir -p $(PLAYGROUND)
 	cp cmd/playground/page/* "$$(go env GOROOT)/lib/wasm/wasm_exec.js" $(PLAYGROUND)/
-	go run ./cmd/playground config/policies >$(PLAYGROUND)/examples.json
+	go run ./cmd/playground >$(PLAYGROUND)/examples.json
 	GOOS=js GOARCH=wasm go build -buildvcs=false -trimpath -tags grpcnotrace,timetzdata -ldflags '-s -w' -o $(PLAYGROUND)/playground.wasm ./cmd/playground
 	gzip -9nf $(PLAYGROUND)/playground.wasm
 	@gzip -l $(PLAYGROUND)/playground.wasm.gz
