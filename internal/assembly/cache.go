@@ -79,9 +79,9 @@ func KindSelection(example client.Object) framework.Selection {
 	s := framework.Selection{Name: framework.KindOf(example), Example: example}
 	switch example.(type) {
 	case *corev1.Pod:
-		s.Fields, s.Transform = fields.OneTermEqualSelector("spec.nodeName", ""), trimPod
+		s.Fields, s.Transform = fields.OneTermEqualSelector("spec.nodeName", ""), framework.Transform(trimPod)
 	case *corev1.Node:
-		s.Transform = trimNode
+		s.Transform = framework.Transform(trimNode)
 	case *resourcev1.ResourceClaim:
 		s.Transform = claimed.Trim
 	}
@@ -90,38 +90,29 @@ func KindSelection(example client.Object) framework.Selection {
 
 // trimNode removes the fields that use most of the memory of a node and that plugins do not read. Nodes have most of their strings in
 // common, so it keeps one copy of each.
-func trimNode(object any) (any, error) {
-	node, ok := object.(*corev1.Node)
-	if !ok {
-		return object, nil
-	}
+func trimNode(node *corev1.Node) *corev1.Node {
 	node.ManagedFields, node.Status.Images = nil, nil
 	node.Labels, node.Annotations = shared(node.Labels), shared(node.Annotations)
-	for _, m := range []map[string]string{node.Labels, node.Annotations} {
-		for key, value := range m {
-			m[key] = share(value)
-		}
-	}
 	// Nodes of the same machine type have equal lists, and a list needs more memory than the labels of a node.
 	node.Status.Capacity, node.Status.Allocatable = volumes.Share(node.Status.Capacity), volumes.Share(node.Status.Allocatable)
 	for i := range node.Status.Conditions {
 		c := &node.Status.Conditions[i]
 		c.Type, c.Status, c.Reason, c.Message = share(c.Type), share(c.Status), share(c.Reason), share(c.Message)
 	}
-	return node, nil
+	return node
 }
 
 // share returns the common copy of the string.
 func share[T ~string](s T) T { return unique.Make(s).Value() }
 
-// shared returns the map with the common copies of its keys.
-func shared[M ~map[K]V, K ~string, V any](m M) M {
+// shared returns the map with the common copies of its strings.
+func shared(m map[string]string) map[string]string {
 	if m == nil {
 		return nil
 	}
-	out := make(M, len(m))
+	out := make(map[string]string, len(m))
 	for key, value := range m {
-		out[share(key)] = value
+		out[share(key)] = share(value)
 	}
 	return out
 }
@@ -131,14 +122,10 @@ func shared[M ~map[K]V, K ~string, V any](m M) M {
 const maxPod = 64 << 10
 
 // trimPod keeps only the name of a pod that is too large for the cache. Prebind reads these pods from the API server.
-func trimPod(object any) (any, error) {
-	pod, ok := object.(*corev1.Pod)
-	if !ok {
-		return object, nil
-	}
+func trimPod(pod *corev1.Pod) *corev1.Pod {
 	pod.ManagedFields = nil
 	if pod.Size() > maxPod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, ResourceVersion: pod.ResourceVersion}}, nil
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, ResourceVersion: pod.ResourceVersion}}
 	}
-	return pod, nil
+	return pod
 }
