@@ -83,7 +83,7 @@ func KindSelection(example client.Object) framework.Selection {
 	case *corev1.Node:
 		s.Transform = framework.Transform(trimNode)
 	case *resourcev1.ResourceClaim:
-		s.Transform = claimed.Trim
+		s.Transform = framework.Transform(claimed.Trim)
 	}
 	return s
 }

@@ -44,11 +44,7 @@ const maxClaims = 128
 
 // Trim is the transform of claims in the cache. It may change the object. Tenants control the size of a claim, so Trim keeps only the parts of
 // the metadata and of the status that Prebind reads. Annotations are the marks of the plugin resource-claims.
-func Trim(o any) (any, error) {
-	claim, ok := o.(*resourcev1.ResourceClaim)
-	if !ok {
-		return o, nil
-	}
+func Trim(claim *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
 	marks, size := map[string]string{}, 0
 	for _, key := range slices.Sorted(maps.Keys(claim.Annotations)) { // Two replicas keep the same marks.
 		value := claim.Annotations[key]
@@ -69,7 +65,7 @@ func Trim(o any) (any, error) {
 	for i := range claim.Status.Devices {
 		claim.Status.Devices[i].Data, claim.Status.Devices[i].NetworkData = nil, nil
 	}
-	return claim, nil
+	return claim
 }
 
 // Devices returns the devices that the claims of the pod are allocated, in the order of

@@ -44,9 +44,9 @@ var keptAnnotations = []string{
 
 // The selections of the plugins that read claims, volumes and CSINodes. Volumes are listed by the claim that they name; see ClaimKey.
 var (
-	Claims   = framework.Selection{Name: "volumes/claims", Example: &corev1.PersistentVolumeClaim{}, Transform: TrimClaim}
-	Volumes  = framework.Selection{Name: "volumes/volumes", Example: &corev1.PersistentVolume{}, Value: claimOf, Transform: TrimVolume}
-	CSINodes = framework.Selection{Name: "volumes/csinodes", Example: &storagev1.CSINode{}, Transform: TrimNode}
+	Claims   = framework.Selection{Name: "volumes/claims", Example: &corev1.PersistentVolumeClaim{}, Transform: framework.Transform(TrimClaim)}
+	Volumes  = framework.Selection{Name: "volumes/volumes", Example: &corev1.PersistentVolume{}, Value: claimOf, Transform: framework.Transform(TrimVolume)}
+	CSINodes = framework.Selection{Name: "volumes/csinodes", Example: &storagev1.CSINode{}, Transform: framework.Transform(TrimNode)}
 )
 
 // ClaimKey is the value of the volumes that name the claim.
@@ -59,12 +59,8 @@ func claimOf(o client.Object) string {
 	return ""
 }
 
-// TrimClaim is the transform for claims. It may change the object. Of a bound claim, it keeps only the volume and the access modes.
-func TrimClaim(o any) (any, error) {
-	claim, ok := o.(*corev1.PersistentVolumeClaim)
-	if !ok {
-		return o, nil
-	}
+// TrimClaim trims claims. It may change the object. Of a bound claim, it keeps only the volume and the access modes.
+func TrimClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	bound, kept := IsBound(claim), map[string]string{}
 	for _, key := range keptAnnotations {
 		if value, ok := claim.Annotations[key]; ok {
@@ -87,20 +83,16 @@ func TrimClaim(o any) (any, error) {
 	if claim.Size() > maxClaim {
 		claim.Annotations, claim.OwnerReferences, claim.Spec = map[string]string{TooLarge: ""}, nil, corev1.PersistentVolumeClaimSpec{}
 	}
-	return claim, nil
+	return claim
 }
 
-// TrimVolume is the transform for volumes. It may change the object. Of a bound volume that is not migratable, it keeps the claim, the
+// TrimVolume trims volumes. It may change the object. Of a bound volume that is not migratable, it keeps the claim, the
 // driver and the node affinity.
-func TrimVolume(o any) (any, error) {
-	pv, ok := o.(*corev1.PersistentVolume)
-	if !ok {
-		return o, nil
-	}
+func TrimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	pv.ManagedFields = nil
 	ref := pv.Spec.ClaimRef
 	if ref == nil || ref.UID == "" || pv.Status.Phase != corev1.VolumeBound || IsMigratable(pv) {
-		return pv, nil
+		return pv
 	}
 	bound := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: pv.Name, ResourceVersion: pv.ResourceVersion, DeletionTimestamp: pv.DeletionTimestamp},
@@ -113,7 +105,7 @@ func TrimVolume(o any) (any, error) {
 	if pv.Spec.CSI != nil {
 		bound.Spec.CSI = Share(&corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver})
 	}
-	return bound, nil
+	return bound
 }
 
 // recent are parts of recent objects, by their JSON: tenants choose values, so other texts could be equal for different parts.
@@ -140,13 +132,9 @@ func Share[T any](part T) T {
 	return part
 }
 
-// TrimNode is the transform for CSINodes. It keeps the names and limits of the drivers, the in-tree
+// TrimNode trims CSINodes. It keeps the names and limits of the drivers, the in-tree
 // plugins that were migrated to CSI, and the node that owns the object.
-func TrimNode(o any) (any, error) {
-	node, ok := o.(*storagev1.CSINode)
-	if !ok {
-		return o, nil
-	}
+func TrimNode(node *storagev1.CSINode) *storagev1.CSINode {
 	trimmed := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion}}
 	if migrated := node.Annotations[corev1.MigratedPluginsAnnotationKey]; migrated != "" {
 		// Nodes of the same kind share the texts.
@@ -160,5 +148,5 @@ func TrimNode(o any) (any, error) {
 	for _, d := range node.Spec.Drivers {
 		trimmed.Spec.Drivers = append(trimmed.Spec.Drivers, storagev1.CSINodeDriver{Name: unique.Make(d.Name).Value(), Allocatable: d.Allocatable})
 	}
-	return trimmed, nil
+	return trimmed
 }

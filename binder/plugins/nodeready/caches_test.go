@@ -28,7 +28,7 @@ func TestTransforms(t *testing.T) {
 		transform func(any) (any, error)
 		same      func(t *testing.T, got client.Object)
 	}{
-		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: volumes.TrimNode, same: func(t *testing.T, got client.Object) {
+		"CSINode": {reason: "drivers, limits and migrated plugins are kept", object: migrated, transform: volumes.CSINodes.Transform, same: func(t *testing.T, got client.Object) {
 			node, ok := got.(*storagev1.CSINode)
 			require.True(t, ok)
 			assert.Equal(t, int32(25), *registered(node, driverName).Allocatable.Count)

@@ -67,9 +67,7 @@ func (tc assessCase) check(t *testing.T) {
 		tc.pod = thePod()
 	}
 	bc := &framework.BindContext{Pod: tc.pod, Node: gen.Node("node-a"), Attempt: "here-1", Since: now.Add(-tc.began), Now: now}
-	claim := theClaim("c", tc.claim...)
-	_, err := claimed.Trim(claim)
-	require.NoError(t, err)
+	claim := claimed.Trim(theClaim("c", tc.claim...))
 	take, wait, err := deciding.assess(bc, tc.ref, claim)
 	if tc.refuse != "" {
 		require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%s: %v", tc.reason, err)
