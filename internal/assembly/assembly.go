@@ -1,6 +1,8 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package assembly builds the mutators and plugins that a configuration switches on, and adds their
+// caches to the manager.
 package assembly
 
 import (
@@ -34,7 +36,7 @@ import (
 
 // Options are the options of an Assembly. All fields except Leads and Replicas are required.
 type Options struct {
-	Registry *Registry
+	Registry *configuration.Registry
 	Recorder *telemetry.Recorder
 	// Namespace is the namespace of Prebind's own objects.
 	Namespace string
@@ -128,7 +130,7 @@ func (a *Assembly) watch(user string, examples ...client.Object) error {
 func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	var list []mutators.Mutator
 	var claims *mutators.Registration
-	for _, e := range a.o.Registry.MutatorsOf(c) {
+	for _, e := range c.SelectedMutators() {
 		m, err := e.New(c.Arguments.Of(e.Name))
 		if err != nil {
 			return nil, nil, fmt.Errorf("mutator %s: %w", e.Name, err)
@@ -161,7 +163,7 @@ func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Ch
 // plugins builds the plugins that are on.
 func (a *Assembly) plugins(c *configuration.PrebindConfiguration) ([]framework.Plugin, error) {
 	var list []framework.Plugin
-	for _, e := range a.o.Registry.PluginsOf(c) {
+	for _, e := range c.SelectedPlugins() {
 		missing, err := a.missing(e.Requires...)
 		if err != nil {
 			return nil, err

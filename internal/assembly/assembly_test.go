@@ -48,7 +48,7 @@ func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration
 	recorder, err := telemetry.New(telemetry.Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
 	require.NoError(t, err)
 	a, err := New(t.Context(), s.config(), Options{
-		Registry: &Registry{Plugins: plugins}, Recorder: recorder, Namespace: "own",
+		Registry: &configuration.Registry{Plugins: plugins}, Recorder: recorder, Namespace: "own",
 		WaitFor: func(string, func() bool) {}, Leads: func() bool { return true },
 	})
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func TestPlugins_KindNotServed(t *testing.T) {
 	claims := keeping("resource-claims")
 	claims.Requires = []schema.GroupVersionKind{resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")}
 	a := newAssemblyAt(t, newServer(t), claims, keeping("other"))
-	plugins, err := a.plugins(configuration.Default(a.o.Registry.Components()))
+	plugins, err := a.plugins(configuration.Default(a.o.Registry))
 	require.NoError(t, err)
 	require.Len(t, plugins, 1)
 	assert.Equal(t, "other", plugins[0].Name())
@@ -73,14 +73,15 @@ func TestPlugins_OwnKindNotServed(t *testing.T) {
 	policy.Requires = []schema.GroupVersionKind{{Group: "policy.prebind.dev", Version: "v1alpha1", Kind: "BindPolicy"}}
 	s := newServer(t)
 	a := newAssemblyAt(t, s, policy)
-	c := configuration.Default(a.o.Registry.Components())
+	c := configuration.Default(a.o.Registry)
 	plugins, err := a.plugins(c)
 	require.NoError(t, err)
 	assert.Empty(t, plugins, "the default omits it")
 
 	s.installed.Store(true)
 	policy.Requires = append([]schema.GroupVersionKind{newGadget("", "", "").GroupVersionKind()}, policy.Requires...)
-	_, err = newAssemblyAt(t, s, policy).plugins(c)
+	upgraded := newAssemblyAt(t, s, policy)
+	_, err = upgraded.plugins(configuration.Default(upgraded.o.Registry))
 	assert.ErrorContains(t, err, "plugin policy: the API server does not serve policy", "an upgrade installs another kind")
 
 	c.PreBindPlugins = []string{"*", "policy"}

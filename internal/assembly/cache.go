@@ -31,7 +31,7 @@ import (
 
 // setUp creates the manager and the caches.
 func (a *Assembly) setUp(config *rest.Config) error {
-	scheme, err := a.o.Registry.scheme()
+	scheme, err := schemeOf(a.o.Registry.Plugins)
 	if err != nil {
 		return err
 	}
@@ -52,14 +52,14 @@ func (a *Assembly) setUp(config *rest.Config) error {
 	return err
 }
 
-// scheme returns a scheme with the built-in types and those of all plugins.
-func (r *Registry) scheme() (*runtime.Scheme, error) {
+// schemeOf returns a scheme with the built-in types and those of all plugins.
+func schemeOf(plugins []framework.Registration) (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	for _, p := range r.Plugins {
+	for _, p := range plugins {
 		if p.AddToScheme == nil {
 			continue
 		}

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -82,28 +83,6 @@ func TestSelections_PodWithoutUID(t *testing.T) {
 	assert.NoError(t, s.Get(t.Context(), client.ObjectKeyFromObject(gen.Pod("a")), &corev1.Pod{}, racks))
 }
 
-func TestRegistryCheck(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reason  string
-		plugins []framework.Registration
-		want    string
-	}{
-		"Different": {reason: "the names are unique", plugins: []framework.Registration{keeping("a"), keeping("b")}},
-		"Twice":     {reason: "both would write under one name", plugins: []framework.Registration{keeping("a"), keeping("a")}, want: `PreBind plugin "a": registered twice, or another component has its name`},
-		"Binder":    {reason: "Prebind itself has the name", plugins: []framework.Registration{keeping("binder")}, want: `PreBind plugin "binder": registered twice, or another component has its name`},
-		"Key":       {reason: "its annotations would be invalid", plugins: []framework.Registration{keeping("a_b")}, want: `PreBind plugin "a_b": the name is not valid as part of an annotation key`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			err := (&Registry{Plugins: tc.plugins}).Check()
-			if tc.want == "" {
-				require.NoError(t, err, tc.reason)
-			} else {
-				require.ErrorContains(t, err, tc.want, tc.reason)
-			}
-		})
-	}
-}
-
 // gizmo is a Go type of a custom resource.
 type gizmo struct{ corev1.ConfigMap }
 
@@ -127,7 +106,7 @@ func TestNew_Scheme(t *testing.T) {
 
 	broken := errors.New("broken")
 	custom.AddToScheme = func(*runtime.Scheme) error { return broken }
-	_, err = New(t.Context(), newServer(t).config(), Options{Registry: &Registry{Plugins: []framework.Registration{custom}}})
+	_, err = New(t.Context(), newServer(t).config(), Options{Registry: &configuration.Registry{Plugins: []framework.Registration{custom}}})
 	require.ErrorIs(t, err, broken)
 	assert.ErrorContains(t, err, "PreBind plugin custom")
 }

@@ -270,7 +270,7 @@ func namesIn(t *testing.T, reader framework.Reader, s framework.Selection, value
 // configured builds the plugins that are on by default.
 func configured(t *testing.T, a *Assembly) {
 	t.Helper()
-	_, err := a.plugins(configuration.Default(a.o.Registry.Components()))
+	_, err := a.plugins(configuration.Default(a.o.Registry))
 	require.NoError(t, err)
 }
 

@@ -37,7 +37,7 @@ func (c *PrebindConfiguration) decode(content []byte) error {
 	if err := c.set(document); err == nil {
 		return nil
 	}
-	return errors.Join(problems(document, nil, func(part any) error { return Default(c.registered).set(part) })...)
+	return errors.Join(problems(document, nil, func(part any) error { return Default(c.registry).set(part) })...)
 }
 
 // errUnknown is the error for fields that do not exist.

@@ -14,7 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/config/v1alpha1"
+	"github.com/prebind/prebind/mutators"
 )
 
 // inner is a struct inside arguments.
@@ -43,10 +45,10 @@ func (w *waiting) Validate(path *field.Path) field.ErrorList {
 func (w *waiting) LongestWait() (string, metav1.Duration) { return "maxWait", w.MaxWait }
 
 // registered returns mutators and plugins for tests.
-func registered() Registered {
-	return Registered{
-		Mutators: []Component{{Name: "topology", On: true}, {Name: "node-info"}},
-		Plugins: []Component{
+func registered() *Registry {
+	return &Registry{
+		Mutators: []mutators.Registration{{Name: "topology", On: true}, {Name: "node-info"}},
+		Plugins: []framework.Registration{
 			{Name: "node-state", On: true, Arguments: func() v1alpha1.Arguments { return &waiting{MaxWait: metav1.Duration{Duration: time.Minute}} }},
 			{Name: "device", On: true},
 		},
@@ -78,7 +80,7 @@ arguments:
   node-state: {names: [x], seconds: 7, maxWait: null, inner: &inner {enabled: true}}
 `))
 	require.NoError(t, err)
-	want.registered, c.registered = Registered{}, Registered{}
+	want.registry, c.registry = nil, nil
 	for _, a := range c.Arguments {
 		assert.Equal(t, want.Arguments.Of(a.Name), a.Arguments)
 	}
@@ -209,7 +211,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestSelected(t *testing.T) {
-	list := []Component{{Name: "a", On: true}, {Name: "b", On: true}, {Name: "c"}}
+	list := []framework.Registration{{Name: "a", On: true}, {Name: "b", On: true}, {Name: "c"}}
 	cases := map[string]struct {
 		reason string
 		flag   []string
@@ -230,13 +232,39 @@ func TestSelected(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			problems := checkToggles(field.NewPath("things"), "thing", list, tc.flag)
+			problems := checkToggles(field.NewPath("things"), "thing", pluginNames(list), tc.flag)
 			if tc.says != "" {
 				require.ErrorContains(t, problems.ToAggregate(), tc.says, tc.reason)
 				return
 			}
 			require.Empty(t, problems, tc.reason)
-			assert.Equal(t, tc.want, selected(list, tc.flag), tc.reason)
+			c := &PrebindConfiguration{PreBindPlugins: tc.flag, registry: &Registry{Plugins: list}}
+			assert.Equal(t, tc.want, pluginNames(c.SelectedPlugins()), tc.reason)
+		})
+	}
+}
+
+func TestRegistryCheck(t *testing.T) {
+	named := func(name string) framework.Registration {
+		return framework.Registration{Name: name, Description: "d", New: func(framework.Handle, framework.Arguments) (framework.Plugin, error) { return nil, nil }}
+	}
+	for name, tc := range map[string]struct {
+		reason  string
+		plugins []framework.Registration
+		want    string
+	}{
+		"Different": {reason: "the names are unique", plugins: []framework.Registration{named("a"), named("b")}},
+		"Twice":     {reason: "both would write under one name", plugins: []framework.Registration{named("a"), named("a")}, want: `PreBind plugin "a": registered twice, or another component has its name`},
+		"Binder":    {reason: "Prebind itself has the name", plugins: []framework.Registration{named("binder")}, want: `PreBind plugin "binder": registered twice, or another component has its name`},
+		"Key":       {reason: "its annotations would be invalid", plugins: []framework.Registration{named("a_b")}, want: `PreBind plugin "a_b": the name is not valid as part of an annotation key`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := (&Registry{Plugins: tc.plugins}).Check()
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+			} else {
+				require.ErrorContains(t, err, tc.want, tc.reason)
+			}
 		})
 	}
 }

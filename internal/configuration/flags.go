@@ -27,7 +27,7 @@ func (c *PrebindConfiguration) AddFlags(sets *cliflag.NamedFlagSets) {
 		"Mutators without which Prebind rejects the Binding, also if the node lacks a value. Other mutators that fail are skipped.")
 	for _, a := range c.Arguments {
 		section := "PreBind plugins"
-		if slices.ContainsFunc(c.registered.Mutators, func(m Component) bool { return m.Name == a.Name }) {
+		if slices.Contains(mutatorNames(c.registry.Mutators), a.Name) {
 			section = "Mutators"
 		}
 		a.AddFlags(sets.FlagSet(section))

@@ -17,7 +17,7 @@ import (
 // Load returns a valid configuration with its hash. The file overrides the defaults, and the given flags override the
 // file. Without a file, the name is empty. The error joins all duplicate fields of the file; or all unknown
 // fields and values of another type; or all invalid values. Each is one line with the file and the path of the field, or with the flag.
-func Load(r Registered, file string, given *pflag.FlagSet) (*PrebindConfiguration, error) {
+func Load(r *Registry, file string, given *pflag.FlagSet) (*PrebindConfiguration, error) {
 	if file == "" {
 		return Parse(r, "", nil, given)
 	}
@@ -29,7 +29,7 @@ func Load(r Registered, file string, given *pflag.FlagSet) (*PrebindConfiguratio
 }
 
 // Parse is Load for a file with this name and content.
-func Parse(r Registered, name string, content []byte, given *pflag.FlagSet) (*PrebindConfiguration, error) {
+func Parse(r *Registry, name string, content []byte, given *pflag.FlagSet) (*PrebindConfiguration, error) {
 	c := Default(r)
 	if name != "" {
 		if err := c.decode(content); err != nil {

@@ -60,7 +60,7 @@ type PrebindConfiguration struct {
 	// Hash is the same for equal configurations of one version of Prebind. Only Load sets it.
 	Hash string `json:"-"`
 
-	registered Registered
+	registry *Registry
 }
 
 // Budgets limit the time and the seats of binds.
@@ -92,7 +92,7 @@ type NamespaceRule struct {
 
 // Default returns the configuration with all defaults, and with new arguments of all
 // registered mutators and plugins.
-func Default(r Registered) *PrebindConfiguration {
+func Default(r *Registry) *PrebindConfiguration {
 	c := &PrebindConfiguration{
 		APIVersion: APIVersion, Kind: Kind,
 		Mode: ModeEnforce, Mutators: []string{"*"}, PreBindPlugins: []string{"*"},
@@ -100,29 +100,20 @@ func Default(r Registered) *PrebindConfiguration {
 			Hold: metav1.Duration{Duration: 25 * time.Second}, MaxHolds: 32,
 			PreBindTimeout: metav1.Duration{Duration: 10 * time.Minute}, MaxPreBindTimeout: metav1.Duration{Duration: 30 * time.Minute},
 		},
-		registered: r,
+		registry: r,
 	}
-	for _, list := range [][]Component{r.Mutators, r.Plugins} {
-		for _, e := range list {
-			if e.Arguments != nil {
-				c.Arguments = append(c.Arguments, NamedArguments{Name: e.Name, Arguments: e.Arguments()})
-			}
+	add := func(name string, arguments func() v1alpha1.Arguments) {
+		if arguments != nil {
+			c.Arguments = append(c.Arguments, NamedArguments{Name: name, Arguments: arguments()})
 		}
 	}
+	for _, m := range r.Mutators {
+		add(m.Name, m.Arguments)
+	}
+	for _, p := range r.Plugins {
+		add(p.Name, p.Arguments)
+	}
 	return c
-}
-
-// Registered are the mutators and PreBind plugins that a configuration can switch on, in
-// the order in which they run.
-type Registered struct{ Mutators, Plugins []Component }
-
-// Component is a mutator or PreBind plugin.
-type Component struct {
-	Name string
-	// On means that "*" includes it.
-	On bool
-	// Arguments returns new arguments with their defaults. Nil means no arguments.
-	Arguments func() v1alpha1.Arguments
 }
 
 // ArgumentsList contains the arguments of mutators and plugins. Names are unique. In the file, it is

@@ -25,11 +25,11 @@ func (c *PrebindConfiguration) Validate() field.ErrorList {
 		v1alpha1.Positive(budgets.Child("prebindTimeout"), b.PreBindTimeout),
 		valid(b.MaxPreBindTimeout.Duration >= b.PreBindTimeout.Duration, budgets.Child("maxPrebindTimeout"), b.MaxPreBindTimeout,
 			"must be at least budgets.prebindTimeout (%s)", b.PreBindTimeout.Duration),
-		checkToggles(field.NewPath("mutators"), "mutator", c.registered.Mutators, c.Mutators),
-		checkToggles(field.NewPath("prebindPlugins"), "PreBind plugin", c.registered.Plugins, c.PreBindPlugins),
+		checkToggles(field.NewPath("mutators"), "mutator", mutatorNames(c.registry.Mutators), c.Mutators),
+		checkToggles(field.NewPath("prebindPlugins"), "PreBind plugin", pluginNames(c.registry.Plugins), c.PreBindPlugins),
 	)
 	for i, name := range c.RequiredMutators {
-		all = append(all, valid(slices.Contains(c.SelectedMutators(), name), field.NewPath("requiredMutators").Index(i), name, "must be a mutator that is switched on")...)
+		all = append(all, valid(slices.Contains(mutatorNames(c.SelectedMutators()), name), field.NewPath("requiredMutators").Index(i), name, "must be a mutator that is switched on")...)
 	}
 	for i, r := range c.Namespaces {
 		all = append(all, r.validate(field.NewPath("namespaces").Index(i))...)
@@ -74,35 +74,8 @@ func checkMode(at *field.Path, m Mode) field.ErrorList {
 	return valid(slices.Contains(Modes(), m), at, m, "must be %s, %s or %s", ModeEnforce, ModeAudit, ModeOff)
 }
 
-// SelectedMutators returns the names of the mutators that are on, in order of registration.
-func (c *PrebindConfiguration) SelectedMutators() []string {
-	return selected(c.registered.Mutators, c.Mutators)
-}
-
-// SelectedPlugins returns the names of the PreBind plugins that are on, in order of registration.
-func (c *PrebindConfiguration) SelectedPlugins() []string {
-	return selected(c.registered.Plugins, c.PreBindPlugins)
-}
-
-// selected returns the names that the toggles switch on, in the order of the list. Toggles
-// have the format of --controllers of kube-controller-manager: a toggle with a name
-// overrides "*".
-func selected(list []Component, toggles []string) []string {
-	var on []string
-	for _, c := range list {
-		if slices.Contains(toggles, c.Name) || c.On && slices.Contains(toggles, "*") && !slices.Contains(toggles, "-"+c.Name) {
-			on = append(on, c.Name)
-		}
-	}
-	return on
-}
-
-// checkToggles returns an error for each toggle that names no component of the list, or one that is also switched on.
-func checkToggles(path *field.Path, what string, list []Component, toggles []string) field.ErrorList {
-	var known []string
-	for _, c := range list {
-		known = append(known, c.Name)
-	}
+// checkToggles returns an error for each toggle that is not a known name, or one that is also switched on.
+func checkToggles(path *field.Path, what string, known, toggles []string) field.ErrorList {
 	var all field.ErrorList
 	for _, t := range toggles {
 		name, value := strings.TrimPrefix(t, "-"), strings.Join(toggles, ",")
@@ -116,7 +89,7 @@ func checkToggles(path *field.Path, what string, list []Component, toggles []str
 // Summary returns the mode, and the mutators and plugins that are on, as one line.
 func (c *PrebindConfiguration) Summary() string {
 	list := func(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
-	return fmt.Sprintf("mode %s, mutators %s, PreBind plugins %s", c.Mode, list(c.SelectedMutators()), list(c.SelectedPlugins()))
+	return fmt.Sprintf("mode %s, mutators %s, PreBind plugins %s", c.Mode, list(mutatorNames(c.SelectedMutators())), list(pluginNames(c.SelectedPlugins())))
 }
 
 // valid returns an error unless ok is set.

@@ -15,15 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/klog/v2"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/work"
+	"github.com/prebind/prebind/mutators"
 )
 
 func TestDebugHandler(t *testing.T) {
-	on := func(name string) configuration.Component { return configuration.Component{Name: name, On: true} }
-	registered := configuration.Registered{
-		Mutators: []configuration.Component{on("topology"), {Name: "node-info"}},
-		Plugins:  []configuration.Component{on("node-state"), on("device")},
+	registered := &configuration.Registry{
+		Mutators: []mutators.Registration{{Name: "topology", On: true}, {Name: "node-info"}},
+		Plugins:  []framework.Registration{{Name: "node-state", On: true}, {Name: "device", On: true}},
 	}
 	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
 	c, err := configuration.Parse(registered, "file", []byte(`apiVersion: config.prebind.dev/v1alpha1

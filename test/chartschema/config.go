@@ -12,7 +12,6 @@ import (
 
 	"github.com/prebind/prebind/binder/plugins/nodeready"
 	"github.com/prebind/prebind/cmd/prebind/app"
-	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/configuration"
 )
 
@@ -22,8 +21,8 @@ const durationPattern = `^[+-]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|
 // configSchema returns the schema of the configuration file. It is that of the file that 'prebind config defaults' prints, with an element in each
 // list of objects.
 func configSchema() (map[string]any, error) {
-	registry := &assembly.Registry{Mutators: app.RegisteredMutators(), Plugins: app.RegisteredPlugins()}
-	c := configuration.Default(registry.Components())
+	registry := &configuration.Registry{Mutators: app.RegisteredMutators(), Plugins: app.RegisteredPlugins()}
+	c := configuration.Default(registry)
 	c.Namespaces = []configuration.NamespaceRule{{}}
 	if ready, ok := c.Arguments.Of(nodeready.Name).(*nodeready.Arguments); ok {
 		ready.Agents = []nodeready.Agent{{NodeSelector: "any"}} // Empty, the field is omitted.

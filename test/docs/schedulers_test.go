@@ -67,7 +67,7 @@ func TestForSchedulers_Code(t *testing.T) {
 func TestForSchedulers_Values(t *testing.T) {
 	t.Parallel()
 	page := pagesOfProse(t)["docs/for-schedulers.md"]
-	budgets := configuration.Default(configuration.Registered{}).Budgets
+	budgets := configuration.Default(&configuration.Registry{}).Budgets
 	for _, text := range []string{
 		fmt.Sprintf("- Hold of one call: %.0f s (`--hold`)", budgets.Hold.Seconds()),
 		fmt.Sprintf("- Budget of a bind over all its calls: %.0f minutes (`--prebind-timeout`)", budgets.PreBindTimeout.Minutes()),

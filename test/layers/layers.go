@@ -43,7 +43,7 @@ func layers() []layer {
 		{packages: []string{"internal/certificates"}, only: []string{}},
 		{packages: []string{"internal/apiclient"}},
 		{packages: []string{"binder"}},
-		{packages: []string{"internal/configuration"}, only: []string{"config/v1alpha1"}},
+		{packages: []string{"internal/configuration"}, only: []string{"binder/framework", "mutators", "config/v1alpha1"}},
 		{packages: []string{"internal/replica"}, only: []string{"internal/work", "internal/text", "binder/framework"}},
 		{packages: []string{"internal/work"}, only: []string{"internal/notify", "internal/podstate", "internal/text", "binder/framework", "config/v1alpha1"}},
 		{packages: []string{"internal/mutation"}, only: []string{"mutators", "config/v1alpha1"}},

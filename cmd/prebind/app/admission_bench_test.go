@@ -130,15 +130,15 @@ func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 func benchEngine(tb testing.TB, timed func(mutators.Mutator) mutators.Mutator, recorder work.Recorder) *binder.Engine {
 	tb.Helper()
 	registry := newRegistry()
-	s := configuration.Default(registry.Components())
+	s := configuration.Default(registry)
 	world, changes := benchWorld(), notify.NewHub()
 	var chain []mutators.Mutator
-	for _, m := range registry.MutatorsOf(s) {
+	for _, m := range s.SelectedMutators() {
 		built, err := m.New(s.Arguments.Of(m.Name))
 		require.NoError(tb, err)
 		chain = append(chain, timed(built))
 	}
-	selectedPlugins := registry.PluginsOf(s)
+	selectedPlugins := s.SelectedPlugins()
 	require.Len(tb, selectedPlugins, 5, "the plugins that are on by default")
 	var plugins []framework.Plugin
 	for _, p := range selectedPlugins {

@@ -12,11 +12,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/prebind/prebind/config"
-	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/configuration"
 )
 
-func newConfigCommand(r *assembly.Registry) *cobra.Command {
+func newConfigCommand(r *configuration.Registry) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Validate a configuration file, or print the default file or its JSON schema",
@@ -26,7 +25,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 		Short: "Validate a configuration file: print each problem with its field, or a summary",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := configuration.Load(r.Components(), args[0], pflag.NewFlagSet("none", pflag.ContinueOnError))
+			c, err := configuration.Load(r, args[0], pflag.NewFlagSet("none", pflag.ContinueOnError))
 			if err != nil {
 				return errors.New(strings.TrimPrefix(err.Error(), "--config: "))
 			}
@@ -38,7 +37,7 @@ func newConfigCommand(r *assembly.Registry) *cobra.Command {
 		Short: "Print a configuration file with every field, its default and its description",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			encoded, err := configuration.Default(r.Components()).Encode()
+			encoded, err := configuration.Default(r).Encode()
 			if err == nil {
 				_, err = cmd.OutOrStdout().Write(encoded)
 			}

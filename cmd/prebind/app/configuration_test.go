@@ -57,7 +57,7 @@ namespaces:
 `)
 	c, err := completed(t, "--config="+file, "--max-holds=9", "--topology-labels=a,b", "--mutators=topology")
 	require.NoError(t, err)
-	want := configuration.Default(newRegistry().Components())
+	want := configuration.Default(newRegistry())
 	want.Mode, want.Mutators, want.RequiredMutators = configuration.ModeAudit, []string{"topology"}, []string{"topology"}
 	want.Budgets = configuration.Budgets{
 		Hold: metav1.Duration{Duration: 2 * time.Second}, MaxHolds: 9,
@@ -118,7 +118,7 @@ func TestConfiguration_Problems(t *testing.T) {
 // TestConfiguration_EveryFieldHasAFlag checks that each field except namespaces has a flag. The description of the flag is
 // also that of the field in the file.
 func TestConfiguration_EveryFieldHasAFlag(t *testing.T) {
-	c := configuration.Default(newRegistry().Components())
+	c := configuration.Default(newRegistry())
 	var sets cliflag.NamedFlagSets
 	c.AddFlags(&sets)
 	usages := map[string]bool{}
@@ -190,7 +190,7 @@ func FuzzConfiguration(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	r := newRegistry().Components()
+	r := newRegistry()
 	none := pflag.NewFlagSet("none", pflag.ContinueOnError)
 	f.Fuzz(func(t *testing.T, content []byte) {
 		c, err := configuration.Parse(r, "file", append([]byte(fileHead), content...), none)

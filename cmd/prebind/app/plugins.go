@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/prebind/prebind/config/v1alpha1"
-	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/configuration"
 )
 
-func newPluginsCommand(r *assembly.Registry) *cobra.Command {
+func newPluginsCommand(r *configuration.Registry) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plugins",
 		Short: "List the mutators and PreBind plugins in the order in which they run",

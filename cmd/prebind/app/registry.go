@@ -13,7 +13,7 @@ import (
 	"github.com/prebind/prebind/binder/plugins/resourceclaims"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/binder/plugins/volumebinding"
-	"github.com/prebind/prebind/internal/assembly"
+	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/mutators"
 	"github.com/prebind/prebind/mutators/bindinfo"
 	"github.com/prebind/prebind/mutators/deviceinfo"
@@ -48,21 +48,21 @@ func RegisteredPlugins() []framework.Registration {
 }
 
 // Option adds a mutator or plugin to the program; see NewCommand.
-type Option func(*assembly.Registry)
+type Option func(*configuration.Registry)
 
 // WithMutator adds a mutator. It runs after those of Prebind.
 func WithMutator(m mutators.Registration) Option {
-	return func(r *assembly.Registry) { r.Mutators = append(r.Mutators, m) }
+	return func(r *configuration.Registry) { r.Mutators = append(r.Mutators, m) }
 }
 
 // WithPlugin adds a PreBind plugin, like WithPlugin in the command of kube-scheduler. It runs
 // after those of Prebind.
 func WithPlugin(p framework.Registration) Option {
-	return func(r *assembly.Registry) { r.Plugins = append(r.Plugins, p) }
+	return func(r *configuration.Registry) { r.Plugins = append(r.Plugins, p) }
 }
 
-func newRegistry(options ...Option) *assembly.Registry {
-	r := &assembly.Registry{Mutators: RegisteredMutators(), Plugins: RegisteredPlugins()}
+func newRegistry(options ...Option) *configuration.Registry {
+	r := &configuration.Registry{Mutators: RegisteredMutators(), Plugins: RegisteredPlugins()}
 	for _, option := range options {
 		option(r)
 	}

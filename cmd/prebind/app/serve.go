@@ -23,7 +23,6 @@ import (
 	"k8s.io/component-base/term"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
-	"github.com/prebind/prebind/internal/assembly"
 	"github.com/prebind/prebind/internal/certificates"
 	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/telemetry"
@@ -32,7 +31,7 @@ import (
 
 // serveOptions are the flags of prebind serve.
 type serveOptions struct {
-	registry        *assembly.Registry
+	registry        *configuration.Registry
 	kubeconfig      string
 	webhookAddress  string
 	certificates    certificates.Options
@@ -49,7 +48,7 @@ type serveOptions struct {
 	logging         *logsapi.LoggingConfiguration
 }
 
-func newServeCommand(r *assembly.Registry) *cobra.Command {
+func newServeCommand(r *configuration.Registry) *cobra.Command {
 	o := newServeOptions(r)
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -81,7 +80,7 @@ another replica.`,
 	return cmd
 }
 
-func newServeOptions(r *assembly.Registry) *serveOptions {
+func newServeOptions(r *configuration.Registry) *serveOptions {
 	return &serveOptions{registry: r, logging: logsapi.NewLoggingConfiguration()}
 }
 
@@ -111,7 +110,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 	fs = sets.FlagSet("Configuration")
 	fs.StringVar(&o.configFile, "config", "", "Path to a PrebindConfiguration file; 'prebind config defaults' prints one. It has a field for each flag of the following sections; flags override it. A change needs a restart.")
 
-	configuration.Default(o.registry.Components()).AddFlags(&sets)
+	configuration.Default(o.registry).AddFlags(&sets)
 
 	fs = sets.FlagSet("Logging")
 	logsapi.AddFlags(o.logging, fs)
@@ -126,7 +125,7 @@ func (o *serveOptions) flags() cliflag.NamedFlagSets {
 // one line.
 func (o *serveOptions) complete(given *pflag.FlagSet) (*configuration.PrebindConfiguration, error) {
 	problems := o.validate()
-	c, err := configuration.Load(o.registry.Components(), o.configFile, given)
+	c, err := configuration.Load(o.registry, o.configFile, given)
 	if err != nil {
 		problems = append(problems, err)
 	}

@@ -192,7 +192,7 @@ func TestPlugins(t *testing.T) {
 func TestRegistry(t *testing.T) {
 	r := newRegistry()
 	require.NoError(t, r.Check())
-	c := configuration.Default(r.Components())
+	c := configuration.Default(r)
 	for _, m := range r.Mutators {
 		built, err := m.New(c.Arguments.Of(m.Name))
 		require.NoError(t, err)
