@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/prebind/prebind/cmd/internal/cli"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/conformance"
@@ -84,15 +85,15 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 		}
 		o.Run = selected
 	}
-	if o.cleanup {
-		return o.removeRuns(ctx, out)
-	}
-	if err := o.Validate(); err != nil {
+	if err := o.Validate(); err != nil && !o.cleanup {
 		return cli.Usage(err)
 	}
 	client, err := o.client.Connect()
 	if err != nil {
 		return err
+	}
+	if o.cleanup {
+		return removeRuns(ctx, client, o.NamespacePrefix, out)
 	}
 	report, err := conformance.Run(ctx, client.Config, o.Options)
 	if report != nil && ctx.Err() == nil {
@@ -105,12 +106,8 @@ func (o *conformanceOptions) execute(ctx context.Context, out io.Writer) error {
 }
 
 // removeRuns removes the objects of earlier runs.
-func (o *conformanceOptions) removeRuns(ctx context.Context, out io.Writer) error {
-	client, err := o.client.Connect()
-	if err != nil {
-		return err
-	}
-	runs, err := conformance.Cleanup(ctx, client, o.NamespacePrefix)
+func removeRuns(ctx context.Context, client kubernetes.Interface, prefix string, out io.Writer) error {
+	runs, err := conformance.Cleanup(ctx, client, prefix)
 	for _, run := range runs {
 		fmt.Fprintln(out, "run", run)
 	}

@@ -36,8 +36,7 @@ import (
 	"github.com/prebind/prebind/webhook"
 )
 
-// process contains the parts of a replica. Each build method creates some parts and adds them to the
-// manager. Later methods use these parts.
+// process contains the parts of a replica.
 type process struct {
 	o         *serveOptions
 	id        string
@@ -80,11 +79,14 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.PrebindConfigu
 	if err := p.buildEngine(running, shared.Metrics); err != nil {
 		return err
 	}
-	if err := p.add(&apiclient.Exemption{Client: p.client, Apply: p.engine.Exempt}); err != nil {
-		return err
-	}
-	if err := p.buildServers(); err != nil {
-		return err
+	parts := []manager.Runnable{p.replicas, &apiclient.Exemption{Client: p.client, Apply: p.engine.Exempt}, always(func(ctx context.Context) {
+		p.assembly.WaitForSync(ctx)
+		p.engine.Sweep(ctx, p.replicas)
+	})}
+	for _, part := range append(parts, p.servers()...) {
+		if err := p.assembly.Add(part); err != nil {
+			return err
+		}
 	}
 	defer p.traces.Flush(ctx)
 	defer context.AfterFunc(ctx, func() {
@@ -180,10 +182,7 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 		},
 	})
 	p.recorder.Show(p.engine.Stats, p.ready.Probe)
-	return p.add(p.replicas, always(func(ctx context.Context) {
-		p.assembly.WaitForSync(ctx)
-		p.engine.Sweep(ctx, p.replicas)
-	}))
+	return nil
 }
 
 // status returns the status for the lease of this replica. It is called only while
@@ -210,8 +209,8 @@ func always(run func(context.Context)) manager.RunnableFunc {
 	}
 }
 
-// buildServers adds the certificates and all servers.
-func (p *process) buildServers() error {
+// servers returns the certificates and all servers.
+func (p *process) servers() []manager.Runnable {
 	handler := &webhook.Handler{Engine: p.recorder.Engine(p.engine), Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{}}
 	p.certs.Manage(p.assembly.GetClient(), p.o.namespace)
 	p.ready.RequireOnce(p.certs.Ready)
@@ -240,7 +239,7 @@ func (p *process) buildServers() error {
 			all = append(all, &manager.Server{Name: flag, Server: plain, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout})
 		}
 	}
-	return p.add(all...)
+	return all
 }
 
 // policyCompiler compiles BindPolicies with the settings of the plugin, also if the plugin is off.
@@ -250,15 +249,6 @@ func (p *process) policyCompiler() *policyplugin.Compiler {
 		o.KeyPrefixes = a.KeyPrefixes
 	}
 	return policyplugin.NewCompiler(o, p.client.Discovery())
-}
-
-func (p *process) add(runnables ...manager.Runnable) error {
-	for _, r := range runnables {
-		if err := p.assembly.Add(r); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // errorLog logs the connection errors of a server, such as failed handshakes, at V(2).
