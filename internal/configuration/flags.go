@@ -4,9 +4,9 @@
 package configuration
 
 import (
+	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -72,6 +72,8 @@ func (c *PrebindConfiguration) apply(given *pflag.FlagSet) error {
 	return err
 }
 
+var capital = regexp.MustCompile("[A-Z]")
+
 // flagOf returns the name of the flag of a field, such as max-holds for budgets.maxHolds and
 // device-node-locks for arguments.device.nodeLocks.
 func flagOf(field string) string {
@@ -80,14 +82,7 @@ func flagOf(field string) string {
 		field = strings.ReplaceAll(rest, ".", "-")
 	}
 	field, _, _ = strings.Cut(field, "[")
-	var kebab strings.Builder
-	for _, r := range field {
-		if unicode.IsUpper(r) {
-			kebab.WriteByte('-')
-		}
-		kebab.WriteRune(unicode.ToLower(r))
-	}
-	return kebab.String()
+	return capital.ReplaceAllStringFunc(field, func(c string) string { return "-" + strings.ToLower(c) })
 }
 
 // usage returns the description of a field such as budgets.hold, which is that of its own flag. It is empty for fields without a flag, such

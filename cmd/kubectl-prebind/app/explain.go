@@ -210,12 +210,8 @@ func (o *explainOptions) chosen(ctx context.Context, client kubernetes.Interface
 
 // reportBound returns the report about a pod that is bound.
 func reportBound(pod *corev1.Pod) *report {
-	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, Verdict: verdictBound, Annotations: map[string]string{}}
-	for key, value := range pod.Annotations {
-		if written(key) {
-			r.Annotations[key] = value
-		}
-	}
+	r := &report{Namespace: pod.Namespace, Pod: pod.Name, Node: pod.Spec.NodeName, Verdict: verdictBound, Annotations: maps.Clone(pod.Annotations)}
+	maps.DeleteFunc(r.Annotations, func(key, _ string) bool { return !written(key) })
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
 			r.Since = c.LastTransitionTime
