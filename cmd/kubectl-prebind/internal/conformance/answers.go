@@ -6,6 +6,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
 )
@@ -108,7 +110,12 @@ func checkInternal(ctx context.Context, t *trial) string {
 	}
 	id := t.ns.Name + "-internal"
 	pod := t.creates(ctx, "internal", onNode(t.nodes[0]), annotation(deviceAnnotation, id))
-	t.posted(ctx, pod, t.holds(id)) // Prebind reserves the device with the first Binding.
+	t.posted(ctx, pod, func(ctx context.Context) (bool, error) { // Prebind reserves the device with the first Binding.
+		x, err := t.explain(ctx, t.nodes[0].Name, map[string]string{deviceAnnotation: id})
+		return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
+			return p.Name == device && p.Verdict == binder.PluginRejects
+		}), err
+	})
 	t.staysUnbound(ctx, pod, settles)
 	t.must(t.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, t.ns.Name+".conformance.prebind.dev", metav1.DeleteOptions{}))
 	ended := time.Now()

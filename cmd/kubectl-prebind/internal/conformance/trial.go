@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/cmd/kubectl-prebind/internal/dryrun"
 	"github.com/prebind/prebind/internal/work"
 )
@@ -332,14 +331,4 @@ func (t *trial) applied(ctx context.Context, probe *corev1.Pod, answer func(err 
 	return t.until(ctx, appliedTime, func(ctx context.Context) (bool, error) {
 		return answer(dryrun.Post(ctx, t.client, dryrun.Binding(probe, t.nodes[0].Name, nil), dryrun.DryRun)), nil
 	})
-}
-
-// holds returns a condition: Prebind holds the device on the first node.
-func (t *trial) holds(id string) func(ctx context.Context) (bool, error) {
-	return func(ctx context.Context) (bool, error) {
-		x, err := t.explain(ctx, t.nodes[0].Name, map[string]string{deviceAnnotation: id})
-		return err == nil && slices.ContainsFunc(x.Plugins, func(p binder.PluginExplanation) bool {
-			return p.Name == device && p.Verdict == binder.PluginRejects
-		}), err
-	}
 }
