@@ -61,7 +61,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 	}
 	for _, r := range c.results {
 		if err := add(d, r); err != nil {
-			return d, framework.AsError(r.plugin.name, err)
+			return d, framework.AsError(r.plugin.Name(), err)
 		}
 	}
 	if attempt != "" {
@@ -74,7 +74,7 @@ func (c *call) compose(ctx context.Context, attempt string) (Decision, *framewor
 func add(d Decision, r result) error {
 	for key, value := range r.verdict.Annotations {
 		if !strings.Contains(key, "/") {
-			key = r.plugin.name + "." + v1alpha1.Domain + "/" + key
+			key = r.plugin.Name() + "." + v1alpha1.Domain + "/" + key
 		}
 		if len(validation.IsQualifiedName(key)) > 0 {
 			return fmt.Errorf("invalid annotation key %q", short(key))

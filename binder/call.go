@@ -39,7 +39,6 @@ type call struct {
 	Request
 	// settings are those of the pod's namespace.
 	settings Settings
-	plugins  []*participant
 	// audit is set if Request.DryRun is because of the mode Audit.
 	audit bool
 	began time.Time
@@ -88,7 +87,7 @@ type call struct {
 
 // result is what one plugin decided in a pass: a verdict or an error.
 type result struct {
-	plugin  *participant
+	plugin  framework.Plugin
 	verdict framework.Verdict
 	err     *framework.Error
 	bc      *framework.BindContext
@@ -151,7 +150,7 @@ func (c *call) run(ctx context.Context) Decision {
 	}
 	if d.RetryAfter == 0 {
 		for _, r := range c.results {
-			if o := r.plugin.observer; o != nil {
+			if o, ok := r.plugin.(framework.Observer); ok {
 				// The log reports a panic.
 				_ = work.Contain(ctx, func() error { o.BindDecided(ctx, r.bc); return nil })
 			}
@@ -224,9 +223,6 @@ func (c *call) loop(ctx context.Context) (end step) {
 // pass reads the bind, calls Setup and PreFlight of every plugin that takes part, in order, and decides. A rejection of the
 // engine counts like that of a plugin.
 func (c *call) pass(ctx context.Context) step {
-	if c.results == nil {
-		c.results = make([]result, 0, len(c.plugins))
-	}
 	c.rereads = time.Time{}
 	if s := c.look(ctx); s.do != allow {
 		return s // Observers get the results of the last pass.
@@ -236,23 +232,24 @@ func (c *call) pass(ctx context.Context) step {
 		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
 	}
 	now := c.o.Clock.Now()
-	for _, p := range c.plugins {
-		if p.onRequest && !c.required[p.name] && len(framework.Parameters(p.name, c.Binding, c.pod)) == 0 {
+	for _, p := range c.settings.Plugins {
+		name := p.Name()
+		if _, ok := p.(framework.OnRequest); ok && !c.required[name] && len(framework.Parameters(name, c.Binding, c.pod)) == 0 {
 			continue
 		}
 		r := result{plugin: p, bc: &framework.BindContext{
 			Pod: c.pod, Node: c.node, Binding: c.Binding, User: c.User, Attempt: c.id, Now: now, Since: c.first, DryRun: c.DryRun, Audit: c.audit,
-			Written: c.entry != nil && c.work.Written(c.entry, p.name),
+			Written: c.entry != nil && c.work.Written(c.entry, name),
 		}}
-		preFlight := work.Step{Name: work.StepPreFlight, Plugin: p.name, Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
+		preFlight := work.Step{Name: work.StepPreFlight, Plugin: name, Pod: c.Pod, Node: c.key.Node, Attempt: c.id}
 		err := work.Call(ctx, c.o.Recorder, preFlight, func(ctx context.Context) (err error) {
-			if p.extender != nil {
+			if extender, ok := p.(framework.BindContextExtender); ok {
 				cache := c.o.Cached
 				if c.changes != nil {
 					cache = subscribing{Reader: cache, to: c.changes}
 				}
 				// The error can be a nil *framework.Error: then PreFlight must run.
-				if err := work.Contain(ctx, func() error { return p.extender.SetupBindContextExtension(ctx, cache, r.bc) }); err != nil {
+				if err := work.Contain(ctx, func() error { return extender.SetupBindContextExtension(ctx, cache, r.bc) }); err != nil {
 					return err
 				}
 			}
@@ -260,7 +257,7 @@ func (c *call) pass(ctx context.Context) step {
 			return err
 		})
 		if err != nil {
-			r.err = framework.AsError(p.name, err)
+			r.err = framework.AsError(name, err)
 		}
 		c.results = append(c.results, r)
 	}
@@ -279,7 +276,7 @@ func (c *call) look(ctx context.Context) step {
 		c.first, c.calls = before.since, before.calls
 	}
 	var added map[string]string
-	if len(c.plugins) > 0 {
+	if len(c.settings.Plugins) > 0 {
 		added = attemptRoom
 	}
 	err := guardMetadata(c.pod, c.Binding)
@@ -292,11 +289,11 @@ func (c *call) look(ctx context.Context) step {
 	c.required = nil
 	given := framework.Parameters(framework.Binder, c.Binding, c.pod)
 	if p, ok := given[requireKey]; ok {
-		if c.required, err = requiredPlugins(c.plugins, p); err != nil {
+		if c.required, err = requiredPlugins(c.settings.Plugins, p); err != nil {
 			return ends(err)
 		}
 	}
-	if len(c.plugins) == 0 && c.settings.Mutators.Len() == 0 {
+	if len(c.settings.Plugins) == 0 && c.settings.Mutators.Len() == 0 {
 		return step{do: finish, answer: Decision{PassThrough: true}} // Nothing is enabled.
 	}
 	c.budget = c.settings.PreBindTimeout
@@ -336,9 +333,9 @@ func (c *call) write(ctx context.Context, s step) step {
 	}
 	for _, i := range s.plugins {
 		r := c.results[i]
-		p, ok := r.plugin.Plugin.(framework.PreBinder)
+		p, ok := r.plugin.(framework.PreBinder)
 		if !ok {
-			return step{do: finish, err: framework.AsError(r.plugin.name, errors.New("the plugin has writes, but no PreBind"))}
+			return step{do: finish, err: framework.AsError(r.plugin.Name(), errors.New("the plugin has writes, but no PreBind"))}
 		}
 		c.asked[p.Name()] = true
 		c.last = step{waits: []framework.Wait{{Object: podObject(c.Pod), For: "the plugin to write"}}, plugin: p.Name()}
@@ -383,9 +380,9 @@ func (c *call) allow(ctx context.Context, late []int) step {
 	}
 	for _, i := range late {
 		r := c.results[i]
-		p, ok := r.plugin.Plugin.(framework.Reserver)
+		p, ok := r.plugin.(framework.Reserver)
 		if !ok {
-			return step{do: finish, err: framework.AsError(r.plugin.name, errors.New("the plugin has late writes, but no Reserve"))}
+			return step{do: finish, err: framework.AsError(r.plugin.Name(), errors.New("the plugin has late writes, but no Reserve"))}
 		}
 		if !p.Reserve(r.bc) {
 			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}

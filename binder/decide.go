@@ -80,7 +80,7 @@ func decide(results []result, asked map[string]bool) step {
 		}
 	}
 	for i, r := range results {
-		name, v := r.plugin.name, r.verdict
+		name, v := r.plugin.Name(), r.verdict
 		switch {
 		case r.err != nil && r.err.Kind == framework.KindWait:
 			waits(name, framework.Wait{Object: r.err.Object, For: r.err.Message})

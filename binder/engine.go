@@ -34,11 +34,10 @@ type Options struct {
 
 // Engine decides on Bindings. It is safe for concurrent use.
 type Engine struct {
-	o       Options
-	enabled []*participant
-	work    *work.Set
-	waits   waits
-	seats   seats
+	o     Options
+	work  *work.Set
+	waits waits
+	seats seats
 	// draining is closed by drain.
 	draining chan struct{}
 	// stopping ends all calls. Stop ends it.
@@ -47,37 +46,12 @@ type Engine struct {
 	drain    func()
 }
 
-// participant is a PreBind plugin, with what does not change from bind to bind.
-type participant struct {
-	framework.Plugin
-	name string
-	// extender and observer are the plugin, or nil.
-	extender framework.BindContextExtender
-	observer framework.Observer
-	// onRequest says that the plugin takes part only in binds that request it.
-	onRequest bool
-}
-
-// participants returns the plugins in their order.
-func participants(plugins []framework.Plugin) []*participant {
-	all := make([]*participant, 0, len(plugins))
-	for _, plugin := range plugins {
-		p := &participant{Plugin: plugin, name: plugin.Name()}
-		p.extender, _ = plugin.(framework.BindContextExtender)
-		p.observer, _ = plugin.(framework.Observer)
-		_, p.onRequest = plugin.(framework.OnRequest)
-		all = append(all, p)
-	}
-	return all
-}
-
 // New returns the engine. It starts nothing.
 func New(o Options) *Engine {
 	draining := make(chan struct{})
 	stopping, stop := context.WithCancelCause(context.Background()) //nolint:forbidigo // It ends with the engine.
 	return &Engine{
-		o: o, enabled: participants(o.Settings.Plugins), waits: newWaits(o.Clock),
-		work:     work.NewSet(o.Options),
+		o: o, work: work.NewSet(o.Options), waits: newWaits(o.Clock),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 		stopping: stopping, stop: stop,
 	}
@@ -150,7 +124,7 @@ func (e *Engine) Bind(ctx context.Context, r Request) Decision {
 	if passes(r) || settings.Mode == ModeOff {
 		return Decision{PassThrough: true}
 	}
-	c := &call{Engine: e, Request: r, settings: settings, plugins: e.enabled, began: e.o.Clock.Now()}
+	c := &call{Engine: e, Request: r, settings: settings, began: e.o.Clock.Now(), results: make([]result, 0, len(settings.Plugins))}
 	c.audit = !r.DryRun && settings.Mode == ModeAudit
 	c.DryRun = r.DryRun || c.audit
 	d := c.run(ctx)

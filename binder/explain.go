@@ -22,14 +22,14 @@ func (c *call) explained(d Decision) Decision {
 	x := &Explanation{Verdict: VerdictBind, Mode: c.settings.Mode, Annotations: d.Annotations, Labels: d.Labels}
 	asked := map[string]result{}
 	for _, r := range c.results {
-		asked[r.plugin.name] = r
+		asked[r.plugin.Name()] = r
 	}
-	for _, p := range c.plugins {
+	for _, p := range c.settings.Plugins {
 		if c.node == nil {
 			break // The bind ended before PreFlight.
 		}
-		of := PluginExplanation{Name: p.name, Verdict: PluginNotAsked}
-		if r, ok := asked[p.name]; ok {
+		of := PluginExplanation{Name: p.Name(), Verdict: PluginNotAsked}
+		if r, ok := asked[p.Name()]; ok {
 			of = explained(r)
 		}
 		x.Plugins = append(x.Plugins, of)
@@ -40,13 +40,13 @@ func (c *call) explained(d Decision) Decision {
 			continue
 		}
 		for _, would := range of.Would {
-			d.Warnings = append(d.Warnings, "dry run: "+p.name+" would "+would)
+			d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would "+would)
 		}
 		if len(of.Would) > 0 {
 			continue // The writes say what they wait for.
 		}
 		for _, awaited := range of.WaitsFor {
-			d.Warnings = append(d.Warnings, "dry run: "+p.name+" would wait for "+awaited)
+			d.Warnings = append(d.Warnings, "dry run: "+p.Name()+" would wait for "+awaited)
 		}
 	}
 	switch {
@@ -62,7 +62,7 @@ func (c *call) explained(d Decision) Decision {
 
 // explained returns the explanation of one result.
 func explained(r result) PluginExplanation {
-	x := PluginExplanation{Name: r.plugin.name, Verdict: PluginReady, Findings: r.verdict.Findings}
+	x := PluginExplanation{Name: r.plugin.Name(), Verdict: PluginReady, Findings: r.verdict.Findings}
 	for _, w := range r.verdict.Writes {
 		x.Verdict, x.Would = PluginActs, append(x.Would, w)
 	}

@@ -181,7 +181,7 @@ func (c *call) observe(ctx context.Context, waits []framework.Wait) {
 	}
 	c.observed = waits
 	for _, r := range c.results {
-		if o := r.plugin.observer; o != nil {
+		if o, ok := r.plugin.(framework.Observer); ok {
 			// The log reports a panic.
 			_ = work.Contain(ctx, func() error { o.BindWaits(ctx, r.bc, waits); return nil })
 		}

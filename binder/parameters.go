@@ -32,10 +32,10 @@ func budgetOf(limit time.Duration, p framework.Parameter) (time.Duration, *frame
 
 // requiredPlugins returns the PreBind plugins that must take part in the bind. It is an error if one
 // of them is not enabled.
-func requiredPlugins(plugins []*participant, p framework.Parameter) (map[string]bool, *framework.Error) {
+func requiredPlugins(plugins []framework.Plugin, p framework.Parameter) (map[string]bool, *framework.Error) {
 	var on []string
 	for _, plugin := range plugins {
-		on = append(on, plugin.name)
+		on = append(on, plugin.Name())
 	}
 	known := "enabled: " + strings.Join(on, ", ")
 	if len(on) == 0 {

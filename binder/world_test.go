@@ -104,9 +104,9 @@ func (w *world) bind(node string, plugins ...framework.Plugin) posted {
 // run posts the Binding.
 func (w *world) run(ctx context.Context, p posted) Decision {
 	settings := w.o.Settings
-	settings.PreBindTimeout = p.budget
+	settings.PreBindTimeout, settings.Plugins = p.budget, p.plugins
 	c := &call{
-		Engine: w.Engine, settings: settings, plugins: participants(p.plugins), began: time.Now(),
+		Engine: w.Engine, settings: settings, began: time.Now(),
 		Request: Request{
 			Pod: types.NamespacedName{Namespace: w.pod.Namespace, Name: w.pod.Name}, Binding: gen.Binding(w.pod, p.node),
 			User: authenticationv1.UserInfo{Username: p.user},
