@@ -75,17 +75,11 @@ func retryAfter(waited time.Duration) time.Duration {
 	return apiwait.Jitter(min(max(waited/2, minRetry), maxRetry), 0.25).Round(time.Second)
 }
 
-// The objects whose changes every call awaits that waits.
-var (
-	anyPod  = &corev1.Pod{}
-	anyNode = &corev1.Node{}
-)
-
 // wait waits until something changes that was read, until the step's time, or until the hold ends. It returns finish if the call
 // ends. The first time, it only subscribes to changes: the pass that is repeated reads what may have changed before.
 func (c *call) wait(ctx context.Context, s step) step {
 	if c.changes == nil {
-		c.changes = c.o.Changes.Subscribe(notify.RefTo(anyPod, c.Pod.Namespace, c.Pod.Name), notify.RefTo(anyNode, "", c.key.Node), notify.AllBinds())
+		c.changes = c.o.Changes.Subscribe(notify.RefTo(&corev1.Pod{}, c.Pod.Namespace, c.Pod.Name), notify.RefTo(&corev1.Node{}, "", c.key.Node), notify.AllBinds())
 		return step{do: repeat}
 	}
 	now := c.o.Clock.Now()
