@@ -71,16 +71,12 @@ const (
 // Result returns how a step ended: "ok", the kind of the error, or "ended" if the step was
 // given up for a reason outside the plugin.
 func Result(err error) string {
-	var own *framework.Error
-	var cause Cause
 	switch {
 	case err == nil:
 		return "ok"
-	case errors.As(err, &own) && own != nil && own.Kind != "" && own.Kind != framework.KindInternal && !errors.Is(err, context.Canceled):
-		return string(own.Kind)
-	case (errors.As(err, &cause) || errors.Is(err, context.Canceled)) && !errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded):
 		return "ended"
 	default:
-		return string(framework.KindInternal)
+		return string(framework.AsError("", err).Kind)
 	}
 }
