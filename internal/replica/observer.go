@@ -6,7 +6,6 @@ package replica
 import (
 	"context"
 	"fmt"
-	"maps"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -36,15 +35,15 @@ func (r *Replicas) Count() int {
 	}
 }
 
-// Living returns the replicas that renew their leases, by the last read. It is an error if that is too old. A new lease counts
-// as renewed. The caller owns the map.
-func (r *Replicas) Living(context.Context) (map[string]bool, error) {
+// Living returns the replicas that renew their leases, by the last read, or nil if that is too old. A new lease counts
+// as renewed. The map is not changed.
+func (r *Replicas) Living() map[string]bool {
 	r.observer.Lock()
 	defer r.observer.Unlock()
 	if !r.fresh() {
-		return nil, fmt.Errorf("the leases of replicas in %s were not read for %s", r.o.Namespace, 2*observeEvery)
+		return nil
 	}
-	return maps.Clone(r.living), nil
+	return r.living
 }
 
 // Leads returns whether this replica leads: it has the smallest ID of the live replicas that can lead, by the last read. The lease of these

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -178,7 +177,7 @@ type livingReplicas map[string]bool
 
 func (livingReplicas) Leads() bool { return true }
 
-func (l livingReplicas) Living(context.Context) (map[string]bool, error) { return maps.Clone(l), nil }
+func (l livingReplicas) Living() map[string]bool { return l }
 
 // follower is a replica that does not lead.
 type follower struct{ livingReplicas }
@@ -191,11 +190,11 @@ type ending struct {
 	ended atomic.Bool
 }
 
-func (e *ending) Living(ctx context.Context) (map[string]bool, error) {
+func (e *ending) Living() map[string]bool {
 	if e.ended.Load() {
-		return map[string]bool{}, nil
+		return map[string]bool{}
 	}
-	return e.livingReplicas.Living(ctx)
+	return e.livingReplicas
 }
 
 // pass advances the time of the test.

@@ -50,8 +50,8 @@ func Actions() []string { return []string{actionCommit, actionRollBack, actionLi
 type Peers interface {
 	// Leads returns whether this replica leads.
 	Leads() bool
-	// Living returns the live replicas by recent observations. The caller owns the map.
-	Living(ctx context.Context) (map[string]bool, error)
+	// Living returns the live replicas by recent observations, or nil without any. It is not changed.
+	Living() map[string]bool
 }
 
 // orphan is the record of a mark whose attempt is not in progress.
@@ -110,10 +110,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	var errs []error
 	var living map[string]bool
 	if s.peers.Leads() {
-		var err error
-		if living, err = s.peers.Living(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("reading the live replicas: %w", err))
-		}
+		living = s.peers.Living()
 	}
 	before := s.orphans
 	s.orphans = map[orphanKey]*orphan{}

@@ -203,7 +203,7 @@ func (u uncached) List(ctx context.Context, into client.ObjectList, opts ...clie
 func (p *process) Leads() bool { return time.Now().UnixNano() < p.leadsUntil.Load() }
 
 // Living implements work.Peers.
-func (p *process) Living(ctx context.Context) (map[string]bool, error) { return p.lease.Living(ctx) }
+func (p *process) Living() map[string]bool { return p.lease.Living() }
 
 // dead returns whether the process has ended.
 func (p *process) dead() bool { return p.killed.Err() != nil }
