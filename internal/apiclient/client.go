@@ -48,9 +48,11 @@ func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Durat
 	if err := prepare(config, userAgent); err != nil {
 		return nil, nil, err
 	}
-	client, err := NewWithTimeout(config, takes)
+	soon := rest.CopyConfig(config)
+	soon.Timeout = takes
+	client, err := kubernetes.NewForConfig(soon)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("setting up a client: %w", err)
 	}
 	var unanswered error
 	err = wait.PollUntilContextTimeout(ctx, time.Second, startTakes, true, func(context.Context) (bool, error) {
@@ -85,17 +87,6 @@ func prepare(config *rest.Config, userAgent string) error {
 		return transport{next: next, takes: answerTakes}
 	})
 	return nil
-}
-
-// NewWithTimeout returns a client with a time limit for all requests, including watches.
-func NewWithTimeout(config *rest.Config, takes time.Duration) (kubernetes.Interface, error) {
-	soon := rest.CopyConfig(config)
-	soon.Timeout = takes
-	client, err := kubernetes.NewForConfig(soon)
-	if err != nil {
-		return nil, fmt.Errorf("setting up a client: %w", err)
-	}
-	return client, nil
 }
 
 // transport cancels requests without an answer. Some callers, such as the event recorder of client-go, would wait forever. A timeout of

@@ -15,10 +15,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-
-	"github.com/prebind/prebind/internal/apiclient"
 )
 
 // TestReplicas_RenewalWithoutAnswer: the next renewal follows on time. Otherwise other replicas
@@ -40,7 +39,7 @@ func TestReplicas_RenewalWithoutAnswer(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	client, err := apiclient.NewWithTimeout(&rest.Config{Host: server.URL}, 100*time.Millisecond)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, Timeout: 100 * time.Millisecond})
 	require.NoError(t, err)
 	replicas := New(Options{ID: "mine", Client: client, Namespace: "default", Clock: clock.RealClock{}})
 	ctx, cancel := context.WithCancel(t.Context())
