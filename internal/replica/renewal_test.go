@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 )
 
 // TestReplicas_RenewalWithoutAnswer: the next renewal follows on time. Otherwise other replicas
@@ -41,7 +40,7 @@ func TestReplicas_RenewalWithoutAnswer(t *testing.T) {
 	t.Cleanup(server.CloseClientConnections)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, Timeout: 100 * time.Millisecond})
 	require.NoError(t, err)
-	replicas := New(Options{ID: "mine", Client: client, Namespace: "default", Clock: clock.RealClock{}})
+	replicas := newReplicas(t, client, "mine")
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { assert.NoError(t, replicas.Start(ctx)) })

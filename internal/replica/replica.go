@@ -55,7 +55,7 @@ const (
 // NewID returns a unique identifier for this process.
 func NewID() string { return rand.String(8) }
 
-// Options of Replicas. All fields are required except Elect, Synced and Status.
+// Options of Replicas. All fields are required except Elect.
 type Options struct {
 	// ID of this process; see NewID.
 	ID string
@@ -68,9 +68,9 @@ type Options struct {
 	// Elect says that only one of the replicas leads. Otherwise, every replica leads.
 	Elect bool
 	// Synced says that this process can lead, because its caches have all objects. Otherwise, a replica that lacks a permission could lead,
-	// and would never sweep. It may be nil: the process can always lead.
+	// and would never sweep.
 	Synced func() bool
-	// Status returns text about this process, which each renewal writes to the lease. It may be nil.
+	// Status returns text about this process, which each renewal writes to the lease.
 	Status func() (string, error)
 }
 
@@ -121,7 +121,7 @@ func (r *Replicas) Start(ctx context.Context) error {
 		})
 	})
 	r.repeat(ctx, func() time.Duration {
-		synced := r.synced()
+		synced := r.o.Synced()
 		err := r.renew(ctx)
 		if ctx.Err() != nil || err == nil && synced {
 			return renewal
@@ -184,12 +184,7 @@ func (r *Replicas) Held() error {
 
 func (r *Replicas) name() string { return prefix + r.o.ID }
 
-func (r *Replicas) synced() bool { return r.o.Synced == nil || r.o.Synced() }
-
 func (r *Replicas) status(ctx context.Context) string {
-	if r.o.Status == nil {
-		return ""
-	}
 	status, err := r.o.Status()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not collect the status of this replica")
@@ -206,7 +201,7 @@ func (r *Replicas) renew(ctx context.Context) error {
 		ObjectMeta: metav1.ObjectMeta{Name: r.name(), Labels: map[string]string{label: r.o.ID}, Annotations: map[string]string{statusAnnotation: status}},
 		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(began))},
 	}
-	if r.synced() {
+	if r.o.Synced() {
 		lease.Spec.HolderIdentity = &r.o.ID
 	}
 	patch, err := json.Marshal(lease)

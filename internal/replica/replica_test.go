@@ -58,7 +58,10 @@ func TestTrusted_Relations(t *testing.T) {
 
 func newReplicas(t *testing.T, client kubernetes.Interface, id string) *Replicas {
 	t.Helper()
-	return New(Options{ID: id, Client: client, Namespace: "prebind-system", Clock: clock.RealClock{}})
+	return New(Options{
+		ID: id, Client: client, Namespace: "prebind-system", Clock: clock.RealClock{},
+		Synced: func() bool { return true }, Status: func() (string, error) { return "", nil },
+	})
 }
 
 func TestNewID(t *testing.T) {
@@ -259,7 +262,8 @@ func (s *suspended) Since(t time.Time) time.Duration { return s.Now().Sub(t) - s
 func TestTerm_EndsWhileSuspended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &suspended{}
-		r := New(Options{ID: "a", Client: fakeapi.NewClientset(), Namespace: "prebind-system", Clock: s})
+		r := newReplicas(t, fakeapi.NewClientset(), "a")
+		r.o.Clock = s
 		require.NoError(t, r.renew(t.Context()))
 		first, held := r.Term()
 		require.True(t, held)

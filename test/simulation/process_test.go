@@ -114,7 +114,10 @@ func (w *world) start() {
 	connection := w.api.Connect()
 	connection.Step = p.step
 	chain := mutation.NewChain(nil, nil)
-	p.lease = replica.New(replica.Options{ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p, wall: true}})
+	p.lease = replica.New(replica.Options{
+		ID: id, Client: p.cuttable(), Namespace: system, Clock: suspendedClock{p: p, wall: true},
+		Synced: func() bool { return true }, Status: func() (string, error) { return "", nil },
+	})
 	var all []framework.Plugin
 	for _, r := range app.RegisteredPlugins() {
 		if !slices.Contains(plugins, r.Name) {
