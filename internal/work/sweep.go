@@ -60,8 +60,8 @@ type orphan struct {
 	mark   framework.Mark
 	// since is when the sweeper first found that out, by its own clock.
 	since time.Time
-	// tried is the number of the last sweep that tried to settle it, or zero.
-	tried int
+	// tried is when a sweep last tried to settle it, or zero.
+	tried time.Time
 }
 
 // sweeper commits or rolls back the writes of attempts that ended without doing so.
@@ -72,8 +72,6 @@ type sweeper struct {
 	// tidied is the time of the last Tidy.
 	tidied  time.Time
 	orphans map[orphanKey]*orphan
-	// sweeps counts the sweeps.
-	sweeps int
 }
 
 type orphanKey struct {
@@ -114,7 +112,6 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	}
 	before := s.orphans
 	s.orphans = map[orphanKey]*orphan{}
-	s.sweeps++
 	for _, plugin := range s.plugins {
 		if p, ok := plugin.(framework.PreBinder); ok {
 			due, err := s.due(ctx, p, living, before)
@@ -127,20 +124,18 @@ func (s *sweeper) sweep(ctx context.Context) error {
 // settleAll settles orphans of one plugin within the limits.
 func (s *sweeper) settleAll(ctx context.Context, due []*orphan) error {
 	var errs []error
-	began, failed := s.o.Clock.Now(), 0
+	began := s.o.Clock.Now()
 	for _, o := range turns(due, sweepMarks) {
 		if ctx.Err() != nil || s.o.Clock.Since(began) > sweepTakes {
 			break
 		}
-		o.tried = s.sweeps
+		o.tried = s.o.Clock.Now()
 		if err := s.settle(ctx, o); err != nil {
-			if failed++; failed <= sweepErrors {
-				errs = append(errs, fmt.Errorf("plugin %s: %w", o.plugin.Name(), err))
-			}
+			errs = append(errs, fmt.Errorf("plugin %s: %w", o.plugin.Name(), err))
 		}
 	}
-	if failed > sweepErrors {
-		errs = append(errs, fmt.Errorf("and %d more", failed-sweepErrors))
+	if more := len(errs) - sweepErrors; more > 0 {
+		errs = append(errs[:sweepErrors], fmt.Errorf("and %d more", more))
 	}
 	return errors.Join(errs...)
 }
@@ -194,7 +189,7 @@ func (*sweeper) marks(ctx context.Context, p framework.PreBinder) (marks []frame
 // with many marks, or a mark that fails, does not delay others.
 func turns(orphans []*orphan, most int) []*orphan {
 	slices.SortStableFunc(orphans, func(a, b *orphan) int {
-		return cmp.Or(cmp.Compare(a.tried, b.tried), a.since.Compare(b.since))
+		return cmp.Or(a.tried.Compare(b.tried), a.since.Compare(b.since))
 	})
 	orphans = Interleave(orphans, func(o *orphan) string { return o.mark.Pod.Namespace })
 	return orphans[:min(len(orphans), most)]
