@@ -80,7 +80,7 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 		rec = found.Record
 	}
 	v := framework.Verdict{Devices: a.devices.list(), Annotations: pinned(bc)}
-	if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(bc.Now)) {
+	if rec.prepared(bc.Pod.UID, bc.Attempt, a, bc.Now.Add(framework.BindSettles)) {
 		return v, nil
 	}
 	if bc.DryRun { // As in PreBind.
@@ -128,7 +128,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	}
 	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
 		now := p.h.Clock.Now()
-		if rec.prepared(bc.Pod.UID, bc.Attempt, a, p.lasting(now)) {
+		if rec.prepared(bc.Pod.UID, bc.Attempt, a, now.Add(framework.BindSettles)) {
 			return nil
 		}
 		if e := rec.Entries[bc.Pod.UID]; e != nil && e.Bound {
@@ -178,11 +178,6 @@ func (p *Plugin) since(seen seenLock, now time.Time) time.Time {
 	}
 	p.seenLocks.Set(seen, now, 2*p.args.NodeLockTimeout.Duration)
 	return now
-}
-
-// lasting returns the time until which a lock must last for a bind that is allowed now.
-func (p *Plugin) lasting(now time.Time) time.Time {
-	return now.Add(framework.BindSettles)
 }
 
 // PreBindRollBack removes the grant and the lock of this attempt.
