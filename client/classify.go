@@ -10,7 +10,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // deniedBy is how the API server begins the message of a denial by Prebind.
@@ -66,10 +65,7 @@ func Classify(err error) Answer {
 	if !errors.As(err, &api) {
 		return Answer{}
 	}
-	return classify(api.Status())
-}
-
-func classify(status metav1.Status) Answer {
+	status := api.Status()
 	message, denied := strings.CutPrefix(status.Message, deniedBy)
 	if !denied {
 		return Answer{}
