@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,8 +64,6 @@ func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error)
 		return nil, expires, fmt.Errorf("no certificate in PEM: %w", err)
 	}
 	pool := x509.NewCertPool()
-	valid := false
-	var invalid error
 	for _, c := range all {
 		if !c.IsCA {
 			return nil, time.Time{}, fmt.Errorf("the certificate of %q is not a CA certificate: use the CA that signs the API server's client certificate", nameOf(c))
@@ -73,14 +72,9 @@ func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error)
 		if c.NotAfter.After(expires) {
 			expires = c.NotAfter
 		}
-		if err := validAt(c, now); err != nil {
-			invalid = err
-		} else {
-			valid = true
-		}
 	}
-	if valid {
-		invalid = nil
+	if slices.ContainsFunc(all, func(c *x509.Certificate) bool { return validAt(c, now) == nil }) {
+		return pool, expires, nil
 	}
-	return pool, expires, invalid
+	return pool, expires, validAt(all[len(all)-1], now)
 }
