@@ -29,13 +29,13 @@ type Handle struct {
 	Wake  func(object client.Object)
 	Clock clock.WithDelayedExecution
 	// Events records events on objects of the cluster. An event on the pod of a bind is the
-	// engine's task. It may be nil in tests that record none.
+	// engine's task.
 	Events events.EventRecorder
 	// Replicas returns the number of live replicas, including this one, or 0 if it is not known
-	// yet. It does not block. Nil means that there is one replica.
+	// yet. It does not block.
 	Replicas func() int
 	// Select watches a selection, for a plugin whose watches depend on objects in the cluster. It returns nil when the cache has
-	// all objects. Select and Keep are nil in tests that need no selections. Prebind needs permission to get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if
+	// all objects. Prebind needs permission to get, list and watch the kind. Errors: meta.IsNoMatchError or apierrors.IsNotFound if
 	// the API server does not serve the kind, apierrors.IsForbidden if a permission is missing, otherwise the watch did not
 	// begin before the context ended. A selection with the same name is kept; Select then returns the first three errors if its watch
 	// cannot continue. Call it in Starter.Start or later.
@@ -43,7 +43,7 @@ type Handle struct {
 	// Keep ends the selections that Select added and that it has not named for a minute. Call it every few seconds.
 	Keep func(names sets.Set[string])
 	// Leads returns whether this replica leads. Only the leader writes what all replicas compute alike,
-	// such as the status of an object. Nil means that it leads.
+	// such as the status of an object.
 	Leads func() bool
 	// Discovery returns the kinds of the API server and their schemas. It is nil in frameworktest.
 	Discovery discovery.DiscoveryInterface

@@ -17,6 +17,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -53,7 +54,11 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		// The selections are not known here.
 		changes.Wake(nil)
 	})
-	handle := framework.Handle{Cached: c, Live: c, Writer: c, Status: c, Wake: changes.Wake, Clock: clock.RealClock{}, Namespace: namespace}
+	handle := framework.Handle{
+		Cached: c, Live: c, Writer: c, Status: c, Wake: changes.Wake, Clock: clock.RealClock{}, Events: &events.FakeRecorder{}, Namespace: namespace,
+		Replicas: func() int { return 1 }, Leads: func() bool { return true },
+		Select: func(context.Context, framework.Selection) error { return nil }, Keep: func(sets.Set[string]) {},
+	}
 	plugins := make([]framework.Plugin, 0, len(s.plugins)+len(s.added))
 	for _, p := range s.plugins {
 		plugins = append(plugins, p.plugin(t, objects, handle))

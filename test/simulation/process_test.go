@@ -147,7 +147,8 @@ func (w *world) start() {
 		}
 		built, err := r.New(framework.Handle{
 			Cached: p.cached(), Live: connection, Writer: connection, Status: connection, Wake: p.changes.Wake, Clock: suspendedClock{p: p},
-			Namespace: system, Replicas: func() int { return p.lease.Count() }, Leads: func() bool { return false },
+			Namespace: system, Replicas: func() int { return p.lease.Count() }, Leads: func() bool { return false }, Events: &events.FakeRecorder{},
+			Select: func(context.Context, framework.Selection) error { return nil }, Keep: func(sets.Set[string]) {},
 		}, arguments)
 		require.NoError(w.t, err)
 		all = append(all, built)

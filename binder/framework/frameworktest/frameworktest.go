@@ -100,6 +100,7 @@ func New(t testing.TB, r framework.Registration, arguments framework.Arguments, 
 		Cached: &watched{Reader: c.Cache(), t: t, kinds: kinds, selections: selected}, Live: connection,
 		Writer: connection, Status: connection,
 		Wake: changes.Wake, Clock: clock.RealClock{}, Events: &events.FakeRecorder{}, Namespace: "prebind-system", Select: selected.Select, Keep: selected.Keep,
+		Replicas: func() int { return 1 }, Leads: func() bool { return true },
 	}
 	var err error
 	if c.Plugin, err = r.New(c.Handle, arguments); err != nil {

@@ -188,7 +188,7 @@ func aboutPolicy(name string) framework.Object {
 func (p *Plugin) report(bc *framework.BindContext, results []policy.Result) {
 	for _, r := range results {
 		p.metrics.count(r)
-		if note := auditText(r); note != "" && p.h.Events != nil {
+		if note := auditText(r); note != "" {
 			p.h.Events.Eventf(bc.Pod, reference(r.Policy, r.UID), corev1.EventTypeWarning, ReasonAudited, "Binding", "%s", text.Clip(note, maxNote))
 		}
 	}

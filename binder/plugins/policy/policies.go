@@ -206,9 +206,7 @@ func (p *Plugin) apply() {
 			ready++
 		}
 	}
-	if p.h.Keep != nil {
-		p.h.Keep(used)
-	}
+	p.h.Keep(used)
 	p.metrics.show(ready, len(all)-ready)
 	if before := p.set.Swap(&all); before == nil || !slices.Equal(*before, all) {
 		p.h.Wake(nil)
@@ -267,7 +265,6 @@ func (p *Plugin) watch(ctx context.Context, g *generation, e *entry) {
 	var done sync.WaitGroup
 	for i, r := range all {
 		switch {
-		case p.h.Select == nil:
 		case p.h.Namespace != "" && r.Namespace == p.h.Namespace:
 			errs[i] = errOwn // objects omits them.
 		default:

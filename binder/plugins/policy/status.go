@@ -43,7 +43,7 @@ const (
 // writeStatus writes the status of a generation, if the replica leads and the status differs. After a conflict, the next check writes it. It returns the
 // error, and logs one that differs from before.
 func (p *Plugin) writeStatus(ctx context.Context, g *generation, v verdict, before string) string {
-	if v.reason == "" || p.h.Leads != nil && !p.h.Leads() {
+	if v.reason == "" || !p.h.Leads() {
 		return before
 	}
 	err := p.patchStatus(ctx, g, v)
@@ -104,7 +104,6 @@ func (p *Plugin) changedStatus(before *v1alpha1.BindPolicy, v verdict) {
 	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
 	failed := was != nil && was.Status == metav1.ConditionFalse
 	switch inForce := v.reason == v1alpha1.ReasonInForce; {
-	case p.h.Events == nil:
 	case !inForce && (!failed || was.Reason != v.reason):
 		p.h.Events.Eventf(reference(before.Name, before.UID), nil, corev1.EventTypeWarning, ReasonNotReady, "Compiling", "%s", text.Clip(v.reason+": "+v.message, maxNote))
 	case inForce && failed:

@@ -54,9 +54,6 @@ func newPlugin() *Plugin {
 // configure completes the plugin. The handlers of the watches run only afterwards.
 func (p *Plugin) configure(h framework.Handle, a *Arguments) (framework.Plugin, error) {
 	p.h, p.args = h, a
-	if h.Replicas == nil {
-		p.h.Replicas = func() int { return 1 }
-	}
 	p.h.Replicas() // The first call begins the observation of the replicas.
 	// Every bind to the node wakes up when its slots change.
 	p.slots.timeout = a.StartTimeout.Duration
