@@ -75,21 +75,19 @@ const pendingAgain = time.Second
 
 // fail sets the result of a policy that cannot be evaluated. An expression can hide why it failed, so any read that failed counts.
 func (e *evaluation) fail(err error) {
-	pending := e.unread || errors.Is(err, ErrPreparing)
+	message := err.Error()
 	e.result.Until = time.Time{}
 	switch {
 	case e.policy.ignore:
 		e.result.Verdict, e.result.Needs = Ignored, 0
-	case pending:
+	case e.unread || errors.Is(err, ErrPreparing):
 		e.result.Verdict, e.result.Until = Waiting, e.subject.Now.Add(pendingAgain)
+		message = "waiting for the policy to become ready: " + message
 	default:
 		e.result.Verdict = Failed
 	}
 	e.result.Err = err
-	e.result.Message = line(err.Error())
-	if e.result.Verdict == Waiting {
-		e.result.Message = line("waiting for the policy to become ready: " + err.Error())
-	}
+	e.result.Message = line(message)
 	e.result.Rule = cmp.Or(e.rule, "spec")
 	e.result.Waived, e.result.Tasks, e.result.Annotations, e.result.Labels = nil, nil, nil, nil
 }
