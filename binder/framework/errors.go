@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -180,11 +181,6 @@ func AsError(plugin string, err error) *Error {
 		e = Internal(Object{}, err)
 	}
 	named := *e
-	if named.Kind == "" {
-		named.Kind = KindInternal
-	}
-	if named.Plugin == "" {
-		named.Plugin = plugin
-	}
+	named.Kind, named.Plugin = cmp.Or(named.Kind, KindInternal), cmp.Or(named.Plugin, plugin)
 	return &named
 }
