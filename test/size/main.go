@@ -1,12 +1,7 @@
 // Copyright The Prebind Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command size counts the code and the documentation of the repository:
-//
-//	go run ./test/size
-//	go run ./test/size functions
-//
-// The second command lists the functions that a bind with nothing to do passes through in the default configuration.
+// Command size counts the code and the documentation of the repository.
 //
 // A line of code contains more than a blank or a comment. Generated files do not count, and only Go does. Tests are files that end
 // in _test.go, and everything below test/ and frameworktest/. Documentation is the words of all Markdown files.
@@ -53,11 +48,7 @@ const (
 )
 
 func main() {
-	command := run
-	if len(os.Args) > 1 && os.Args[1] == "functions" {
-		command = functions
-	}
-	if err := command(context.Background()); err != nil {
+	if err := run(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "size:", err)
 		os.Exit(1)
 	}
