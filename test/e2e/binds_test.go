@@ -129,17 +129,6 @@ func TestDryRunChangesNothing(t *testing.T) {
 	b.assertClaimBound("made", "node-3")
 }
 
-// A pod can request another budget.
-func TestTimeoutAnnotation(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, shared, nil)
-	b.claim("data", b.dynamic("10m"))
-	b.podWith(cluster.NoPreBindScheduler, gen.Annotation("binder.prebind.dev/timeout", "2s"), gen.UsesClaim("data"))
-	says := []string{"timed out after 2s", "/data", "waiting for provisioning"}
-	b.untilEvent(append(says, "FailedScheduling")...)
-	b.untilEvent(append(says, "BindRefused")...)
-}
-
 // The API server stores invalid metadata of a Binding, and then rejects every update of that pod, including updates of the kubelet.
 // Prebind denies such a Binding. Here, pod and Binding together have too many annotations.
 func TestMetadataThatNoPodSurvives(t *testing.T) {

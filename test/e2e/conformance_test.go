@@ -4,15 +4,11 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
 	"hash/crc32"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -183,6 +179,7 @@ func TestConformance_Violations(t *testing.T) {
 		assert.Contains(t, summary, "docs/for-schedulers.md#")
 		assertNothingLeft(t, shared)
 	}
+	assert.Regexp(t, "Runs removed: 0", conformance(t, shared, "--cleanup").out)
 }
 
 // Without permissions, the command reports the first in one line, and creates no objects.
@@ -198,54 +195,4 @@ func TestConformance_CannotRun(t *testing.T) {
 		assert.Contains(t, r.progress, words)
 	}
 	assertNothingLeft(t, shared)
-}
-
-// A second interrupt ends a run at once. The run has printed the command that removes its objects.
-func TestConformance_Interrupted(t *testing.T) {
-	t.Parallel()
-	var progress output
-	cmd := exec.CommandContext(t.Context(), shared.prebind.Client(), "conformance", "--namespace-prefix="+conformancePrefix(t),
-		"--scheduler-name="+cluster.DefaultScheduler, "--run=^(wait|uid|volume|internal|burst)$", "--kubeconfig="+shared.cluster.Kubeconfig())
-	cmd.Stderr = &progress
-	require.NoError(t, cmd.Start())
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		found := conformanceObjects(t, shared)
-		assert.Len(c, found["namespace"], 2)
-		for _, kind := range []string{"storageclass.storage.k8s.io", "validatingadmissionpolicybinding.admissionregistration.k8s.io"} {
-			assert.NotEmpty(c, found[kind], kind)
-		}
-	}, patience, again)
-	// A process whose parent ignores SIGINT, as a job of a script does, also ignores the second one.
-	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "interrupt again") }, patience, again/10)
-	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-	require.Error(t, cmd.Wait())
-	assert.Equal(t, -1, cmd.ProcessState.ExitCode(), "the signal kills it: 1 is the exit code of a failed check")
-	t.Log(progress.String())
-	assert.NotContains(t, progress.String(), "burst: started", "an interrupted run should not start other checks")
-	assert.NotContains(t, progress.String(), "ERROR", "the interruption should be the only message")
-	assert.Contains(t, progress.String(), "--cleanup --namespace-prefix="+conformancePrefix(t))
-	r := conformance(t, shared, "--cleanup")
-	assert.Equal(t, 0, r.code)
-	// The API server may complete the deletion that the first run has begun.
-	assert.Regexp(t, "Runs removed: [01]", r.out)
-	assertNothingLeft(t, shared)
-}
-
-// output collects text. It is safe for concurrent use.
-type output struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all.String()
 }

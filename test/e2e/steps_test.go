@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"time"
 
@@ -95,9 +96,9 @@ func (b *bench) versions(pv string, claims ...string) map[string]string {
 }
 
 // listeningClient returns a client, and the warnings that the API server sends to it, one in each line.
-func (b *bench) listeningClient() (kubernetes.Interface, *output) {
+func (b *bench) listeningClient() (kubernetes.Interface, *bytes.Buffer) {
 	b.t.Helper()
-	warnings := &output{}
+	warnings := &bytes.Buffer{}
 	config := b.cluster.Config()
 	config.WarningHandler = rest.NewWarningWriter(warnings, rest.WarningWriterOptions{})
 	client, err := kubernetes.NewForConfig(config)
