@@ -244,19 +244,7 @@ func TestBind_Rejects(t *testing.T) {
 	}, rejecting())
 }
 
-// TestBind_Panics: a bug outside plugins fails one bind, not the process.
-func TestBind_Panics(t *testing.T) {
-	in(t, func(o *Options) { o.Cached = o.Live }, func(t *testing.T, s *fixture) {
-		s.live.Before = func(fakeapi.Call) error { panic("a bug") }
-		d := s.post(t.Context())
-		assert.Equal(t, framework.KindInternal, d.Err.Kind)
-		assert.Equal(t, framework.Binder, d.Err.Plugin)
-		assert.ErrorContains(t, d.Err, "panic: a bug: this is a bug in Prebind")
-		assert.Empty(t, s.said())
-	})
-}
-
-// TestBind_PanicsLater: a bug while a bind waits does not keep its seat.
+// TestBind_PanicsLater: a bug outside plugins fails one bind, not the process, and does not keep its seat.
 func TestBind_PanicsLater(t *testing.T) {
 	in(t, func(o *Options) { o.Cached = o.Live }, func(t *testing.T, s *fixture) {
 		var broken atomic.Bool
@@ -271,7 +259,9 @@ func TestBind_PanicsLater(t *testing.T) {
 			s.label()
 		})
 		d := s.post(t.Context())
-		assert.ErrorContains(t, d.Err, "this is a bug in Prebind")
+		assert.Equal(t, framework.KindInternal, d.Err.Kind)
+		assert.Equal(t, framework.Binder, d.Err.Plugin)
+		assert.ErrorContains(t, d.Err, "panic: a bug: this is a bug in Prebind")
 		assert.Zero(t, s.Stats().Holds)
 	}, labelled())
 }
