@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -165,26 +164,6 @@ func TestCommand_Errors(t *testing.T) {
 			assert.NotContains(t, err.Error(), "\n", "an error is one line")
 			assert.Empty(t, out, "only main prints the error, and the usage is not printed")
 		})
-	}
-}
-
-func TestPlugins(t *testing.T) {
-	out, err := run(t, "plugins")
-	require.NoError(t, err)
-	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 1+len(RegisteredMutators())+len(RegisteredPlugins()), "the output has a header and a line for each mutator and plugin")
-	for i, word := range []string{"NAME", "TYPE", "DEFAULT", "ANNOTATIONS", "DESCRIPTION"} {
-		assert.Equal(t, word, strings.Fields(lines[0])[i])
-	}
-	rest := lines[1:]
-	for _, s := range RegisteredMutators() {
-		assert.Equal(t, []string{s.Name, "mutator", onOff(s.On), s.Name + ".prebind.dev/…"}, strings.Fields(rest[0])[:4])
-		rest = rest[1:]
-	}
-	for _, s := range RegisteredPlugins() {
-		assert.Equal(t, []string{s.Name, "PreBind", onOff(s.On)}, strings.Fields(rest[0])[:3])
-		assert.Contains(t, rest[0], s.Description)
-		rest = rest[1:]
 	}
 }
 
