@@ -6,7 +6,7 @@ package device
 import (
 	"context"
 	"fmt"
-	"sync"
+	"slices"
 	"testing"
 	"time"
 
@@ -32,37 +32,24 @@ const (
 	lockIt = "device.prebind.dev/node-lock"
 )
 
-// server is an API server that all replicas share.
+// server is an API server that all replicas share. Its records wake the binds of replicas whose cache it is.
 type server struct {
 	*fakeapi.Connection
 	t   *testing.T
 	api *fakeapi.Server
-
-	mu   sync.Mutex
-	hubs []*notify.Hub
-	// writes counts the writes of records that took effect.
-	writes int
+	hub *notify.Hub
 }
 
 func newServer(t *testing.T, objects ...client.Object) *server {
 	t.Helper()
-	s := &server{t: t, api: fakeapi.New(objects...)}
-	s.api.OnChange(s.changed)
+	s := &server{t: t, api: fakeapi.New(objects...), hub: notify.NewHub()}
+	s.api.OnChange(func(o client.Object, _ bool) {
+		if _, record := o.(*corev1.ConfigMap); record {
+			s.hub.Wake(o)
+		}
+	})
 	s.Connection = s.api.Connect()
 	return s
-}
-
-// changed notifies the hubs of replicas whose cache is the server.
-func (s *server) changed(o client.Object, _ bool) {
-	if _, record := o.(*corev1.ConfigMap); !record {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writes++
-	for _, hub := range s.hubs {
-		hub.Wake(o)
-	}
 }
 
 // bind binds a pod, as the API server does for an allowed Binding.
@@ -128,10 +115,9 @@ func (s *server) object() *corev1.ConfigMap {
 	return object
 }
 
+// count returns the number of writes of records that took effect.
 func (s *server) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.writes
+	return len(slices.DeleteFunc(s.api.Writes(), func(c fakeapi.Call) bool { return c.Kind != "ConfigMap" }))
 }
 
 // lagging is a cache of the records as of its last sync.
@@ -172,14 +158,7 @@ func (l *lagging) follow(delay time.Duration, objects ...client.Object) {
 const timeout = 2 * time.Minute
 
 // replicaOf returns a plugin whose cache is the server.
-func replicaOf(s *server) *Plugin {
-	s.t.Helper()
-	hub := notify.NewHub()
-	s.mu.Lock()
-	s.hubs = append(s.hubs, hub)
-	s.mu.Unlock()
-	return pluginOn(s, s.api.Cache(), s.api.Connect(), hub)
-}
+func replicaOf(s *server) *Plugin { return pluginOn(s, s.api.Cache(), s.api.Connect(), s.hub) }
 
 func pluginOn(s *server, cached client.Reader, conn *fakeapi.Connection, hub *notify.Hub) *Plugin {
 	s.t.Helper()

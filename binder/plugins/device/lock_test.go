@@ -55,7 +55,7 @@ func lockTestAhead(t *testing.T, by time.Duration, f func(c *lockCase)) {
 		assert.Equal(t, framework.Wait{
 			Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the lock that pod default/one holds on the node", Until: time.Now().Add(timeout),
 		}, verdict.Wait, "the wait ends when the lock expires")
-		two := frameworktest.Around(t, s.api, s.hubs[1], c.two.h, c.two)
+		two := frameworktest.Around(t, s.api, s.hub, c.two.h, c.two)
 		go func() {
 			c.result <- two.Post(t.Context(), second, "node-a", gen.Annotation(lockIt, "true"), gen.Annotation(gpu, "GPU-2"))
 		}()
