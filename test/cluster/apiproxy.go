@@ -28,8 +28,8 @@ type APIProxy struct {
 
 	server *httptest.Server
 	cut    atomic.Bool
-	// hold says which requests are kept without an answer.
-	hold atomic.Pointer[func(*http.Request) bool]
+	// hold keeps the requests that write without an answer.
+	hold atomic.Bool
 	// slow is how long each request waits, in nanoseconds.
 	slow atomic.Int64
 }
@@ -58,7 +58,7 @@ func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
 		if p.cut.Load() {
 			panic(http.ErrAbortHandler)
 		}
-		if hold := p.hold.Load(); hold != nil && (*hold)(r) {
+		if p.hold.Load() && r.Method != http.MethodGet {
 			// The server notices that the client has gone only after it has read the body.
 			_, _ = io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
@@ -83,15 +83,8 @@ func (c *Cluster) NewAPIProxy(kubeconfig, dir string) (*APIProxy, error) {
 	return p, clientcmd.WriteToFile(*config, p.Kubeconfig)
 }
 
-// Hold keeps the requests without an answer for which is holds; nil lets all
-// through. Those that are kept stay so until their client gives up.
-func (p *APIProxy) Hold(is func(*http.Request) bool) {
-	if is == nil {
-		p.hold.Store(nil)
-		return
-	}
-	p.hold.Store(&is)
-}
+// HoldWrites keeps the requests that write without an answer, until their clients give up. With false, it lets new ones through.
+func (p *APIProxy) HoldWrites(hold bool) { p.hold.Store(hold) }
 
 // Slow has each request from now on wait for so long before it is passed on; 0 for
 // not at all.

@@ -140,8 +140,8 @@ func (r *runner) one(ctx context.Context, f fault) {
 		on.proxy.Slow(time.Second)
 		defer on.proxy.Slow(0)
 	case "writes without answer":
-		on.proxy.Hold(func(q *http.Request) bool { return q.Method != http.MethodGet })
-		defer on.proxy.Hold(nil)
+		on.proxy.HoldWrites(true)
+		defer on.proxy.HoldWrites(false)
 	case "watches end":
 		on.proxy.Disconnect()
 	case "quota of etcd":
