@@ -44,9 +44,6 @@ type Cluster struct {
 	services    *Services
 	processes   map[string]*Process
 
-	csiMu sync.Mutex
-	csi   []*CSI
-
 	stop    sync.Once
 	stopErr error
 }
@@ -146,9 +143,6 @@ func (c *Cluster) shutdown() error {
 		if process := c.processes[component]; process != nil {
 			clients.Go(process.Stop)
 		}
-	}
-	for _, csi := range c.startedCSI() {
-		clients.Go(csi.stop)
 	}
 	errs = append(errs, clients.Wait())
 	for _, component := range []string{APIServer, OtherAPIServer, Etcd} {

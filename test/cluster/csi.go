@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -43,8 +42,8 @@ type CSI struct {
 	client kubernetes.Interface
 }
 
-// StartCSI starts a CSI driver with this name, and an unmodified external-provisioner for it, and returns when both serve. They run
-// until the cluster stops. It also creates the CSIDriver object, with storageCapacity. The first call on a machine builds both, which
+// StartCSI starts a CSI driver with this name, and an unmodified external-provisioner for it, and returns when both serve. The
+// caller stops them before the cluster. It also creates the CSIDriver object, with storageCapacity. The first call on a machine builds both, which
 // takes minutes; ctx limits it. The provisioner publishes CSIStorageCapacity objects for each class and zone. Nodes must be registered,
 // see [CSI.Register]. zones are the bytes of storage in each zone.
 //
@@ -57,12 +56,9 @@ func (c *Cluster) StartCSI(ctx context.Context, driver string, zones map[string]
 	}
 	for _, process := range []*Process{s.Driver, s.Provisioner} {
 		if err := process.Run(ctx); err != nil {
-			return nil, errors.Join(fmt.Errorf("start CSI driver %s: %w", driver, err), s.stop())
+			return nil, errors.Join(fmt.Errorf("start CSI driver %s: %w", driver, err), s.Stop())
 		}
 	}
-	c.csiMu.Lock()
-	defer c.csiMu.Unlock()
-	c.csi = append(c.csi, s)
 	return s, nil
 }
 
@@ -146,9 +142,10 @@ func prepareCSI(ctx context.Context, client kubernetes.Interface, driver string)
 	return createDriver(ctx, client, driver, true)
 }
 
-// stop stops the provisioner first, because it exits with an error when its driver does.
-func (s *CSI) stop() error {
-	return errors.Join(s.Provisioner.Stop(), s.Driver.Stop())
+// Stop stops the provisioner first, because it exits with an error when its driver does. It returns an error if one of them had ended by
+// itself.
+func (s *CSI) Stop() error {
+	return errors.Join(s.Provisioner.Err(), s.Driver.Err(), s.Provisioner.Stop(), s.Driver.Stop())
 }
 
 // Register does what the kubelet does for a node on which the driver runs: it labels the node with the zone, and adds the driver to its
@@ -174,13 +171,6 @@ func (s *CSI) Register(ctx context.Context, node, zone string) error {
 	return nil
 }
 
-// startedCSI returns the results of StartCSI.
-func (c *Cluster) startedCSI() []*CSI {
-	c.csiMu.Lock()
-	defer c.csiMu.Unlock()
-	return slices.Clone(c.csi)
-}
-
 // running returns all processes, in the order of their start.
 func (c *Cluster) running() []*Process {
 	var out []*Process
@@ -188,9 +178,6 @@ func (c *Cluster) running() []*Process {
 		if process := c.processes[component]; process != nil {
 			out = append(out, process)
 		}
-	}
-	for _, s := range c.startedCSI() {
-		out = append(out, s.Driver, s.Provisioner)
 	}
 	return out
 }

@@ -36,6 +36,12 @@ func startCSI(t *testing.T) {
 	defer cancel()
 	csi, err := shared.cluster.StartCSI(ctx, csiName, map[string]int64{csiZoneA: 1 << 30, csiZoneB: 8 << 30})
 	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, csi.Stop())
+		if t.Failed() {
+			t.Log(csi.Provisioner.Tail(60))
+		}
+	})
 	var nodes []*corev1.Node
 	for _, name := range []string{csiA, csiB, csiNone} {
 		nodes = append(nodes, cluster.Node(name, cluster.WithTaints(corev1.Taint{Key: csiTaint, Effect: corev1.TaintEffectNoSchedule})))
