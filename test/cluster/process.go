@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -276,4 +277,27 @@ func exitError(err error) error {
 		return errors.New("exit code 0")
 	}
 	return err
+}
+
+// forker makes startOnOneThread's thread on first use.
+var forker = sync.OnceValue(func() chan<- func() {
+	work := make(chan func())
+	go func() {
+		// Never unlocked: the thread has to live as long as the process does,
+		// because Linux kills the children when the thread that started them
+		// ends, and Go ends threads as it likes.
+		runtime.LockOSThread()
+		for do := range work {
+			do()
+		}
+	}()
+	return work
+})
+
+// startOnOneThread starts the command from the one thread that lives as long as
+// this process.
+func startOnOneThread(cmd *exec.Cmd) error {
+	result := make(chan error, 1)
+	forker() <- func() { result <- cmd.Start() }
+	return <-result
 }
