@@ -56,12 +56,6 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
-	out, err := run(t, "version")
-	require.NoError(t, err)
-	assert.Equal(t, cli.Version()+"\n", out)
-}
-
 // TestNoKubeconfig checks that each command that connects to the cluster shows how to name a kubeconfig, with its usual exit code.
 func TestNoKubeconfig(t *testing.T) {
 	cases := map[string]struct {
@@ -107,15 +101,4 @@ func TestConformance_ExitCode(t *testing.T) {
 			assert.Equal(t, tc.want, cli.ExitCode(cli.WithCode(exitIncomplete, outcome(report))), tc.reason)
 		})
 	}
-}
-
-func TestConformance_Help(t *testing.T) {
-	out, err := run(t, "conformance", "--help")
-	require.NoError(t, err)
-	assert.Regexp(t, `(?m)^  bind +Bind a pod`, out)
-	assert.Regexp(t, `(?m)^  burst +Bind many pods`, out)
-	for _, flag := range []string{"--namespace ", "--username", "--password", "--prebind-namespace"} {
-		assert.NotContains(t, out, flag, "a flag without an effect")
-	}
-	assert.Contains(t, out, "--as ")
 }
