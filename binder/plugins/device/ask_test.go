@@ -76,7 +76,6 @@ func TestParse(t *testing.T) {
 	}{
 		"Nothing": {reason: "annotations are optional", want: ask{devices: devices{}}},
 		"Lock":    {reason: "the lock needs no devices", values: map[string]string{lockKey: "true"}, want: ask{devices: devices{}, lock: true}},
-		"BadLock": {reason: "the lock is a boolean", values: map[string]string{lockKey: "yes"}, wrong: []string{lockKey}, says: "must be true or false"},
 		"Two resources": {
 			reason: "each key is a resource", values: map[string]string{"gpu": "GPU-1:0.5", "fpga": "GPU-1", lockKey: "true"},
 			want: ask{lock: true, devices: devices{"gpu": {"GPU-1": whole / 2}, "fpga": {"GPU-1": whole}}},
@@ -97,7 +96,6 @@ func TestParse(t *testing.T) {
 		"SpaceInside":    {reason: "the comma between two IDs is missing", values: value("GPU-1 GPU-2"), wrong: invalid, says: "without spaces"},
 		"Longest":        {reason: "the ID has the maximum length", values: value(longest), want: asks(map[string]share{longest: whole})},
 		"LongID":         {reason: "the ID exceeds the maximum length", values: value(longest + "x"), wrong: invalid, says: "1 to 253"},
-		"Twice":          {reason: "the share would be ambiguous", values: value("GPU-1:0.5,GPU-1:0.5"), wrong: invalid, says: "listed twice"},
 		"Empty":          {reason: "the list is empty", values: value(""), wrong: invalid, says: "invalid device ID"},
 		"ShareOfNothing": {reason: "the ID is missing", values: value(":0.5"), wrong: invalid, says: "invalid device ID"},
 		"True":           {reason: "a misspelled node-lock key must not be ignored", values: value("true"), wrong: invalid, says: lockKey},

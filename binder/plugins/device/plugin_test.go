@@ -99,20 +99,6 @@ func TestGrant_Limit(t *testing.T) {
 	assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
 }
 
-func TestPreFlight_RejectsInvalidAnnotations(t *testing.T) {
-	web := podNamed("web", gen.Annotation(fpga, "0000:3b:00.0"))
-	s := newServer(t, web)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1:2"))
-	_, preFlight := preFlight(t.Context(), p, bc)
-	for name, err := range map[string]error{"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc)} {
-		assert.True(t, frameworktest.IsKind(err, framework.KindInvalid), name)
-		assert.ErrorContains(t, err, gpu)
-		assert.ErrorContains(t, err, fpga)
-	}
-	assert.Zero(t, s.count())
-}
-
 func TestConflict_EndsWithTheHolder(t *testing.T) {
 	cases := map[string]struct {
 		reason string

@@ -33,10 +33,6 @@ func TestJudge(t *testing.T) {
 			results: []policy.Result{waits, rejects, named(rejects, "c")},
 			refusal: "BindPolicy b: node n has no clique (and 1 more policy); choose another node, or see spec.validations[0] of the policy",
 		},
-		"Failed": {
-			reason: "the policy needs a correction", results: []policy.Result{{Policy: "a", Verdict: policy.Failed, Rule: "spec.variables[x]", Message: "no such key: x"}},
-			refusal: "BindPolicy a: no such key: x; correct the policy, or set its mode to Audit",
-		},
 		"WaitingWithoutMessage": {
 			reason: "the default message begins with the same words", results: []policy.Result{{Policy: "a", Verdict: policy.Waiting, Rule: "spec.waitFor[driver]", Message: "waiting for driver"}},
 			waiting: framework.Wait{Object: ofA, For: "driver"},

@@ -87,11 +87,9 @@ func (tc assessCase) check(t *testing.T) {
 
 func TestAssess(t *testing.T) {
 	cases := map[string]assessCase{
-		"Unallocated": {reason: "upstream no-resources: the claim is not allocated", refuse: "not allocated by the scheduler"},
 		"Unreserved":  {reason: "upstream claim-reference, good-topology: the claim is not reserved", claim: []claimOption{allocated("node-a", "gpu-0")}, take: true},
 		"Reserved":    {reason: "upstream reserved-okay, bound-claim-without-binding-conditions: the claim is reserved", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")}},
 		"Deleted":     {reason: "upstream deleted-claim: the claim is being deleted", claim: []claimOption{allocated("node-a", "gpu-0"), reservedTo("web"), meta1(gen.Terminating())}, refuse: "being deleted"},
-		"WrongNode":   {reason: "upstream wrong-topology: the devices are on another node", claim: []claimOption{allocated("node-b", "gpu-0")}, refuse: "are not available on node node-a"},
 		"Anywhere":    {reason: "an allocation without a selector is for every node", claim: []claimOption{allocated("node-b", "gpu-0"), anywhere}, take: true},
 		"BadSelector": {reason: "Prebind cannot evaluate the node selector", claim: []claimOption{allocated("node-a"), badSelector}, refuse: "invalid node selector"},
 		"Full":        {reason: "upstream reserved-for max: the claim has the maximum number of reservations", claim: []claimOption{allocated("node-a", "gpu-0"), full}, refuse: "256 pods"},
@@ -128,20 +126,11 @@ func TestConditions(t *testing.T) {
 	type statuses = map[string]metav1.ConditionStatus
 	two := []claimOption{allocated("node-a", "gpu-0", "gpu-1"), needs(both, []string{"broken"}), reservedTo("web")}
 	cases := map[string]assessCase{
-		"None": {
-			reason: "upstream bound-claim-without-binding-conditions: nothing is left to wait for",
-			claim:  []claimOption{allocated("node-a", "gpu-0"), reservedTo("web")},
-		},
 		"Succeeded":     {reason: "upstream bound-claim-with-succeeded-binding-conditions: all conditions are true", claim: waiting(says("gpu-0", yes))},
 		"SucceededLate": {reason: "true conditions count even after the timeout", began: time.Hour, claim: waiting(says("gpu-0", yes))},
-		"Silent":        {reason: "upstream bind-claim-with-binding-conditions: the driver has not reported yet", claim: waiting(), waits: "attached"},
 		"Half": {
 			reason: "all binding conditions must be true", waits: "programmed",
 			claim: waiting(says("gpu-0", statuses{"attached": "True", "programmed": "Unknown"})),
-		},
-		"Failed": {
-			reason: "upstream bound-claim-with-failed-binding: a failure condition is true", refuse: "failed: broken (Why) because",
-			claim: waiting(says("gpu-0", statuses{"attached": "True", "broken": "True"})),
 		},
 		"FailedAndTrue": {
 			reason: "a failure takes precedence over true binding conditions", refuse: "failed",

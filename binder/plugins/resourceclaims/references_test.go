@@ -26,7 +26,6 @@ func TestReferences(t *testing.T) {
 			reason: "upstream claim-template: the pod must own the claim", pod: thePod(template("web-gpu-x")),
 			want: []reference{{of: "gpu", claim: "web-gpu-x", generated: true}},
 		},
-		"NotMadeYet": {reason: "upstream missing-claim: the claim will be created", pod: thePod(template("")), want: []reference{{of: "gpu", generated: true}}},
 		"NoneNeeded": {
 			reason: "a template can require no claim",
 			pod: thePod(template(""), func(pod *corev1.Pod) {
