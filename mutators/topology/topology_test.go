@@ -71,7 +71,6 @@ func pairs(kv ...string) map[string]string {
 }
 
 func TestMutate(t *testing.T) {
-	well := append(DefaultLabels(), "example.com/rack=row")
 	path := []string{"region", "zone", "rack"}
 	for name, tc := range map[string]struct {
 		reason       string
@@ -80,12 +79,6 @@ func TestMutate(t *testing.T) {
 		want, labels map[string]string
 		missing      []string
 	}{
-		"All": {
-			reason: "the configured labels are copied", options: Arguments{Labels: well},
-			node: gen.Node("node-a", gen.Zone("z1"), gen.Region("r1"), gen.Label("example.com/rack", "7"), gen.Label("other", "x")),
-			want: pairs("zone", "z1", "region", "r1", "hostname", "node-a", "row", "7"),
-		},
-
 		"StarInName": {
 			reason: "the key is the part after the slash", options: Arguments{Labels: []string{"example.com/net-*", "net*"}},
 			node: labelled("example.com/net-leaf", "l", "example.com/net", "x", "net", "n", "net.example.com/b", "b"), want: pairs("net-leaf", "l", "net", "n", "b", "b"),
@@ -112,10 +105,6 @@ func TestMutate(t *testing.T) {
 			node: labelled("c/rack", "c", "b/rack", "b", "d/rack", "d", "rack2", "2", "e/rack2", "e"), want: pairs("rack", "b", "rack2", "e"), labels: pairs("rack", "b"),
 		},
 
-		"Path": {
-			reason: "the path has the configured order", options: Arguments{Path: path},
-			node: labelled("zone", "z-1", "region", "r.1", "rack", "7"), want: pairs("path", "r.1/z-1/7"),
-		},
 		"PathEmptyLabel": {
 			reason: "an empty or missing label omits the path, because a part of it is another place", options: Arguments{Path: path},
 			node: labelled("region", "r", "zone", ""), want: pairs(),
