@@ -4,15 +4,24 @@
 package policy
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/internal/policy"
+	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 func TestJudge(t *testing.T) {
@@ -54,4 +63,66 @@ func TestJudge(t *testing.T) {
 			assert.True(t, frameworktest.IsKind(refusal, framework.KindRefuse))
 		})
 	}
+}
+
+func TestArguments(t *testing.T) {
+	assert.Empty(t, (&Arguments{KeyPrefixes: []string{"example.com", "ray.io"}}).Validate(nil))
+	for prefix, want := range map[string]string{
+		"": "must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains", "kubernetes.io": "keys of kubernetes.io are never allowed",
+	} {
+		problems := (&Arguments{KeyPrefixes: []string{"example.com", prefix}}).Validate(nil)
+		require.Len(t, problems, 1)
+		assert.Equal(t, "keyPrefixes[1]", problems[0].Field)
+		assert.ErrorContains(t, problems[0], want)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	m := newMetrics()
+	m.begin("a", false)
+	count := func(result string) float64 {
+		return testutil.ToFloat64(m.results.WithLabelValues("a", "enforce", result))
+	}
+	assert.Equal(t, 7, testutil.CollectAndCount(m.results), "the first result is an increase")
+	m.count(policy.Result{Policy: "a", Verdict: policy.Allowed, Waived: []string{"a", "b"}})
+	assert.InDelta(t, 1, count("allowed"), 0)
+	assert.InDelta(t, 2, count(resultWaived), 0)
+	m.forget("a")
+	assert.Zero(t, testutil.CollectAndCount(m.results), "the series of a deleted policy are gone")
+}
+
+// errForbidden is the answer to a watch without a role.
+var errForbidden = apierrors.NewForbidden(schema.GroupResource{Group: "storage.k8s.io", Resource: "csinodes"}, "", errors.New("no role"))
+
+func TestWatchProblem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reason, want, text string
+		err                error
+	}{
+		"Forbidden": {
+			reason: "the message contains the missing rule", err: fmt.Errorf("selection: %w", errForbidden), want: v1alpha1.ReasonForbidden,
+			text: "selection: csinodes.storage.k8s.io is forbidden: no role; " +
+				`apply a ClusterRole with the label rbac.prebind.dev/aggregate-to-policy: "true" and the rule {apiGroups: ["storage.k8s.io"], resources: [csinodes], verbs: [get, list, watch]}`,
+		},
+		"UnknownKind": {
+			reason: "the kind can be installed later", want: v1alpha1.ReasonUnknownKind,
+			err: &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "example.com", Kind: "Rack"}, SearchedVersions: []string{"v1"}},
+			text: "the API server does not serve the kind: " +
+				`no matches for kind "Rack" in version "example.com/v1"; install it, or correct apiVersion and kind`,
+		},
+		"Watch": {
+			reason: "the API server may be slow", err: context.DeadlineExceeded, want: v1alpha1.ReasonWatchFailed,
+			text: "the watch of CSINode objects did not begin: context deadline exceeded; Prebind tries again",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := watchProblem("CSINode", tc.err)
+			assert.Equal(t, tc.want, got, tc.reason)
+			require.EqualError(t, err, tc.text)
+		})
+	}
+}
+
+func TestRuleFor(t *testing.T) {
+	assert.Empty(t, ruleFor(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden}}))
 }
