@@ -104,3 +104,36 @@ func TestTrimClaim_SharesOnlyEqualAnnotations(t *testing.T) {
 	want := map[string]string{volume.AnnBindCompleted: "yes", volume.AnnSelectedNode: "node-a"}
 	assert.Equal(t, want, trimmed(maps.Clone(want)))
 }
+
+func TestClaimsOf(t *testing.T) {
+	pod := gen.Pod("web", gen.UsesClaim("data"), gen.EmptyDir("tmp"), gen.EphemeralVolume("scratch"), gen.UsesClaim("data"), gen.UsesClaim("logs"))
+	got := ClaimsOf(pod)
+	var names []string
+	for _, ref := range got {
+		names = append(names, ref.Name)
+		assert.Equal(t, ref.Name == "web-scratch", ref.Ephemeral != nil, ref.Name)
+	}
+	assert.Equal(t, []string{"data", "web-scratch", "logs"}, names, "each claim once, in the order of the pod")
+	assert.Empty(t, ClaimsOf(gen.Pod("web")))
+}
+
+func TestIsExclusive(t *testing.T) {
+	exclusive, shared := theClaim(), theClaim()
+	exclusive.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	assert.True(t, IsExclusive(exclusive))
+	assert.False(t, IsExclusive(shared))
+}
+
+func TestIsBound(t *testing.T) {
+	named := theClaim(gen.NamesVolume("v"))
+	assert.True(t, IsBound(theClaim(gen.BoundToVolume("v"))))
+	assert.True(t, IsBound(theClaim(gen.BoundToVolume("v"), gen.ClaimPhase(corev1.ClaimPending))), "the phase is updated later")
+	assert.False(t, IsBound(named), "the controller has not completed the bind")
+	assert.False(t, IsBound(theClaim()))
+}
+
+func TestIsMigratable(t *testing.T) {
+	inTree := gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}})
+	assert.True(t, IsMigratable(gen.Volume("v", inTree)))
+	assert.False(t, IsMigratable(gen.Volume("v")))
+}
