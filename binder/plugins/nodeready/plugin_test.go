@@ -250,8 +250,7 @@ func TestPreFlight(t *testing.T) {
 		"ConditionFalse":   {reason: "the condition does not hold", args: withConditions("GPUReady"), node: theNode(reports("GPUReady", "False")), waits: `the node condition GPUReady to be True (it is False)`, object: framework.Object{Kind: "Node", Name: "node-a"}},
 		"ConditionMissing": {reason: "the condition is not reported", args: withConditions("Repair=False"), waits: "the node condition Repair to be False (it is not set)"},
 
-		"Resource":        {reason: "the node has enough", change: requests(gpu, "2"), node: theNode(offers(gpu, "2"))},
-		"ResourceMissing": {reason: "the device plugin is restarting", change: requests(gpu, "2"), waits: "extended resource gpu.example.com/card on the node (2 requested, 0 allocatable)", object: framework.Object{Kind: "Node", Name: "node-a"}},
+		"Resource": {reason: "the node has enough", change: requests(gpu, "2"), node: theNode(offers(gpu, "2"))},
 		"ResourceSidecar": {
 			reason: "a sidecar adds to the request", node: theNode(offers(gpu, "2")), waits: "extended resource gpu.example.com/card on the node (3 requested, 2 allocatable)",
 			change: func(pod *corev1.Pod) { requests(gpu, "2")(pod); sidecar(gpu, "1")(pod) },
