@@ -8,11 +8,14 @@ import (
 	"bytes"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
@@ -89,4 +92,25 @@ func touch(t *testing.T, paths ...string) {
 			return err
 		}))
 	}
+}
+
+// TestBuildIsSmall: the shipped binary is built with the tag without which the linker keeps all methods of Kubernetes' types,
+// which is 20 MB, and with the time zones for CEL, which the image of a release does not have.
+func TestBuildIsSmall(t *testing.T) {
+	const tag = "-tags grpcnotrace,timetzdata"
+	for _, file := range []string{"Makefile", "Dockerfile"} {
+		content, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		for line := range strings.Lines(string(content)) {
+			if strings.Contains(line, "go build") && strings.Contains(line, "-trimpath") {
+				assert.Contains(t, line, tag, file)
+			}
+		}
+		assert.Contains(t, string(content), tag, file)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", "grpcnotrace", "./cmd/prebind")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	assert.NotContains(t, strings.Fields(string(out)), "golang.org/x/net/trace", "it comes by another way as well")
 }
