@@ -120,3 +120,16 @@ func (p *parker) untilSettled(devices map[string]string) {
 		assert.Equal(p.t, pod.Annotations[attemptKey], entry.Grants[0].Attempt)
 	}
 }
+
+// If a bind fails after Prebind has allowed it, Prebind releases its devices when the bind can no longer succeed.
+func TestDeviceIsRolledBack(t *testing.T) {
+	t.Parallel()
+	g := newGarage(t, shared)
+	first, second := g.parker(gpu("GPU-1")), g.parker(gpu("GPU-1"))
+	first.refusedAfterUs(g.node)
+	second.assertRefused(second.park(), first.holds("GPU-1")+" (bind in progress)")
+	first.untilRecord(g.node, "without the first pod", func(data map[string]string) bool { return grantedTo(data, first.uid) == nil })
+	first.untilEvent("PreBindRolledBack", "device: Node "+g.node+": this attempt did not bind the pod")
+	require.NoError(t, second.park())
+	second.untilSettled(map[string]string{"GPU-1": "1"})
+}

@@ -51,8 +51,8 @@ func TestPreBind_APIServerFails(t *testing.T) {
 			}
 			return nil
 		}, want: framework.KindInternal},
-		"Gone":      {reason: "the claim was deleted", fail: firstWrite("patch status", fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
-		"Denied":    {reason: "waiting does not satisfy an admission policy", fail: firstWrite("patch", fakeapi.Invalid("denied request")), want: framework.KindInternal},
+		"Gone":   {reason: "the claim was deleted", fail: firstWrite("patch status", fakeapi.NotFound("ResourceClaim", "c")), want: framework.KindRefuse},
+		"Denied": {reason: "waiting does not satisfy an admission policy", fail: firstWrite("patch", fakeapi.Invalid("denied request")), want: framework.KindInternal},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
