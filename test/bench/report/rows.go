@@ -334,7 +334,7 @@ func (r result) repeatable() string {
 	switch {
 	case len(r.runs) < 2:
 		return ""
-	case highest < factor*r.value && r.value < factor*lowest, fmt.Sprintf("%.2f", lowest) == fmt.Sprintf("%.2f", highest):
+	case highest < factor*r.value && r.value < factor*lowest, highest-lowest < 0.02:
 		return "yes"
 	default:
 		return "no"
