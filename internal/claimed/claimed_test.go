@@ -124,6 +124,8 @@ func TestDevices(t *testing.T) {
 	byName := func(name, claim string) corev1.PodResourceClaim {
 		return corev1.PodResourceClaim{Name: name, ResourceClaimName: new(claim)}
 	}
+	shared, sharedDevice := result("gpu", "gpu-0"), device("a.gpu", "gpu-0")
+	shared.ShareID, sharedDevice.Share = new(types.UID("share-1")), "share-1"
 	byTemplate := corev1.PodResourceClaim{Name: "made", ResourceClaimTemplateName: new("template")}
 	cases := map[string]struct {
 		reason       string
@@ -139,6 +141,12 @@ func TestDevices(t *testing.T) {
 			claims: []corev1.PodResourceClaim{byName("b", "shared"), byName("a", "own")},
 			cached: []client.Object{claim("own", result("gpu", "gpu-0"), result("gpu", "gpu-1")), claim("shared", result("nic/fast", "eth0"))},
 			want:   []mutators.Device{device("b.nic/fast", "eth0"), device("a.gpu", "gpu-0"), device("a.gpu", "gpu-1")},
+		},
+		"Share": {
+			reason: "other pods have other shares of the device",
+			claims: []corev1.PodResourceClaim{byName("a", "own")},
+			cached: []client.Object{claim("own", shared)},
+			want:   []mutators.Device{sharedDevice},
 		},
 		"ByTemplate": {
 			reason:   "the pod's status names the claim of a template",

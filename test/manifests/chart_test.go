@@ -68,6 +68,9 @@ func TestChartToggles(t *testing.T) {
 	toggled := rendered(t, args...)
 	compare(t, "chart-toggled", difference(toggled, rendered(t)))
 	require.NoError(t, checkConfig(t, toggled))
+
+	removed := strings.Join(rendered(t, "--set=prebindPlugins.volumebinding=null"), "")
+	assert.NotContains(t, removed, "volumebinding", "a plugin without a value is off, and has no role")
 }
 
 // TestChartExtra checks that a build with another plugin and mutator accepts the configuration of a chart that switches them on, and that the

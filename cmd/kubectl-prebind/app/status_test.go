@@ -128,6 +128,10 @@ BINDS   OLDEST   TIMEOUT   POD          NODE   PLUGIN          WAITING FOR
 `, out.String())
 
 	out.Reset()
+	textWaits(&out, all[2:], now)
+	assert.Contains(t, out.String(), "No replica has reported for 30s, by the clock of this computer", "the clock can be ahead")
+
+	out.Reset()
 	textWaits(&out, nil, now)
 	assert.Equal(t, "12:00:00  0 binds wait, 0 calls are held, 0 replicas\n\n", out.String())
 }
