@@ -12,11 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-
-	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
 func TestTemplate(t *testing.T) {
@@ -91,32 +90,35 @@ func TestInstalled(t *testing.T) {
 	scheme := runtime.NewScheme()
 	require.NoError(t, corev1.AddToScheme(scheme))
 	require.NoError(t, admissionregistrationv1.AddToScheme(scheme))
-	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	webhook := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "prebind"},
 		Webhooks: []admissionregistrationv1.MutatingWebhook{{NamespaceSelector: &metav1.LabelSelector{
 			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "prebind.dev/exempt", Operator: metav1.LabelSelectorOpDoesNotExist}},
 		}}}}
 	plugin := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "prebind-policy"}}
-	policy := func(status metav1.ConditionStatus) *v1alpha1.BindPolicy {
-		return &v1alpha1.BindPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rack-awareness", Generation: 2},
-			Status: v1alpha1.BindPolicyStatus{ObservedGeneration: 2, Conditions: []metav1.Condition{{Type: "Ready", Status: status}}}}
+	policy := func(ready, mode string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "policy.prebind.dev/v1alpha1", "kind": "BindPolicy",
+			"metadata": map[string]any{"name": "rack-awareness", "generation": int64(2)},
+			"spec":     map[string]any{"mode": mode},
+			"status":   map[string]any{"observedGeneration": int64(2), "conditions": []any{map[string]any{"type": "Ready", "status": ready}}},
+		}}
 	}
-	exempt, audited, edited := map[string]string{"prebind.dev/exempt": ""}, policy(metav1.ConditionTrue), policy(metav1.ConditionTrue)
-	audited.Spec.Mode, edited.Generation = v1alpha1.ModeAudit, 3
+	exempt, inForce, edited := map[string]string{"prebind.dev/exempt": ""}, policy("True", "Enforce"), policy("True", "Enforce")
+	edited.SetGeneration(3)
 	for name, tc := range map[string]struct {
 		labels  map[string]string
 		objects []client.Object
 		want    bool
 	}{
 		"Nothing":   {},
-		"NoWebhook": {objects: []client.Object{plugin, policy(metav1.ConditionTrue)}},
-		"NoPlugin":  {objects: []client.Object{webhook, policy(metav1.ConditionTrue)}},
+		"NoWebhook": {objects: []client.Object{plugin, inForce}},
+		"NoPlugin":  {objects: []client.Object{webhook, inForce}},
 		"NoPolicy":  {objects: []client.Object{webhook, plugin}},
-		"NotReady":  {objects: []client.Object{webhook, plugin, policy(metav1.ConditionFalse)}},
-		"Exempt":    {labels: exempt, objects: []client.Object{webhook, plugin, policy(metav1.ConditionTrue)}},
-		"Audit":     {objects: []client.Object{webhook, plugin, audited}},
+		"NotReady":  {objects: []client.Object{webhook, plugin, policy("False", "Enforce")}},
+		"Exempt":    {labels: exempt, objects: []client.Object{webhook, plugin, inForce}},
+		"Audit":     {objects: []client.Object{webhook, plugin, policy("True", "Audit")}},
 		"Edited":    {objects: []client.Object{webhook, plugin, edited}},
-		"Installed": {objects: []client.Object{webhook, plugin, policy(metav1.ConditionTrue)}, want: true},
+		"Installed": {objects: []client.Object{webhook, plugin, inForce}, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: tc.labels}}
