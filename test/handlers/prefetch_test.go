@@ -4,6 +4,7 @@
 package handlers
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -101,6 +102,9 @@ func TestPrefetch(t *testing.T) {
 		Waiting: &corev1.ContainerStateWaiting{Reason: "CreateContainerError"},
 	}})
 	assert.EqualValues(t, "miss", until(t, "crio", is(v1alpha1.TaskReady)).Status.Annotations["cache"], "CRI-O cannot create the container after the pull")
+	assert.False(t, slices.ContainsFunc(pulls(t), func(pod corev1.Pod) bool {
+		return pod.Spec.Containers[0].Image == "shop/crio:1" && pod.DeletionTimestamp == nil
+	}), "after the pull, the pod must not occupy the node")
 
 	for _, name := range []string{"cached", "empty", "web", "database", "third", "crio"} {
 		remove(t, name)

@@ -19,8 +19,7 @@ import (
 
 // stuck are the reasons of a container that waits for the kubelet's next try. They are those of
 // ErrImagePullBackOff and its neighbors in k8s.io/kubernetes/pkg/kubelet/images and pkg/kubelet/kuberuntime.
-var stuck = sets.New("ImagePullBackOff", "CrashLoopBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
-	"CreateContainerError")
+var stuck = sets.New("ImagePullBackOff", "CrashLoopBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 
 // isStarting returns whether a bound pod counts until its start times out. A pod whose container
 // waits for the kubelet's next try, for example because its image does not exist, uses nothing of

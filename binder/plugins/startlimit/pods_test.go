@@ -44,7 +44,7 @@ func TestTrim(t *testing.T) {
 		"BackOff":  {reason: "the image does not exist", selection: starting, pod: boundSince("a", now, waitsFor("ImagePullBackOff"))},
 		"Init":     {reason: "the image of an init container does not exist", selection: starting, pod: boundSince("a", now, init)},
 		"NoConfig": {reason: "a ConfigMap does not exist", selection: starting, pod: boundSince("a", now, waitsFor("CreateContainerConfigError"))},
-		"CRI-O":    {reason: "the container of a prefetch pod cannot be created", selection: starting, pod: boundSince("a", now, waitsFor("CreateContainerError"))},
+		"Busy":     {reason: "a busy container runtime does not answer", selection: starting, pod: boundSince("a", now, waitsFor("CreateContainerError")), want: true},
 		"Unbound":  {reason: "a pod that was created with a node has no condition yet", selection: starting, pod: created, want: true},
 		"Exempt":   {reason: "the circuit breaker does not apply to the pod", selection: refused, pod: critical},
 	}

@@ -76,6 +76,10 @@ func (p *prefetch) do(ctx context.Context, task *handler.Task) (handler.Result, 
 	if err != nil {
 		return handler.Result{}, err
 	}
+	if isPulled(pod) {
+		// The pod has no more use, but counts for the node until it is deleted.
+		return handler.Ready(map[string]string{"cache": "miss"}), p.undo(ctx, task)
+	}
 	return result(pod), nil
 }
 
@@ -133,17 +137,24 @@ func newPod(task *handler.Task, image string) *corev1.Pod {
 	}
 }
 
-// result returns the result of the task from the status of its pod. The kubelet repeats a pull that failed.
-func result(pod *corev1.Pod) handler.Result {
-	image, status := pod.Spec.Containers[0].Image, corev1.ContainerStatus{}
+func container(pod *corev1.Pod) (status corev1.ContainerStatus, waiting corev1.ContainerStateWaiting) {
 	if len(pod.Status.ContainerStatuses) > 0 {
 		status = pod.Status.ContainerStatuses[0]
 	}
-	waiting := ptr.Deref(status.State.Waiting, corev1.ContainerStateWaiting{})
+	return status, ptr.Deref(status.State.Waiting, corev1.ContainerStateWaiting{})
+}
+
+// isPulled returns whether the node has the image. After the pull, containerd cannot start the container, and CRI-O cannot create it.
+func isPulled(pod *corev1.Pod) bool {
+	status, waiting := container(pod)
+	return status.ImageID != "" || waiting.Reason == "CreateContainerError" || pod.Status.Phase == corev1.PodSucceeded
+}
+
+// result returns the result of the task while the node does not have the image. The kubelet repeats a pull that failed.
+func result(pod *corev1.Pod) handler.Result {
+	image := pod.Spec.Containers[0].Image
+	_, waiting := container(pod)
 	switch {
-	// After the pull, containerd cannot start the container, and CRI-O cannot create it.
-	case status.ImageID != "" || waiting.Reason == "CreateContainerError" || pod.Status.Phase == corev1.PodSucceeded:
-		return handler.Ready(map[string]string{"cache": "miss"})
 	case pod.Status.Phase == corev1.PodFailed:
 		return handler.Failed("PodFailed", fmt.Sprintf("the pull of image %s failed: %s: %s", image, pod.Status.Reason, pod.Status.Message))
 	case waiting.Reason == "InvalidImageName":
