@@ -34,7 +34,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// Options are the options of an Assembly. All fields except Leads and Replicas are required.
+// Options are the options of an Assembly. All fields are required.
 type Options struct {
 	Registry *configuration.Registry
 	Recorder *telemetry.Recorder

@@ -69,8 +69,10 @@ func TestChartToggles(t *testing.T) {
 	compare(t, "chart-toggled", difference(toggled, rendered(t)))
 	require.NoError(t, checkConfig(t, toggled))
 
-	removed := strings.Join(rendered(t, "--set=prebindPlugins.volumebinding=null"), "")
+	removed := strings.Join(rendered(t, "--set=prebindPlugins.volumebinding=null,webhookAnnotations=null"), "")
 	assert.NotContains(t, removed, "volumebinding", "a plugin without a value is off, and has no role")
+	none := strings.Join(rendered(t, "--set=mutators.topology.enabled=false"), "")
+	assert.Contains(t, none, "mutators: []", "null would be the default list")
 }
 
 // TestChartExtra checks that a build with another plugin and mutator accepts the configuration of a chart that switches them on, and that the

@@ -86,7 +86,8 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* The names that are on, and those of the other list. A value that was removed with null is off, and has no role. */}}
+{{/* The names that are on, and those of the other list. A value that was removed with null is off, and has no role. An empty list is not null, which
+would keep the defaults of the program. */}}
 {{- define "prebind.toggles" -}}
 {{- $out := list -}}
 {{- range $name, $v := .toggles -}}
@@ -95,7 +96,7 @@ subjects:
 {{- end -}}
 {{- if $v.enabled }}{{ $out = append $out $name }}{{ end -}}
 {{- end -}}
-{{ concat $out .extra | toJson }}
+{{ concat $out .extra | default list | toJson }}
 {{- end }}
 
 {{/* The PrebindConfiguration. */}}
