@@ -37,7 +37,8 @@ type Registration struct {
 	// clients. Nil means none. Built-in kinds are always there.
 	AddToScheme func(*runtime.Scheme) error
 	// Requires lists required kinds. If the API server does not serve one of them, Prebind
-	// omits the plugin and logs it. If the kinds are those of Prebind and the configuration names the plugin, the process ends with an error.
+	// omits the plugin and logs it. If the kinds are those of Prebind, and the configuration names the plugin or the first kind is served, the
+	// process ends with an error.
 	Requires []schema.GroupVersionKind
 	// Selections returns more objects that the cache holds while the plugin is on. Nil means none. namespace is Prebind's own.
 	// The role of the plugin must grant get, list, and watch on their kinds.
