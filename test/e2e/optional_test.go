@@ -62,7 +62,7 @@ func TestOptional(t *testing.T) {
 	}
 	for name, test := range map[string]func(*policies){
 		"keys": testPolicyKeys, "reject": testPolicyRejectsNode,
-		"wait": testPolicyWaits, "Strimzi": testPolicyStrimzi, "task fails": testPolicyTaskFailed,
+		"wait": testPolicyWaits, "role": testPolicyReadsWithRole, "Strimzi": testPolicyStrimzi, "task fails": testPolicyTaskFailed,
 	} {
 		t.Run("policy, "+name, func(t *testing.T) {
 			t.Parallel()

@@ -267,6 +267,31 @@ waitFor:
 	p.untilCounted(policy.Name, "allowed")
 }
 
+// For a constant namespace, a Role there is enough.
+func testPolicyReadsWithRole(p *policies) {
+	rbac, meta := p.bench.client.RbacV1(), metav1.ObjectMeta{Name: "states"}
+	_, err := rbac.Roles(p.ns).Create(p.t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
+	}}, metav1.CreateOptions{})
+	require.NoError(p.t, err)
+	_, err = rbac.RoleBindings(p.ns).Create(p.t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "prebind-system", Name: "prebind"}},
+	}, metav1.CreateOptions{})
+	require.NoError(p.t, err)
+	p.add("states", `
+resources: [{name: state, apiVersion: v1, kind: ConfigMap, namespace: `+p.ns+`, nameExpression: node.metadata.name}]
+waitFor: [{name: ready, expression: "resources.?state.?data[?'state'].orValue('') == 'ready'"}]
+`)
+	node, toleration := p.ownNode("state")
+	p.begin(cluster.DefaultScheduler, node, toleration)
+	p.untilEvent("WaitingForPreBind", "waiting for ready")
+	state := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: node}, Data: map[string]string{"state": "ready"}}
+	_, err = p.bench.client.CoreV1().ConfigMaps(p.ns).Create(p.t.Context(), state, metav1.CreateOptions{})
+	require.NoError(p.t, err)
+	p.untilBound()
+}
+
 // prefetch is the handler of these tests. It is also its finalizer.
 const prefetch = "example.com/prefetch"
 

@@ -31,7 +31,7 @@ func TestTemplate(t *testing.T) {
 	once := template.DeepCopy()
 	Template(template, "busybox:1.37", true)
 	assert.Equal(t, once, template, "a second call changes nothing")
-	assert.Equal(t, map[string]string{"rack-awareness": "true"}, template.Labels)
+	assert.Equal(t, map[string]string{selectingLabel: "true"}, template.Labels)
 	assert.Equal(t, map[string]string{"kept": "yes", requireAnnotation: "policy"}, template.Annotations)
 	require.Len(t, template.Spec.InitContainers, 2)
 	assert.Equal(t, "wait-for-rack", template.Spec.InitContainers[0].Name)
@@ -98,7 +98,7 @@ func TestInstalled(t *testing.T) {
 	policy := func(ready, mode string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "policy.prebind.dev/v1alpha1", "kind": "BindPolicy",
-			"metadata": map[string]any{"name": "rack-awareness", "generation": int64(2)},
+			"metadata": map[string]any{"name": policyName, "generation": int64(2)},
 			"spec":     map[string]any{"mode": mode},
 			"status":   map[string]any{"observedGeneration": int64(2), "conditions": []any{map[string]any{"type": "Ready", "status": ready}}},
 		}}

@@ -33,17 +33,19 @@ func figures(data []samples) string {
 		return each(format, file, func(median func(metric, variant string) float64) float64 { return median(metric, variant) / divisor })
 	}
 	memory := func(variant string) string {
-		var found []string
+		var ofSize [3][]float64
 		for _, run := range data {
-			var sizes []string
-			for _, size := range stat.Values(run["scale"], "resident MiB", variant) {
-				sizes = append(sizes, fmt.Sprintf("%.0f", size))
-			}
-			if len(sizes) > 0 {
-				found = append(found, strings.Join(sizes, ", "))
+			for i, mebibytes := range stat.Values(run["scale"], "resident MiB", variant) {
+				ofSize[i] = append(ofSize[i], mebibytes)
 			}
 		}
-		return strings.Join(found, "; ")
+		var found []string
+		for _, all := range ofSize {
+			if len(all) > 0 {
+				found = append(found, fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)))
+			}
+		}
+		return list(found)
 	}
 	added := each("%.1f", "binds", func(median func(metric, variant string) float64) float64 {
 		return median("p50", prebind) - median("p50", none)
