@@ -120,17 +120,20 @@ func TestAlerts(t *testing.T) {
 			"no bind was ever asked": `prebind_decisions_total{pod="a",decision="allowed",plugin=""} _x30`,
 		}},
 		"PrebindMutatorFailing": {fires: `prebind_mutator_failures_total{mutator="topology"} 0+1x30`, not: map[string]string{
-			"once, long ago": `prebind_mutator_failures_total{mutator="topology"} 1x30`,
+			"once, long ago":            `prebind_mutator_failures_total{mutator="topology"} 1x30`,
+			"it works since 11 minutes": `prebind_mutator_failures_total{mutator="topology"} 0x17 50x12`,
 		}},
 		"PrebindPreFlightSlow": {fires: `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="0.0005"} 0x30
 			prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreFlight",le="2.048"} 0+100x30`, not: map[string]string{
 			"PreBind takes its time": `prebind_plugin_duration_seconds_bucket{plugin="device",extension_point="PreBind",le="2.048"} 0+1x30`,
 		}},
 		"PrebindHoldsAtLimit": {fires: `prebind_holds_refused_total{pod="a"} 0+50x30
-			prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+100x30`, not: map[string]string{
-			"a burst now and then": "prebind_holds_refused_total{pod=\"a\"} 0+5x30\nprebind_decisions_total{pod=\"a\",decision=\"waiting\",plugin=\"volumebinding\"} 0+100x30",
-			"no pod waits":         `prebind_holds_refused_total{pod="a"} 500x30`,
-		}},
+			prebind_decisions_total{pod="a",decision="waiting",plugin="volumebinding"} 0+100x30`,
+			also: `prebind_holds_refused_total{pod="a"} 0+50x30`, // A rule of namespaces with rejectAfter rejects all.
+			not: map[string]string{
+				"a burst now and then": "prebind_holds_refused_total{pod=\"a\"} 0+5x30\nprebind_decisions_total{pod=\"a\",decision=\"waiting\",plugin=\"volumebinding\"} 0+100x30",
+				"no pod waits":         `prebind_holds_refused_total{pod="a"} 500x30`,
+			}},
 		"PrebindLiveReadsHigh": {fires: `prebind_live_reads_total{plugin="binder",kind="Pod",reason="missing"} 0+90x30`, not: map[string]string{
 			"by design":             `prebind_live_reads_total{plugin="binder",kind="Pod",reason="outcome"} 0+200x30`,
 			"less than one in four": `prebind_live_reads_total{plugin="binder",kind="Pod",reason="missing"} 0+10x30`,
@@ -138,6 +141,7 @@ func TestAlerts(t *testing.T) {
 		}},
 		"PrebindSweepFailing": {fires: `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0+6x30`, not: map[string]string{
 			"once":    `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x28 1x2`,
+			"over":    `prebind_swept_total{plugin="device",verdict="commit",result="failed"} 0x20 50x9`,
 			"success": `prebind_swept_total{plugin="device",verdict="commit",result="done"} 0+6x30`,
 		}},
 		"PrebindPolicyRejectsAll": {fires: `prebind_policy_results_total{policy="a",mode="enforce",result="rejected"} 0+30x30
