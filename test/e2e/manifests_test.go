@@ -158,9 +158,11 @@ func testOperator(t *testing.T, w *world) {
 			pod.ObjectMeta, pod.Spec = template.ObjectMeta, template.Spec
 			require.NoError(t, c.Create(t.Context(), pod))
 			bound := b.untilBound()
-			installed, err := operator.Installed(t.Context(), c, b.ns)
-			require.NoError(t, err)
-			assert.Equal(t, name == "With", installed)
+			require.EventuallyWithT(t, func(check *assert.CollectT) { // The leader writes the status of the policy.
+				installed, err := operator.Installed(t.Context(), c, b.ns)
+				require.NoError(check, err)
+				assert.Equal(check, name == "With", installed)
+			}, patience, again)
 			require.NoError(t, operator.Supply(t.Context(), c, c, bound, cluster.RackLabel))
 			require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(bound), bound))
 			rack := b.node(bound.Spec.NodeName).Labels[cluster.RackLabel]
