@@ -6,12 +6,14 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
@@ -86,7 +89,17 @@ func testPolicyWithoutReplica(t *testing.T, a *policyAPI) {
 	}}
 	require.NoError(t, a.client.Create(t.Context(), p))
 	t.Cleanup(func() { assert.NoError(t, a.client.Delete(context.WithoutCancel(t.Context()), p)) })
-	a.apply(t, "webhook.yaml") // It has no CA bundle.
+	content, err := os.ReadFile(policyComponent + "webhook.yaml")
+	require.NoError(t, err)
+	webhook := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	require.NoError(t, yaml.UnmarshalStrict(content, webhook))
+	webhook.Name, webhook.Webhooks[0].ClientConfig.Service.Name = "no-replica", "no-replica" // Prebind gives its own the CA bundle.
+	configurations := a.world.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	_, err = configurations.Create(t.Context(), webhook, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, configurations.Delete(context.WithoutCancel(t.Context()), webhook.Name, metav1.DeleteOptions{}))
+	})
 	patch := func(patch string) error {
 		return a.client.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)))
 	}
