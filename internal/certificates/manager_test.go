@@ -104,9 +104,9 @@ func TestManager_OtherSource(t *testing.T) {
 // TestManager_MissingConfiguration checks that replicas wait for a webhook configuration and log once.
 func TestManager_MissingConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		r := w.start(times)
-		pass(time.Hour)
+		w, o := newWorld(t), Options{CAValidity: 2 * time.Hour, CertValidity: 5 * time.Minute, Overlap: time.Minute}
+		r := w.start(o)
+		pass(o.CertValidity)
 		require.ErrorContains(t, r.ready(), "missing MutatingWebhookConfiguration prebind")
 		_, err := r.getCertificate(nil)
 		require.ErrorContains(t, err, "no certificate that the API server trusts")
@@ -121,10 +121,10 @@ func TestManager_MissingConfiguration(t *testing.T) {
 
 		bundle := w.config().Webhooks[0].ClientConfig.CABundle
 		w.server.Remove(webhooks())
-		pass(2 * times.CertValidity)
+		pass(2 * o.CertValidity)
 		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
 		require.NoError(t, verify(r.served.Load(), bundle, time.Now()), "the API server still calls for BindPolicies")
-		pass(times.CAValidity * 5 / 6)
+		pass(o.CAValidity * 5 / 6)
 		assert.NotEqual(t, w.record().current.cert, r.served.Load().by.cert)
 		require.NoError(t, verify(r.served.Load(), bundle, time.Now()), "the API server does not trust a CA that is created in the meantime")
 		w.server.Put(webhooks(nil))

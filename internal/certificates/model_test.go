@@ -49,14 +49,14 @@ func TestModel_ServesOnlyTrustedCertificates(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &model{
 					world: newWorld(t, webhooks(nil, nil)), random: rand.New(rand.NewPCG(seed, 1)),
-					options: Options{CAValidity: 4 * time.Hour, CertValidity: time.Hour, Overlap: time.Minute}, cas: map[string]bool{}, verified: map[string]bool{},
+					options: Options{CAValidity: 2 * time.Hour, CertValidity: 30 * time.Minute, Overlap: time.Minute}, cas: map[string]bool{}, verified: map[string]bool{},
 				}
 				m.period = 10 * time.Second
 				for range 3 {
 					m.replicas = append(m.replicas, m.start(m.options))
 				}
 				pass(time.Second)
-				for range 1200 {
+				for range 500 {
 					m.disturb()
 					pass(time.Duration(1+m.random.IntN(20)) * time.Second)
 					m.check()
