@@ -40,10 +40,22 @@ func (c *call) take(ctx context.Context) (leave func()) {
 	}
 }
 
-// fits returns whether the namespace has enough memory left for the Binding, and the pod if the call has its own copy. A call that is about to
+// memory returns about how many bytes the request needs. An item of a map or list needs more than its text.
+func (r Request) memory() int {
+	items := len(r.Binding.Annotations) + len(r.Binding.Labels) + len(r.User.Groups) + len(r.User.Extra)
+	for _, values := range r.User.Extra {
+		items += len(values)
+	}
+	return r.Binding.Size() + r.User.Size() + items*item
+}
+
+// item is the size of an empty item, in bytes.
+const item = 64
+
+// fits returns whether the namespace has enough memory left for the request, and the pod if the call has its own copy. A call that is about to
 // be rejected has no seat, but needs memory, too.
 func (c *call) fits() bool {
-	size := c.Binding.Size()
+	size := c.memory()
 	if !c.podRead.IsZero() {
 		size += c.pod.Size()
 	}

@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/test/fakeapi"
@@ -57,6 +60,23 @@ func TestSeats_MemoryOfANamespace(t *testing.T) {
 	assert.True(t, s.grow("a", maxHeld), "a call that ends gives its memory back")
 	s.grow("a", -maxHeld)
 	assert.Empty(t, s.size)
+}
+
+// TestRequest_Memory: empty items of the user and the Binding need memory, too.
+func TestRequest_Memory(t *testing.T) {
+	const items = 1000
+	annotations, extra := map[string]string{}, map[string]authenticationv1.ExtraValue{"a": make([]string, items)}
+	for i := range items {
+		annotations[fmt.Sprint(i)] = ""
+	}
+	for _, r := range []Request{
+		{Binding: &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}},
+		{Binding: &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Labels: annotations}}},
+		{Binding: &corev1.Binding{}, User: authenticationv1.UserInfo{Groups: make([]string, items)}},
+		{Binding: &corev1.Binding{}, User: authenticationv1.UserInfo{Extra: extra}},
+	} {
+		assert.Greater(t, r.memory(), item*items)
+	}
 }
 
 // TestBind_PodGrows: a pod that becomes large while it waits counts for the memory of its namespace.
