@@ -6,6 +6,7 @@ package webhook
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -61,10 +62,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// The library keeps its request until the handler returns, so it gets only the UID. parse releases the object of the other.
 	webhook := admission.Webhook{
 		Handler: admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response {
-			return h.review(ctx, request, problem)
+			return h.review(ctx, r.Body, request, problem)
 		}),
-		// The library logs text of the caller without a limit. This package writes its own log lines.
-		LogConstructor: func(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() },
+		LogConstructor: discard,
 	}
 	response := webhook.Handle(ctx, admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{UID: request.UID}})
 	review := &admissionv1.AdmissionReview{Response: &response.AdmissionResponse}
@@ -72,8 +72,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, review)
 }
 
-// review answers a request. A problem is that its object is missing because the body is too large.
-func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequest, problem *metav1.Status) admission.Response {
+// review answers a request, and closes its body before the engine can hold the call: limits then no longer count its bytes. A problem is that
+// its object is missing because the body is too large.
+func (h *Handler) review(ctx context.Context, body io.Closer, request *request, problem *metav1.Status) admission.Response {
 	clip := func(s string) string { return text.Clip(s, maxCause) }
 	log := h.Log.WithValues("user", clip(request.UserInfo.Username))
 	resource := schema.GroupResource{Group: request.Resource.Group, Resource: request.Resource.Resource + "/" + request.SubResource}
@@ -90,6 +91,7 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 		}, 0)
 	}
 	bind, err := parse(request)
+	_ = body.Close()
 	if err != nil {
 		return deny(err, 0)
 	}
@@ -99,6 +101,9 @@ func (h *Handler) review(ctx context.Context, request *admissionv1.AdmissionRequ
 	report(log, d, h.Clock.Since(begin))
 	return answer(bind.Binding, d)
 }
+
+// discard drops the log lines of the library, which contain text of the caller without a limit. This package writes its own.
+func discard(logr.Logger, *admission.Request) logr.Logger { return logr.Discard() }
 
 func report(log klog.Logger, d binder.Decision, took time.Duration) {
 	if d.Attempt != "" {

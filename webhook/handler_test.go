@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -228,6 +229,43 @@ func TestHeldCall_ReleasesReview(t *testing.T) {
 			assert.Less(t, liveHeap()-before, int64(2*maxBody), "%d calls are held", calls)
 			close(release)
 			answered.Wait()
+		})
+	}
+}
+
+// TestParse_Memory checks that anybody's review needs a bounded multiple of the memory of its body.
+func TestParse_Memory(t *testing.T) {
+	fill := func(item string) string {
+		return strings.TrimSuffix(strings.Repeat(item+",", (maxBody-1<<10)/(len(item)+1)), ",")
+	}
+	keys := func() string {
+		var b strings.Builder
+		for i := 0; b.Len() < maxBody-1<<10; i++ {
+			b.WriteString(`"` + strconv.FormatInt(int64(i), 36) + `":"",`)
+		}
+		return strings.TrimSuffix(b.String(), ",")
+	}()
+	const object = `"uid":"1","object":`
+	for name, request := range map[string]string{
+		"ManagedFields": object + `{"metadata":{"managedFields":[` + fill("{}") + `]}}`,
+		"Annotations":   object + `{"metadata":{"annotations":{` + keys + `}}}`,
+		"Groups":        object + `{},"userInfo":{"groups":[` + fill(`""`) + `]}`,
+		"Extra":         object + `{},"userInfo":{"extra":{` + strings.ReplaceAll(keys, `""`, `[]`) + `}}`,
+		"Options":       object + `{},"options":{"a":[` + fill("{}") + `]}`,
+		"Response":      object + `{}},"response":{"result":{"details":{"causes":[` + fill("{}") + `]}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			body := []byte(reviewPrefix + request + "}}")
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Path, bytes.NewReader(body))
+			runtime.ReadMemStats(&before)
+			review, problem := readReview(r)
+			require.Nil(t, problem)
+			_, err := parse(review)
+			require.Nil(t, err)
+			runtime.ReadMemStats(&after)
+			// The list of groups is allocated about twenty times while it grows: two of its arrays live at the same time.
+			assert.Less(t, float64(after.TotalAlloc-before.TotalAlloc)/float64(len(body)), 32.0)
 		})
 	}
 }

@@ -24,9 +24,9 @@ const (
 	maxBody = 2 << 20
 	// smallBody is the size up to which no other body matters. Most reviews have 2 KiB.
 	smallBody = 16 << 10
-	// maxBodies is the maximum size of all larger bodies that are being read or decoded. Decoding can briefly need three times
-	// as much memory.
-	maxBodies = 16 * maxBody
+	// maxBodies is the maximum size of all larger bodies that are being read or decoded. Decoding can briefly need fifteen times
+	// as much memory, because the entries of maps and lists are larger than their JSON.
+	maxBodies = 4 * maxBody
 	// maxConnections is the maximum number of accepted connections. With HTTP/1.1 this also limits concurrent calls. A
 	// connection needs about 60 KiB.
 	maxConnections = 1024
@@ -102,8 +102,7 @@ func newLimits(inner net.Listener, c clock.PassiveClock, refused func(reason str
 func (l *limits) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(connectionKey{}).(*connection) // withConnection has set it.
-		c.enter(arriving)
-		_ = c.SetReadDeadline(l.clock.Now().Add(bodyTakes)) // An error means that the peer is gone.
+		_ = c.SetReadDeadline(l.clock.Now().Add(bodyTakes))      // An error means that the peer is gone.
 		defer func() {
 			l.forget(c)
 			c.arrives = time.Time{}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 
@@ -35,6 +36,7 @@ func NewPolicyHandler(c PolicyCompiler) http.Handler {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
 	validator, busy := admission.WithValidator[*v1alpha1.BindPolicy](scheme, policyValidator{c}), make(chan struct{}, maxPolicies)
+	validator.LogConstructor = discard
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, problem := readBody(r)
 		if problem != nil {
@@ -46,7 +48,8 @@ func NewPolicyHandler(c PolicyCompiler) http.Handler {
 			defer func() { <-busy }()
 			r.Body = io.NopCloser(bytes.NewReader(body))
 			validator.ServeHTTP(w, r)
-		case <-r.Context().Done():
+		default: // A call that waits would keep its connection from the API server. The API server repeats the call.
+			writeJSON(w, unavailable(errors.New("other BindPolicies are being compiled")))
 		}
 	})
 }

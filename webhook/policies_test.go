@@ -6,6 +6,7 @@ package webhook
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -61,6 +62,33 @@ func admit(t *testing.T, b, old *v1alpha1.BindPolicy) *admissionv1.AdmissionResp
 	require.NoError(t, json.Unmarshal(serve(t, NewPolicyHandler(compiler{}), body).Body.Bytes(), answer))
 	require.NotNil(t, answer.Response)
 	return answer.Response
+}
+
+// TestPolicyHandler_Busy checks that no call waits: calls of anybody could keep all connections from the API server.
+func TestPolicyHandler_Busy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := []byte(reviewPrefix + `"uid":"u","operation":"CREATE","object":{"apiVersion":"policy.prebind.dev/v1alpha1","kind":"BindPolicy"}}}`)
+		release := make(chan struct{})
+		h := NewPolicyHandler(compilerFunc(func() { <-release }))
+		var calls sync.WaitGroup
+		for range maxPolicies {
+			calls.Go(func() { assert.Contains(t, serve(t, h, body).Body.String(), `"allowed":true`) })
+		}
+		synctest.Wait()
+		w := serve(t, h, body)
+		checkStatus(t, w, http.StatusServiceUnavailable, "other BindPolicies are being compiled")
+		assert.NotEmpty(t, w.Header().Get("Retry-After"), "the API server repeats the call")
+		close(release)
+		calls.Wait()
+	})
+}
+
+// compilerFunc compiles every policy to an empty one after a call of the function.
+type compilerFunc func()
+
+func (f compilerFunc) Compile(context.Context, *v1alpha1.BindPolicy) (*policy.Compiled, error) {
+	f()
+	return &policy.Compiled{}, nil
 }
 
 func TestPolicyHandler(t *testing.T) {

@@ -14,8 +14,9 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/prebind/prebind/internal/text"
 )
@@ -37,21 +38,41 @@ const (
 // the pod without Prebind.
 var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
+// review and request are the parts of an AdmissionReview of v1 that Prebind reads. Decoding skips the others without allocating memory: anybody
+// can post a review, and an empty item of some lists needs thirty times its size.
+type review struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Request *request `json:"request"`
+}
+
+type request struct {
+	UID         types.UID                   `json:"uid"`
+	Kind        metav1.GroupVersionKind     `json:"kind"`
+	Resource    metav1.GroupVersionResource `json:"resource"`
+	SubResource string                      `json:"subResource"`
+	Name        string                      `json:"name"`
+	Namespace   string                      `json:"namespace"`
+	Operation   admissionv1.Operation       `json:"operation"`
+	UserInfo    authenticationv1.UserInfo   `json:"userInfo"`
+	Object      jsontext.Value              `json:"object"`
+	DryRun      bool                        `json:"dryRun"`
+}
+
 var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
 func invalid(format string, args ...any) *metav1.Status {
 	return failure(http.StatusBadRequest, metav1.StatusReasonBadRequest, fmt.Errorf(format, args...))
 }
 
-// readReview returns the request of the AdmissionReview of v1 in the body, without the parts that Prebind does not read: a held call
-// would keep them. If the body is too large, it returns the problem and the beginning of the request, to reject it.
-func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status) {
-	defer func() { _ = r.Body.Close() }() // Limits then no longer count its bytes.
+// readReview returns the request of the AdmissionReview of v1 in the body. If the body is too large, it returns the problem and the beginning
+// of the request, to reject it.
+func readReview(r *http.Request) (*request, *metav1.Status) {
 	body, problem := readBody(r)
 	if body == nil {
 		return nil, problem
 	}
-	var review admissionv1.AdmissionReview
+	var review review
 	if err := json.Unmarshal(body, &review, lenient); err != nil && problem == nil {
 		return nil, invalid("the body is not a valid AdmissionReview: %w", decoding(err))
 	}
@@ -59,7 +80,6 @@ func readReview(r *http.Request) (*admissionv1.AdmissionRequest, *metav1.Status)
 	if review.GroupVersionKind() != reviewKind || request == nil || request.UID == "" || len(request.UID) > maxUID {
 		return nil, cmp.Or(problem, invalid("the body is not an AdmissionReview of %s with a request that has a uid", reviewKind.GroupVersion()))
 	}
-	request.OldObject, request.Options = runtime.RawExtension{}, runtime.RawExtension{}
 	return request, problem
 }
 
