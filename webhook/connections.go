@@ -87,7 +87,10 @@ func withConnection(ctx context.Context, c net.Conn) context.Context {
 
 // onState is the ConnState of the server.
 func onState(c net.Conn, state http.ConnState) {
-	if state == http.StateIdle {
+	switch state {
+	case http.StateActive:
+		connectionOf(c).enter(arriving)
+	case http.StateIdle:
 		connectionOf(c).enter(idle)
 	}
 }

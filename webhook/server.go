@@ -66,25 +66,28 @@ var _ webhook.Server = (*Server)(nil)
 func NewServer(o ServerOptions) *Server {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	o.Certificates(config)
-	mux, limits := http.NewServeMux(), newLimits(o.Listener, o.Clock, o.Refused)
-	return &Server{
-		Server: webhook.NewServer(webhook.Options{WebhookMux: mux}),
-		limits: limits,
-		serving: &manager.Server{
-			Name:     "webhook",
-			Listener: tls.NewListener(limits, config),
-			Server: &http.Server{
-				Handler:           limits.handler(mux),
-				ConnContext:       withConnection,
-				ConnState:         onState,
-				ReadHeaderTimeout: readHeaderTimeout,
-				IdleTimeout:       idleTimeout,
-				MaxHeaderBytes:    maxHeader,
-				ErrorLog:          o.ErrorLog,
-			},
-			ShutdownTimeout: &o.ShutdownTimeout,
-		},
+	mux := http.NewServeMux()
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: o.ErrorLog,
 	}
+	limits := limit(server, o.Listener, o.Clock, o.Refused)
+	return &Server{
+		Server:  webhook.NewServer(webhook.Options{WebhookMux: mux}),
+		limits:  limits,
+		serving: &manager.Server{Name: "webhook", Listener: tls.NewListener(limits, config), Server: server, ShutdownTimeout: &o.ShutdownTimeout},
+	}
+}
+
+// Limit gives the connections and bodies of another server the limits of a Server. The server must have a handler, and must serve the
+// returned listener.
+func Limit(server *http.Server, listener net.Listener) net.Listener {
+	return limit(server, listener, clock.RealClock{}, func(string) {})
+}
+
+func limit(server *http.Server, listener net.Listener, c clock.PassiveClock, refused func(reason string)) *limits {
+	l := newLimits(listener, c, refused)
+	server.Handler, server.ConnContext, server.ConnState = l.handler(server.Handler), withConnection, onState
+	return l
 }
 
 // Start serves until the context ends and then waits for requests in flight. It implements webhook.Server of controller-runtime.

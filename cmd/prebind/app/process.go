@@ -235,6 +235,8 @@ func (p *process) servers() []manager.Runnable {
 			plain.ErrorLog = errorLog(flag)
 			if flag == "debug-bind-address" {
 				plain.WriteTimeout = 0 // A profile takes half a minute or more.
+			} else {
+				listener = webhook.Limit(plain, listener)
 			}
 			all = append(all, &manager.Server{Name: flag, Server: plain, Listener: listener, ShutdownTimeout: &p.o.shutdownTimeout})
 		}
