@@ -236,7 +236,7 @@ func (s *sweeper) tidy(ctx context.Context) error {
 
 // settle decides on one mark by the live pod, and carries it out.
 func (s *sweeper) settle(ctx context.Context, o *orphan) error {
-	m := o.mark
+	m, now := o.mark, s.o.Clock.Now() // Before the read: its answer can be late.
 	pod, err := s.LivePod(ctx, m.Pod, ReadOutcome)
 	if err != nil {
 		s.o.Recorder.Swept(o.plugin.Name(), actionList, err)
@@ -246,7 +246,7 @@ func (s *sweeper) settle(ctx context.Context, o *orphan) error {
 	switch at := podstate.Of(pod, m.PodUID, m.Node); {
 	case at == podstate.BoundHere:
 		action = actionCommit // The pod uses the writes, whichever attempt bound it.
-	case at == podstate.Pending && s.o.Clock.Since(o.since) <= Grace:
+	case at == podstate.Pending && now.Sub(o.since) <= Grace:
 		return nil // The bind may be in progress, or another replica may receive the next call.
 	}
 	klog.FromContext(ctx).Info("Settling the writes of an ended attempt",

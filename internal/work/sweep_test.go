@@ -16,8 +16,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -177,6 +179,27 @@ func TestGrace_BeginsWithTheEndOfTheReplica(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// TestGrace_SlowRead: the state of a pod that the cache does not hold is as old as the beginning of its read.
+func TestGrace_SlowRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &journal{}
+		s := newFixture(&marker{recordingWriter: newWriter(calls), marks: []framework.Mark{markOf("b-1")}}, thePod)
+		s.o.Cached, s.o.Live = fakeapi.New().Cache(), slowReader{s.o.Live}
+		s.sweep(t, livingReplicas{}, Grace+8*time.Second)
+		assert.Empty(t, calls.all(), "the fourth read begins after 57 s and ends after 66 s")
+		s.sweep(t, livingReplicas{}, Grace+30*time.Second)
+		assert.Equal(t, []string{"p PreBindRollBack"}, calls.all())
+	})
+}
+
+// slowReader takes almost readTimeout for each read.
+type slowReader struct{ framework.Reader }
+
+func (r slowReader) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	pass(readTimeout - time.Second)
+	return r.Reader.Get(ctx, key, o, options...)
 }
 
 func TestMarks_Panics(t *testing.T) {
