@@ -106,6 +106,9 @@ func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claims 
 		if r.by(bc) {
 			continue
 		}
+		if bc.Written {
+			return p.reserved(ctx, bc, r)
+		}
 		v := &recordVersion{Record: &record{claim: r.claim.UID, holder: holder{
 			Pod: ledger.ObjectName{Namespace: bc.Pod.Namespace, Name: bc.Pod.Name}, UID: bc.Pod.UID, Attempts: map[string]string{},
 		}}}
@@ -121,6 +124,20 @@ func (p *Plugin) reserve(ctx context.Context, bc *framework.BindContext, claims 
 		}
 	}
 	return p.checkUnused(ctx, bc.Pod, claims)
+}
+
+// reserved returns why the cache contains no reservation for an attempt that has made one for each claim. It makes none for a claim that was
+// replaced: the bind could be allowed before the check of the pods that use it.
+func (p *Plugin) reserved(ctx context.Context, bc *framework.BindContext, r reservation) (err error) {
+	r.record, err = p.records.Get(ctx, p.h.Live, r.claim.UID)
+	switch {
+	case err != nil:
+		return err
+	case r.by(bc):
+		return behind(r.claim, errors.New("the cache is behind"))
+	default:
+		return framework.Refuse(framework.ObjectOf(r.claim), "the claim was replaced during the bind, or its reservation was deleted").Advise("schedule the pod again")
+	}
 }
 
 // errReplaced means that the cache contains a claim that does not exist any more.

@@ -134,6 +134,35 @@ func TestExclusive_Replaced(t *testing.T) {
 	assert.ErrorIs(t, err, errReplaced)
 }
 
+// TestExclusive_ReplacedAfterPreBind: a second PreBind for a claim of the same name makes no reservation, which the engine would take for one
+// of the first.
+func TestExclusive_ReplacedAfterPreBind(t *testing.T) {
+	w := onePod()
+	p, bc := pluginIn(w), contextFor(thePod())
+	pass := func() error {
+		verdict, err := p.pass(t.Context(), bc)
+		require.NoError(t, err)
+		require.NotEmpty(t, verdict.Writes)
+		return p.PreBind(t.Context(), bc)
+	}
+	behind, err := p.pass(t.Context(), bc)
+	require.NoError(t, err)
+	require.NotEmpty(t, behind.Writes)
+	old := *bc
+	require.NoError(t, p.PreBind(t.Context(), bc))
+	bc.Written, old.Written = true, true
+	err = p.PreBind(t.Context(), &old)
+	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "the cache is behind: %v", err)
+
+	another := theClaim(gen.UID("another"), gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv"))
+	w.put(another)
+	w.put(volumeNamed("pv", gen.ClaimRef(another)))
+	err = pass()
+	assert.True(t, frameworktest.IsKind(err, refuse), "%v", err)
+	assert.ErrorContains(t, err, "was replaced during the bind")
+	assert.Len(t, w.records(), 1)
+}
+
 // TestExclusive_TwoClaims: two pods list the same claims in another order. Each bind reserves them in one order, so that
 // neither has one claim and waits for the other.
 func TestExclusive_TwoClaims(t *testing.T) {
