@@ -6,6 +6,7 @@ package e2e
 import (
 	"crypto/tls"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,9 +169,27 @@ func TestAnnotationsAreImmutable(t *testing.T) {
 	require.NoError(t, err)
 	assert.NoError(t, b.patchStatus("many"))
 
+	newBench(t, shared, nil).assertRoomForBinding()
+
 	exempt := newBench(t, shared, map[string]string{"prebind.dev/exempt": ""})
 	exempt.pod(byHand)
 	assert.NoError(t, exempt.patchMetadata("annotations", "device.prebind.dev/gpu", `"GPU-1"`, ""), "Prebind does not read the annotations of pods in an exempt namespace")
+}
+
+// assertRoomForBinding checks that the annotations of a pod cannot grow right before its bind: with more than 256 KiB, nobody could evict it.
+func (b *bench) assertRoomForBinding() {
+	b.t.Helper()
+	b.pod(byHand)
+	text := func(kib int) string { return `"` + strings.Repeat("x", kib<<10) + `"` }
+	require.NoError(b.t, b.patchMetadata("annotations", "example.com/note", text(190), ""))
+	for _, subresource := range []string{"", "status"} {
+		err := b.patchMetadata("annotations", "example.com/more", text(4), subresource)
+		assert.True(b.t, apierrors.IsInvalid(err), "%v", err)
+		assert.ErrorContains(b.t, err, "at most 192 KiB")
+	}
+	require.NoError(b.t, b.patchStatus("pod"))
+	require.NoError(b.t, b.bindByHand(b.binding("node-1")))
+	assert.NoError(b.t, b.patchMetadata("annotations", "example.com/more", text(4), ""), "the pod has a node")
 }
 
 // assertImmutable checks which annotations and labels of the bound pod can change.
