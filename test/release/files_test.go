@@ -284,13 +284,13 @@ func addFile(t *testing.T, dir string) {
 // an empty build cache, and all platforms.
 func TestRelease_IsReproducible(t *testing.T) {
 	t.Parallel()
-	first := sumsOf(t, releaseOf(t, current))
+	first := sumsOf(t, releaseOf(t, next))
 	elsewhere, out := filepath.Join(scratch, "elsewhere", "copy"), filepath.Join(scratch, "again")
 	require.NoError(t, copyCheckout(t.Context(), elsewhere))
 	// As go env -w writes it.
 	settings := filepath.Join(t.TempDir(), "env")
 	require.NoError(t, os.WriteFile(settings, []byte("GOFLAGS=-gcflags=-N\n"), 0o600))
-	require.NoError(t, makeRelease(t.Context(), elsewhere, current, out,
+	require.NoError(t, makeRelease(t.Context(), elsewhere, next, out,
 		"TZ=Pacific/Auckland", "LC_ALL=C", "MASK=077", "GOAMD64=v3", "GOENV="+settings, "GOTOOLCHAIN=local"))
 	assert.NotEmpty(t, first)
 	assert.Equal(t, first, sumsOf(t, out))
