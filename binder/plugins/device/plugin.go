@@ -88,7 +88,7 @@ func (p *Plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 			rec, err = restore(ctx, p.h.Live, bc.Node.Name)
 		}
 		if err == nil {
-			err = makeRoom(ctx, p.h.Live, rec, bc, a)
+			err = makeRoom(ctx, p.h.Live, rec, bc, a, map[types.UID]bool{})
 		}
 		if err != nil {
 			return v, err
@@ -126,6 +126,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 	if err != nil {
 		return err
 	}
+	gone := map[types.UID]bool{}
 	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
 		now := p.h.Clock.Now()
 		if rec.prepared(bc.Pod.UID, bc.Attempt, a, now.Add(framework.BindSettles)) {
@@ -134,7 +135,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		if e := rec.Entries[bc.Pod.UID]; e != nil && e.Bound {
 			return framework.Stale(framework.ObjectOf(bc.Pod), "already bound to node %s", bc.Node.Name).Advise("do not retry")
 		}
-		if err := makeRoom(ctx, p.h.Live, rec, bc, a); err != nil {
+		if err := makeRoom(ctx, p.h.Live, rec, bc, a, gone); err != nil {
 			return err
 		}
 		if e := rec.Entries[bc.Pod.UID]; e != nil && !e.has(bc.Attempt, a.devices) && e.grantsOf(bc.Attempt) >= maxGrants {

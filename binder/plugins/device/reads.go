@@ -41,20 +41,25 @@ func eachRunningOn(ctx context.Context, live framework.Reader, node string, do f
 }
 
 // makeRoom removes holders of requested devices whose pods are gone. It returns an error if other pods hold one of the devices. It reads the
-// pods with the largest shares first, and only until they show that: a tenant can have many pods that hold a little of a device.
-func makeRoom(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask) error {
+// pods with the largest shares first, and only until they show that: a tenant can have many pods that hold a little of a device. It adds each
+// pod that it has read to gone, and does not read it again: a pod that is gone stays gone.
+func makeRoom(ctx context.Context, live framework.Reader, rec *record, bc *framework.BindContext, a ask, gone map[types.UID]bool) error {
 	for _, c := range rec.conflicts(bc.Pod.UID, a.devices) {
 		c.holders = slices.DeleteFunc(c.holders, func(uid types.UID) bool { return rec.Entries[uid] == nil }) // It held an earlier device, too.
 		share := func(uid types.UID) share { return rec.Entries[uid].held(c.key, c.id) }
 		slices.SortStableFunc(c.holders, func(a, b types.UID) int { return cmp.Compare(share(b), share(a)) })
 		free := whole
 		for _, uid := range c.holders {
-			e := rec.Entries[uid]
-			pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
-			if err != nil {
-				return err
+			if _, read := gone[uid]; !read {
+				e := rec.Entries[uid]
+				pod, err := framework.Get(ctx, live, &corev1.Pod{}, e.Pod.Namespace, e.Pod.Name)
+				if err != nil {
+					return err
+				}
+				at := stateOf(pod, uid, bc.Node.Name)
+				gone[uid] = at != podstate.Pending && at != podstate.BoundHere
 			}
-			if at := stateOf(pod, uid, bc.Node.Name); at != podstate.Pending && at != podstate.BoundHere {
+			if gone[uid] {
 				rec.drop(uid)
 			} else if free -= share(uid); free < c.asked {
 				return framework.Refuse(framework.ObjectOf(bc.Node), "%s", rec.describe(rec.conflicts(bc.Pod.UID, a.devices))).

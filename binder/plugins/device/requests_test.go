@@ -6,6 +6,7 @@ package device
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,9 +16,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework/frameworktest"
+	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -59,6 +62,53 @@ func TestConflict_ReadsFewHolders(t *testing.T) {
 		c.Forget()
 		require.NotNil(t, c.Post(t.Context(), me, node.Name).Err)
 		assert.LessOrEqual(t, c.Reads(), 4)
+	})
+}
+
+// A tenant can have many pods that hold a little of many devices. A bind reads each of them once, also if it decides again because the cache was
+// behind.
+func TestConflict_ReadsAHolderOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const holders = 20
+		listed := func(n int, share string) gen.Meta {
+			var ids []string
+			for i := range n {
+				ids = append(ids, fmt.Sprintf("%d:%s", i, share))
+			}
+			return gen.Annotation(gpu, strings.Join(ids, ","))
+		}
+		me, ended := podNamed("me"), phased(corev1.PodSucceeded)
+		objects := []client.Object{me, ended}
+		rec := newRecord("node-a")
+		add := func(pod *corev1.Pod, annotation gen.Meta) {
+			annotation(&pod.ObjectMeta)
+			rec.bind(pod, grantOf(pod))
+		}
+		add(ended, listed(200, "0.9"))
+		for i := range holders {
+			pod := podNamed(fmt.Sprint("pod-", i), gen.BoundTo("node-a"))
+			add(pod, listed(200, "0.000001"))
+			objects = append(objects, pod)
+		}
+		data, err := rec.Encode()
+		require.NoError(t, err)
+		s := newServer(t, append(objects, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: component}}, Data: data,
+		})...)
+		cached, l := newLagging(s), s.api.Connect()
+		cached.sync()
+		changed := s.object()
+		changed.Labels["changed"] = "" // The first write of the bind conflicts.
+		require.NoError(t, s.Update(t.Context(), changed))
+		reads := 0
+		l.Before = func(c fakeapi.Call) error {
+			if c.Verb == "get" && c.Kind == "Pod" {
+				reads++
+			}
+			return nil
+		}
+		require.NoError(t, pluginOn(s, cached, l, s.hub).PreBind(t.Context(), bindOf(me, "a", listed(200, "0.5"))))
+		assert.Equal(t, holders+1, reads)
 	})
 }
 

@@ -24,8 +24,8 @@ type mutant struct{ name, file, text, by string }
 
 var mutants = []mutant{
 	{"a device has two owners", "binder/plugins/device/reads.go", "free < c.asked {", "free < 0 {"},
-	{"a pending pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.BoundHere {"},
-	{"a running pod loses its device", "binder/plugins/device/reads.go", "; at != podstate.Pending && at != podstate.BoundHere {", "; at != podstate.Pending {"},
+	{"a pending pod loses its device", "binder/plugins/device/reads.go", "at != podstate.Pending && at != podstate.BoundHere", "at != podstate.BoundHere"},
+	{"a running pod loses its device", "binder/plugins/device/reads.go", "at != podstate.Pending && at != podstate.BoundHere", "at != podstate.Pending"},
 	{"nothing is rolled back", "internal/work/plugins.go", "return p.PreBindRollBack(ctx, m) })", "return nil })"},
 	{"nothing is confirmed", "internal/work/plugins.go", "return p.PostBind(ctx, m, bound) })", "return nil })"},
 	{"a lost lease does not matter", "internal/work/work.go", "case !held || term != e.term:", "case false && (!held || term != e.term):"},
