@@ -136,6 +136,9 @@ func (c *Connection) Create(ctx context.Context, o client.Object, _ ...client.Cr
 			if was != nil {
 				return nil, AlreadyExists(Kind(o), key.Name)
 			}
+			if err := checkSize(o); err != nil {
+				return nil, err
+			}
 			if o.GetUID() == "" {
 				o.SetUID(types.UID(fmt.Sprintf("uid-%d", c.server.version)))
 			}
@@ -209,6 +212,9 @@ func (c *Connection) replace(call Call, was, now client.Object, manager string, 
 	now.SetUID(was.GetUID())
 	now.SetResourceVersion(was.GetResourceVersion())
 	if err := checkClaim(was, now, call.Verb == "update status" || call.Verb == "patch status", manager); err != nil {
+		return nil, err
+	}
+	if err := checkSize(now); err != nil {
 		return nil, err
 	}
 	noteNominated(call, was, now, manager)

@@ -29,6 +29,8 @@
 //   - Delete of an object with finalizers sets its deletionTimestamp. It is removed with the
 //     last finalizer.
 //
+//   - A ConfigMap with more than 1 MiB of data is Invalid.
+//
 // What it does not do: defaulting, admission, other validation, garbage collection,
 // watches, server-side apply.
 package fakeapi
@@ -44,12 +46,14 @@ import (
 	"strconv"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -292,4 +296,20 @@ func Conflict(kind, name string) error {
 // Invalid is the answer to an object that is not valid.
 func Invalid(format string, args ...any) error {
 	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", fmt.Sprintf(format, args...), 0, false)
+}
+
+// checkSize is ValidateConfigMap of k8s.io/kubernetes/pkg/apis/core/validation, for the size of the data.
+func checkSize(o client.Object) error {
+	object, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return nil
+	}
+	size := 0
+	for _, value := range object.Data {
+		size += len(value)
+	}
+	if size <= corev1.MaxSecretSize {
+		return nil
+	}
+	return apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, object.Name, field.ErrorList{field.TooLong(field.NewPath(""), "", corev1.MaxSecretSize)})
 }

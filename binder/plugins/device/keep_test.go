@@ -7,19 +7,27 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/internal/notify"
 	"github.com/prebind/prebind/internal/podstate"
 	"github.com/prebind/prebind/test/fakeapi"
+	"github.com/prebind/prebind/test/gen"
 )
 
 // A record that the index does not contain is never swept.
@@ -118,4 +126,68 @@ func TestTidy_ContinuesAfterATimeout(t *testing.T) {
 	}
 	assert.Len(t, *listed, 30)
 	assert.Len(t, sets.New(*listed...), 30, "Tidy visits each record once")
+}
+
+// A tenant can have many pods with long annotations. Those that have ended do not keep other tenants from the devices of the node until Tidy visits it.
+func TestPreBind_FullRecord(t *testing.T) {
+	resource := schema.GroupKind{Kind: "ConfigMap"}
+	for name, tc := range map[string]struct {
+		reason string
+		phase  corev1.PodPhase
+		// fails is the answer to each write.
+		fails error
+		want  framework.Kind
+	}{
+		"Ended":     {reason: "ended pods hold nothing", phase: corev1.PodSucceeded},
+		"Running":   {reason: "another node has room", phase: corev1.PodRunning, want: framework.KindRefuse},
+		"TooLarge":  {reason: "the API server does not read the object", phase: corev1.PodRunning, fails: apierrors.NewRequestEntityTooLargeError("limit is 3145728"), want: framework.KindRefuse},
+		"Forbidden": {reason: "an operator made the record immutable", phase: corev1.PodSucceeded, fails: apierrors.NewInvalid(resource, "a", field.ErrorList{field.Forbidden(field.NewPath("data"), "")}), want: framework.KindInternal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listed := func(first int) gen.Meta { // A quote is two bytes of a record.
+				var ids []string
+				for i := range 15 {
+					ids = append(ids, fmt.Sprint(strings.Repeat(`"`, maxID-3), first+i))
+				}
+				return gen.Annotation(gpu, strings.Join(ids, ","))
+			}
+			rec := newRecord("node-a")
+			objects := []client.Object{podNamed("me")}
+			for size := 0; size <= corev1.MaxSecretSize; {
+				pod := podNamed(fmt.Sprint("other-", len(objects)), gen.BoundTo("node-a"), listed(100))
+				pod.Status.Phase = tc.phase
+				rec.bind(pod, grantOf(pod))
+				text, err := ledger.Marshal(rec.Entries[pod.UID])
+				require.NoError(t, err)
+				if size += len(text); size > corev1.MaxSecretSize {
+					delete(rec.Entries, pod.UID)
+				}
+				objects = append(objects, pod)
+			}
+			data, err := rec.Encode()
+			require.NoError(t, err)
+			s := newServer(t, append(objects, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: component}}, Data: data,
+			})...)
+			l, asked := s.api.Connect(), 0
+			l.Before = func(c fakeapi.Call) error {
+				if c.Verb != "update" {
+					return nil
+				}
+				asked++
+				return tc.fails
+			}
+			err = pluginOn(s, s.api.Cache(), l, s.hub).PreBind(t.Context(), bindOf(podNamed("me"), "a", listed(500)))
+			assert.LessOrEqual(t, asked, 4, "writes")
+			if tc.want == "" {
+				require.NoError(t, err, tc.reason)
+				assert.Equal(t, []string{"me"}, slices.Collect(maps.Keys(held(s))))
+				return
+			}
+			assert.Equal(t, tc.want, framework.AsError(Name, err).Kind, tc.reason)
+			assert.ErrorContains(t, err, "ConfigMap prebind-system/prebind-devices-node-a: ")
+			assert.Equal(t, tc.want == framework.KindRefuse, strings.Contains(err.Error(), "the record of the devices of node node-a is full; choose another node"))
+			assert.Zero(t, s.count())
+		})
+	}
 }

@@ -19,8 +19,11 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/ledger"
@@ -127,7 +130,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		return err
 	}
 	gone := map[types.UID]bool{}
-	return p.records.Update(ctx, bc.Node.Name, func(rec *record) error {
+	change := func(rec *record) error {
 		now := p.h.Clock.Now()
 		if rec.prepared(bc.Pod.UID, bc.Attempt, a, now.Add(framework.BindSettles)) {
 			return nil
@@ -150,7 +153,24 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		}
 		rec.grant(bc.Pod, bc.Attempt, a.devices)
 		return nil
-	})
+	}
+	if err = p.records.Update(ctx, bc.Node.Name, change); !isFull(err) {
+		return err
+	}
+	// Ended pods can fill the record before Tidy visits the node.
+	if err := p.tidy(ctx, bc.Node.Name); err != nil {
+		return err
+	}
+	if err = p.records.Update(ctx, bc.Node.Name, change); isFull(err) {
+		return framework.Refuse(framework.AsError(Name, err).Object, "the record of the devices of node %s is full", bc.Node.Name).
+			Advise("choose another node").Because(err)
+	}
+	return err
+}
+
+// isFull returns whether the API server rejected a record because of its size. Above 3 MiB, it does not read the object.
+func isFull(err error) bool {
+	return apierrors.HasStatusCause(err, metav1.CauseType(field.ErrorTypeTooLong)) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // locked returns how long another pod can keep the node lock at most, or 0 if it does not have it. A pod loses the lock when its
