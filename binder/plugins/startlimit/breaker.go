@@ -65,6 +65,19 @@ func (l limits) add(h history, at time.Time) history {
 	return h
 }
 
+// since returns the history without the rejections before the time.
+func (l limits) since(h history, created time.Time) history {
+	i, _ := slices.BinarySearchFunc(h.times, created, time.Time.Compare)
+	if i == 0 {
+		return h
+	}
+	var is history
+	for _, at := range h.times[i:] {
+		is = l.add(is, at)
+	}
+	return is
+}
+
 // phase returns the state at the time.
 func (l limits) phase(h history, now time.Time) phase {
 	switch {
@@ -144,8 +157,9 @@ func (b *breakers) opened(key breakerKey, reason string) {
 		Name, key.namespace, reason, b.limits.open)
 }
 
-// at returns the state of the node for the namespace, and the end of the state open.
-func (b *breakers) at(namespace, node string, now time.Time) (phase, time.Time) {
-	h := b.of(breakerKey{namespace: namespace, node: node})
+// at returns the state of the node for the namespace, and the end of the state open. Rejections by an earlier node with the same name do not count,
+// also if they are reported late.
+func (b *breakers) at(namespace string, node *corev1.Node, now time.Time) (phase, time.Time) {
+	h := b.limits.since(b.of(breakerKey{namespace: namespace, node: node.Name}), node.CreationTimestamp.Time)
 	return b.limits.phase(h, now), h.opened.Add(b.limits.open)
 }

@@ -16,6 +16,8 @@ import (
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+
+	"github.com/prebind/prebind/test/gen"
 )
 
 var three = limits{refusals: 3, window: time.Minute, open: 5 * time.Minute}
@@ -63,7 +65,7 @@ func newTestBreakers(l limits) (*breakers, *events.FakeRecorder) {
 }
 
 func phaseOf(b *breakers, namespace, node string) phase {
-	p, _ := b.at(namespace, node, clock.RealClock{}.Now())
+	p, _ := b.at(namespace, gen.Node(node), clock.RealClock{}.Now())
 	return p
 }
 
@@ -102,7 +104,7 @@ func TestBreakers_AreRebuilt(t *testing.T) {
 			handler.OnAdd(trimmed, true)
 		}
 		assert.Equal(t, open, phaseOf(b, "default", nodeA))
-		_, until := b.at("default", nodeA, now)
+		_, until := b.at("default", gen.Node(nodeA), now)
 		assert.Equal(t, now.Add(5*time.Minute-20*time.Second), until)
 		assert.Empty(t, recorder.Events, "the event was recorded before the restart")
 	})
@@ -152,7 +154,7 @@ func TestBreakers_OldRefusalsAreNotNew(t *testing.T) {
 					b.refused(bound("a", refusedFor("OutOfcpu", time.Now().Add(-ago))), false)
 				}
 				assert.Equal(t, tc.want, phaseOf(b, "default", nodeA), tc.reason)
-				if _, until := b.at("default", nodeA, time.Now()); tc.want == open {
+				if _, until := b.at("default", gen.Node(nodeA), time.Now()); tc.want == open {
 					assert.Equal(t, time.Now().Add(tc.until), until, tc.reason)
 				}
 			})
@@ -173,5 +175,29 @@ func TestBreakers_SlowNodeClock(t *testing.T) {
 			handler.OnAdd(trimmed, false)
 		}
 		assert.Equal(t, open, phaseOf(b, "default", nodeA))
+	})
+}
+
+// The kubelet of a deleted node has rejected pods, and a node with its name is created.
+func TestBreakers_RecreatedNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, small(5), refusing(0)...)
+		<-time.After(time.Minute)
+		node := gen.Node(nodeA)
+		node.CreationTimestamp = metav1.Now()
+		w.Put(node)
+		assertTaken(t, "the kubelet of the new node has rejected nothing", w.start(t.Context(), "web"))
+		state := func() phase {
+			p, _ := w.plugin.refused.at("default", node, time.Now())
+			return p
+		}
+		for i, ago := range []time.Duration{10 * time.Second, 5 * time.Second, time.Nanosecond} {
+			w.Put(bound("late-"+strconv.Itoa(i), refusedFor("OutOfcpu", node.CreationTimestamp.Add(-ago))))
+		}
+		assert.Equal(t, closed, state(), "the watch reports pods of the earlier node late")
+		for i, want := range []phase{closed, closed, open} {
+			w.Put(bound("new-"+strconv.Itoa(i), refusedFor("OutOfcpu", time.Now())))
+			assert.Equal(t, want, state(), "rejection %d by the new node", i+1)
+		}
 	})
 }

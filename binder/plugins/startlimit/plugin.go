@@ -76,7 +76,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 	}
 	r := p.rules()
 	s := p.slots.usage(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID)
-	state, until := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
+	state, until := p.refused.at(bc.Pod.Namespace, bc.Node, bc.Now)
 	switch {
 	case state == open, state == trying && s.busy:
 		return framework.Verdict{}, rejected(bc, state, until)
@@ -93,7 +93,7 @@ func (p *Plugin) decide(_ context.Context, _ framework.Reader, bc *framework.Bin
 
 // Reserve implements framework.Reserver.
 func (p *Plugin) Reserve(bc *framework.BindContext) bool {
-	state, _ := p.refused.at(bc.Pod.Namespace, bc.Node.Name, bc.Now)
+	state, _ := p.refused.at(bc.Pod.Namespace, bc.Node, bc.Now)
 	return state != open && p.slots.reserve(bc.Node.Name, bc.Pod.Namespace, bc.Pod.UID, p.rules(), state == trying)
 }
 
