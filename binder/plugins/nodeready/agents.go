@@ -6,6 +6,7 @@ package nodeready
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 
@@ -46,7 +47,9 @@ func (a *agent) missing(ctx context.Context, cache framework.Reader, node *corev
 	matching := slices.DeleteFunc(daemons.Items, func(ds appsv1.DaemonSet) bool { return !a.podsSelector.Matches(labels.Set(ds.Spec.Template.Labels)) })
 	for i := range matching {
 		ds := &matching[i]
-		ready := slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return metav1.IsControlledBy(&pod, ds) && isReady(&pod) })
+		ready := slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool {
+			return metav1.IsControlledBy(&pod, ds) && isReady(&pod) && !ranOnEarlierNode(&pod, node)
+		})
 		if !ready && shouldRun(ds, node) {
 			object := framework.Object{Kind: "DaemonSet", Namespace: ds.Namespace, Name: ds.Name}
 			all = append(all, framework.Wait{Object: object, For: fmt.Sprintf("the pod of %s on %s to be Ready", object, node.Name)})
@@ -66,6 +69,20 @@ func isReady(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
+}
+
+// ranOnEarlierNode returns whether the kubelet of an earlier node with the same name has set the status of the pod: its host IP is not an address
+// of the node. The age of the pod does not show that: if a node is deleted and its kubelet registers it again, the pods continue to run.
+func ranOnEarlierNode(pod *corev1.Pod, node *corev1.Node) bool {
+	host, others := net.ParseIP(pod.Status.HostIP), false
+	for _, address := range node.Status.Addresses {
+		ip := net.ParseIP(address.Address)
+		if ip.Equal(host) {
+			return false
+		}
+		others = others || ip != nil
+	}
+	return host != nil && others
 }
 
 // shouldRun returns whether the DaemonSet controller creates a pod on the node. It follows

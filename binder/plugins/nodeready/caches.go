@@ -48,12 +48,13 @@ func nodeOf(o client.Object) string {
 	}
 }
 
-// trimAgent keeps the node and the owner of a pod that is ready. All other pods have no node, so that no list by a node has them.
+// trimAgent keeps the node, its address and the owner of a pod that is ready. All other pods have no node, so that no list by a node has them.
 func trimAgent(pod *corev1.Pod) *corev1.Pod {
 	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, ResourceVersion: pod.ResourceVersion}}
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && isReady(pod) {
 		trimmed.OwnerReferences = []metav1.OwnerReference{{UID: controller.UID, Controller: new(true)}}
 		trimmed.Spec.NodeName = pod.Spec.NodeName
+		trimmed.Status.HostIP = pod.Status.HostIP
 		trimmed.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	}
 	return trimmed

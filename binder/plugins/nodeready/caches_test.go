@@ -36,10 +36,11 @@ func TestTransforms(t *testing.T) {
 			assert.Empty(t, node.Spec.Drivers[0].NodeID)
 			assert.Equal(t, "pd.csi.storage.gke.io", migratedDriver("kubernetes.io/gce-pd", node))
 		}},
-		"Agent": {reason: "the node, the owner and the readiness are kept", object: agentOn("node-a", "cni", true), transform: (&agent{podsSelector: labels.Everything()}).pods().Transform, same: func(t *testing.T, got client.Object) {
+		"Agent": {reason: "the node, its address, the owner and the readiness are kept", object: hosted("192.0.2.1"), transform: (&agent{podsSelector: labels.Everything()}).pods().Transform, same: func(t *testing.T, got client.Object) {
 			pod, ok := got.(*corev1.Pod)
 			require.True(t, ok)
 			assert.Equal(t, "node-a", pod.Spec.NodeName)
+			assert.Equal(t, "192.0.2.1", pod.Status.HostIP)
 			assert.True(t, isReady(pod))
 			assert.True(t, metav1.IsControlledBy(pod, daemon("cni")))
 		}},

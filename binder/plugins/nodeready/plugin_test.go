@@ -123,6 +123,22 @@ func offers(name corev1.ResourceName, n string) func(*corev1.Node) {
 	return func(node *corev1.Node) { node.Status.Allocatable = corev1.ResourceList{name: resource.MustParse(n)} }
 }
 
+// at sets addresses of the node: IP addresses, or names.
+func at(addresses ...string) func(*corev1.Node) {
+	return func(node *corev1.Node) {
+		for _, a := range addresses {
+			node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+		}
+	}
+}
+
+// hosted returns the Ready pod of the agent on node-a, whose kubelet reports the address.
+func hosted(address string) *corev1.Pod {
+	pod := agentOn("node-a", "cni", true)
+	pod.Status.HostIP = address
+	return pod
+}
+
 func tainted(key string, effect corev1.TaintEffect) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: key, Effect: effect})
@@ -240,6 +256,10 @@ func TestPreFlight(t *testing.T) {
 		"AgentMissing":     {reason: "the pod does not exist yet", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-b", "cni", true)}, waits: podOfAgent},
 		"AgentTerminating": {reason: "the agent ends", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "cni", true, gen.Terminating())}, waits: podOfAgent},
 		"AgentForged":      {reason: "the pod belongs to another DaemonSet", args: withAgent(""), objects: []client.Object{daemon("cni"), agentOn("node-a", "other", true)}, waits: podOfAgent},
+		"AgentEarlierNode": {reason: "the pod was Ready on a deleted node of this name", args: withAgent(""), node: theNode(at("192.0.2.2", "node-a")), objects: []client.Object{daemon("cni"), hosted("192.0.2.1")}, waits: podOfAgent},
+		"AgentAddresses":   {reason: "the kubelet reports one of the addresses", args: withAgent(""), node: theNode(at("node-a", "192.0.2.1", "2001:db8:0::1")), objects: []client.Object{daemon("cni"), hosted("2001:db8::1")}},
+		"AgentNoAddress":   {reason: "the node has no IP address yet", args: withAgent(""), node: theNode(at("node-a")), objects: []client.Object{daemon("cni"), hosted("192.0.2.1")}},
+		"AgentNoHostIP":    {reason: "the kubelet does not report the address", args: withAgent(""), node: theNode(at("192.0.2.1")), objects: []client.Object{daemon("cni"), hosted("")}},
 		"AgentUnlabelled":  {reason: "the DaemonSet is not an agent", args: withAgent(""), objects: []client.Object{unlabelled}},
 		"AgentOtherNodes":  {reason: "the operator excludes the node", args: withAgent("pool=cpu"), objects: []client.Object{daemon("cni")}},
 		"AgentTheseNodes":  {reason: "the operator includes the node", args: withAgent("pool=gpu"), objects: []client.Object{daemon("cni")}, waits: podOfAgent},
