@@ -116,6 +116,8 @@ func TestBind_ClientGo(t *testing.T) {
 		"Disconnected": {reason: "the request can have reached the API server", server: &apiServer{err: errors.New("connection lost")}, want: Repeat, delay: time.Second, requests: 1},
 		"NotCalled":    {reason: "no replica of Prebind answers", server: says(http.StatusInternalServerError, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "pods-binding.prebind.dev": EOF`), want: Reschedule, requests: 1},
 		"OtherDenial":  {reason: "another webhook failed", server: says(http.StatusInternalServerError, metav1.StatusReasonUnknown, `admission webhook "x.example.com" denied the request: no`), want: Reschedule, requests: 1},
+		"NoPermission": {reason: "somebody has to grant it", server: says(http.StatusForbidden, metav1.StatusReasonForbidden, `pods "web" is forbidden: User "s" cannot create resource "pods/binding" in API group "" in the namespace "shop"`), want: Report, requests: 1},
+		"Rejected":     {reason: "another webhook rejects the Binding", server: says(http.StatusForbidden, metav1.StatusReasonForbidden, `admission webhook "x.example.com" denied the request: no`), want: Reschedule, requests: 1},
 		"Electing":     {reason: "etcd can have committed the write", server: says(http.StatusInternalServerError, metav1.StatusReasonUnknown, "etcdserver: leader changed"), want: Repeat, delay: time.Second, requests: 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -26,7 +26,7 @@ const (
 	Repeat     Next = "repeat"     // Keep the node for the pod, and call Bind again with the same arguments after the delay.
 	Avoid      Next = "avoid"      // As Reschedule, but prefer other nodes, unless a volume of the pod is tied to this one.
 	Reschedule Next = "reschedule" // Release the node, and choose one again, with backoff. Do not exclude the node.
-	Forget     Next = "forget"     // Release the node. Queue the pod when the watch reports a change, or at once if it did so during Bind.
+	Forget     Next = "forget"     // After an unknown outcome, read the pod: it can be bound. Otherwise, release the node, and queue the pod when the watch reports a change, or at once if it did so during Bind.
 	Report     Next = "report"     // Release the node. Queue the pod when its spec, annotations or labels, or the request, have changed.
 )
 
@@ -61,6 +61,8 @@ func other(err error) (Next, time.Duration, error) {
 		return Forget, 0, err
 	case apierrors.IsTooManyRequests(err), unknownOutcome(err): // A 429 of API priority and fairness.
 		return Repeat, time.Duration(max(delay, 1)) * time.Second, err
+	case apierrors.IsForbidden(err) && !fromWebhook(err): // A permission is missing.
+		return Report, 0, err
 	default: // For example, the API server could not call Prebind.
 		return Reschedule, 0, err
 	}
@@ -70,5 +72,8 @@ func other(err error) (Next, time.Duration, error) {
 // etcd's leader, or of the network, or the end of the context.
 func unknownOutcome(err error) bool {
 	var api apierrors.APIStatus
-	return !errors.As(err, &api) || api.Status().Code >= http.StatusInternalServerError && !strings.Contains(api.Status().Message, " webhook \"")
+	return !errors.As(err, &api) || api.Status().Code >= http.StatusInternalServerError && !fromWebhook(err)
 }
+
+// fromWebhook returns whether the error is the denial of a webhook, or that of a failed call of one.
+func fromWebhook(err error) bool { return strings.Contains(err.Error(), " webhook \"") }

@@ -28,7 +28,8 @@ func bindingFor(pod *corev1.Pod, node string) (*corev1.Binding, error) {
 	return request.Binding(pod, node)
 }
 
-// postOnce posts the Binding without repeats, and returns after at most 3 s. The client is clientset.CoreV1().RESTClient().
+// postOnce posts the Binding without repeats, and returns at most 3 s after the client's rate limiter. The client is
+// clientset.CoreV1().RESTClient().
 func postOnce(ctx context.Context, client rest.Interface, binding *corev1.Binding) error {
 	return client.Post().Namespace(binding.Namespace).Resource("pods").Name(binding.Name).SubResource("binding").
 		Body(binding).MaxRetries(0).Timeout(3 * time.Second).Do(ctx).Error()
