@@ -159,7 +159,7 @@ func testOperator(t *testing.T, w *world) {
 			require.NoError(t, c.Create(t.Context(), pod))
 			bound := b.untilBound()
 			require.EventuallyWithT(t, func(check *assert.CollectT) { // The leader writes the status of the policy.
-				installed, err := operator.Installed(t.Context(), c, b.ns)
+				installed, err := operator.Installed(t.Context(), c, b.ns, "example.com/rack")
 				require.NoError(check, err)
 				assert.Equal(check, name == "With", installed)
 			}, patience, again)

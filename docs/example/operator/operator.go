@@ -127,14 +127,14 @@ func Rack(pod *corev1.Pod) string {
 }
 
 // Installed returns true if the API server sends the binds of the namespace to Prebind, the plugin policy is installed, and the policy
-// rack-awareness is Ready and enforces. It does not see whether replicas answer, or Prebind's mode. Reader is the manager's GetAPIReader.
-// Errors are those of the API server.
+// rack-awareness is Ready, enforces, and reads the label that Supply reads: otherwise, pods get another rack after a restart. It does not see
+// whether replicas answer, or Prebind's mode. Reader is the manager's GetAPIReader. Errors are those of the API server.
 //
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=prebind,verbs=get
 // +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=prebind-policy,verbs=get
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,resourceNames=rack-awareness,verbs=get
-func Installed(ctx context.Context, reader client.Reader, namespace string) (bool, error) {
+func Installed(ctx context.Context, reader client.Reader, namespace, label string) (bool, error) {
 	var configuration admissionregistrationv1.MutatingWebhookConfiguration
 	if err := reader.Get(ctx, client.ObjectKey{Name: "prebind"}, &configuration); err != nil {
 		return false, client.IgnoreNotFound(err)
@@ -162,7 +162,8 @@ func Installed(ctx context.Context, reader client.Reader, namespace string) (boo
 	}
 	var policy struct {
 		Spec struct {
-			Mode string `json:"mode"`
+			Mode      string     `json:"mode"`
+			Variables []variable `json:"variables"`
 		} `json:"spec"`
 		Status struct {
 			ObservedGeneration int64              `json:"observedGeneration"`
@@ -170,6 +171,12 @@ func Installed(ctx context.Context, reader client.Reader, namespace string) (boo
 		} `json:"status"`
 	}
 	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &policy)
-	return policy.Spec.Mode != "Audit" && policy.Status.ObservedGeneration == object.GetGeneration() &&
+	return policy.Spec.Mode != "Audit" && slices.Contains(policy.Spec.Variables, variable{Name: "label", Expression: "'" + label + "'"}) && policy.Status.ObservedGeneration == object.GetGeneration() &&
 		meta.IsStatusConditionTrue(policy.Status.Conditions, "Ready"), err
+}
+
+// variable is a variable of a BindPolicy. The Expression is CEL.
+type variable struct {
+	Name       string `json:"name"`
+	Expression string `json:"expression"`
 }

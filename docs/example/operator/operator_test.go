@@ -4,6 +4,7 @@
 package operator
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -99,7 +100,7 @@ func TestInstalled(t *testing.T) {
 		return &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "policy.prebind.dev/v1alpha1", "kind": "BindPolicy",
 			"metadata": map[string]any{"name": policyName, "generation": int64(2)},
-			"spec":     map[string]any{"mode": mode},
+			"spec":     map[string]any{"mode": mode, "variables": []any{map[string]any{"name": "label", "expression": "'example.com/rack'"}}},
 			"status":   map[string]any{"observedGeneration": int64(2), "conditions": []any{map[string]any{"type": "Ready", "status": ready}}},
 		}}
 	}
@@ -108,6 +109,7 @@ func TestInstalled(t *testing.T) {
 	for name, tc := range map[string]struct {
 		labels  map[string]string
 		objects []client.Object
+		label   string
 		want    bool
 	}{
 		"Nothing":   {},
@@ -118,12 +120,13 @@ func TestInstalled(t *testing.T) {
 		"Exempt":    {labels: exempt, objects: []client.Object{webhook, plugin, inForce}},
 		"Audit":     {objects: []client.Object{webhook, plugin, policy("True", "Audit")}},
 		"Edited":    {objects: []client.Object{webhook, plugin, edited}},
+		"Label":     {objects: []client.Object{webhook, plugin, inForce}, label: "example.com/row"},
 		"Installed": {objects: []client.Object{webhook, plugin, inForce}, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: tc.labels}}
 			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(tc.objects, namespace)...).Build()
-			got, err := Installed(t.Context(), c, "shop")
+			got, err := Installed(t.Context(), c, "shop", cmp.Or(tc.label, "example.com/rack"))
 			require.NoError(t, err)
 			assert.Equal(t, tc.want, got)
 		})
