@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,6 +82,16 @@ func TestChartExtra(t *testing.T) {
 	extra := rendered(t, "--set=extraPlugins={after},config.arguments.after.maxAge=1h,extraMutators={rack}")
 	require.NoError(t, checkConfig(t, extra, app.WithPlugin(after.Registration()), app.WithMutator(rack.Registration())))
 	require.Error(t, checkConfig(t, extra))
+}
+
+// Argo CD runs the Job also when it deletes an Application without its resources.
+func TestChartUnregister(t *testing.T) {
+	job := func(args ...string) bool {
+		return slices.ContainsFunc(rendered(t, args...), func(document string) bool { return nameOf(document) == "Job prebind-unregister" })
+	}
+	assert.True(t, job())
+	assert.False(t, job("--set=unregisterOnDelete=false"))
+	assert.False(t, job("--set=createNamespace=true"))
 }
 
 // checkConfig runs the command config check of the program with the options.
