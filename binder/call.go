@@ -231,6 +231,7 @@ func (c *call) pass(ctx context.Context) step {
 	if !c.DryRun {
 		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
 	}
+	defer c.turns.take(ctx, c.Pod.Namespace)()
 	now := c.o.Clock.Now()
 	for _, p := range c.settings.Plugins {
 		name := p.Name()

@@ -38,6 +38,7 @@ type Engine struct {
 	work  *work.Set
 	waits waits
 	seats seats
+	turns turns
 	// draining is closed by drain.
 	draining chan struct{}
 	// stopping ends all calls. Stop ends it.
@@ -51,7 +52,7 @@ func New(o Options) *Engine {
 	draining := make(chan struct{})
 	stopping, stop := context.WithCancelCause(context.Background()) //nolint:forbidigo // It ends with the engine.
 	return &Engine{
-		o: o, work: work.NewSet(o.Options), waits: newWaits(o.Clock),
+		o: o, work: work.NewSet(o.Options), waits: newWaits(o.Clock), turns: newTurns(),
 		draining: draining, drain: sync.OnceFunc(func() { close(draining) }),
 		stopping: stopping, stop: stop,
 	}

@@ -52,10 +52,10 @@ func (r Request) memory() int {
 // item is the size of an empty item, in bytes.
 const item = 64
 
-// fits returns whether the namespace has enough memory left for the request, and the pod if the call has its own copy. A call that is about to
+// fits returns whether the namespace has enough memory left for the request, what it waits for, and the pod if the call has its own copy. A call that is about to
 // be rejected has no seat, but needs memory, too.
 func (c *call) fits() bool {
-	size := c.memory()
+	size := c.memory() + c.changes.Size()
 	if !c.podRead.IsZero() {
 		size += c.pod.Size()
 	}

@@ -4,6 +4,8 @@
 package binder
 
 import (
+	"context"
+	"hash/maphash"
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -76,4 +78,33 @@ func (s *seats) count(maxHolds int) (held, most int) {
 		maxHolds += maxExempt
 	}
 	return s.regular + s.exempt, maxHolds
+}
+
+// passesAtOnce is how many passes of a namespace run at the same time.
+const passesAtOnce = 2
+
+// turns limits the processor time and memory of a namespace: one change by a tenant wakes all of its held calls. A few namespaces can share a
+// limit.
+type turns struct {
+	seed maphash.Seed
+	of   [1024]chan struct{}
+}
+
+func newTurns() turns {
+	t := turns{seed: maphash.MakeSeed()}
+	for i := range t.of {
+		t.of[i] = make(chan struct{}, passesAtOnce)
+	}
+	return t
+}
+
+// take waits for a turn, and returns the function that ends it. If the context ends first, there is no need to wait: the result does not count.
+func (t *turns) take(ctx context.Context, namespace string) (end func()) {
+	turn := t.of[maphash.String(t.seed, namespace)%uint64(len(t.of))]
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }
+	case <-ctx.Done():
+		return func() {}
+	}
 }

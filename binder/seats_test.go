@@ -4,9 +4,11 @@
 package binder
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -60,6 +63,35 @@ func TestSeats_MemoryOfANamespace(t *testing.T) {
 	assert.True(t, s.grow("a", maxHeld), "a call that ends gives its memory back")
 	s.grow("a", -maxHeld)
 	assert.Empty(t, s.size)
+}
+
+// TestBind_PassesOfANamespace: one change wakes all calls of a tenant, but few of their passes run at the same time.
+func TestBind_PassesOfANamespace(t *testing.T) {
+	var running, most atomic.Int32
+	plugin := framework.NewPlugin("slow", func(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+		most.Store(max(most.Load(), running.Add(1)))
+		defer running.Add(-1)
+		pass(time.Second)
+		return framework.Verdict{}, nil
+	})
+	in(t, func(o *Options) { o.Settings.Mutators = mutation.NewChain(nil, nil) }, func(t *testing.T, s *fixture) {
+		began := time.Now()
+		var calls sync.WaitGroup
+		for range 3 * passesAtOnce {
+			calls.Go(func() { assert.Nil(t, s.post(t.Context()).Err) })
+		}
+		calls.Wait()
+		assert.EqualValues(t, passesAtOnce, most.Load())
+		assert.Equal(t, 3*time.Second, time.Since(began))
+
+		ends := []func(){s.turns.take(t.Context(), "a"), s.turns.take(t.Context(), "a")}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		s.turns.take(ended, "a")()
+		for _, end := range ends {
+			end()
+		}
+	}, plugin)
 }
 
 // TestRequest_Memory: empty items of the user and the Binding need memory, too.

@@ -80,7 +80,7 @@ func (h *Handler) review(ctx context.Context, body io.Closer, request *request, 
 	resource := schema.GroupResource{Group: request.Resource.Group, Resource: request.Resource.Resource + "/" + request.SubResource}
 	posted := resource == schema.GroupResource{Resource: "pods/binding"} || resource == schema.GroupResource{Resource: "bindings/"}
 	if !posted || request.Operation != admissionv1.Create || request.Kind != (metav1.GroupVersionKind{Version: "v1", Kind: "Binding"}) {
-		log.Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
+		log.V(2).Info("Allowed a request that is not a Binding", "resource", clip(request.Resource.String()), "operation", clip(string(request.Operation)))
 		return admission.Allowed("").WithWarnings(warnings([]string{notBinding})...)
 	}
 	if problem != nil { // Not an HTTP error: with failurePolicy Ignore, the API server would bind the pod without Prebind.

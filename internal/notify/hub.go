@@ -70,17 +70,26 @@ type Subscription struct {
 // C receives once for one or more changes since the last receive.
 func (s *Subscription) C() <-chan struct{} { return s.c }
 
-// Add subscribes to more objects.
+// Size returns about how many bytes the subscription needs.
+func (s *Subscription) Size() int { return 128 * len(s.refs) }
+
+// Add subscribes to more objects. It needs no lock if there is none: a call adds all of its objects in each pass.
 func (s *Subscription) Add(refs ...Ref) {
-	s.hub.mu.Lock()
-	defer s.hub.mu.Unlock()
 	for _, ref := range refs {
-		if s.hub.subs[ref] == nil {
-			s.hub.subs[ref] = map[*Subscription]struct{}{}
+		if _, has := s.refs[ref]; !has {
+			s.refs[ref] = struct{}{}
+			s.hub.add(ref, s)
 		}
-		s.hub.subs[ref][s] = struct{}{}
-		s.refs[ref] = struct{}{}
 	}
+}
+
+func (h *Hub) add(ref Ref, s *Subscription) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.subs[ref] == nil {
+		h.subs[ref] = map[*Subscription]struct{}{}
+	}
+	h.subs[ref][s] = struct{}{}
 }
 
 // Close ends the subscription.

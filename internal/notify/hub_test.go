@@ -65,6 +65,10 @@ func TestSubscription_Add(t *testing.T) {
 	h.Changed(podA)
 	assert.True(t, woken(s))
 	assert.False(t, woken(s), "a key that is added twice has no second effect")
+	assert.Equal(t, 2*128, s.Size())
+	h.mu.Lock() // Calls that read the same objects again must not delay the changes of others.
+	defer h.mu.Unlock()
+	s.Add(nodeA, podA)
 }
 
 func TestSubscription_Close(t *testing.T) {
