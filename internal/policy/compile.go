@@ -67,7 +67,7 @@ type compiler struct {
 // newCompiler compiles the policy without its expressions.
 func newCompiler(p *v1alpha1.BindPolicy, o Options) *compiler {
 	c := &compiler{options: o, policy: p, out: &Compiled{
-		name: p.Name, uid: p.UID, audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore,
+		name: p.Name, uid: p.UID, audit: p.Spec.Mode == v1alpha1.ModeAudit, ignore: p.Spec.FailurePolicy == v1alpha1.FailurePolicyIgnore, needs: len(p.Spec.Tasks),
 		resources: map[string]*declared{}, variables: map[string]*expression{},
 	}}
 	m := &p.Spec.MatchConstraints

@@ -52,6 +52,8 @@ type Compiled struct {
 	uid    apitypes.UID
 	audit  bool
 	ignore bool
+	// needs is the number of tasks, also if the policy cannot be evaluated.
+	needs int
 
 	// broken is the reason why the policy cannot be evaluated, or nil.
 	broken error

@@ -29,7 +29,7 @@ import (
 //
 // A match condition that is false makes the policy not apply, even if another one fails.
 func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) {
-	result := Result{Policy: c.name, UID: c.uid, Audit: c.audit, Verdict: NotMatched, Rule: "spec.matchConstraints"}
+	result := Result{Policy: c.name, UID: c.uid, Audit: c.audit, Needs: c.needs, Verdict: NotMatched, Rule: "spec.matchConstraints"}
 	if !c.match.matches(s) {
 		return result, nil // Most policies end here, so this comes before the state of the evaluation.
 	}
@@ -55,7 +55,7 @@ func (e *evaluation) decide() (err error) {
 	if matched, err := e.matches(); !matched || err != nil {
 		return err
 	}
-	e.result.Verdict, e.result.Rule, e.result.Needs = Allowed, "", len(e.policy.tasks)
+	e.result.Verdict, e.result.Rule = Allowed, ""
 	for _, step := range []func() error{e.validate, e.wait, e.ask, e.mutate} {
 		if err := step(); err != nil || e.result.Verdict != Allowed {
 			return err

@@ -315,6 +315,34 @@ func TestEvaluate_ReadErrors(t *testing.T) {
 	}
 }
 
+// The tasks of a policy count before it is known whether it matches.
+func TestEvaluate_Needs(t *testing.T) {
+	const task = "tasks: [{name: a, handler: example.com/a}]\n"
+	for name, tc := range map[string]struct {
+		reason, spec string
+		broken       error
+		want         int
+	}{
+		"Preparing": {reason: "it can match once it is compiled", spec: task, broken: policy.ErrPreparing, want: 1},
+		"Namespace": {reason: "the labels of the namespace can match", spec: task + "matchConstraints: {namespaceSelector: {matchLabels: {team: ml}}}", want: 1},
+		"Condition": {reason: "a condition can be true", spec: task + "matchConditions: [{name: a, expression: 'claims == {}'}]", want: 1},
+		"Ignore":    {reason: "the bind does not wait for it", spec: task + "failurePolicy: Ignore", broken: policy.ErrPreparing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := world()
+			o.err = errors.New("not cached")
+			c := compile(t, tc.spec)
+			if tc.broken != nil {
+				c = policy.Broken(parseSpec(t, tc.spec), tc.broken)
+			}
+			r, err := c.Evaluate(t.Context(), subject(), o)
+			require.NoError(t, err)
+			assert.Equal(t, tc.want, r.Needs, tc.reason)
+			assert.Error(t, r.Err, tc.reason)
+		})
+	}
+}
+
 // A policy that cannot be evaluated follows its failure policy for the binds that it selects.
 func TestBroken(t *testing.T) {
 	final := errors.New("spec.x: wrong")

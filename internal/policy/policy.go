@@ -121,7 +121,8 @@ type Result struct {
 	Until time.Time
 	// Waived are the names of waits that timed out with Allow.
 	Waived []string
-	// Needs is the number of tasks of the policy, once it matches. Tasks are those of the bind. They are set for Allowed only.
+	// Needs is the number of tasks of the policy, unless it is ignored. If Err is set, the policy need not match. Tasks are those of the bind. They are set
+	// for Allowed only.
 	Needs int `json:"-"`
 	Tasks []Task
 	// Annotations and Labels of the pod by complete key. They are set for Allowed only.

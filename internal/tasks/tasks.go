@@ -155,10 +155,14 @@ func Decide(bc *framework.BindContext, results []policy.Result, asked []Asked) (
 		return results, nil
 	}
 	decided = slices.Clone(results)
-	needed := 0
+	needed, unsure := 0, 0 // Also of policies that wait: no task may begin for nothing.
 	for i := range results {
-		if !results[i].Audit {
-			needed += results[i].Needs // Also for those that wait: no task may begin for nothing.
+		switch r := &results[i]; {
+		case r.Audit:
+		case r.Err != nil: // It need not match.
+			unsure += r.Needs
+		default:
+			needed += r.Needs
 		}
 	}
 	for i := range decided {
@@ -167,6 +171,7 @@ func Decide(bc *framework.BindContext, results []policy.Result, asked []Asked) (
 		case r.Audit || len(r.Tasks) == 0:
 		case needed > MaxTasks:
 			r.Verdict, r.Rule, r.Message = policy.Rejected, "spec.tasks", fmt.Sprintf("the policies need more than %d tasks for the bind", MaxTasks)
+		case needed+unsure > MaxTasks: // The bind waits for the policies that may match, or they reject it.
 		default:
 			writes = append(writes, apply(bc, r, asked[:len(r.Tasks)])...)
 			asked = asked[len(r.Tasks):]

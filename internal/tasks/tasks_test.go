@@ -168,12 +168,26 @@ func TestDecide(t *testing.T) {
 
 // The tasks of a policy that still waits count, so that no other task begins for nothing.
 func TestDecide_TasksOfAWaitingPolicy(t *testing.T) {
-	a := asked("a")
-	decided, writes := Decide(bindAfter(0), []policy.Result{
-		{Policy: "p", Verdict: policy.Allowed, Needs: 1, Tasks: []policy.Task{a.Task}}, {Policy: "q", Verdict: policy.Waiting, Needs: MaxTasks},
-	}, []Asked{a})
-	assert.Equal(t, policy.Rejected, decided[0].Verdict)
-	assert.Empty(t, writes)
+	for name, tc := range map[string]struct {
+		reason string
+		err    error
+		needs  int
+		want   policy.Verdict
+		writes bool
+	}{
+		"TooMany":   {reason: "the waits do not change the number of tasks", needs: MaxTasks, want: policy.Rejected},
+		"Preparing": {reason: "its match conditions may exclude the bind", err: policy.ErrPreparing, needs: MaxTasks, want: policy.Allowed},
+		"Few":       {reason: "all tasks may begin", err: policy.ErrPreparing, needs: MaxTasks - 1, want: policy.Waiting, writes: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := asked("a")
+			decided, writes := Decide(bindAfter(0), []policy.Result{
+				{Policy: "p", Verdict: policy.Allowed, Needs: 1, Tasks: []policy.Task{a.Task}}, {Policy: "q", Verdict: policy.Waiting, Needs: tc.needs, Err: tc.err},
+			}, []Asked{a})
+			assert.Equal(t, tc.want, decided[0].Verdict, tc.reason)
+			assert.Equal(t, tc.writes, len(writes) > 0, tc.reason)
+		})
+	}
 }
 
 func TestNameOf(t *testing.T) {
