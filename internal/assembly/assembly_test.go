@@ -200,7 +200,7 @@ func TestDenied(t *testing.T) {
 	forbidden := apierrors.NewForbidden(resources, "", errors.New(`User "prebind" cannot list resource "persistentvolumes"`))
 	var lists, watches error
 	w := &selection{user: "PreBind plugin volumebinding"}
-	lw := judged(&toolscache.ListWatch{
+	lw, _ := judged(&toolscache.ListWatch{
 		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, lists },
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return nil, watches },
 	}, w.reject)

@@ -26,6 +26,8 @@ type Informer struct {
 	want  framework.Selection
 	lists toolscache.ListerWatcher
 	store toolscache.Indexer
+	// replaced is called after Replace. It may be nil.
+	replaced func()
 	// mu is held while an object is stored and the handlers are called.
 	mu       sync.Mutex
 	handlers []toolscache.ResourceEventHandler
@@ -170,6 +172,9 @@ func (i *Informer) Replace(list []any, _ string) error {
 		}
 	}
 	i.synced.Store(true)
+	if i.replaced != nil {
+		i.replaced()
+	}
 	return nil
 }
 

@@ -100,7 +100,7 @@ func TestInformer(t *testing.T) {
 // A list that fails again and again is reported, because the objects are out of date.
 func TestJudged_FailsAgain(t *testing.T) {
 	var answers []error
-	lists := judged(&toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+	lists, _ := judged(&toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 		return nil, apierrors.NewInternalError(errors.New("the conversion webhook does not answer"))
 	}}, func(err error) { answers = append(answers, err) })
 	for range maxFailures - 1 {
@@ -116,7 +116,7 @@ func TestJudged_FailsAgain(t *testing.T) {
 func TestJudged_StreamingListFailsAgain(t *testing.T) {
 	var answers []error
 	overloaded := apierrors.NewTooManyRequestsError("storage is initializing")
-	lists := judged(&toolscache.ListWatch{WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+	lists, _ := judged(&toolscache.ListWatch{WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
 		return nil, overloaded
 	}}, func(err error) { answers = append(answers, err) })
 	for range maxFailures {
@@ -126,11 +126,55 @@ func TestJudged_StreamingListFailsAgain(t *testing.T) {
 	assert.Equal(t, []error{overloaded}, answers)
 }
 
+// The objects are those from before a rejection until a streaming list replaces them.
+func TestJudged_StreamingListBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch.NewFake()
+		s := &selection{}
+		lists, replaced := judged(&toolscache.ListWatch{
+			WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return w, nil },
+		}, s.reject)
+		s.Informer = newInformer(framework.Selection{Example: &corev1.Pod{}}, lists)
+		s.replaced = replaced
+		require.NoError(t, s.Replace(nil, "1"))
+		s.reject(apierrors.NewForbidden(corev1.Resource("pods"), "", nil))
+		go s.Run(t.Context())
+		synctest.Wait()
+		w.Add(podAt("a", "2"))
+		synctest.Wait()
+		require.Error(t, s.denied(), "the stream has not sent all objects")
+		end := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "2", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
+		w.Action(watch.Bookmark, end)
+		synctest.Wait()
+		require.NoError(t, s.denied())
+		assert.Equal(t, []string{"default/a"}, s.store.ListKeys())
+	})
+}
+
+// A stream that breaks does not hide that lists fail again and again.
+func TestJudged_StreamingListBreaks(t *testing.T) {
+	s, overloaded := &selection{}, apierrors.NewInternalError(errors.New("etcd does not answer"))
+	lists, replaced := judged(&toolscache.ListWatch{
+		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, overloaded },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+	}, s.reject)
+	for range maxFailures {
+		require.NoError(t, s.denied())
+		_, err := lists.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: new(true)})
+		require.NoError(t, err)
+		_, err = lists.ListWithContext(t.Context(), metav1.ListOptions{})
+		require.ErrorIs(t, err, overloaded)
+	}
+	require.ErrorIs(t, s.denied(), overloaded)
+	replaced()
+	require.Error(t, s.denied(), "a list without a watch is not enough")
+}
+
 // The informer lists, watches, reports rejections, and ends with its context.
 func TestInformer_Run(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, answers := watch.NewFake(), []string{}
-		i := newInformer(framework.Selection{Example: &corev1.Pod{}}, judged(&toolscache.ListWatch{
+		lists, _ := judged(&toolscache.ListWatch{
 			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 				if len(answers) == 0 {
 					return nil, apierrors.NewForbidden(corev1.Resource("pods"), "", nil)
@@ -143,7 +187,8 @@ func TestInformer_Run(t *testing.T) {
 				}
 				return w, nil
 			},
-		}, func(err error) { answers = append(answers, string(apierrors.ReasonForError(err))) }))
+		}, func(err error) { answers = append(answers, string(apierrors.ReasonForError(err))) })
+		i := newInformer(framework.Selection{Example: &corev1.Pod{}}, lists)
 		var got events
 		i.AddEventHandler(got.handler())
 		ctx, cancel := context.WithCancel(t.Context())

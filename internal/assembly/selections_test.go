@@ -393,7 +393,12 @@ func TestSelector_Revoked(t *testing.T) {
 	assert.Empty(t, namesIn(t, h.Cached, gadgets, "shop/a"), "the selection is kept")
 
 	s.forbidden.Store(false)
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.NoError(c, h.Select(t.Context(), gadgets), "the watch has begun again")
+	}, time.Minute, 10*time.Millisecond)
+
 	s.installed.Store(false)
+	s.CloseClientConnections()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		assert.True(c, apierrors.IsNotFound(h.Select(t.Context(), gadgets)), "the kind is gone")
 	}, time.Minute, 10*time.Millisecond)

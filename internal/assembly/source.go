@@ -32,13 +32,16 @@ type Source struct {
 
 // Informer returns an informer of the selection, or an error if the API server does not serve its kind. It calls rejected
 // when the API server rejects the watch because a permission is missing or the kind is gone, or after maxFailures other errors in a row, and with
-// nil when the watch begins.
+// nil when the watch begins and the store has all objects.
 func (s *Source) Informer(want framework.Selection, rejected func(error)) (*Informer, error) {
 	lists, err := s.listerWatcher(want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
-	return newInformer(want, judged(lists, rejected)), nil
+	lists, replaced := judged(lists, rejected)
+	i := newInformer(want, lists)
+	i.replaced = replaced
+	return i, nil
 }
 
 // maxFailures is the number of requests that fail in a row, with the backoff of the reflector in between, after which the objects count as out of
@@ -48,9 +51,14 @@ const maxFailures = 6
 // rejects returns whether the API server rejects the watch, also if it is repeated.
 func rejects(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
-// judged calls rejected with each rejection, and with nil when a watch begins: a list without a watch is not enough.
-func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListWatch {
-	failures := 0
+// judged calls rejected with each rejection, and with nil when a watch begins: a list without a watch is not enough. After a watch that sends all
+// objects first, it does so when replaced is called, because until then the objects can be those from before a rejection.
+func judged(lists *toolscache.ListWatch, rejected func(error)) (list *toolscache.ListWatch, replaced func()) {
+	failures, streams := 0, false
+	begins := func() {
+		failures, streams = 0, false
+		rejected(nil)
+	}
 	judge := func(err error) {
 		if err == nil {
 			return
@@ -59,8 +67,9 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListW
 			rejected(err)
 		}
 	}
-	return &toolscache.ListWatch{
+	list = &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			streams = false
 			list, err := lists.ListWithContext(ctx, o)
 			judge(err)
 			return list, err
@@ -68,14 +77,20 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) *toolscache.ListW
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			events, err := lists.WatchWithContext(ctx, o)
 			switch {
+			case err == nil && o.SendInitialEvents == nil:
+				begins()
 			case err == nil:
-				failures = 0
-				rejected(nil)
+				streams = true
 			case o.SendInitialEvents == nil, apierrors.IsTooManyRequests(err), utilnet.IsConnectionRefused(err):
 				judge(err)
 			} // After other errors of a streaming list, the reflector lists.
 			return events, err
 		},
+	}
+	return list, func() {
+		if streams {
+			begins()
+		}
 	}
 }
 
