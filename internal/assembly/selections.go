@@ -40,10 +40,8 @@ const selectionLingers = 3 * time.Minute
 // for concurrent use.
 type selections struct {
 	clock clock.PassiveClock
-	// starting is held while a selection is started.
-	starting sync.Mutex
-	mu       sync.RWMutex
-	all      map[string]*selection
+	mu    sync.RWMutex
+	all   map[string]*selection
 }
 
 // selection is a framework.Selection that is watched.
@@ -239,31 +237,39 @@ func bucketOf(value string) string {
 }
 
 // find returns the selection, which is started if it is new, for its first user.
-func (s *selections) find(a *Assembly, want framework.Selection, user string) (*selection, error) {
+func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection, user string) (*selection, error) {
 	if err := want.Check(); err != nil {
 		return nil, err
 	}
-	s.starting.Lock()
-	defer s.starting.Unlock()
-	if found := s.use(want.Name); found != nil {
-		if !sameKind(found.want.Example, want.Example) {
-			return nil, fmt.Errorf("%q is watched as %s, and as %s", want.Name, describe(found.want.Example), describe(want.Example))
+	found := s.use(want.Name)
+	if found == nil {
+		started := &selection{user: user}
+		var err error
+		if started.Informer, err = a.source.Informer(ctx, want, started.reject); err != nil {
+			return nil, err
 		}
-		return found, nil
+		found = s.start(a, started)
 	}
-	started := &selection{user: user}
-	var err error
-	if started.Informer, err = a.source.Informer(want, started.reject); err != nil {
-		return nil, err
+	if !sameKind(found.want.Example, want.Example) {
+		return nil, fmt.Errorf("%q is watched as %s, and as %s", want.Name, describe(found.want.Example), describe(want.Example))
 	}
-	started.AddEventHandler(a.wakeBy(want))
+	return found, nil
+}
+
+// start starts the selection, and returns it, or the one that was started first.
+func (s *selections) start(a *Assembly, started *selection) *selection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if found := s.all[started.want.Name]; found != nil {
+		found.unused = time.Time{}
+		return found
+	}
+	started.AddEventHandler(a.wakeBy(started.want))
 	running, stop := context.WithCancel(a.running)
 	started.stop = stop
-	s.mu.Lock()
-	s.all[want.Name] = started
-	s.mu.Unlock()
+	s.all[started.want.Name] = started
 	go started.Run(running)
-	return started, nil
+	return started
 }
 
 // use returns the selection, or nil if there is none.
@@ -285,7 +291,8 @@ func (s *selections) end(name string, found *selection) {
 	}
 }
 
-// await waits until the selection has all objects, or until the API server rejects its watch. One that has never had all objects then ends.
+// await waits until the selection has all objects, or until the API server rejects its watch. One that has never had all objects then ends,
+// and one whose kind is gone, which can be created again with another scope or plural.
 func (s *selections) await(ctx context.Context, want framework.Selection, found *selection) error {
 	toolscache.WaitForCacheSync(ctx.Done(), func() bool { return found.denied() != nil || found.HasSynced() })
 	s.mu.Lock()
@@ -293,7 +300,7 @@ func (s *selections) await(ctx context.Context, want framework.Selection, found 
 	err := found.denied()
 	switch {
 	case err != nil:
-		if found.user == "" && !found.HasSynced() { // The next call watches again at once, without the backoff of this watch.
+		if found.user == "" && (!found.HasSynced() || apierrors.IsNotFound(err)) { // The next call watches again at once, without the backoff of this watch.
 			s.end(want.Name, found)
 		}
 		return fmt.Errorf("selection %s: %w", want.Name, err)
@@ -330,7 +337,7 @@ func (a *Assembly) selects(ctx context.Context, plugin string, want framework.Se
 	if !selectedBy(plugin, want.Name) {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, plugin)
 	}
-	found, err := a.selections.find(a, want, "")
+	found, err := a.selections.find(ctx, a, want, "")
 	if err != nil {
 		return err
 	}
@@ -351,7 +358,7 @@ func (s *selections) denied() error {
 
 // useRegistered starts a selection of a registration. Changes reports its changes, and readiness waits for its objects.
 func (a *Assembly) useRegistered(want framework.Selection, user string) error {
-	found, err := a.selections.find(a, want, user)
+	found, err := a.selections.find(a.running, a, want, user)
 	if err != nil {
 		return err
 	}

@@ -403,3 +403,23 @@ func TestSelector_Revoked(t *testing.T) {
 		assert.True(c, apierrors.IsNotFound(h.Select(t.Context(), gadgets)), "the kind is gone")
 	}, time.Minute, 10*time.Millisecond)
 }
+
+// A kind can be deleted and created again with another scope or plural.
+func TestSelector_KindRecreated(t *testing.T) {
+	s := newServer(t)
+	s.gadget.Store(&metav1.APIResource{Name: "gadgets", Kind: "Gadget"})
+	s.installed.Store(true)
+	_, h := running(t, s)
+	namespaced := gadgets
+	namespaced.Scope = meta.RESTScopeNameNamespace
+	require.ErrorContains(t, h.Select(t.Context(), namespaced), "cluster-scoped; remove namespace")
+	s.gadget.Store(&metav1.APIResource{Name: "gadgets", Kind: "Gadget", Namespaced: true})
+	require.NoError(t, h.Select(t.Context(), namespaced))
+
+	s.gadget.Store(&metav1.APIResource{Name: "gizmos", Kind: "Gadget", Namespaced: true})
+	s.CloseClientConnections()
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		assert.True(c, apierrors.IsNotFound(h.Select(t.Context(), namespaced)), "the watch has ended")
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, h.Select(t.Context(), namespaced))
+}

@@ -36,6 +36,8 @@ type apiServer struct {
 	installed, silent atomic.Bool
 	// forbidden means that the API server forbids lists and watches of gadgets.
 	forbidden atomic.Bool
+	// gadget is the resource of gadgets.
+	gadget atomic.Pointer[metav1.APIResource]
 }
 
 // gadgetKind is the kind of a custom resource.
@@ -57,6 +59,7 @@ func newGadget(namespace, name, rack string) *unstructured.Unstructured {
 func newServer(t *testing.T) *apiServer {
 	t.Helper()
 	s := &apiServer{pods: make(chan *corev1.Pod), added: make(chan *unstructured.Unstructured)}
+	s.gadget.Store(&metav1.APIResource{Name: "gadgets", Kind: "Gadget", Namespaced: true})
 	mux := http.NewServeMux()
 	answer := func(path string, content func() any) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
@@ -89,11 +92,11 @@ func newServer(t *testing.T) *apiServer {
 		if !s.installed.Load() {
 			return nil
 		}
-		return resources("example.com/v1", metav1.APIResource{Name: "gadgets", Kind: "Gadget", Namespaced: true})
+		return resources("example.com/v1", *s.gadget.Load())
 	})
 	mux.HandleFunc("GET /api/v1/namespaces/kube-system/pods", s.watchPods)
 	mux.HandleFunc("GET /api/v1/pods", s.watchPods)
-	mux.HandleFunc("GET /apis/example.com/v1/gadgets", s.gadgetsOf)
+	mux.HandleFunc("GET /apis/example.com/v1/{resource}", s.gadgetsOf)
 	s.Server = httptest.NewServer(mux)
 	t.Cleanup(s.CloseClientConnections)
 	return s
@@ -120,7 +123,7 @@ func (s *apiServer) watchPods(w http.ResponseWriter, r *http.Request) {
 // gadgetsOf answers a list or a watch.
 func (s *apiServer) gadgetsOf(w http.ResponseWriter, r *http.Request) {
 	switch {
-	case !s.installed.Load():
+	case !s.installed.Load() || r.PathValue("resource") != s.gadget.Load().Name:
 		http.NotFound(w, r)
 	case s.forbidden.Load():
 		denied := apierrors.NewForbidden(schema.GroupResource{Group: "example.com", Resource: "gadgets"}, "", errors.New("no role")).Status()

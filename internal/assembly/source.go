@@ -12,10 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -33,8 +36,8 @@ type Source struct {
 // Informer returns an informer of the selection, or an error if the API server does not serve its kind. It calls rejected
 // when the API server rejects the watch because a permission is missing or the kind is gone, or after maxFailures other errors in a row, and with
 // nil when the watch begins and the store has all objects.
-func (s *Source) Informer(want framework.Selection, rejected func(error)) (*Informer, error) {
-	lists, err := s.listerWatcher(want)
+func (s *Source) Informer(ctx context.Context, want framework.Selection, rejected func(error)) (*Informer, error) {
+	lists, err := s.listerWatcher(ctx, want)
 	if err != nil {
 		return nil, fmt.Errorf("selection %s: %w", want.Name, err)
 	}
@@ -95,7 +98,7 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) (list *toolscache
 }
 
 // listerWatcher lists and watches the objects of the selection.
-func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch, error) {
+func (s *Source) listerWatcher(ctx context.Context, want framework.Selection) (*toolscache.ListWatch, error) {
 	if _, ok := want.Example.(*metav1.PartialObjectMetadata); ok { // The cache would have no objects of this type.
 		return nil, fmt.Errorf("cannot watch %T: use the type of the kind, and a Transform that keeps the metadata", want.Example)
 	}
@@ -103,7 +106,8 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 	if err != nil {
 		return nil, err
 	}
-	mapping, err := s.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	_, custom := want.Example.(runtime.Unstructured)
+	mapping, err := s.mapping(ctx, kind, custom)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +126,7 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 			o.FieldSelector = want.Fields.String()
 		}
 	}
-	if _, ok := want.Example.(runtime.Unstructured); !ok {
+	if !custom {
 		objects, err := s.typed(kind.GroupVersion())
 		if err != nil {
 			return nil, err
@@ -144,4 +148,27 @@ func (s *Source) listerWatcher(want framework.Selection) (*toolscache.ListWatch,
 			return objects.Watch(ctx, o)
 		},
 	}, nil
+}
+
+// mapping returns the resource and the scope of a kind. A custom kind can be deleted and created again with others, but the mapper keeps those that it
+// has found first.
+func (s *Source) mapping(ctx context.Context, kind schema.GroupVersionKind, custom bool) (*meta.RESTMapping, error) {
+	if !custom {
+		return s.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	}
+	served, err := discovery.NewDiscoveryClientForConfigAndClient(s.Config, s.HTTP)
+	if err != nil {
+		return nil, err
+	}
+	list, err := served.ServerResourcesForGroupVersionWithContext(ctx, kind.GroupVersion().String())
+	switch {
+	case apierrors.IsNotFound(err):
+		list = &metav1.APIResourceList{}
+	case err != nil:
+		return nil, fmt.Errorf("discovering %s: %w", kind, err)
+	}
+	return restmapper.NewDiscoveryRESTMapper([]*restmapper.APIGroupResources{{
+		Group:              metav1.APIGroup{Name: kind.Group, Versions: []metav1.GroupVersionForDiscovery{{Version: kind.Version}}},
+		VersionedResources: map[string][]metav1.APIResource{kind.Version: list.APIResources},
+	}}).RESTMapping(kind.GroupKind(), kind.Version)
 }

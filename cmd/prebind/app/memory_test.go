@@ -160,7 +160,7 @@ func cacheFrom(url string) (caches, error) {
 	var err error
 	for _, s := range append(device.Registration().Selections("prebind-system", nil), volumes.Claims, volumes.Volumes,
 		assembly.KindSelection(&corev1.Pod{}), assembly.KindSelection(&corev1.Node{})) {
-		if all[framework.KindOf(s.Example)], err = source.Informer(s, func(error) {}); err != nil {
+		if all[framework.KindOf(s.Example)], err = source.Informer(context.Background(), s, func(error) {}); err != nil {
 			return nil, err
 		}
 	}
