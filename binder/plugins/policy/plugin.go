@@ -35,10 +35,11 @@ type Plugin struct {
 	// changed receives after a BindPolicy has changed.
 	changed signal
 	// latest contains the newest generation of each policy by name, and set their entries in the order of the names. set is nil before the policies are
-	// known.
+	// known. synced is HasSynced.
 	mu     sync.Mutex
 	latest map[string]*generation
 	set    atomic.Pointer[[]*entry]
+	synced atomic.Bool
 	// waiting contains what was evaluated recently for calls that wait for a policy, by their Binding.
 	waiting sync.Map
 }

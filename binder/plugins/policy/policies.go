@@ -101,8 +101,9 @@ func (p *Plugin) Start(ctx context.Context) error {
 	return nil
 }
 
-// HasSynced implements framework.Starter. The plugin can decide when it knows all policies. One that is not prepared yet follows its failure policy.
-func (p *Plugin) HasSynced() bool { return p.set.Load() != nil }
+// HasSynced implements framework.Starter. The plugin can decide when it knows all policies. One that is not prepared yet follows its failure policy, so
+// those with Ignore are prepared first, for at most watchTimeout in total: otherwise, a restart would release the binds that wait.
+func (p *Plugin) HasSynced() bool { return p.synced.Load() }
 
 // pause waits for the time or the signal. It returns false if the context has ended.
 func (p *Plugin) pause(ctx context.Context, d time.Duration, changed signal) bool {
@@ -195,21 +196,30 @@ func (p *Plugin) put(g *generation, e entry) {
 
 // apply puts the newest generations in force, ends the watches that they do not need, and wakes the binds that wait. The caller holds the lock.
 func (p *Plugin) apply() {
-	all, used, ready := make([]*entry, 0, len(p.latest)), sets.New[string](), 0
+	all, used, ready, prepared := make([]*entry, 0, len(p.latest)), sets.New[string](), 0, true
 	for _, name := range slices.Sorted(maps.Keys(p.latest)) {
-		e := p.latest[name].entry
+		g := p.latest[name]
+		e := g.entry
 		all = append(all, e)
 		for _, s := range e.reads {
 			used.Insert(s.Name)
 		}
-		if p.latest[name].verdict.reason == v1alpha1.ReasonInForce {
+		if g.verdict.reason == v1alpha1.ReasonInForce {
 			ready++
 		}
+		prepared = prepared && (g.verdict.reason != "" || g.Spec.FailurePolicy != v1alpha1.FailurePolicyIgnore)
 	}
 	p.h.Keep(used)
 	p.metrics.show(ready, len(all)-ready)
-	if before := p.set.Swap(&all); before == nil || !slices.Equal(*before, all) {
+	before := p.set.Swap(&all)
+	if before == nil || !slices.Equal(*before, all) {
 		p.h.Wake(nil)
+	}
+	if before == nil {
+		p.h.Clock.AfterFunc(watchTimeout, func() { p.synced.Store(true) })
+	}
+	if prepared {
+		p.synced.Store(true)
 	}
 }
 

@@ -6,6 +6,7 @@ package policy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/policy"
@@ -145,7 +147,7 @@ func TestController_HangingWatch(t *testing.T) {
 				w := prepareWorld(t, policyOf(t, "a", tc.spec), policyOf(t, "b", allowAll), &corev1.Namespace{ObjectMeta: metav1Named(gen.DefaultNamespace)})
 				w.watches.on(hang)
 				w.begin()
-				assert.True(t, w.HasSynced(), "one policy does not delay the start")
+				assert.Equal(t, name != "Ignore", w.HasSynced(), "one policy delays the start only if binds do not wait for it")
 				assert.Equal(t, map[string]int64{"b": 1}, w.used(), "other policies are not delayed")
 				verdict := w.passes(w.bind())
 				assert.Equal(t, tc.waits, verdict.Wait.For != "", tc.reason)
@@ -162,6 +164,57 @@ func TestController_HangingWatch(t *testing.T) {
 				elapse(recheckInterval)
 				assert.Equal(t, map[string]int64{"a": 1, "b": 1}, w.used(), "the policy is evaluated when its watches have begun")
 				require.NoError(t, ends(t, running))
+			})
+		})
+	}
+}
+
+// A restart does not release the binds that wait for a policy with failurePolicy Ignore. It takes a limited time.
+func TestController_StartsWithIgnore(t *testing.T) {
+	const ignore = "failurePolicy: Ignore"
+	for name, tc := range map[string]struct {
+		reason, spec string
+		compiles     time.Duration
+		selects      func(ctx context.Context, s framework.Selection) error
+		policies     int
+		after        time.Duration
+	}{
+		"InForce":   {reason: "its watches begin at once", spec: onCSINode + ignore, policies: 1},
+		"Compiles":  {reason: "it is being compiled", spec: rejectAll + "\n" + ignore, compiles: time.Second, policies: 1, after: time.Second},
+		"Broken":    {reason: "time does not help", spec: broken + "\n" + ignore, policies: 1},
+		"Forbidden": {reason: "a person has to help", spec: onCSINode + ignore, selects: func(context.Context, framework.Selection) error { return errForbidden }, policies: 1},
+		"Slow": {
+			reason: "its watch begins slowly", spec: onCSINode + ignore, policies: 1, after: 5 * time.Second,
+			selects: func(context.Context, framework.Selection) error { <-time.After(5 * time.Second); return nil },
+		},
+		"Hang": {reason: "policies with watches that hang do not add up", spec: onCSINode + ignore, selects: hang, policies: 100, after: watchTimeout},
+		"Slots": {
+			reason: "policies that are compiled slowly do not add up", spec: rejectAll + "\n" + ignore,
+			compiles: watchTimeout / 2, policies: 10 * maxCompiles, after: watchTimeout,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var all []client.Object
+				for i := range tc.policies {
+					all = append(all, policyOf(t, fmt.Sprintf("p%d", i), tc.spec))
+				}
+				w := prepareWorld(t, all...)
+				w.compiler.build = func(b *v1alpha1.BindPolicy, o policy.Options) (*policy.Compiled, error) {
+					<-time.After(tc.compiles)
+					return build(b, o)
+				}
+				if tc.selects != nil {
+					w.watches.on(tc.selects)
+				}
+				w.begin()
+				if tc.after > 0 {
+					elapse(tc.after - time.Millisecond)
+					assert.False(t, w.HasSynced(), tc.reason)
+					elapse(time.Millisecond)
+				}
+				assert.True(t, w.HasSynced(), tc.reason)
+				elapse(time.Duration(tc.policies) * tc.compiles) // Until all compilations end.
 			})
 		})
 	}
