@@ -29,10 +29,11 @@ import (
 //
 // A match condition that is false makes the policy not apply, even if another one fails.
 func (c *Compiled) Evaluate(ctx context.Context, s *Subject, o Objects) (Result, error) {
-	result := Result{Policy: c.name, UID: c.uid, Audit: c.audit, Needs: c.needs, Verdict: NotMatched, Rule: "spec.matchConstraints"}
-	if !c.match.matches(s) {
+	result := Result{Policy: c.name, UID: c.uid, Audit: c.audit, Needs: c.needs, Verdict: NotMatched, Rule: c.match.differs(s)}
+	if result.Rule != "" {
 		return result, nil // Most policies end here, so this comes before the state of the evaluation.
 	}
+	result.Rule = "spec.matchConstraints.namespaceSelector"
 	e := &evaluation{ctx: ctx, policy: c, subject: s, objects: o, result: result}
 	err := e.decide()
 	switch {

@@ -389,26 +389,28 @@ func TestEvaluate_Match(t *testing.T) {
 	daemon := func(s *policy.Subject) {
 		s.Pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "cni", Controller: new(true)}}
 	}
-	static := func(s *policy.Subject) { s.Pod.Annotations = map[string]string{"kubernetes.io/config.mirror": "x"} }
 	labeled := func(s *policy.Subject) { s.Pod.Labels = map[string]string{"app": "web"} }
 	for name, tc := range map[string]struct {
 		reason, match string
 		change        func(s *policy.Subject)
 		want          bool
-		reads         int
+		// differs is the selector that does not match.
+		differs string
+		reads   int
 	}{
 		"Pod":           {reason: "the labels match", match: "{podSelector: {matchLabels: {app: web}}}", change: labeled, want: true},
 		"Node":          {reason: "the labels match", match: "{nodeSelector: {matchExpressions: [{key: nvidia.com/gpu.clique, operator: Exists}]}}", want: true},
 		"Namespace":     {reason: "the labels match", match: "{namespaceSelector: {matchLabels: {team: ml}}}", want: true, reads: 1},
-		"Cheap":         {reason: "the pod decides, so the namespace is not read", match: "{podSelector: {matchLabels: {app: db}}, namespaceSelector: {matchLabels: {team: ml}}}"},
+		"Cheap":         {reason: "the pod decides, so the namespace is not read", match: "{podSelector: {matchLabels: {app: db}}, namespaceSelector: {matchLabels: {team: ml}}}", differs: "podSelector"},
+		"OtherNode":     {reason: "the labels differ", match: "{nodeSelector: {matchLabels: {a: b}}}", differs: "nodeSelector"},
+		"OtherTeam":     {reason: "the labels differ", match: "{namespaceSelector: {matchLabels: {team: db}}}", differs: "namespaceSelector", reads: 1},
 		"Scheduler":     {reason: "the name is in the list", match: "{schedulerNames: [a, volcano]}", change: func(s *policy.Subject) { s.Pod.Spec.SchedulerName = "volcano" }, want: true},
-		"DaemonSet":     {reason: "agents must be able to start", match: "{}", change: daemon},
-		"Static":        {reason: "static pods run already", match: "{}", change: static},
+		"DaemonSet":     {reason: "agents must be able to start", match: "{}", change: daemon, differs: "includeDaemonSetPods"},
 		"IncludeDaemon": {reason: "the policy includes them", match: "{includeDaemonSetPods: true}", change: daemon, want: true},
 		"NotController": {reason: "the owner does not control the pod", match: "{}", want: true, change: func(s *policy.Subject) {
 			s.Pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "cni"}}
 		}},
-		"All": {reason: "all selectors must match", match: "{podSelector: {matchLabels: {app: web}}, schedulerNames: [x]}", change: labeled},
+		"All": {reason: "all selectors must match", match: "{podSelector: {matchLabels: {app: web}}, schedulerNames: [x]}", change: labeled, differs: "schedulerNames"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, o := subject(), world()
@@ -417,6 +419,7 @@ func TestEvaluate_Match(t *testing.T) {
 			}
 			r := evaluate(t, "matchConstraints: "+tc.match+"\n"+validation("true"), s, o)
 			assert.Equal(t, tc.want, r.Verdict == policy.Allowed, tc.reason)
+			assert.Equal(t, tc.differs, strings.TrimPrefix(r.Rule, "spec.matchConstraints."), tc.reason)
 			assert.Len(t, o.reads, tc.reads, tc.reason)
 		})
 	}

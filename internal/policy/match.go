@@ -18,17 +18,21 @@ type matcher struct {
 	daemonSets              bool
 }
 
-// matches returns whether the selectors other than that of namespaces match. It does not allocate memory unless the Binding has labels.
-func (m *matcher) matches(s *Subject) bool {
+// differs returns the first selector that does not match, other than that of namespaces, or "". It does not allocate memory unless the Binding
+// has labels.
+func (m *matcher) differs(s *Subject) string {
 	switch {
 	case len(m.schedulers) > 0 && !slices.Contains(m.schedulers, s.Pod.Spec.SchedulerName):
-		return false
+		return "spec.matchConstraints.schedulerNames"
 	case m.pods != nil && !m.pods.Matches(labelsOf(s)):
-		return false
+		return "spec.matchConstraints.podSelector"
 	case m.nodes != nil && !m.nodes.Matches(labels.Set(s.Node.Labels)):
-		return false
+		return "spec.matchConstraints.nodeSelector"
+	case !m.daemonSets && ofDaemonSet(s.Pod):
+		return "spec.matchConstraints.includeDaemonSetPods"
+	default:
+		return ""
 	}
-	return m.daemonSets || !runsOnEachNode(s.Pod)
 }
 
 // labelsOf returns the labels that the pod has after the bind, without those of mutators and plugins.
@@ -39,11 +43,8 @@ func labelsOf(s *Subject) labels.Set {
 	return labels.Merge(s.Pod.Labels, s.Binding.Labels)
 }
 
-// runsOnEachNode returns whether the pod belongs to a DaemonSet, or is the mirror of a static pod.
-func runsOnEachNode(pod *corev1.Pod) bool {
-	if _, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; ok {
-		return true
-	}
+// ofDaemonSet returns whether the pod belongs to a DaemonSet.
+func ofDaemonSet(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	return owner != nil && owner.Kind == "DaemonSet"
 }

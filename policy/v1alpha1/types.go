@@ -42,7 +42,7 @@ type BindPolicyList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.validations) || has(self.waitFor) || has(self.tasks) || has(self.mutations)",message="at least one of validations, waitFor, tasks and mutations is required"
 type BindPolicySpec struct {
 	// MatchConstraints selects the binds to which the policy applies. All given selectors must match.
-	// An empty value selects the binds of all pods except DaemonSet pods and static pods.
+	// An empty value selects the binds of all pods except DaemonSet pods.
 	MatchConstraints MatchConstraints `json:"matchConstraints,omitzero"`
 
 	// MatchConditions are CEL expressions that must all be true for the policy to apply. They are
@@ -124,7 +124,7 @@ type MatchConstraints struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	SchedulerNames []string `json:"schedulerNames,omitempty"`
-	// IncludeDaemonSetPods includes pods of DaemonSets and static pods. By default, the policy does not
+	// IncludeDaemonSetPods includes pods of DaemonSets. By default, the policy does not
 	// apply to them, so that the agents that a policy waits for can start.
 	IncludeDaemonSetPods bool `json:"includeDaemonSetPods,omitempty"`
 }

@@ -108,7 +108,7 @@ func check(ctx context.Context, d *Document, o policy.Options) *Policy {
 // advice returns how to write a duration, or an expression that YAML does not read as a text, or reads as an empty one.
 func advice(path string, err *field.Error) string {
 	if strings.HasSuffix(path, ".timeout") {
-		return "; write a duration, such as 30s or 5m"
+		return "; write a duration, such as 30s or 4m"
 	}
 	if strings.HasSuffix(strings.ToLower(path), "expression") && (err.Type == field.ErrorTypeTypeInvalid || err.BadValue == "") {
 		return "; " + quoteExpression

@@ -45,8 +45,8 @@ func TestCheck(t *testing.T) {
 	}{
 		"UnknownField":  {reason: "the API server would drop an unknown field without an error", content: withSpec(oneRule + "\nvalidation: x"), field: "spec.validation", message: "unknown field", reasonOf: ReasonInvalid},
 		"WrongType":     {reason: "the schema has types", content: withSpec(oneRule + "\nmode: [Audit]"), field: "spec.mode", message: "must be of type string", reasonOf: ReasonInvalid},
-		"TimeoutUnit":   {reason: "a duration has no days", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 1d}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 5m", reasonOf: ReasonInvalid},
-		"TimeoutType":   {reason: "a duration has a unit", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 2}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 5m", reasonOf: ReasonInvalid},
+		"TimeoutUnit":   {reason: "a duration has no days", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 1d}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 4m", reasonOf: ReasonInvalid},
+		"TimeoutType":   {reason: "a duration has a unit", content: withSpec("waitFor: [{name: a, expression: 'true', timeout: 2}]"), field: "spec.waitFor[0].timeout", message: "; write a duration, such as 30s or 4m", reasonOf: ReasonInvalid},
 		"NoName":        {reason: "the API server requires a name", content: strings.Replace(withSpec(oneRule), "name: p", "labels: {}", 1), field: "metadata.name", message: "required", reasonOf: ReasonInvalid},
 		"BooleanName":   {reason: "YAML reads some texts as other types", content: strings.Replace(withSpec(oneRule), "name: p", "name: on", 1), field: "metadata.name", message: "a string is required; quote it", reasonOf: ReasonInvalid},
 		"PluralKind":    {reason: "a kind of a built-in group must exist", content: withResource("v1", "Pods", "labelSelector: {}"), field: "spec.resources[0]", message: "v1 has no kind Pods; correct apiVersion and kind", reasonOf: v1alpha1.ReasonUnknownKind},
