@@ -386,7 +386,8 @@ func (c *call) allow(ctx context.Context, late []int) step {
 			return step{do: finish, err: framework.AsError(r.plugin.Name(), errors.New("the plugin has late writes, but no Reserve"))}
 		}
 		if !p.Reserve(r.bc) {
-			return step{do: wait, waits: []framework.Wait{{For: "its turn"}}}
+			until := c.o.Clock.Now().Add(readAgain) // The plugin decides again; no change of an object may follow.
+			return step{do: wait, waits: []framework.Wait{{For: "its turn", Until: until}}, until: until}
 		}
 	}
 	if c.entry != nil {

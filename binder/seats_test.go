@@ -94,6 +94,29 @@ func TestBind_PassesOfANamespace(t *testing.T) {
 	}, plugin)
 }
 
+// late is a plugin that reserves something at its third try.
+type late struct{ tries int }
+
+func (*late) Name() string { return "late" }
+
+func (*late) PreFlight(*framework.BindContext) (framework.Verdict, error) {
+	return framework.Verdict{Late: true, Writes: []string{"reserve"}}, nil
+}
+
+func (p *late) Reserve(*framework.BindContext) bool {
+	p.tries++
+	return p.tries > 2
+}
+
+// TestReserve_TriesAgain: no change may follow after a reservation that failed.
+func TestReserve_TriesAgain(t *testing.T) {
+	in(t, nil, func(t *testing.T, s *fixture) {
+		began := time.Now()
+		assert.Nil(t, s.post(t.Context()).Err)
+		assert.InDelta(t, readAgain, time.Since(began), float64(2*pace))
+	}, &late{})
+}
+
 // TestRequest_Memory: empty items of the user and the Binding need memory, too.
 func TestRequest_Memory(t *testing.T) {
 	const items = 1000
