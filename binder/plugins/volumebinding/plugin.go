@@ -74,8 +74,12 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 	// The index of free volumes reads none of them through the cache, so their changes would not
 	// wake the bind.
 	for _, m := range pl.static {
-		if _, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", m.volume.Name, volumes.Volumes); err != nil {
+		now, err := framework.Get(ctx, cache, &corev1.PersistentVolume{}, "", m.volume.Name, volumes.Volumes)
+		if err != nil {
 			return err
+		}
+		if now == nil || now.ResourceVersion != m.volume.ResourceVersion {
+			pl.wait = framework.Wait{Object: framework.ObjectOf(m.volume), For: "the volume to be read again", Until: bc.Now}
 		}
 	}
 	framework.Extend(bc, pl)

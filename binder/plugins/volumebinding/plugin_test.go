@@ -4,12 +4,14 @@
 package volumebinding
 
 import (
+	"context"
 	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -147,4 +149,26 @@ func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
 			assert.Equal(t, tc.want, read)
 		})
 	}
+}
+
+// withoutVolumes is a cache from which each volume has just been deleted.
+type withoutVolumes struct{ framework.Reader }
+
+func (r withoutVolumes) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	if _, ok := into.(*corev1.PersistentVolume); ok {
+		return apierrors.NewNotFound(corev1.Resource("persistentvolumes"), key.Name)
+	}
+	return r.Reader.Get(ctx, key, into, options...)
+}
+
+// TestSetup_VolumeDeleted: the event of the deletion came before the subscription to the volume.
+func TestSetup_VolumeDeleted(t *testing.T) {
+	w := newWorld(theNode(), theClaim(), local, volumeNamed("pv"))
+	p, bc := pluginIn(w), contextFor(thePod())
+	require.NoError(t, p.SetupBindContextExtension(t.Context(), withoutVolumes{w.cached}, bc))
+	verdict, err := p.PreFlight(bc)
+	require.NoError(t, err)
+	assert.Empty(t, verdict.Writes)
+	assert.Equal(t, bc.Now, verdict.Wait.Until)
+	assert.Equal(t, "the volume to be read again", verdict.Wait.For)
 }
