@@ -68,7 +68,7 @@ func TestSeats_MemoryOfANamespace(t *testing.T) {
 // TestBind_PassesOfANamespace: one change wakes all calls of a tenant, but few of their passes run at the same time.
 func TestBind_PassesOfANamespace(t *testing.T) {
 	var running, most atomic.Int32
-	plugin := framework.NewPlugin("slow", func(_ context.Context, _ framework.Reader, bc *framework.BindContext) (framework.Verdict, error) {
+	plugin := framework.NewPlugin("slow", func(_ context.Context, _ framework.Reader, _ *framework.BindContext) (framework.Verdict, error) {
 		most.Store(max(most.Load(), running.Add(1)))
 		defer running.Add(-1)
 		pass(time.Second)

@@ -87,11 +87,8 @@ func withConnection(ctx context.Context, c net.Conn) context.Context {
 
 // onState is the ConnState of the server.
 func onState(c net.Conn, state http.ConnState) {
-	switch state {
-	case http.StateActive:
-		connectionOf(c).enter(arriving)
-	case http.StateIdle:
-		connectionOf(c).enter(idle)
+	if next, ok := map[http.ConnState]phase{http.StateActive: arriving, http.StateIdle: idle}[state]; ok {
+		connectionOf(c).enter(next)
 	}
 }
 
