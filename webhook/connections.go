@@ -87,8 +87,10 @@ func withConnection(ctx context.Context, c net.Conn) context.Context {
 
 // onState is the ConnState of the server.
 func onState(c net.Conn, state http.ConnState) {
-	if next, ok := map[http.ConnState]phase{http.StateActive: arriving, http.StateIdle: idle}[state]; ok {
-		connectionOf(c).enter(next)
+	if state == http.StateActive {
+		connectionOf(c).enter(arriving)
+	} else if state == http.StateIdle {
+		connectionOf(c).enter(idle)
 	}
 }
 
