@@ -9,10 +9,10 @@ import (
 
 	"github.com/prebind/prebind/cmd/prebind/app"
 	"github.com/prebind/prebind/docs/example/after"
-	"github.com/prebind/prebind/docs/example/nodelock"
+	"github.com/prebind/prebind/docs/example/license"
 	"github.com/prebind/prebind/docs/example/rack"
 )
 
 func main() {
-	os.Exit(app.Run(app.WithPlugin(nodelock.Registration()), app.WithPlugin(after.Registration()), app.WithMutator(rack.Registration())))
+	os.Exit(app.Run(app.WithPlugin(license.Registration()), app.WithPlugin(after.Registration()), app.WithMutator(rack.Registration())))
 }

@@ -4,63 +4,65 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/docs/example/nodelock"
 	"github.com/prebind/prebind/test/cluster"
 	"github.com/prebind/prebind/test/gen"
 	"github.com/prebind/prebind/test/install"
 )
 
-// TestPluginFromOutside runs the program of docs/example. Its plugin locks the node, which requires a rollback.
+// TestPluginFromOutside runs the program of docs/example, with the roles of its plugins. The plugin license requires a rollback.
 func TestPluginFromOutside(t *testing.T) {
 	t.Parallel()
 	c := ownCluster(t, cluster.Options{Audit: true})
 	binary, err := install.Build(t.Context(), install.BuildOptions{Dir: c.Dir(), Race: true, Package: "./docs/example"})
 	require.NoError(t, err)
 	w := ownWorld(t, install.Options{Cluster: c, Binary: binary}, 0)
-	grants := &bench{world: w, t: t} // The documentation of the plugin requires the permission.
-	grants.kubectl("create", "clusterrole", "prebind-nodelock", "--verb=patch", "--resource=nodes")
-	grants.kubectl("create", "clusterrolebinding", "prebind-nodelock", "--clusterrole=prebind-nodelock", "--serviceaccount="+install.Namespace+":prebind")
-	require.NoError(t, w.prebind.AddComponents(t.Context(), "../../docs/example/after/config", "plugins/policy"))
+	require.NoError(t, w.prebind.AddComponents(t.Context(), "../../docs/example/after/config", "../../docs/example/license/config", "plugins/policy"))
+	all := &bench{world: w, t: t}
+	all.kubectl("delete", "rolebinding", "prebind-device", "prebind-volumebinding", "--namespace="+install.Namespace) // They permit the same as prebind-license.
 	for range 2 {
-		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=*,after")
+		_, err := w.prebind.Start(t.Context(), "--shutdown-delay=1s", "--prebind-plugins=after,license,policy", "--license-seats=1")
 		require.NoError(t, err)
 	}
 	t.Run("what a killed replica left behind is swept", func(t *testing.T) {
 		b := newBench(t, w, nil)
-		b.pod(byHand)
+		b.podWith(byHand, gen.Annotation("license.prebind.dev/product", "matlab"))
 		b.refusedAfterUs("node-4")
 		var held []framework.Mark
-		require.NoError(t, json.Unmarshal([]byte(b.lock("node-4")), &held))
+		require.NoError(t, json.Unmarshal([]byte(b.license()), &held))
 		require.Len(t, held, 1)
 		killed := b.replicaOfAttempt(held[0].Attempt)
 		require.NoError(t, killed.Kill())
-		require.NotEmpty(t, b.lock("node-4"))
-		b.untilUnlocked("node-4")
+		require.NotEmpty(t, b.license())
+		b.untilLicense("")
 		b.assertNotBound()
 		// The replica restarts, and its binds continue.
 		require.NoError(t, killed.Restart(t.Context()))
 		require.NoError(t, b.bindByHand(b.binding("node-4")))
 		b.untilBound()
-		b.untilUnlocked("node-4")
+		b.untilLicense("[]")
+		b.deletePod()
 	})
 
 	t.Run("a killed replica leaves a task", func(t *testing.T) { testTaskOfKilledReplica(newPolicies(t, w)) })
 	t.Run("a killed replica has not confirmed a task", func(t *testing.T) { testTaskOfBoundPodIsSwept(newPolicies(t, w)) })
 	t.Run("a pod waits for a Job, by the plugin that the documentation builds", func(t *testing.T) { testAfter(t, w) })
+	all.untilLicense("") // Its pod has ended.
 }
 
 // testAfter follows docs/writing-a-plugin.md. The role comes from the component of the plugin.
@@ -134,19 +136,20 @@ func (b *bench) refusedAfterUs(node string) {
 	}, patience, again)
 }
 
-// lock returns the marks of the node's lock.
-func (b *bench) lock(node string) string {
+// license returns the marks of the license, or "" if it does not exist.
+func (b *bench) license() string {
 	b.t.Helper()
-	return b.node(node).Annotations[nodelock.Annotation]
+	license, err := b.client.CoreV1().ConfigMaps(install.Namespace).Get(b.t.Context(), "license-matlab-1", metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		require.NoError(b.t, err)
+	}
+	return license.Annotations["license.prebind.dev/marks"]
 }
 
-func (b *bench) untilUnlocked(node string) {
+func (b *bench) untilLicense(marks string) {
 	b.t.Helper()
-	require.EventuallyWithT(b.t, func(c *assert.CollectT) {
-		n, err := b.client.CoreV1().Nodes().Get(b.t.Context(), node, metav1.GetOptions{})
-		require.NoError(c, err)
-		assert.NotContains(c, n.Annotations, nodelock.Annotation)
-	}, 2*patience, 200*time.Millisecond, "the lock of %s should be released", node)
+	err := wait.PollUntilContextTimeout(b.t.Context(), reads, 2*patience, true, func(context.Context) (bool, error) { return b.license() == marks, nil })
+	require.NoError(b.t, err, "the license should have the marks %q, not %q", marks, b.license())
 }
 
 // replicaOfAttempt returns the replica that started the attempt.

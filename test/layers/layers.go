@@ -48,7 +48,7 @@ func layers() []layer {
 		{packages: []string{"internal/work"}, only: []string{"internal/notify", "internal/podstate", "internal/text", "binder/framework", "config/v1alpha1"}},
 		{packages: []string{"internal/mutation"}, only: []string{"mutators", "config/v1alpha1"}},
 		{packages: []string{"internal/claimed"}},
-		{packages: []string{"binder/plugins/*", "docs/example/after", "docs/example/nodelock", "docs/example/operator"}, only: []string{"binder/framework", "internal/ledger", "internal/volumes", "internal/tasks", "internal/policy", "internal/podstate", "internal/nodecondition", "internal/text", "policy/v1alpha1", "config/v1alpha1"}},
+		{packages: []string{"binder/plugins/*", "docs/example/after", "docs/example/license", "docs/example/operator"}, only: []string{"binder/framework", "internal/ledger", "internal/volumes", "internal/tasks", "internal/policy", "internal/podstate", "internal/nodecondition", "internal/text", "policy/v1alpha1", "config/v1alpha1"}},
 		{packages: []string{"internal/tasks"}, only: []string{"binder/framework", "internal/policy", "internal/podstate", "internal/text", "policy/v1alpha1"}},
 		{packages: []string{"internal/policy/cases"}, only: []string{"internal/policy/files", "internal/policy", "policy/v1alpha1"}},
 		{packages: []string{"internal/policy/files"}, only: []string{"internal/policy", "policy/v1alpha1", "config"}},
