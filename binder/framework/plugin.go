@@ -60,7 +60,8 @@ type BindContextExtender interface {
 // BindContext.Mark, beside the marks of other attempts. Never replace them: the other replica may
 // have allowed the bind, which can take effect for BindSettles. A lock is free when its last mark is gone.
 // PreBindRollBack deletes an object with its last mark. An object that stays after the bind needs the pod UID and the node in
-// its name: otherwise, the rollback of an attempt for another node deletes what the bound pod uses.
+// its name: otherwise, the rollback of an attempt for another node deletes what the bound pod uses. An object that does
+// not depend on the node needs neither if PostBind removes all marks, and no attempt adds one to an object without marks.
 type PreBinder interface {
 	Plugin
 
