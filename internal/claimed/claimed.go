@@ -38,9 +38,9 @@ const maxOwner = 1 << 10
 // maxMarks is the maximum size of all marks of a claim in the cache, in bytes. The plugin adds marks up to 48 KiB. Tenants can write more.
 const maxMarks = 64 << 10
 
-// maxClaims is the maximum number of claims of a pod whose devices Devices returns. A claim has at most 32 devices. A tenant can write
-// pods with more claims, and refer to a claim more than once.
-const maxClaims = 128
+// MaxClaims is the maximum number of claims of a pod whose devices Devices returns, and which Prebind reserves. A claim has at most 32
+// devices. A tenant can write pods with more claims, and refer to a claim more than once.
+const MaxClaims = 128
 
 // Trim is the transform of claims in the cache. It may change the object. Tenants control the size of a claim, so Trim keeps only the parts of
 // the metadata and of the status that Prebind reads. Annotations are the marks of the plugin resource-claims.
@@ -77,8 +77,8 @@ func Trim(claim *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
 // For a pod with too many claims, Devices returns only an error. If a retry can succeed, the error
 // contains a *framework.Error of KindWait.
 func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) ([]mutators.Device, error) {
-	if n := len(pod.Spec.ResourceClaims); n > maxClaims {
-		return nil, fmt.Errorf("the pod has %d claims, and the maximum is %d", n, maxClaims)
+	if n := len(pod.Spec.ResourceClaims); n > MaxClaims {
+		return nil, fmt.Errorf("the pod has %d claims, and the maximum is %d", n, MaxClaims)
 	}
 	var devices []mutators.Device
 	var errs []error

@@ -5,6 +5,7 @@ package resourceclaims
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -232,7 +233,7 @@ func TestReferences(t *testing.T) {
 			}),
 		},
 		"Repeated": {
-			reason: "a pod can refer to a claim any number of times", pod: thePod(uses("a", "b", "a"), template(""), template("")),
+			reason: "a pod can refer to a claim more than once", pod: thePod(uses("a", "b", "a"), template(""), template("")),
 			want: []reference{{of: "of-a", claim: "a"}, {of: "of-b", claim: "b"}, {of: "gpu", generated: true}},
 		},
 		"RepeatedByTemplate": {
@@ -241,6 +242,12 @@ func TestReferences(t *testing.T) {
 				{of: "of-a", claim: "a"}, {of: "gpu", claim: "a", generated: true},
 				{of: "extended resources", claim: "a", generated: true, extended: true},
 			},
+		},
+		"Maximum": {
+			reason: "a pod can have 128 entries", pod: thePod(uses(slices.Repeat([]string{"a"}, 128)...)), want: []reference{{of: "of-a", claim: "a"}},
+		},
+		"TooMany": {
+			reason: "a tenant can write any number of entries, and each costs requests", refuse: true, pod: thePod(uses(slices.Repeat([]string{"a"}, 129)...)),
 		},
 		"Unknown": {
 			reason: "a later Kubernetes version can add kinds of references", refuse: true,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
+	"github.com/prebind/prebind/internal/claimed"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -97,6 +98,50 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 			}
 			assert.Equal(t, tc.want, users(s.claim()), tc.reason)
 			assert.NotNil(t, s.claim().Status.Allocation, tc.reason)
+		})
+	}
+}
+
+// A tenant writes a mark for a pod that refers to many claims, which need not exist. The roll-back reads each claim of a pod for which Prebind
+// can have written marks.
+func TestForgedMark_BoundsTheReads(t *testing.T) {
+	many := func(n int) []string {
+		names := make([]string, n)
+		for i := range names {
+			names[i] = fmt.Sprintf("no-such-claim-%d", i)
+		}
+		return names
+	}
+	cases := map[string]struct {
+		reason string
+		refs   int
+		uid    types.UID
+		want   int
+	}{
+		"Maximum":  {reason: "the cache can lack the marks of the last PreBind", refs: claimed.MaxClaims, uid: "pod-web", want: claimed.MaxClaims},
+		"TooMany":  {reason: "the plugin rejects the pod before it writes", refs: claimed.MaxClaims + 1, uid: "pod-web"},
+		"Replaced": {reason: "the pod of the mark is gone, and its claims need not be those of the pod with its name", refs: 1, uid: "pod-earlier"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := thePod(uses(many(tc.refs)...))
+			s := newAPI(gen.Node("node-a"), pod, theClaim("c", allocated("node-a", "gpu-0"), forged(tc.uid, "nosuchid-1", "web", "node-a")))
+			r := newReplica(t, s)
+			if tc.refs > claimed.MaxClaims {
+				err := r.PreBind(t.Context(), bind(pod, "node-a", "here-1"))
+				require.True(t, frameworktest.IsKind(err, framework.KindRefuse), "%v", err)
+				require.Empty(t, s.Writes(), tc.reason)
+			}
+			reads := 0
+			r.conn.Before = func(c fakeapi.Call) error {
+				if c.Verb == "get" && strings.HasPrefix(c.Key.Name, "no-such-claim") {
+					reads++
+				}
+				return nil
+			}
+			sweepAll(t, r)
+			assert.Equal(t, tc.want, reads, tc.reason)
+			assert.Empty(t, unsettled(s.claim()), "the sweep removes the mark")
 		})
 	}
 }

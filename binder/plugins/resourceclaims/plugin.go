@@ -109,10 +109,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 func (p *Plugin) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 	names, err := p.marked(ctx, m)
 	errs := []error{err}
-	// The cache can lack the marks of the last PreBind. If the pod is gone too, the next sweep finds them.
+	// The cache can lack the marks of the last PreBind. If the pod is gone too, or replaced by one with its name, the next sweep finds them.
 	pod, err := framework.Get(ctx, p.h.Live, &corev1.Pod{}, m.Pod.Namespace, m.Pod.Name)
 	errs = append(errs, err)
-	if pod != nil {
+	if pod != nil && pod.UID == m.PodUID {
 		refs, _ := references(pod) // Without references, there were no writes.
 		for _, ref := range refs {
 			names = append(names, ref.claim)

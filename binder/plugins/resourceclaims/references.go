@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/prebind/prebind/binder/framework"
+	"github.com/prebind/prebind/internal/claimed"
 )
 
 // reference is a claim of the pod.
@@ -28,9 +29,13 @@ type reference struct {
 	extended bool
 }
 
-// references returns the claims of the pod in order. It follows resourceclaim.Name. A pod can refer to a claim any number of
-// times. Of the references for which the same rules apply, references returns the first.
+// references returns the claims of the pod in order. It follows resourceclaim.Name. A pod can refer to a claim more than
+// once. Of the references for which the same rules apply, references returns the first. The error rejects the bind.
 func references(pod *corev1.Pod) ([]reference, error) {
+	if n := len(pod.Spec.ResourceClaims); n > claimed.MaxClaims {
+		return nil, framework.Refuse(framework.ObjectOf(pod), "spec.resourceClaims has %d entries, and the maximum is %d", n, claimed.MaxClaims).
+			Advise("use fewer claims")
+	}
 	var refs []reference
 	known := sets.New[reference]()
 	add := func(r reference) {
