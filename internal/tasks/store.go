@@ -119,7 +119,7 @@ func (s *Store) PreBindRollBack(ctx context.Context, m framework.Mark) error {
 
 // PostBind confirms or deletes the BindTasks with the mark, as the policy says. The bind was allowed, so the cache has had them.
 func (s *Store) PostBind(ctx context.Context, m framework.Mark, _ *corev1.Pod) error {
-	all, err := s.list(ctx, unconfirmed)
+	all, err := s.list(ctx, m.PodUID)
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (s *Store) each(all []v1alpha1.BindTask, m framework.Mark, do func(*v1alpha
 
 // Marks lists the marks of the unconfirmed BindTasks. Only Prebind writes attempts.
 func (s *Store) Marks(ctx context.Context) ([]framework.Mark, error) {
-	all, err := s.list(ctx, unconfirmed)
+	all, err := s.list(ctx, "")
 	var marks []framework.Mark
 	for i := range all {
 		if t := &all[i]; t.DeletionTimestamp == nil {
@@ -156,19 +156,25 @@ func (s *Store) Marks(ctx context.Context) ([]framework.Mark, error) {
 	return marks, err
 }
 
-func (s *Store) list(ctx context.Context, value string) ([]v1alpha1.BindTask, error) {
+// list reads the BindTasks of the pod from the cache, or all if the UID is empty.
+func (s *Store) list(ctx context.Context, pod types.UID) ([]v1alpha1.BindTask, error) {
 	var all v1alpha1.BindTaskList
-	err := s.h.Cached.List(ctx, &all, Selection.Where(value), client.UnsafeDisableDeepCopy)
+	by := Selection
+	if pod == "" {
+		by.Value = nil
+	}
+	err := s.h.Cached.List(ctx, &all, by.Where(string(pod)), client.UnsafeDisableDeepCopy)
 	return all.Items, err
 }
 
 // Tidy deletes the BindTasks of pods that have ended. It must not be called concurrently.
 func (s *Store) Tidy(ctx context.Context) error {
-	all, err := s.list(ctx, confirmed)
+	all, err := s.list(ctx, "")
 	byNode := map[string][]*v1alpha1.BindTask{}
 	for i := range all {
-		t := &all[i]
-		byNode[t.Spec.NodeName] = append(byNode[t.Spec.NodeName], t)
+		if t := &all[i]; len(t.Spec.Attempts) == 0 {
+			byNode[t.Spec.NodeName] = append(byNode[t.Spec.NodeName], t)
+		}
 	}
 	return errors.Join(err, s.round.Visit(ctx, sets.KeySet(byNode), func(ctx context.Context, node string) error { return s.tidy(ctx, node, byNode[node]) }))
 }

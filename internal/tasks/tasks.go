@@ -29,20 +29,14 @@ import (
 // MaxTasks is the maximum number of tasks of a bind.
 const MaxTasks = 8
 
-// Values of Selection: the BindTasks of binds that are not over, and of bound pods.
-const (
-	unconfirmed = "unconfirmed"
-	confirmed   = "confirmed"
-)
-
-// Selection contains all BindTasks.
+// Selection contains all BindTasks, by the UID of their pod.
 var Selection = framework.Selection{
 	Name: "policy/tasks", Example: &v1alpha1.BindTask{},
 	Value: func(o client.Object) string {
-		if t, ok := o.(*v1alpha1.BindTask); ok && len(t.Spec.Attempts) == 0 {
-			return confirmed
+		if t, ok := o.(*v1alpha1.BindTask); ok {
+			return string(t.Spec.Pod.UID)
 		}
-		return unconfirmed
+		return ""
 	},
 	Transform: framework.Transform(func(t *v1alpha1.BindTask) *v1alpha1.BindTask {
 		// Nothing reads the parameters, which a user can choose, and which stay as long as the pod.

@@ -13,8 +13,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/podstate"
@@ -230,6 +232,10 @@ func TestTidy(t *testing.T) {
 	}
 	kept := put(1, 0, "runs")
 	server.Put(gen.Pod("web-0", gen.UID("runs"), gen.BoundTo("node-1")))
+	waiting := &v1alpha1.BindTask{ObjectMeta: metav1.ObjectMeta{Name: "waiting", UID: "waiting"}, Spec: v1alpha1.BindTaskSpec{
+		NodeName: "node-1", Attempts: []string{"r-1"}, Pod: v1alpha1.PodReference{Namespace: "default", Name: "waits", UID: "waits"},
+	}}
+	server.Put(waiting)
 	put(1, 1, "ended")
 	ended := gen.Pod("web-1", gen.UID("ended"), gen.BoundTo("node-1"))
 	ended.Status.Phase = corev1.PodSucceeded
@@ -238,7 +244,7 @@ func TestTidy(t *testing.T) {
 	api := server.Connect()
 	s := NewStore(framework.Handle{Cached: server.Cache(), Live: api, Writer: api})
 	require.NoError(t, s.Tidy(t.Context()))
-	assert.Len(t, fakeapi.All(server, &v1alpha1.BindTask{}), pods*(nodes-podstate.MaxVisits)+1, "the cost of a call is limited")
+	assert.Len(t, fakeapi.All(server, &v1alpha1.BindTask{}), pods*(nodes-podstate.MaxVisits)+2, "the cost of a call is limited")
 	assert.Equal(t, podstate.MaxVisits, server.Reads())
 	outOfTime, cancel := context.WithCancel(t.Context())
 	lists := 0
@@ -257,8 +263,46 @@ func TestTidy(t *testing.T) {
 	require.NoError(t, s.Tidy(t.Context()))
 	require.NoError(t, s.Tidy(t.Context()))
 	left := fakeapi.All(server, &v1alpha1.BindTask{})
-	require.Len(t, left, 1, "the next call continues")
+	require.Len(t, left, 2, "the next call continues")
 	assert.Equal(t, kept, left[0].Name)
+	assert.Equal(t, waiting.Name, left[1].Name, "its pod is not bound yet")
+}
+
+// listing counts the objects that its lists return.
+type listing struct {
+	client.Reader
+	items int
+}
+
+func (l *listing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	err := l.Reader.List(ctx, into, options...)
+	l.items += meta.LenList(into)
+	return err
+}
+
+// A tenant can have many pods that wait. They cost the binds of others nothing.
+func TestPostBind_ReadsTheTasksOfThePod(t *testing.T) {
+	server := fakeapi.New()
+	put := func(pod, task string, attempts ...string) {
+		server.Put(&v1alpha1.BindTask{ObjectMeta: metav1.ObjectMeta{Name: task + "-of-" + pod, UID: types.UID(task + pod)}, Spec: v1alpha1.BindTaskSpec{
+			NodeName: "node-1", Attempts: attempts, Pod: v1alpha1.PodReference{Namespace: "default", Name: pod, UID: types.UID(pod)},
+		}})
+	}
+	for i := range 50 {
+		put(fmt.Sprintf("waits-%d", i), "a", "r-1")
+	}
+	put("web", "a", "r-1", "s-1")
+	put("web", "b", "r-1")
+	put("runs", "a")
+	cached, api := &listing{Reader: server.Cache()}, server.Connect()
+	s := NewStore(framework.Handle{Cached: cached, Live: api, Writer: api})
+	m := framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-1", Attempt: "r-1"}
+	require.NoError(t, s.PostBind(t.Context(), m, nil))
+	assert.Equal(t, 2, cached.items)
+	marks, err := s.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, marks, 50, "both BindTasks of the pod are confirmed")
+	assert.NotContains(t, marks, m)
 }
 
 // A handler that writes its answer at the same time does not keep a BindTask from being deleted.
