@@ -218,6 +218,9 @@ func TestListFrom_SharedBucket(t *testing.T) {
 	assert.ElementsMatch(t, []string{"a", "c"}, names)
 	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection, Value: "node-a"}, &client.ListOptions{Limit: 1}))
 	assert.Len(t, pods.Items, 1, "a limit counts the objects with the value")
+	selection.Value = nil
+	require.NoError(t, listFrom(store, &pods, framework.Selected{Selection: selection}, &client.ListOptions{}))
+	assert.Len(t, pods.Items, 3, "a list without the function returns all objects")
 }
 
 // run runs the manager until the test ends.

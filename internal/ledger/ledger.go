@@ -45,7 +45,7 @@ type Record[K comparable] interface {
 }
 
 // Records returns the selection of the records of a component in the namespace. A plugin with a Store registers it. value is
-// Selection.Value: List reads the records with one value, or all if value is nil.
+// Selection.Value: List reads the records with one value, or all.
 func Records(component, namespace string, value func(client.Object) string) framework.Selection {
 	return framework.Selection{
 		Name: component, Example: &corev1.ConfigMap{}, Namespace: namespace, Labels: labels.SelectorFromSet(labels.Set{Label: component}), Value: value,
@@ -124,12 +124,15 @@ func (s *Store[K, R]) decodeFor(key K, object *corev1.ConfigMap) (*Version[R], e
 	return v, err
 }
 
-// List reads the records with the value of Kind.Value, through the reader. If some records cannot
-// be decoded, List returns the others and an error. The result is nil only if the list
-// request failed.
+// List reads the records with the value of Kind.Value through the reader, or all if the value is empty or the reader is the live one. If
+// some records cannot be decoded, List returns the others and an error. The result is nil only if the list request failed.
 func (s *Store[K, R]) List(ctx context.Context, reader framework.Reader, value string) ([]*Version[R], error) {
 	var objects corev1.ConfigMapList
-	if err := reader.List(ctx, &objects, s.records.Where(value), client.UnsafeDisableDeepCopy); err != nil {
+	by := s.records
+	if value == "" {
+		by.Value = nil
+	}
+	if err := reader.List(ctx, &objects, by.Where(value), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, framework.FromAPI(s.object(s.kind.Component), "listing the records of this component", err)
 	}
 	versions := make([]*Version[R], 0, len(objects.Items))

@@ -53,9 +53,19 @@ type recordVersion = ledger.Version[*record]
 
 func openRecords(h framework.Handle) *ledger.Store[types.UID, *record] {
 	return ledger.Open(h, ledger.Kind[types.UID, *record]{
-		Component: component, Name: func(claim types.UID) string { return recordPrefix + string(claim) }, Decode: decodeRecord,
+		Component: component, Value: podOf, Name: func(claim types.UID) string { return recordPrefix + string(claim) }, Decode: decodeRecord,
 		Missing: func(_ context.Context, claim types.UID) (*record, error) { return &record{claim: claim}, nil },
 	})
+}
+
+// podOf is the ledger.Kind.Value of the records: the UID of the holder, or empty if the record cannot be decoded.
+func podOf(o client.Object) string {
+	if object, ok := o.(*corev1.ConfigMap); ok {
+		if r, err := decodeRecord(object.Data); err == nil {
+			return string(r.UID)
+		}
+	}
+	return ""
 }
 
 // Key implements ledger.Record.
@@ -190,7 +200,7 @@ func (p *Plugin) checkUnused(ctx context.Context, pod *corev1.Pod, claims []rese
 
 // release removes those attempts from the reservations of the pod.
 func (p *Plugin) release(ctx context.Context, reader framework.Reader, pod types.UID, which func(attempt string) bool) error {
-	records, err := p.records.List(ctx, reader, "")
+	records, err := p.records.List(ctx, reader, string(pod))
 	if records == nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func newWorld(objects ...client.Object) *world {
 	w := &world{server: fakeapi.New(), cache: fakeapi.New(), hub: notify.NewHub(), free: NewFreeVolumes()}
 	w.server.PageSize(2)
 	w.server.OnChange(w.changed)
-	w.Connection, w.cached = w.server.Connect(), w.cache.Connect()
+	w.Connection, w.cached = w.server.Connect(), w.cache.Cache()
 	w.Before, w.After = w.before, w.after
 	for _, o := range objects {
 		w.put(o)

@@ -44,7 +44,7 @@ func Registration() framework.Registration {
 		Selections: func(namespace string, _ framework.Arguments) []framework.Selection {
 			withFree := volumes.Volumes
 			withFree.Handler = free
-			return []framework.Selection{volumes.Claims, withFree, volumes.CSINodes, capacities, ledger.Records(component, namespace, nil)}
+			return []framework.Selection{volumes.Claims, withFree, volumes.CSINodes, capacities, ledger.Records(component, namespace, podOf)}
 		},
 		New: func(h framework.Handle, _ framework.Arguments) (framework.Plugin, error) {
 			return New(h, free), nil
