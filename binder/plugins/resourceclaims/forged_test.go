@@ -77,15 +77,17 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		claim  []claimOption
-		want   []string
+		// pod is the name in the mark.
+		pod  string
+		want []string
 	}{
 		"PodGroup": {
 			reason: "schedulers reserve claims for PodGroups",
 			claim:  []claimOption{reservedToGroup("batch"), forged(group, "nosuchid-1", "batch", "x")},
-			want:   []string{"batch"},
+			pod:    "batch", want: []string{"batch"},
 		},
 		"StaleName": {
-			reason: "the sweep has decided about another pod", want: []string{"web"},
+			reason: "the sweep has decided about another pod", pod: "no-such-pod", want: []string{"web"},
 			claim: []claimOption{reservedTo("web"), forged("pod-web", "nosuchid-1", "no-such-pod", "x")},
 		},
 	}
@@ -93,7 +95,8 @@ func TestForgedMark_KeepsOtherReservations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPI(gen.Node("node-a"), thePod(uses("c")), theClaim("c", append([]claimOption{allocated("node-a", "gpu-0")}, tc.claim...)...))
 			r := newReplica(t, s)
-			for _, m := range marksOf(s.claim()) {
+			for _, m := range unsettled(s.claim()) {
+				m.Pod.Name = tc.pod
 				require.NoError(t, r.PreBindRollBack(t.Context(), m))
 			}
 			assert.Equal(t, tc.want, users(s.claim()), tc.reason)
@@ -181,7 +184,7 @@ func TestSweep_SettlesAFewMarksOfAClaim(t *testing.T) {
 	assert.Len(t, marks, maxListed)
 	assert.Equal(t, "db", marks[0].Pod.Name, "the name is from the reservation")
 	sweepAll(t, r)
-	assert.Len(t, marksOf(s.claim()), many+1-maxListed)
+	assert.Len(t, s.claim().Annotations, many+1-maxListed)
 	assert.Equal(t, []string{"db"}, users(s.claim()), "kube-controller-manager removes the reservation of a pod that does not exist")
 	bc := bind(pod, "node-a", "here-1")
 	require.NoError(t, r.PreBind(t.Context(), bc))

@@ -30,7 +30,8 @@ const (
 	// maxMarks is the maximum size of all marks on a claim up to which PreBind adds marks, in bytes. One for each possible reservation
 	// fits if they have 192. The cache holds more, because PreBind does not see marks that other replicas add at the same time.
 	maxMarks = 48 << 10
-	// maxListed is the maximum number of marks of a claim that one sweep settles. Tenants can write more.
+	// maxListed is the maximum number of marks of a claim that one sweep decodes and settles. Tenants can write more. They can also delete marks,
+	// so it makes no difference that invalid ones can hide others of the claim.
 	maxListed = 32
 )
 
@@ -75,43 +76,38 @@ func decodeMark(value string) (mark, bool) {
 	return m, len(validation.IsDNS1123Subdomain(m.Pod)) == 0 && len(validation.IsDNS1123Subdomain(m.Node)) == 0
 }
 
-// marksOf returns the valid marks of the claim, ordered by key.
-func marksOf(claim *resourcev1.ResourceClaim) []framework.Mark {
+// unsettled returns the valid marks of the claim that the sweep has to settle, those of pods with a reservation first. If the
+// claim is reserved for the pod of a mark, the pod's name is the one in the reservation,
+// which only a writer of the status can set.
+func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
+	if len(claim.Annotations) == 0 { // Most claims have no marks.
+		return nil
+	}
+	users := reservations(claim)
+	keys := slices.Sorted(maps.Keys(claim.Annotations))
 	var marks []framework.Mark
-	for _, key := range slices.Sorted(maps.Keys(claim.Annotations)) {
-		pod, attempt, ok := splitKey(key)
-		if !ok {
-			continue
-		}
-		if m, ok := decodeMark(claim.Annotations[key]); ok {
+	left := maxListed // Invalid marks count, too.
+	for _, first := range []bool{true, false} {
+		for _, key := range keys {
+			pod, attempt, ok := splitKey(key)
+			user, reserved := users[pod]
+			if !ok || reserved != first || left == 0 {
+				continue
+			}
+			left--
+			m, ok := decodeMark(claim.Annotations[key])
+			if !ok {
+				continue
+			}
+			if reserved {
+				m.Pod = user
+			}
 			marks = append(marks, framework.Mark{
 				Pod: types.NamespacedName{Namespace: claim.Namespace, Name: m.Pod}, PodUID: pod, Node: m.Node, Attempt: attempt,
 			})
 		}
 	}
 	return marks
-}
-
-// unsettled returns the marks of the claim that the sweep has to settle, those of pods with a reservation first. If the
-// claim is reserved for the pod of a mark, the pod's name is the one in the reservation,
-// which only a writer of the status can set.
-func unsettled(claim *resourcev1.ResourceClaim) []framework.Mark {
-	marks := marksOf(claim)
-	if len(marks) == 0 { // Most claims have none.
-		return nil
-	}
-	users := reservations(claim)
-	var reserved, idle []framework.Mark
-	for _, m := range marks {
-		if name, ok := users[m.PodUID]; ok {
-			m.Pod.Name = name
-			reserved = append(reserved, m)
-		} else {
-			idle = append(idle, m)
-		}
-	}
-	all := slices.Concat(reserved, idle)
-	return all[:min(len(all), maxListed)]
 }
 
 // markedByOthers reports whether another attempt at the bind of the same pod has marked the

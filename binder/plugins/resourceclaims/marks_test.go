@@ -4,6 +4,7 @@
 package resourceclaims
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -17,7 +18,7 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestMarksOf(t *testing.T) {
+func TestUnsettled(t *testing.T) {
 	// An attempt can contain dots.
 	const key = "resource-claims.prebind.dev/u-1.a-2.b"
 	require.Empty(t, validation.IsQualifiedName(key), "the API server accepts the key")
@@ -43,7 +44,7 @@ func TestMarksOf(t *testing.T) {
 			if tc.ok {
 				want = []framework.Mark{{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "u-1", Node: "node-a", Attempt: "a-2.b"}}
 			}
-			assert.Equal(t, want, marksOf(theClaim("c", meta1(gen.Annotation(tc.key, tc.value)))), tc.reason)
+			assert.Equal(t, want, unsettled(theClaim("c", meta1(gen.Annotation(tc.key, tc.value)))), tc.reason)
 		})
 	}
 }
@@ -55,6 +56,24 @@ func TestMarkedByOthers_DecodesOnlyMarksOfThePod(t *testing.T) {
 	found := false
 	assert.Zero(t, testing.AllocsPerRun(100, func() { found = markedByOthers(claim, "pod-web", "here-1") }))
 	assert.False(t, found, "the marks are of another pod and of this attempt")
+}
+
+// Tenants control the number of marks on a claim, and each sweep of each replica reads them.
+func TestUnsettled_DecodesFewMarks(t *testing.T) {
+	for name, pod := range map[string]string{"Valid": "no-such-pod", "Invalid": "a/b"} {
+		t.Run(name, func(t *testing.T) {
+			allocations := func(marks int) float64 {
+				claim := theClaim("c", allocated("node-a", "gpu-0"), reservedTo("web"), forged("pod-web", "here-1", "web", "node-a"))
+				for i := range marks {
+					forged(types.UID(fmt.Sprintf("a-%d", i)), "nosuchid-1", pod, "x")(claim)
+				}
+				require.NotEmpty(t, unsettled(claim))
+				assert.Equal(t, types.UID("pod-web"), unsettled(claim)[0].PodUID, "the claim is reserved for the pod")
+				return testing.AllocsPerRun(10, func() { unsettled(claim) })
+			}
+			assert.Less(t, allocations(1000), 1.5*allocations(maxListed))
+		})
+	}
 }
 
 // managed returns an entry of managedFields as API server v1.36.3 writes it.
