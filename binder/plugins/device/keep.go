@@ -69,8 +69,9 @@ func unconfirmed(o client.Object) string {
 	return confirmedKey
 }
 
-// Tidy removes the grants of pods that are gone or finished, and deletes empty records. It must not be called concurrently. Binds do not wait
-// for it, because a bind releases the devices that it requests from pods that no longer exist.
+// Tidy removes the grants of pods that are gone or finished, adds those of pods that were bound without this plugin, for example in mode Audit
+// during a rollout, and deletes empty records. It must not be called concurrently. Binds do not wait for it, because a bind releases the
+// devices that it requests from pods that no longer exist.
 func (p *Plugin) Tidy(ctx context.Context) error {
 	all, err := p.records.List(ctx, p.h.Cached, confirmedKey)
 	unconfirmed, more := p.records.List(ctx, p.h.Cached, unconfirmedKey)
@@ -93,18 +94,26 @@ func (p *Plugin) tidy(ctx context.Context, node string) error {
 		}
 		return nil
 	}
-	bound := v.Record.boundPods()
-	if len(bound) == 0 {
-		return nil
-	}
-	err = eachRunningOn(ctx, p.h.Live, node, func(pod *metav1.PartialObjectMetadata) { bound.Delete(pod.UID) })
-	if err != nil || len(bound) == 0 {
+	bound, unknown := v.Record.boundPods(), map[*corev1.Pod]grant{}
+	err = eachRunningOn(ctx, p.h.Live, node, func(metadata *metav1.PartialObjectMetadata) {
+		bound.Delete(metadata.UID)
+		pod := &corev1.Pod{ObjectMeta: metadata.ObjectMeta}
+		if g := grantOf(pod); len(g.Devices) > 0 && v.Record.Entries[pod.UID] == nil {
+			unknown[pod] = g
+		}
+	})
+	if err != nil || len(bound) == 0 && len(unknown) == 0 {
 		return err
 	}
 	return p.records.Update(ctx, node, func(rec *record) error {
 		for uid := range bound {
 			// The pod was bound before the pods were listed, and cannot be bound again.
 			rec.drop(uid)
+		}
+		for pod, g := range unknown {
+			if rec.Entries[pod.UID] == nil { // The cached record can be behind.
+				rec.bind(pod, g)
+			}
 		}
 		return nil
 	})

@@ -158,10 +158,10 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		return err
 	}
 	// Ended pods can fill the record before Tidy visits the node.
-	if err := p.tidy(ctx, bc.Node.Name); err != nil {
-		return err
+	if err = p.tidy(ctx, bc.Node.Name); err == nil {
+		err = p.records.Update(ctx, bc.Node.Name, change)
 	}
-	if err = p.records.Update(ctx, bc.Node.Name, change); isFull(err) {
+	if isFull(err) {
 		return framework.Refuse(framework.AsError(Name, err).Object, "the record of the devices of node %s is full", bc.Node.Name).
 			Advise("choose another node").Because(err)
 	}

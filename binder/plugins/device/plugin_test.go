@@ -187,6 +187,21 @@ func TestTidy_KeepsGrantsInUse(t *testing.T) {
 	assert.Len(t, held(s), 2)
 }
 
+// A replica in mode Audit, for example that of an earlier rollout, allows binds without a grant.
+func TestTidy_AddsPodsBoundWithoutAGrant(t *testing.T) {
+	first, audited, third := podNamed("first"), podNamed("audited"), podNamed("third")
+	s := newServer(t, first, audited, third)
+	p := replicaOf(s)
+	a := bindOf(first, "1", gen.Annotation(gpu, "GPU-1"))
+	require.NoError(t, prepare(t.Context(), p, a))
+	s.bindAndConfirm(p, a)
+	s.bind(bindOf(audited, "", gen.Annotation(gpu, "GPU-2")))
+	require.NoError(t, p.Tidy(t.Context()))
+	err := prepare(t.Context(), p, bindOf(third, "3", gen.Annotation(gpu, "GPU-2")))
+	assert.ErrorContains(t, err, "GPU-2 (gpu) is held by pod default/audited")
+	assert.Len(t, held(s), 2)
+}
+
 // The record in the cache is empty, and the record in the API server is not.
 func TestTidy_DeletesOnlyEmptyRecords(t *testing.T) {
 	web := podNamed("web")

@@ -58,7 +58,7 @@ func (*Plugin) Name() string { return Name }
 type claims map[string]*resourcev1.ResourceClaim
 
 // SetupBindContextExtension reads the claims of the pod, and decides on them. It rejects the same binds as Filter of kube-scheduler's
-// DynamicResources.
+// DynamicResources, except for devices that need DRAOptionalNodeOperations (alpha).
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	refs, invalid := references(bc.Pod)
 	if len(refs) == 0 { // Most pods have no claims.
