@@ -15,7 +15,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -40,8 +39,6 @@ type Plugin struct {
 	latest map[string]*generation
 	set    atomic.Pointer[[]*entry]
 	synced atomic.Bool
-	// waiting contains what was evaluated recently for calls that wait for a policy, by their Binding.
-	waiting sync.Map
 }
 
 var (
@@ -64,62 +61,29 @@ func (*Plugin) Name() string { return Name }
 
 // looked is the extension: the results with the states of the tasks, and the writes of PreBind.
 type looked struct {
-	evaluated
-	asked  []tasks.Asked
-	writes []string
-}
-
-// evaluated is what the policies returned at a time. again means that it was used before, and a policy waits.
-type evaluated struct {
 	results []policy.Result
-	at      time.Time
-	again   bool
+	asked   []tasks.Asked
+	writes  []string
 }
 
-// evaluatePause is the minimum time between two evaluations for a call that waits.
-const evaluatePause = 50 * time.Millisecond
-
-// SetupBindContextExtension evaluates the policies, and reads their tasks. For a call that waits for a policy, it repeats the results of the
-// last evaluatePause, but not the states of the tasks.
+// SetupBindContextExtension evaluates the policies, and reads their tasks.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
 	policies := p.set.Load()
 	if policies == nil || len(*policies) == 0 {
 		framework.Extend(bc, looked{})
 		return nil
 	}
-	e, err := p.recent(ctx, *policies, cache, bc)
+	results, err := p.evaluate(ctx, *policies, cache, subjectOf(bc))
 	if err != nil {
 		return err
 	}
-	asked, err := tasks.Read(ctx, cache, bc, e.results)
-	if err != nil {
+	l := looked{}
+	if l.asked, err = tasks.Read(ctx, cache, bc, results); err != nil {
 		return err
 	}
-	l := looked{evaluated: e, asked: asked}
-	l.results, l.writes = tasks.Decide(bc, e.results, asked)
+	l.results, l.writes = tasks.Decide(bc, results, l.asked)
 	framework.Extend(bc, l)
 	return nil
-}
-
-// recent returns the results of the last evaluatePause if the call waits for a policy, and evaluates the policies otherwise.
-func (p *Plugin) recent(ctx context.Context, policies []*entry, cache framework.Reader, bc *framework.BindContext) (evaluated, error) {
-	// Each call has its own Binding.
-	if last, ok := p.waiting.Load(bc.Binding); ok {
-		if e, ok := last.(evaluated); ok && bc.Now.Before(e.at.Add(evaluatePause)) {
-			e.again = true
-			return e, nil
-		}
-	}
-	e := evaluated{at: bc.Now}
-	var err error
-	e.results, err = p.evaluate(ctx, policies, cache, subjectOf(bc))
-	waits := slices.ContainsFunc(e.results, func(r policy.Result) bool { return !r.Audit && r.Verdict == policy.Waiting })
-	// A rejection has no time of its next evaluation.
-	if _, rejects := judge(e.results); err == nil && rejects == nil && waits {
-		p.waiting.Store(bc.Binding, e)
-		p.h.Clock.AfterFunc(evaluatePause, func() { p.waiting.Delete(bc.Binding) })
-	}
-	return e, err
 }
 
 // PreFlight rejects the bind, lets it wait, or adds the annotations and labels of the policies.
@@ -130,9 +94,6 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 	}
 	v, err := judge(l.results)
 	v.Writes = l.writes
-	if until, next := &v.Wait.Until, l.at.Add(evaluatePause); l.again && (until.IsZero() || next.Before(*until)) {
-		*until = next
-	}
 	return v, err
 }
 

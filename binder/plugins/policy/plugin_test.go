@@ -197,33 +197,10 @@ func TestPreFlight_FailedRead(t *testing.T) {
 		assert.Contains(t, verdict.Wait.For, "no route to host", "the next read can succeed")
 		assert.Equal(t, "b", verdict.Wait.Object.Name)
 		w.server.Remove(policyOf(t, "b", onCSINode))
-		elapse(evaluatePause)
+		synctest.Wait()
 		verdict = w.passes(bc)
 		assert.Zero(t, verdict.Wait)
 		assert.Contains(t, verdict.Warnings[0], "audit: the bind would wait for")
-	})
-}
-
-// A tenant's changes do not cause more evaluations of a bind that waits.
-func TestPreFlight_EvaluatesSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, policyOf(t, "a", onCSINode))
-		bc := w.bind()
-		began := bc.Now
-		verdict := w.passes(bc)
-		require.NotZero(t, verdict.Wait)
-		w.server.Put(withDriver("csi"))
-		bc.Now = began.Add(evaluatePause - 1)
-		verdict = w.passes(bc)
-		assert.Equal(t, began.Add(evaluatePause), verdict.Wait.Until, "the next evaluation does not need another change")
-		other := *bc
-		other.Binding = bc.Binding.DeepCopy()
-		verdict = w.passes(&other)
-		assert.Zero(t, verdict.Wait, "another call decides for itself")
-		elapse(evaluatePause)
-		bc.Now = began.Add(evaluatePause)
-		verdict = w.passes(bc)
-		assert.Zero(t, verdict.Wait)
 	})
 }
 
