@@ -87,9 +87,10 @@ func withConnection(ctx context.Context, c net.Conn) context.Context {
 
 // onState is the ConnState of the server.
 func onState(c net.Conn, state http.ConnState) {
-	if state == http.StateActive {
+	switch state { //nolint:exhaustive // The others are not phases.
+	case http.StateActive:
 		connectionOf(c).enter(arriving)
-	} else if state == http.StateIdle {
+	case http.StateIdle:
 		connectionOf(c).enter(idle)
 	}
 }

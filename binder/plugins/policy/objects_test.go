@@ -40,7 +40,7 @@ func evaluateOne(t *testing.T, cached framework.Reader, spec string, unwatched e
 	for _, r := range c.Reads() {
 		e.reads[r], e.unwatched[r] = selectionOf(r), unwatched
 	}
-	applied, err := p.evaluate(t.Context(), []*entry{e}, cached, subjectOf(bc))
+	applied, err := p.evaluate(t.Context(), []*entry{e}, cached, subjectOf(bc), func(policy.Result) {})
 	require.NoError(t, err)
 	return applied[0]
 }

@@ -59,12 +59,17 @@ func newPlugin(h framework.Handle, a *Arguments, m *metrics, changed signal) *Pl
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// looked is the extension: the results with the states of the tasks, and the writes of PreBind.
+// looked is the extension: the results with the states of the tasks, and the writes of PreBind. others are the policies that do not match, in
+// a dry run.
 type looked struct {
 	results []policy.Result
+	others  []framework.Finding
 	asked   []tasks.Asked
 	writes  []string
 }
+
+// maxOthers limits the policies that do not match in an explanation, whose size is limited.
+const maxOthers = 64
 
 // SetupBindContextExtension evaluates the policies, and reads their tasks.
 func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.Reader, bc *framework.BindContext) error {
@@ -73,11 +78,15 @@ func (p *Plugin) SetupBindContextExtension(ctx context.Context, cache framework.
 		framework.Extend(bc, looked{})
 		return nil
 	}
-	results, err := p.evaluate(ctx, *policies, cache, subjectOf(bc))
+	l := looked{}
+	results, err := p.evaluate(ctx, *policies, cache, subjectOf(bc), func(r policy.Result) {
+		if bc.DryRun && len(l.others) < maxOthers {
+			l.others = append(l.others, framework.Finding{Name: r.Policy, Verdict: string(r.Verdict), Message: r.Rule})
+		}
+	})
 	if err != nil {
 		return err
 	}
-	l := looked{}
 	if l.asked, err = tasks.Read(ctx, cache, bc, results); err != nil {
 		return err
 	}
@@ -93,7 +102,7 @@ func (p *Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error)
 		return framework.Verdict{}, err
 	}
 	v, err := judge(l.results)
-	v.Writes = l.writes
+	v.Writes, v.Findings = l.writes, append(v.Findings, l.others...)
 	return v, err
 }
 
@@ -125,8 +134,9 @@ func subjectOf(bc *framework.BindContext) *policy.Subject {
 	return &policy.Subject{Pod: bc.Pod, Node: bc.Node, Binding: bc.Binding, User: bc.User, DryRun: bc.DryRun && !bc.Audit, Now: bc.Now, Since: bc.Since}
 }
 
-// evaluate evaluates the policies in order, and returns the results of those that apply. An error means that the context ended.
-func (p *Plugin) evaluate(ctx context.Context, policies []*entry, reader framework.Reader, s *policy.Subject) ([]policy.Result, error) {
+// evaluate evaluates the policies in order, and returns the results of those that apply. It passes the others to differs. An error means that
+// the context ended.
+func (p *Plugin) evaluate(ctx context.Context, policies []*entry, reader framework.Reader, s *policy.Subject, differs func(policy.Result)) ([]policy.Result, error) {
 	o := &objects{reader: reader, system: p.h.Namespace, node: s.Node.Name, found: map[readKey]policy.List{}}
 	var applied []policy.Result
 	for _, e := range policies {
@@ -135,7 +145,9 @@ func (p *Plugin) evaluate(ctx context.Context, policies []*entry, reader framewo
 		if err != nil {
 			return nil, framework.FromAPI(aboutPolicy(e.compiled.Name()), "evaluating it", err)
 		}
-		if r.Verdict != policy.NotMatched {
+		if r.Verdict == policy.NotMatched {
+			differs(r)
+		} else {
 			applied = append(applied, r)
 		}
 	}

@@ -204,6 +204,17 @@ func TestPreFlight_FailedRead(t *testing.T) {
 	})
 }
 
+func TestPreFlight_NotMatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, policyOf(t, "a", onCSINode+"matchConstraints: {schedulerNames: [other]}"))
+		bc := w.bind()
+		assert.Empty(t, w.passes(bc).Findings)
+		bc.DryRun = true
+		want := framework.Finding{Name: "a", Verdict: "not-matched", Message: "spec.matchConstraints.schedulerNames"}
+		assert.Equal(t, []framework.Finding{want}, w.passes(bc).Findings)
+	})
+}
+
 func TestBind_WaitsForObject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, policyOf(t, "a", onCSINode+`mutations: {annotations: [{key: done, valueExpression: "'yes'"}]}`))
