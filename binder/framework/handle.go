@@ -40,7 +40,7 @@ type Handle struct {
 	// begin before the context ended. A selection with the same name is kept; Select then returns the first three errors if its watch
 	// cannot continue. Call it in Starter.Start or later.
 	Select func(ctx context.Context, s Selection) error
-	// Keep ends the selections that Select added and that it has not named for a minute. Call it every few seconds.
+	// Keep ends the selections that Select added and that it has not named for three minutes. Call it every few seconds.
 	Keep func(names sets.Set[string])
 	// Leads returns whether this replica leads. Only the leader writes what all replicas compute alike,
 	// such as the status of an object.

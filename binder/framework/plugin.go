@@ -96,6 +96,7 @@ type PreBinder interface {
 	//
 	// A plugin that keeps its marks where a tenant can write must treat them as untrusted, and
 	// limit their number per object.
+	// Objects that are being deleted, for example until a finalizer is removed, have no marks.
 	Marks(ctx context.Context) ([]Mark, error)
 }
 

@@ -128,7 +128,7 @@ func TestIndex(t *testing.T) {
 // flagsOfOthers are flags of other programs that the documentation shows.
 var flagsOfOthers = strings.Fields(`
 	action admission-control-config-file all annotations atomic branch build-arg check clusterrole controllers create-namespace dir direction dry-run
-	egress-selector-mode election-timeout enable-aggregator-routing exposed-node-labels field-selector filter for force force-conflicts format from-file group-id help
+	egress-selector-mode election-timeout enable-aggregator-routing exposed-node-labels field-manager field-selector filter for force force-conflicts format from-file group-id help
 	ignore-missing ignore-not-found image install list max-concurrent-reconciles max-mutating-requests-inflight name network no-hooks output overrides platform port prefix previous
 	protocol prune push query raw ref remote-name-all replicas repo resource reuse-values rules schedule-csi-storage server-side serviceaccount set set-json show-labels show-managed-fields sort-by
 	source-group source-ranges subnet-ids subresource tail take-ownership target-tags timeout type untar untardir values verb version watch`)

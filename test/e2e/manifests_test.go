@@ -37,7 +37,6 @@ func testManifests(t *testing.T, w *world) {
 	}{
 		"cassandra.yaml": {pods: 3, reads: func(_ *corev1.Pod, node *corev1.Node) map[string]string {
 			return map[string]string{
-				"env CASSANDRA_DC":   node.Labels[corev1.LabelTopologyRegion],
 				"env CASSANDRA_RACK": node.Labels[cluster.RackLabel],
 				"env RACK":           node.Labels[cluster.RackLabel],
 			}
