@@ -121,12 +121,18 @@ func inNamespace(namespace string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Namespace = namespace }
 }
 
-// refusedFor is a pod that the kubelet rejected at the time.
+// refusedFor is a pod that the kubelet rejected at the time, right after the bind.
 func refusedFor(reason string, at time.Time) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Status.Phase, pod.Status.Reason, pod.Status.StartTime = corev1.PodFailed, reason, new(metav1.NewTime(at))
+		for i := range pod.Status.Conditions {
+			pod.Status.Conditions[i].LastTransitionTime = metav1.NewTime(at)
+		}
 	}
 }
+
+// boundNow is a pod whose bind is now, by the clock of the API server.
+func boundNow(pod *corev1.Pod) { pod.Status.Conditions[0].LastTransitionTime = metav1.Now() }
 
 func waitsFor(reason string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
