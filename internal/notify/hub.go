@@ -60,10 +60,11 @@ func (h *Hub) Subscribe(refs ...Ref) *Subscription {
 	return s
 }
 
-// Subscription receives changes of its objects. It is not safe for concurrent use.
+// Subscription receives changes of its objects. Only Add is safe for concurrent use: a plugin can read in parallel.
 type Subscription struct {
 	hub  *Hub
 	c    chan struct{}
+	mu   sync.Mutex
 	refs map[Ref]struct{}
 }
 
@@ -73,8 +74,10 @@ func (s *Subscription) C() <-chan struct{} { return s.c }
 // Size returns about how many bytes the subscription needs.
 func (s *Subscription) Size() int { return 128 * len(s.refs) }
 
-// Add subscribes to more objects. It needs no lock if there is none: a call adds all of its objects in each pass.
+// Add subscribes to more objects. It needs no lock of the hub if there is none: a call adds all of its objects in each pass.
 func (s *Subscription) Add(refs ...Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, ref := range refs {
 		if _, has := s.refs[ref]; !has {
 			s.refs[ref] = struct{}{}
