@@ -231,7 +231,15 @@ func (c *call) pass(ctx context.Context) step {
 	if !c.DryRun {
 		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
 	}
-	defer c.turns.take(ctx, c.Pod.Namespace)()
+	if !c.DryRun { // Which makes one pass, and can read live.
+		end, waited := c.turns.take(ctx, c.Pod.Namespace)
+		defer end()
+		if waited { // The node can be another one.
+			if s := c.look(ctx); s.do != allow {
+				return s
+			}
+		}
+	}
 	now := c.o.Clock.Now()
 	for _, p := range c.settings.Plugins {
 		name := p.Name()

@@ -98,13 +98,20 @@ func newTurns() turns {
 	return t
 }
 
-// take waits for a turn, and returns the function that ends it. If the context ends first, there is no need to wait: the result does not count.
-func (t *turns) take(ctx context.Context, namespace string) (end func()) {
+// take returns the function that ends a turn, and whether it had to wait for the turn. If the context ends first, there is no need to wait: the
+// result does not count.
+func (t *turns) take(ctx context.Context, namespace string) (end func(), waited bool) {
 	turn := t.of[maphash.String(t.seed, namespace)%uint64(len(t.of))]
+	end = func() { <-turn }
 	select {
 	case turn <- struct{}{}:
-		return func() { <-turn }
+		return end, false
+	default:
+	}
+	select {
+	case turn <- struct{}{}:
+		return end, true
 	case <-ctx.Done():
-		return func() {}
+		return func() {}, true
 	}
 }

@@ -84,13 +84,16 @@ func TestBind_PassesOfANamespace(t *testing.T) {
 		assert.EqualValues(t, passesAtOnce, most.Load())
 		assert.Equal(t, 3*time.Second, time.Since(began))
 
-		ends := []func(){s.turns.take(t.Context(), "a"), s.turns.take(t.Context(), "a")}
+		first, waited := s.turns.take(t.Context(), "a")
+		second, again := s.turns.take(t.Context(), "a")
+		assert.False(t, waited || again)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		s.turns.take(ended, "a")()
-		for _, end := range ends {
-			end()
-		}
+		third, waited := s.turns.take(ended, "a")
+		assert.True(t, waited)
+		third()
+		first()
+		second()
 	}, plugin)
 }
 
