@@ -102,14 +102,19 @@ func (p *Plugin) tidy(ctx context.Context, node string) error {
 			unknown[pod] = g
 		}
 	})
-	if err != nil || len(bound) == 0 && len(unknown) == 0 {
+	if err == nil && len(bound) > 0 {
+		err = p.records.Update(ctx, node, func(rec *record) error {
+			for uid := range bound {
+				// The pod was bound before the pods were listed, and cannot be bound again.
+				rec.drop(uid)
+			}
+			return nil
+		})
+	}
+	if err != nil || len(unknown) == 0 {
 		return err
 	}
-	return p.records.Update(ctx, node, func(rec *record) error {
-		for uid := range bound {
-			// The pod was bound before the pods were listed, and cannot be bound again.
-			rec.drop(uid)
-		}
+	return p.records.Update(ctx, node, func(rec *record) error { // Not with the removals, because the record can be full.
 		for pod, g := range unknown {
 			if rec.Entries[pod.UID] == nil { // The cached record can be behind.
 				rec.bind(pod, g)

@@ -158,7 +158,7 @@ func (p *Plugin) PreBind(ctx context.Context, bc *framework.BindContext) error {
 		return err
 	}
 	// Ended pods can fill the record before Tidy visits the node.
-	if err = p.tidy(ctx, bc.Node.Name); err == nil {
+	if err = p.tidy(ctx, bc.Node.Name); err == nil || isFull(err) {
 		err = p.records.Update(ctx, bc.Node.Name, change)
 	}
 	if isFull(err) {
