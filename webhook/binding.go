@@ -49,7 +49,7 @@ func parse(r *request) (binder.Request, *framework.Error) {
 	parsed := binder.Request{
 		// On the legacy path, POST .../bindings, only the object contains the name.
 		Pod: types.NamespacedName{Namespace: r.Namespace, Name: cmp.Or(r.Name, m.Name)}, User: r.UserInfo, DryRun: r.DryRun,
-		Binding: &corev1.Binding{ObjectMeta: metav1.ObjectMeta{
+		Binding: &corev1.Binding{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Binding"}, ObjectMeta: metav1.ObjectMeta{
 			Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Annotations: m.Annotations, Labels: m.Labels,
 		}, Target: b.Target},
 	}

@@ -54,8 +54,10 @@ func (c *connection) SetReadDeadline(t time.Time) error {
 
 // Write implements net.Conn.
 func (c *connection) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(c.limits.clock.Now().Add(writeTakes)); err != nil {
-		return 0, err
+	if c.limits.writes {
+		if err := c.SetWriteDeadline(c.limits.clock.Now().Add(writeTakes)); err != nil {
+			return 0, err
+		}
 	}
 	return c.Conn.Write(p)
 }

@@ -73,6 +73,8 @@ type limits struct {
 	refused                     func(reason string)
 	maxBodies                   int64
 	maxConnections, maxArriving int
+	// writes sets the timeout of each write, because the server has none.
+	writes bool
 	// accepted and failed are the results of Accept.
 	accepted chan *connection
 	failed   chan error

@@ -235,7 +235,7 @@ func FuzzPatch(f *testing.F) {
 		got := &corev1.Binding{}
 		require.NoError(t, apijson.Unmarshal(patched, got), "%s", patched)
 		m := got.ObjectMeta // parse drops the other fields.
-		got.TypeMeta, got.ObjectMeta = metav1.TypeMeta{}, metav1.ObjectMeta{
+		got.TypeMeta, got.ObjectMeta = want.TypeMeta, metav1.ObjectMeta{
 			Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Annotations: m.Annotations, Labels: m.Labels,
 		}
 		assert.Equal(t, want, got)

@@ -86,6 +86,7 @@ func Limit(server *http.Server, listener net.Listener) net.Listener {
 
 func limit(server *http.Server, listener net.Listener, c clock.PassiveClock, refused func(reason string)) *limits {
 	l := newLimits(listener, c, refused)
+	l.writes = server.WriteTimeout == 0
 	server.Handler, server.ConnContext, server.ConnState = l.handler(server.Handler), withConnection, onState
 	return l
 }

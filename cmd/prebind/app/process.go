@@ -261,8 +261,8 @@ func errorLog(server string) *log.Logger {
 // maxScrapes is the maximum number of scrapes at the same time. Each needs memory until its client has read it.
 const maxScrapes = 8
 
-// plainServer returns a server for short requests of anybody. It closes idle and slow connections after a second, so that they do not
-// pile up.
+// plainServer returns a server for short requests of anybody. It closes idle connections and slow headers after a second, so that they do
+// not pile up.
 func plainServer(handler http.Handler) *http.Server {
 	return &http.Server{Handler: handler, ReadTimeout: time.Second, WriteTimeout: 10 * time.Second}
 }

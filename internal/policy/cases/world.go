@@ -160,6 +160,7 @@ func (w world) subject(c *Case) (*policy.Subject, error) {
 	return &policy.Subject{
 		Pod: pod, Node: node, User: user, DryRun: c.DryRun, Now: now, Since: now.Add(-c.Waited.Duration),
 		Binding: &corev1.Binding{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Binding"},
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: c.Binding.Annotations, Labels: c.Binding.Labels,
 			},
