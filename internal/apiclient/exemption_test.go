@@ -5,8 +5,12 @@ package apiclient
 
 import (
 	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,11 +19,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 )
 
-// shippedFlowSchema returns the FlowSchema in config/webhook as the API server stores it.
+// shippedFlowSchema returns the FlowSchema in config/webhook.
 func shippedFlowSchema(t *testing.T) *flowcontrolv1.FlowSchema {
 	t.Helper()
 	content, err := os.ReadFile("../../config/webhook/base/flowschema.yaml")
@@ -27,25 +32,25 @@ func shippedFlowSchema(t *testing.T) *flowcontrolv1.FlowSchema {
 	schema := &flowcontrolv1.FlowSchema{}
 	require.NoError(t, yaml.UnmarshalStrict(content, schema))
 	require.Equal(t, flowSchemaName, schema.Name)
-	schema.Status.Conditions = []flowcontrolv1.FlowSchemaCondition{{Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionFalse}}
 	return schema
 }
 
 func TestExemptSubjects(t *testing.T) {
 	cases := map[string]struct {
-		reason string
-		change func(s *flowcontrolv1.FlowSchema)
-		want   string
+		reason   string
+		level    string
+		enforced bool
+		want     string
 	}{
-		"Shipped":  {reason: "the shipped object exempts kube-scheduler", change: func(*flowcontrolv1.FlowSchema) {}},
-		"Level":    {reason: "in another priority level, calls occupy seats", change: func(s *flowcontrolv1.FlowSchema) { s.Spec.PriorityLevelConfiguration.Name = "workload-high" }, want: `its priority level is "workload-high", not "exempt"`},
-		"Disabled": {reason: "the API server does not enforce priority and fairness", change: func(s *flowcontrolv1.FlowSchema) { s.Status.Conditions = nil }, want: "the API server has not set its condition Dangling to False"},
+		"Shipped":  {reason: "the shipped object exempts kube-scheduler", level: "exempt", enforced: true},
+		"Level":    {reason: "in another priority level, calls occupy seats", level: "workload-high", enforced: true, want: `its priority level is "workload-high", not "exempt"`},
+		"Disabled": {reason: "without priority and fairness, the FlowSchema has no effect", level: "exempt", want: "the API server does not enforce priority and fairness"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			schema := shippedFlowSchema(t)
-			tc.change(schema)
-			subjects, err := exemptSubjects(schema)
+			schema.Spec.PriorityLevelConfiguration.Name = tc.level
+			subjects, err := exemptSubjects(schema, tc.enforced)
 			if tc.want != "" {
 				require.EqualError(t, err, tc.want, tc.reason)
 				return
@@ -105,7 +110,7 @@ func TestExemption_Update(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var who func(authenticationv1.UserInfo) bool
 			client := fake.NewClientset(shippedFlowSchema(t))
-			x := &Exemption{Client: client, Apply: func(f func(authenticationv1.UserInfo) bool) { who = f }}
+			x := &Exemption{client: client, apply: func(f func(authenticationv1.UserInfo) bool) { who = f }, enforced: true}
 			x.update(t.Context())
 			client.PrependReactor("get", "flowschemas", func(clienttesting.Action) (bool, runtime.Object, error) { return tc.err != nil, nil, tc.err })
 			x.update(t.Context())
@@ -117,5 +122,28 @@ func TestExemption_Update(t *testing.T) {
 			assert.True(t, who(authenticationv1.UserInfo{Username: "system:kube-scheduler"}), tc.reason)
 			assert.False(t, who(authenticationv1.UserInfo{Username: "another"}))
 		})
+	}
+}
+
+// TestExemption_Header checks that users are exempt only while the responses show that the API server enforces priority and fairness. After
+// a restart without it, the FlowSchema keeps its conditions.
+func TestExemption_Header(t *testing.T) {
+	schema := shippedFlowSchema(t)
+	schema.Status.Conditions = []flowcontrolv1.FlowSchemaCondition{{Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionFalse}}
+	enforces := true
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if enforces {
+			w.Header().Set(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID, "uid")
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(schema)
+	}))
+	t.Cleanup(server.Close)
+	var who func(authenticationv1.UserInfo) bool
+	x, err := NewExemption(&rest.Config{Host: server.URL}, time.Minute, func(f func(authenticationv1.UserInfo) bool) { who = f })
+	require.NoError(t, err)
+	for _, enforces = range []bool{true, false, true} {
+		x.update(t.Context())
+		assert.Equal(t, enforces, who != nil)
 	}
 }

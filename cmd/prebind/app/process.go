@@ -79,7 +79,11 @@ func serve(ctx context.Context, o *serveOptions, c *configuration.PrebindConfigu
 	if err := p.buildEngine(running, shared.Metrics); err != nil {
 		return err
 	}
-	parts := []manager.Runnable{p.replicas, &apiclient.Exemption{Client: p.client, Apply: p.engine.Exempt}, always(func(ctx context.Context) {
+	exemption, err := apiclient.NewExemption(p.config, replica.RequestTakes, p.engine.Exempt)
+	if err != nil {
+		return err
+	}
+	parts := []manager.Runnable{p.replicas, exemption, always(func(ctx context.Context) {
 		p.assembly.WaitForSync(ctx)
 		p.engine.Sweep(ctx, p.replicas)
 	})}
