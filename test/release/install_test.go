@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
@@ -85,6 +86,23 @@ func (w *world) start() {
 		_, err := w.prebind.Start(w.t.Context())
 		require.NoError(w.t, err)
 	}
+}
+
+// completeRollout reports the pods of the Deployment as ready, like the kubelet.
+func (w *world) completeRollout() {
+	w.t.Helper()
+	require.EventuallyWithT(w.t, func(c *assert.CollectT) {
+		pods, err := w.client.CoreV1().Pods(install.Namespace).List(w.t.Context(), metav1.ListOptions{})
+		require.NoError(c, err)
+		for _, pod := range pods.Items {
+			_, err := w.client.CoreV1().Pods(install.Namespace).Patch(w.t.Context(), pod.Name, types.StrategicMergePatchType,
+				[]byte(`{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}`), metav1.PatchOptions{}, "status")
+			require.NoError(c, err)
+		}
+		d, err := w.client.AppsV1().Deployments(install.Namespace).Get(w.t.Context(), "prebind", metav1.GetOptions{})
+		require.NoError(c, err)
+		assert.Equal(c, *d.Spec.Replicas, d.Status.AvailableReplicas)
+	}, patience, time.Second)
 }
 
 // bind creates a pod and waits until kube-scheduler has bound it.
@@ -187,6 +205,7 @@ func TestInstall(t *testing.T) {
 			w.start() // The test runs the pods as processes, so a rollout would never end.
 			assert.NotContains(t, w.bind("audited").Annotations, "topology.prebind.dev/hostname", "the first installation only reports")
 			u.checkInstallation()
+			w.completeRollout()
 			w.assertNext("mode is Audit. ", "the second step is missing")
 			u.command = u.next("kubectl apply")
 			assert.Empty(t, u.todo, "the section should contain no other commands")

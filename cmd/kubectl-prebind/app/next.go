@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -78,7 +79,7 @@ func findings(ctx context.Context, client kubernetes.Interface, own string, all 
 			found = append(found, "replica "+s.Replica+" is not ready: "+state+": see "+cli.Documentation("operations.md#replicas-are-not-ready"))
 		}
 	}
-	r := registrationOf(ctx, client)
+	r := registrationOf(ctx, client, own)
 	// If all replicas are silent, the clock of this computer can be ahead.
 	heard := len(all) == 0 || slices.ContainsFunc(all, func(s replica.Status) bool { return now.Sub(s.Reported.Time) <= silentAfter })
 	glass := "to bind pods without Prebind: kubectl delete mutatingwebhookconfiguration " + cmp.Or(r.name, "prebind") + ": see " + cli.Documentation("operations.md#break-glass")
@@ -95,6 +96,15 @@ func findings(ctx context.Context, client kubernetes.Interface, own string, all 
 	for _, s := range all {
 		if s.Lacks != "" {
 			found = append(found, "replica "+s.Replica+" decides from old objects: "+s.Lacks)
+		}
+	}
+	if len(found) == 0 && (audits(all) || r.failurePolicy == admissionregistrationv1.Ignore) {
+		complete, err := rolledOut(ctx, client, own)
+		switch {
+		case err != nil:
+			r.obstacle = cmp.Or(r.obstacle, "Before you set Fail, check that the rollout of Prebind is complete. This command cannot: "+err.Error())
+		case !complete:
+			found = append(found, "the rollout of Prebind is not complete, and a replica that restarts may not start: kubectl -n "+own+" get pods: see "+cli.Documentation("operations.md#pods-do-not-start"))
 		}
 	}
 	broken, audited := policiesOf(ctx, client)
@@ -118,12 +128,14 @@ type registration struct {
 	namespace string
 	// failurePolicy is empty if the user may not read it.
 	failurePolicy admissionregistrationv1.FailurePolicyType
+	// obstacle is what must be done before failurePolicy Fail, or empty.
+	obstacle string
 }
 
 // unregistered is in place of the failurePolicy of a webhook that is missing.
 const unregistered admissionregistrationv1.FailurePolicyType = "unregistered"
 
-func registrationOf(ctx context.Context, client kubernetes.Interface) registration {
+func registrationOf(ctx context.Context, client kubernetes.Interface, own string) registration {
 	list, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return registration{}
@@ -132,11 +144,26 @@ func registrationOf(ctx context.Context, client kubernetes.Interface) registrati
 		for i, w := range c.Webhooks {
 			if w.Name == webhook.Name {
 				namespace := ptr.Deref(w.ClientConfig.Service, admissionregistrationv1.ServiceReference{}).Namespace
-				return registration{name: c.Name, index: i, namespace: namespace, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
+				r := registration{name: c.Name, index: i, namespace: namespace, failurePolicy: ptr.Deref(w.FailurePolicy, admissionregistrationv1.Fail)}
+				if selector, err := metav1.LabelSelectorAsSelector(w.NamespaceSelector); err != nil || selector.Matches(labels.Set{corev1.LabelMetadataName: own}) {
+					r.obstacle = "Before you set Fail, add Prebind's namespace " + own + " to the names in namespaceSelector: see " + cli.Documentation("install.md#exempt-namespaces")
+				}
+				return r
 			}
 		}
 	}
 	return registration{failurePolicy: unregistered}
+}
+
+// rolledOut returns whether all pods of the Deployment are new and available, as 'kubectl rollout status' does. New pods that do not start, such as
+// with an invalid configuration, have no lease, and the old pods stay ready.
+func rolledOut(ctx context.Context, client kubernetes.Interface, own string) (bool, error) {
+	d, err := client.AppsV1().Deployments(own).Get(ctx, "prebind", metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	want, s := ptr.Deref(d.Spec.Replicas, 1), d.Status
+	return s.ObservedGeneration == d.Generation && s.Replicas == want && s.UpdatedReplicas == want && s.AvailableReplicas == want, nil
 }
 
 // audits returns whether the mode is Audit.
@@ -164,9 +191,9 @@ func nextStep(r registration, all []replica.Status, settled bool, reached reach,
 	}
 	remedy := "Set Fail when two replicas with the same version and configuration are ready, in mode Enforce"
 	if settled && len(all) >= 2 && all[0].Mode == string(binder.ModeEnforce) {
-		remedy = fmt.Sprintf("%d replicas are ready. First do the checks of step 3 in %s. To set Fail, now and in your values or "+
+		remedy = cmp.Or(r.obstacle, fmt.Sprintf("%d replicas are ready. First do the checks of step 3 in %s. To set Fail, now and in your values or "+
 			`kustomization: kubectl patch mutatingwebhookconfiguration %s --type=json -p '[{"op": "replace", "path": "/webhooks/%d/failurePolicy", "value": "Fail"}]'`,
-			len(all), cli.Documentation("install.md#roll-out"), r.name, r.index)
+			len(all), cli.Documentation("install.md#roll-out"), r.name, r.index))
 	}
 	return []string{"failurePolicy of MutatingWebhookConfiguration " + r.name + " is Ignore: when the API server cannot call Prebind, it binds pods without it. " + remedy}
 }

@@ -65,8 +65,9 @@ to list leases in Prebind's namespace. The command also posts a dry-run Binding 
 pod that does not exist, in the namespace default, if you may create pods/binding
 there. If the API server cannot call Prebind for it, or does not answer in ten
 seconds, NEXT begins with the error. For all lines of NEXT, you also need permission
-to list mutatingwebhookconfigurations, validatingadmissionpolicybindings, bindpolicies
-and bindtasks.
+to get the Deployment prebind in Prebind's namespace, and to list
+mutatingwebhookconfigurations, validatingadmissionpolicybindings, bindpolicies and
+bindtasks.
 
 Exit codes: 0, or 1 if the API server cannot call Prebind or does not answer in time,
 or if the leases cannot be read.`,

@@ -5,12 +5,15 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,10 +144,11 @@ const (
 	bindingsPath = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 	policiesPath = "/apis/policy.prebind.dev/v1alpha1/bindpolicies"
 	tasksPath    = "/apis/policy.prebind.dev/v1alpha1/bindtasks"
+	rolloutPath  = "/apis/apps/v1/namespaces/own/deployments/prebind"
 )
 
-// TestFindings checks each finding by a cluster that differs in one list from one without findings. The API server answers 404 to lists
-// that are missing, as if the user had no permission.
+// TestFindings checks each finding by a cluster that differs in one list, or in the Deployment, from one without findings. The API server
+// answers 404 to those that are missing, as if the user had no permission.
 func TestFindings(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	ready := replica.Status{Replica: "aaa", Version: "v1", Config: "1", Mode: "Enforce", Reported: metav1.NewTime(now)}
@@ -159,7 +163,13 @@ func TestFindings(t *testing.T) {
 	off := changed(func(s *replica.Status) { s.Mode = "Off" })
 	answers := reach{answered: true}
 	const elsewhere = `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev", "clientConfig": {"service": {"namespace": "other"}}}]}`
-	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore"}]}`
+	const ignores = `{"metadata": {"name": "mine"}, "webhooks": [{"name": "other"}, {"name": "pods-binding.prebind.dev", "failurePolicy": "Ignore", ` +
+		`"namespaceSelector": {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["own"]}]}}]}`
+	rollout := func(observed, replicas, updated, available int) string {
+		return fmt.Sprintf(`{"metadata": {"generation": 2}, "spec": {"replicas": 2}, "status": {"observedGeneration": %d, "replicas": %d, "updatedReplicas": %d, "availableReplicas": %d}}`,
+			observed, replicas, updated, available)
+	}
+	const unknown = "unknown"
 	const later = "in mode Enforce"
 	task := func(handler, created, more string) string {
 		return fmt.Sprintf(`{"metadata": {"name": "t", "creationTimestamp": %q}, "spec": {"handler": %q, "attempts": ["a-1"]}, %s}`, created, handler, more)
@@ -170,8 +180,10 @@ func TestFindings(t *testing.T) {
 		path     string
 		items    string
 		replicas []replica.Status
-		reached  reach
-		want     []string
+		// rollout is the Deployment if its rollout is not complete, or unknown.
+		rollout string
+		reached reach
+		want    []string
 	}{
 		"None":                {reason: "there is no work"},
 		"NotReady":            {reason: "the reason and the page with its fix are shown", replicas: []replica.Status{ready, draining}, want: []string{"replica aaa is not ready: no: draining: see ", "operations.md#replicas-are-not-ready"}},
@@ -189,6 +201,15 @@ func TestFindings(t *testing.T) {
 		"Ignore":              {reason: "the third step of the rollout is missing", path: webhooksPath, items: ignores, reached: answers, want: []string{"mine is Ignore", "step 3", "install.md#roll-out", `kubectl patch mutatingwebhookconfiguration mine`, `"path": "/webhooks/1/failurePolicy", "value": "Fail"`}},
 		"IgnoreOne":           {reason: "Fail needs two replicas", path: webhooksPath, items: ignores, replicas: []replica.Status{ready}, reached: answers, want: []string{"mine is Ignore", later}},
 		"IgnoreRollout":       {reason: "the rollout is not complete", path: webhooksPath, items: ignores, replicas: []replica.Status{ready, changed(func(s *replica.Status) { s.Config = "2" })}, want: []string{later}},
+		"IgnoreNamespace":     {reason: "after a stop of the cluster, Fail would stop the binds of Prebind's own pods", path: webhooksPath, items: strings.Replace(ignores, "own", "kube-system", 1), reached: answers, want: []string{"mine is Ignore", "pods without it. Before you set Fail, add Prebind's namespace own to the names in namespaceSelector: see "}},
+		"IgnoreCrash":         {reason: "a new pod does not start, and the old pods would not either", path: webhooksPath, items: ignores, rollout: rollout(2, 3, 1, 2), reached: answers, want: []string{"[the rollout of Prebind is not complete", "kubectl -n own get pods", "mine is Ignore", later}},
+		"IgnoreCrashAll":      {reason: "two old pods are available", path: webhooksPath, items: ignores, rollout: rollout(2, 4, 2, 2), reached: answers, want: []string{"[the rollout of Prebind is not complete"}},
+		"IgnoreCrashLate":     {reason: "the old pods have ended", path: webhooksPath, items: ignores, rollout: rollout(2, 2, 2, 1), reached: answers, want: []string{"[the rollout of Prebind is not complete"}},
+		"IgnorePaused":        {reason: "all pods are old", path: webhooksPath, items: ignores, rollout: rollout(2, 2, 0, 2), reached: answers, want: []string{"[the rollout of Prebind is not complete"}},
+		"IgnoreChanged":       {reason: "the status is that of an earlier generation", path: webhooksPath, items: ignores, rollout: rollout(1, 2, 2, 2), reached: answers, want: []string{"[the rollout of Prebind is not complete"}},
+		"IgnoreUnknown":       {reason: "the user may not read the Deployment", path: webhooksPath, items: ignores, rollout: unknown, reached: answers, want: []string{"[failurePolicy", "mine is Ignore", "pods without it. Before you set Fail, check that the rollout of Prebind is complete. This command cannot: "}},
+		"AuditCrash":          {reason: "Enforce would be the next change of the same Deployment", rollout: rollout(2, 3, 1, 2), replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"[the rollout of Prebind is not complete", "operations.md#pods-do-not-start]"}},
+		"AuditUnknown":        {reason: "with Ignore, binds go on", rollout: unknown, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"[mode is Audit", "--set config.mode=Enforce"}},
 		"Audit":               {reason: "the second step of the rollout is missing", replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"reason=BindAudited", "--set config.mode=Enforce"}},
 		"AuditIgnore":         {reason: "Ignore is right until Prebind enforces", path: webhooksPath, items: ignores, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"mode is Audit"}},
 		"AuditPolicies":       {reason: "a policy that is not ready could reject each bind", path: policiesPath, items: `{"metadata": {"name": "new"}}`, replicas: []replica.Status{audits, audits}, reached: answers, want: []string{"[BindPolicies are not ready: new"}},
@@ -216,18 +237,22 @@ func TestFindings(t *testing.T) {
 				webhooksPath: `{"metadata": {"name": "ours"}, "webhooks": [{"name": "pods-binding.prebind.dev", "clientConfig": {"service": {"namespace": "own"}}}]}`,
 				bindingsPath: `{"spec": {"policyName": "annotations.prebind.dev", "validationActions": ["Deny"]}}`,
 				policiesPath: "", tasksPath: "",
+				rolloutPath: cmp.Or(tc.rollout, rollout(2, 2, 2, 2)),
 			}
 			if _, exists := lists[tc.path]; exists {
 				lists[tc.path] = tc.items
 			}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				items, exists := lists[r.URL.Path]
-				if !exists || tc.path == "all" {
+				if !exists || tc.path == "all" || items == unknown {
 					http.NotFound(w, r)
 					return
 				}
 				w.Header().Set("Content-Type", "application/json")
-				_, _ = fmt.Fprintf(w, `{"items": [%s]}`, items)
+				if r.URL.Path != rolloutPath {
+					items = fmt.Sprintf(`{"items": [%s]}`, items)
+				}
+				_, _ = io.WriteString(w, items)
 			}))
 			t.Cleanup(server.Close)
 			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
@@ -241,6 +266,9 @@ func TestFindings(t *testing.T) {
 			}
 			if slices.ContainsFunc(tc.replicas, func(s replica.Status) bool { return s.Mode == "Audit" }) {
 				assert.NotContains(t, fmt.Sprint(got), "failurePolicy", "Ignore is right until Prebind enforces")
+			}
+			if tc.rollout != "" {
+				assert.NotContains(t, fmt.Sprint(got), "kubectl patch", tc.reason)
 			}
 			for _, words := range tc.want {
 				assert.Contains(t, fmt.Sprint(got), words, tc.reason)
