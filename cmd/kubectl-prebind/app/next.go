@@ -171,8 +171,8 @@ func audits(all []replica.Status) bool {
 	return len(all) > 0 && all[0].Mode == string(binder.ModeAudit)
 }
 
-// nextStep returns the next step of the rollout: register the webhook, enforce, set Fail. The replicas are settled if all are ready and have
-// the same configuration. Broken says that a BindPolicy is not ready.
+// nextStep returns the next step of the rollout: register the webhook, audit, enforce, set Fail. The replicas are settled if all are ready
+// and have the same configuration, without other findings. Broken says that a BindPolicy is not ready.
 func nextStep(r registration, all []replica.Status, settled bool, reached reach, broken bool) []string {
 	// In mode Off, a replica allows the test Binding without an explanation.
 	off := slices.ContainsFunc(all, func(s replica.Status) bool { return s.Mode == string(binder.ModeOff) })
@@ -185,6 +185,9 @@ func nextStep(r registration, all []replica.Status, settled bool, reached reach,
 			"otherwise the API server cannot call Prebind, and binds pods without it: see " + cli.Documentation("install.md#check-the-installation")}
 	case audits(all) && settled && !broken: // If Prebind enforced, it would reject a bind whose policy is not ready.
 		return []string{"mode is Audit. After a week, review prebind_audited_decisions_total and, for the last hour, 'kubectl get events -A --field-selector reason=" + work.ReasonAudited + "'. Then set mode Enforce: with Helm --set config.mode=Enforce, otherwise in the configuration file: see " +
+			cli.Documentation("install.md#roll-out")}
+	case off:
+		return []string{"mode is Off: pods are bound without checks, annotations and preparation, unless a rule sets another mode for their namespace. Set mode Audit: with Helm --set config.mode=Audit, otherwise in the configuration file: see " +
 			cli.Documentation("install.md#roll-out")}
 	case audits(all) || r.failurePolicy != admissionregistrationv1.Ignore:
 		return nil
