@@ -125,6 +125,11 @@ func Change[T client.Object](s *Server, o T, manager string, change func(T)) {
 	}
 	changed, _ := reflect.TypeAssert[T](reflect.ValueOf(found.DeepCopyObject()))
 	change(changed)
+	if found.GetDeletionTimestamp() != nil && len(found.GetFinalizers()) > 0 && len(changed.GetFinalizers()) == 0 {
+		s.mu.Unlock()
+		s.Remove(changed)
+		return
+	}
 	noteReservations(found, changed, manager)
 	s.stamp(changed)
 	s.store(changed)
