@@ -8,6 +8,8 @@
 // one succeeds. It contains the pod, and the marks of the attempts to bind the pod. PreBindRollBack deletes it with the last mark. PostBind
 // removes all marks, which confirms the license. Tidy deletes it within two minutes after its pod has ended.
 //
+// A license does not depend on the node, so all methods find it by the UID of the pod. For an object that does, they must use the node, too.
+//
 // Tenants cannot write in Prebind's namespace, so the plugin trusts its ConfigMaps. Tenants can write the annotation, so it is validated.
 package license
 
