@@ -98,8 +98,8 @@ func newTurns() turns {
 	return t
 }
 
-// take returns the function that ends a turn, and whether it had to wait for the turn. If the context ends first, there is no need to wait: the
-// result does not count.
+// take returns the function that ends a turn, and whether it had to wait for the turn. If the context ends first, the result of the pass
+// does not count.
 func (t *turns) take(ctx context.Context, namespace string) (end func(), waited bool) {
 	turn := t.of[maphash.String(t.seed, namespace)%uint64(len(t.of))]
 	end = func() { <-turn }

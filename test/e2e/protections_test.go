@@ -176,7 +176,7 @@ func TestAnnotationsAreImmutable(t *testing.T) {
 	assert.NoError(t, exempt.patchMetadata("annotations", "device.prebind.dev/gpu", `"GPU-1"`, ""), "Prebind does not read the annotations of pods in an exempt namespace")
 }
 
-// assertRoomForBinding checks that the annotations of a pod cannot grow right before its bind: with more than 256 KiB, nobody could evict it.
+// assertRoomForBinding checks that the annotations of a pod cannot grow right before its bind: a pod with more than 256 KiB cannot be evicted.
 func (b *bench) assertRoomForBinding() {
 	b.t.Helper()
 	b.pod(byHand)
