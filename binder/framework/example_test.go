@@ -19,8 +19,8 @@ import (
 type attachment struct {
 	metav1.ObjectMeta
 
+	// Marks are those of the attempts. PostBind removes all of them, which confirms the attachment.
 	Marks          []framework.Mark
-	Confirmed      bool
 	Attached, Lost bool
 }
 
@@ -31,8 +31,9 @@ func preFlight(bc *framework.BindContext, a *attachment) (framework.Verdict, err
 	case a == nil:
 		return framework.Verdict{Writes: []string{"attach the device"}}, nil
 	case a.DeletionTimestamp != nil: // An earlier attempt was rolled back.
-		return framework.Verdict{Wait: framework.Wait{Object: object, For: "its deletion"}}, nil
-	case !a.Confirmed && !slices.Contains(a.Marks, bc.Mark()):
+		wait, err := bc.AtMost(time.Minute, framework.Wait{Object: object, For: "its deletion"}, "check the fabric")
+		return framework.Verdict{Wait: wait}, err
+	case len(a.Marks) > 0 && !slices.Contains(a.Marks, bc.Mark()):
 		return framework.Verdict{Writes: []string{"add the mark"}}, nil
 	case a.Lost:
 		return framework.Verdict{}, framework.Refuse(object, "the device cannot be attached").Advise("choose another node")
@@ -51,9 +52,8 @@ func ExamplePreBinder() {
 		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "pod-1"}}, Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}},
 		Attempt: "r1-1", Now: now, Since: now,
 	}
-	ours := attachment{Marks: []framework.Mark{bc.Mark()}}
-	ready := attachment{Marks: ours.Marks, Attached: true}
-	for _, a := range []*attachment{nil, {}, &ours, {Marks: ours.Marks, Lost: true}, &ready} {
+	marks := []framework.Mark{bc.Mark()}
+	for _, a := range []*attachment{nil, {Marks: make([]framework.Mark, 1)}, {Marks: marks}, {Marks: marks, Lost: true}, {Marks: marks, Attached: true}} {
 		v, err := preFlight(bc, a)
 		fmt.Println(v.Writes, v.Wait.For, err)
 	}
