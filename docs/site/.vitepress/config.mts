@@ -95,7 +95,7 @@ export default defineConfig({
 					layout: 'home',
 					hero: {
 						name: name.content,
-						tagline: md.renderer.render(tagline.children!, md.options, env),
+						tagline: md.renderer.render(tagline.children!, md.options, env).replaceAll('\n', ' '),
 						actions: [
 							{text: 'Install', link: '/docs/install.md'},
 							{text: 'Documentation', link: '/docs/', theme: 'alt'},
