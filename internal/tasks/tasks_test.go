@@ -13,10 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/internal/podstate"
@@ -268,18 +266,6 @@ func TestTidy(t *testing.T) {
 	assert.Equal(t, waiting.Name, left[1].Name, "its pod is not bound yet")
 }
 
-// listing counts the objects that its lists return.
-type listing struct {
-	client.Reader
-	items int
-}
-
-func (l *listing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
-	err := l.Reader.List(ctx, into, options...)
-	l.items += meta.LenList(into)
-	return err
-}
-
 // A tenant can have many pods that wait. They cost the binds of others nothing.
 func TestPostBind_ReadsTheTasksOfThePod(t *testing.T) {
 	server := fakeapi.New()
@@ -294,11 +280,11 @@ func TestPostBind_ReadsTheTasksOfThePod(t *testing.T) {
 	put("web", "a", "r-1", "s-1")
 	put("web", "b", "r-1")
 	put("runs", "a")
-	cached, api := &listing{Reader: server.Cache()}, server.Connect()
+	cached, api := &fakeapi.Listing{Reader: server.Cache()}, server.Connect()
 	s := NewStore(framework.Handle{Cached: cached, Live: api, Writer: api})
 	m := framework.Mark{Pod: types.NamespacedName{Namespace: "default", Name: "web"}, PodUID: "web", Node: "node-1", Attempt: "r-1"}
 	require.NoError(t, s.PostBind(t.Context(), m, nil))
-	assert.Equal(t, 2, cached.items)
+	assert.Equal(t, 2, cached.Items)
 	marks, err := s.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, marks, 50, "both BindTasks of the pod are confirmed")

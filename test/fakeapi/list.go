@@ -5,6 +5,7 @@ package fakeapi
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"strings"
 
@@ -131,4 +132,18 @@ func valueOf(field string, object client.Object) (value string, known bool) {
 	default:
 		return "", false
 	}
+}
+
+// Listing is a reader that counts the objects that its lists return. It is not safe for concurrent use.
+type Listing struct {
+	client.Reader
+
+	Items int
+}
+
+// List implements client.Reader.
+func (l *Listing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
+	err := l.Reader.List(ctx, into, options...)
+	l.Items += meta.LenList(into)
+	return err
 }

@@ -4,7 +4,6 @@
 package volumebinding
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -221,18 +219,6 @@ func TestExclusive_Release(t *testing.T) {
 	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 
-// listing counts the objects that its lists return.
-type listing struct {
-	client.Reader
-	items int
-}
-
-func (l *listing) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
-	err := l.Reader.List(ctx, into, options...)
-	l.items += meta.LenList(into)
-	return err
-}
-
 // TestExclusive_PostBindReadsItsRecords: other pods can have any number of ReadWriteOncePod claims.
 func TestExclusive_PostBindReadsItsRecords(t *testing.T) {
 	w := onePod()
@@ -241,7 +227,7 @@ func TestExclusive_PostBindReadsItsRecords(t *testing.T) {
 		require.NoError(t, err)
 		w.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "prebind-system", Name: fmt.Sprint(recordPrefix, i), Labels: map[string]string{ledger.Label: component}}, Data: data})
 	}
-	cached := &listing{Reader: w.cached}
+	cached := &fakeapi.Listing{Reader: w.cached}
 	w.cached = cached
 	p, bc := pluginIn(w), contextFor(thePod())
 	_, err := p.pass(t.Context(), bc)
@@ -250,12 +236,12 @@ func TestExclusive_PostBindReadsItsRecords(t *testing.T) {
 	marks, err := p.Marks(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, marks, 11, "the marks of all pods")
-	cached.items = 0
+	cached.Items = 0
 	require.NoError(t, p.PostBind(t.Context(), bc.Mark(), nil))
-	assert.Equal(t, 1, cached.items)
+	assert.Equal(t, 1, cached.Items)
 	assert.Len(t, w.records(), 10, "the record of the pod is deleted")
 	require.NoError(t, p.PostBind(t.Context(), onNode(gen.Pod("web-2", gen.UID("without-claims")), theNode()).Mark(), nil))
-	assert.Equal(t, 1, cached.items)
+	assert.Equal(t, 1, cached.Items)
 }
 
 // TestExclusive_ReleaseConflict: two replicas roll back their attempts at one bind at the same time.
