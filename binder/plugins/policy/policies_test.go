@@ -169,7 +169,7 @@ func TestController_HangingWatch(t *testing.T) {
 	}
 }
 
-// A restart does not release the binds that wait for a policy with failurePolicy Ignore. It takes a limited time.
+// A restart does not release the binds that wait for a policy with failurePolicy Ignore. The wait has a limit.
 func TestController_StartsWithIgnore(t *testing.T) {
 	const ignore = "failurePolicy: Ignore"
 	for name, tc := range map[string]struct {
