@@ -86,14 +86,22 @@ func TestLostRecord_DuringABind(t *testing.T) {
 	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
 }
 
-// The annotations of the pod were changed during the bind, and list the device of another pod. The mark must end anyway.
-func TestPostBind_ConfirmsTheGrantAgainstTheAnnotations(t *testing.T) {
+// The scheduler has chosen another device, and a replica in mode Audit allowed that bind. Both devices count.
+func TestPostBind_BoundWithoutPrebind(t *testing.T) {
 	s, p, bc := granted(t)
-	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-2"))))
 	s.bind(bc)
-	s.change(bc.Pod, func(pod *corev1.Pod) { pod.Annotations[gpu] = "GPU-2" })
+	s.change(bc.Pod, func(pod *corev1.Pod) {
+		delete(pod.Annotations, framework.AttemptAnnotation)
+		pod.Annotations[gpu] = "GPU-2"
+	})
 	require.NoError(t, s.postBind(p, bc))
-	assert.Equal(t, map[string]string{"web": "[a: GPU-1 (gpu)] bound", "other": "[b: GPU-2 (gpu)]"}, held(s))
+	for _, id := range []string{"GPU-1", "GPU-2"} {
+		err := prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, id)))
+		assert.ErrorContains(t, err, "web", id)
+	}
+	marks, err := p.Marks(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, marks, "the mark ends")
 }
 
 // The engine has read that the pod runs. Then the pod finishes, and another one is granted its device. PostBind must

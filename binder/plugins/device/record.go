@@ -200,12 +200,13 @@ func (r *record) drop(uid types.UID) {
 }
 
 // bind gives the pod the grant that it was bound with. The annotations of the bound pod name
-// the attempt, and select one grant if the attempt has several. If they match no grant, bind
-// keeps all of them. It restores a missing entry.
+// the attempt, and select one grant if the attempt has several. If they match no grant, the pod was
+// bound without this plugin after an earlier bind had a grant: bind keeps all grants, and adds the pod's devices.
+// It restores a missing entry.
 func (r *record) bind(pod *corev1.Pod, says grant) {
 	e := r.Entries[pod.UID]
 	if e == nil && len(says.Devices) > 0 {
-		e = &entry{Pod: nameOf(pod), Grants: []grant{says}}
+		e = &entry{Pod: nameOf(pod)}
 		r.Entries[pod.UID] = e
 	}
 	if e == nil || e.Bound {
@@ -218,7 +219,11 @@ func (r *record) bind(pod *corev1.Pod, says grant) {
 		}
 	}
 	keep(func(g grant) bool { return g.Attempt == says.Attempt })
-	keep(func(g grant) bool { return g.Devices.equal(says.Devices) })
+	has := func(g grant) bool { return g.Devices.equal(says.Devices) }
+	keep(has)
+	if len(says.Devices) > 0 && !slices.ContainsFunc(e.Grants, has) {
+		e.Grants = append(e.Grants, says)
+	}
 }
 
 // take adds the attempt to the holders of the node lock. The caller must check that the lock

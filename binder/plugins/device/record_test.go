@@ -122,7 +122,7 @@ func TestGrantAndRelease(t *testing.T) {
 		"Bind":              {reason: "the pod keeps the grant that it was bound with", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "b", two), want: boundBy(grant{"b", two})},
 		"BindSecondRound":   {reason: "the pod keeps the devices in its annotations", entry: grants(grant{"a", one}, grant{"a", two}), do: binding(pod, "a", two), want: boundBy(grant{"a", two})},
 		"BindSameDevices":   {reason: "another attempt has a grant of the same devices", entry: grants(grant{"a", one}, grant{"b", one}), do: binding(pod, "a", one), want: boundBy(grant{"a", one})},
-		"BindUnknownOfTwo":  {reason: "the pod keeps all grants of the attempt if the devices match none", entry: grants(grant{"a", one}, grant{"a", two}, grant{"b", one}), do: binding(pod, "a", half), want: boundBy(grant{"a", one}, grant{"a", two})},
+		"BindUnknownOfTwo":  {reason: "the pod keeps all grants of the attempt if the devices match none, and has its devices", entry: grants(grant{"a", one}, grant{"a", two}, grant{"b", one}), do: binding(pod, "a", half), want: boundBy(grant{"a", one}, grant{"a", two}, grant{"a", half})},
 		"BindOtherAttempt":  {reason: "the attempt has no grant, and the devices match another one", entry: grants(grant{"a", one}, grant{"b", two}), do: binding(pod, "c", two), want: boundBy(grant{"b", two})},
 		"BindAgain":         {reason: "the pod already has its grant", entry: boundBy(grant{"a", one}), do: binding(pod, "b", two), want: boundBy(grant{"a", one})},
 		"BindLost":          {reason: "the record was lost, and bind restores the entry", do: binding(pod, "a", one), want: boundBy(grant{"a", one})},
