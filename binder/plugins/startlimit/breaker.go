@@ -128,6 +128,9 @@ func (b *breakers) refused(pod *corev1.Pod, initial bool) {
 	if own := pod.Status.StartTime; own != nil && own.Time.Before(now) {
 		at = own.Time
 	}
+	if created := pod.CreationTimestamp.Time; at.Before(created) { // The clock of the node is behind that of the API server.
+		at = created
+	}
 	was := b.of(key)
 	is := b.limits.add(was, at)
 	b.histories.Set(key, is, b.limits.open+b.limits.window)

@@ -168,7 +168,7 @@ func TestBreakers_SlowNodeClock(t *testing.T) {
 		b, _ := newTestBreakers(three)
 		handler := b.handler()
 		for _, name := range []string{"a", "b", "c"} {
-			pod := bound(name, refusedFor("OutOfcpu", time.Now().Add(-7*time.Minute)), boundNow)
+			pod := bound(name, refusedFor("OutOfcpu", time.Now().Add(-7*time.Minute)), createdNow)
 			trimmed, err := newPlugin().refusedPods().Transform(pod)
 			require.NoError(t, err)
 			handler.OnAdd(trimmed, false)
@@ -195,7 +195,7 @@ func TestBreakers_RecreatedNode(t *testing.T) {
 		}
 		assert.Equal(t, closed, state(), "the watch reports pods of the earlier node late")
 		for i, want := range []phase{closed, closed, open} {
-			w.Put(bound("new-"+strconv.Itoa(i), refusedFor("OutOfcpu", time.Now().Add(-time.Minute)), boundNow)) // Its clock is behind.
+			w.Put(bound("new-"+strconv.Itoa(i), refusedFor("OutOfcpu", time.Now().Add(-time.Minute)), createdNow)) // Its clock is behind.
 			assert.Equal(t, want, state(), "rejection %d by the new node", i+1)
 		}
 	})

@@ -121,18 +121,15 @@ func inNamespace(namespace string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Namespace = namespace }
 }
 
-// refusedFor is a pod that the kubelet rejected at the time, right after the bind.
+// refusedFor is a pod that the kubelet rejected at the time. The kubelet removes the conditions; see rejectPod in k8s.io/kubernetes/pkg/kubelet.
 func refusedFor(reason string, at time.Time) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
-		pod.Status.Phase, pod.Status.Reason, pod.Status.StartTime = corev1.PodFailed, reason, new(metav1.NewTime(at))
-		for i := range pod.Status.Conditions {
-			pod.Status.Conditions[i].LastTransitionTime = metav1.NewTime(at)
-		}
+		pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: reason, StartTime: new(metav1.NewTime(at))}
 	}
 }
 
-// boundNow is a pod whose bind is now, by the clock of the API server.
-func boundNow(pod *corev1.Pod) { pod.Status.Conditions[0].LastTransitionTime = metav1.Now() }
+// createdNow is a pod that is created now, by the clock of the API server.
+func createdNow(pod *corev1.Pod) { pod.CreationTimestamp = metav1.Now() }
 
 func waitsFor(reason string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {

@@ -71,18 +71,12 @@ func onNodes(name string, phase corev1.PodPhase, counts func(*corev1.Pod) bool, 
 }
 
 // trim keeps the node of a pod that counts, and the reason and the time of a rejection. A kubelet sets status.startTime with its first
-// status of a pod, which is the rejection; see updateStatusInternal in k8s.io/kubernetes/pkg/kubelet/status. It is not before the bind, whose
-// time is that of the API server: the clock of the node can be behind.
+// status of a pod, which is the rejection; see updateStatusInternal in k8s.io/kubernetes/pkg/kubelet/status.
 func trim(pod *corev1.Pod, counts bool) *corev1.Pod {
 	trimmed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}}
 	if counts {
 		trimmed.CreationTimestamp, trimmed.Spec.NodeName = pod.CreationTimestamp, pod.Spec.NodeName
 		trimmed.Status = corev1.PodStatus{Phase: pod.Status.Phase, Reason: pod.Status.Reason, StartTime: pod.Status.StartTime}
-		for i := range pod.Status.Conditions {
-			if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled && trimmed.Status.StartTime.Before(&c.LastTransitionTime) {
-				trimmed.Status.StartTime = &c.LastTransitionTime
-			}
-		}
 	}
 	return trimmed
 }
