@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -168,6 +169,25 @@ func TestJudged_StreamingListBreaks(t *testing.T) {
 	require.ErrorIs(t, s.denied(), overloaded)
 	replaced()
 	require.Error(t, s.denied(), "a list without a watch is not enough")
+}
+
+// Streams that end without an error also do not.
+func TestJudged_StreamingListEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &selection{}
+		lists, _ := judged(&toolscache.ListWatch{WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			w := watch.NewFakeWithChanSize(1, false)
+			w.Add(podAt("a", "1"))
+			time.AfterFunc(time.Second, w.Stop)
+			return w, nil
+		}}, s.reject)
+		s.Informer = newInformer(framework.Selection{Example: &corev1.Pod{}}, lists)
+		go s.Run(t.Context())
+		<-time.After(maxFailures * time.Second / 2)
+		require.NoError(t, s.denied())
+		<-time.After(maxFailures * time.Second)
+		require.ErrorIs(t, s.denied(), errUnfinished)
+	})
 }
 
 // The informer lists, watches, reports rejections, and ends with its context.

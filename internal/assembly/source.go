@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -51,6 +52,9 @@ func (s *Source) Informer(ctx context.Context, want framework.Selection, rejecte
 // date: some tens of seconds.
 const maxFailures = 6
 
+// errUnfinished is the failure of a streaming list.
+var errUnfinished = errors.New("the API server ended the watch before it had sent all objects")
+
 // rejects returns whether the API server rejects the watch, also if it is repeated.
 func rejects(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
@@ -83,6 +87,9 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) (list *toolscache
 			case err == nil && o.SendInitialEvents == nil:
 				begins()
 			case err == nil:
+				if streams { // The reflector does not list after a stream that ends without an error.
+					judge(errUnfinished)
+				}
 				streams = true
 			case o.SendInitialEvents == nil, apierrors.IsTooManyRequests(err), utilnet.IsConnectionRefused(err):
 				judge(err)
