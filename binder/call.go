@@ -227,7 +227,6 @@ func (c *call) pass(ctx context.Context) step {
 	if s := c.look(ctx); s.do != allow {
 		return s // Observers get the results of the last pass.
 	}
-	c.results = c.results[:0]
 	if !c.DryRun {
 		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
 	}
@@ -240,6 +239,7 @@ func (c *call) pass(ctx context.Context) step {
 			}
 		}
 	}
+	c.results = c.results[:0]
 	now := c.o.Clock.Now()
 	for _, p := range c.settings.Plugins {
 		name := p.Name()
