@@ -29,6 +29,9 @@ const (
 	component    = "prebind-claim-record"
 	recordPrefix = "prebind-claim-"
 
+	// maxExclusive is the maximum number of these claims of a pod, because Prebind writes a record for each.
+	maxExclusive = 128
+
 	claimField  = "claim"
 	holderField = "holder"
 )

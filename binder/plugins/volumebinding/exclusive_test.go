@@ -219,6 +219,25 @@ func TestExclusive_Release(t *testing.T) {
 	assert.Len(t, w.records(), 1, "a bound pod needs no reservation, whichever attempt has bound it")
 }
 
+// A tenant can write pods with thousands of volumes.
+func TestExclusive_TooMany(t *testing.T) {
+	w, options := onePod(), []gen.PodOption{}
+	use := func(name string) {
+		claim := claimNamed(name, gen.AccessModes(corev1.ReadWriteOncePod), gen.BoundToVolume("pv-"+name))
+		w.put(claim)
+		w.put(volumeNamed("pv-"+name, gen.ClaimRef(claim)))
+		options = append(options, gen.UsesClaim(name))
+	}
+	for i := range maxExclusive - 1 {
+		use(fmt.Sprintf("more-%d", i))
+	}
+	_, err := pluginIn(w).pass(t.Context(), contextFor(thePod(options...)))
+	require.NoError(t, err)
+	use("last")
+	_, err = pluginIn(w).pass(t.Context(), contextFor(thePod(options...)))
+	assert.ErrorContains(t, err, "129 ReadWriteOncePod claims")
+}
+
 // TestExclusive_PostBindReadsItsRecords: other pods can have any number of ReadWriteOncePod claims.
 func TestExclusive_PostBindReadsItsRecords(t *testing.T) {
 	w := onePod()

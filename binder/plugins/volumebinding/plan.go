@@ -115,6 +115,9 @@ func findPodVolumes(ctx context.Context, s snapshot) (plan, error) {
 			return plan{}, err
 		}
 	}
+	if n := len(p.exclusive); n > maxExclusive {
+		return plan{}, framework.Refuse(framework.ObjectOf(s.pod), "the pod has %d ReadWriteOncePod claims, and the maximum is %d", n, maxExclusive)
+	}
 	slices.SortFunc(p.exclusive, func(a, b reservation) int { return cmp.Compare(a.claim.UID, b.claim.UID) })
 	if p.wait != (framework.Wait{}) {
 		return p, nil
