@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -46,8 +47,8 @@ func (r *Replicas) Living() map[string]bool {
 	return r.living
 }
 
-// Leads returns whether this replica leads: it has the smallest ID of the live replicas that can lead, by the last read. The lease of these
-// has a holder. Two replicas can lead for some seconds after one starts, and none for about 35 s after one was killed. So what the leader
+// Leads returns whether this replica leads: it has the smallest ID of the live candidates, by the last read. Replicas of 0.1 are none, because
+// they do not do the work of this leader. Two replicas can lead for some seconds after one starts, and none for about 35 s after one was killed. So what the leader
 // does is idempotent, and can wait.
 func (r *Replicas) Leads() bool {
 	r.observer.Lock()
@@ -101,7 +102,7 @@ func (r *Replicas) look(leases []coordinationv1.Lease, began time.Time) (dead []
 		id := l.Labels[label]
 		if began.Sub(last.at) <= duration {
 			living[id] = true
-			if l.Spec.HolderIdentity != nil && (leader == "" || id < leader) {
+			if ptr.Deref(l.Spec.HolderIdentity, "") == candidate && (leader == "" || id < leader) {
 				leader = id
 			}
 		} else if id != r.o.ID {

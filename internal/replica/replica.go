@@ -44,6 +44,8 @@ const (
 	label = "prebind.dev/replica"
 	// statusAnnotation holds Options.Status.
 	statusAnnotation = "prebind.dev/status"
+	// candidate is the holder of the lease of a replica that can lead. That of a replica of 0.1 has its ID.
+	candidate = "candidate"
 	// prefix begins the names of the leases.
 	prefix = "prebind-replica-"
 )
@@ -202,7 +204,7 @@ func (r *Replicas) renew(ctx context.Context) error {
 		Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(began))},
 	}
 	if r.o.Synced() {
-		lease.Spec.HolderIdentity = &r.o.ID
+		lease.Spec.HolderIdentity = new(candidate)
 	}
 	patch, err := json.Marshal(lease)
 	if err != nil {

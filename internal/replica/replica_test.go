@@ -294,9 +294,17 @@ func TestLeads(t *testing.T) {
 		assert.Equal(t, []bool{true, true}, leaders(), "without an election, every replica leads")
 		one.o.Elect, other.o.Elect, one.o.Synced = true, true, synced.Load
 		assert.Equal(t, []bool{false, false}, leaders(), "no lease was read")
+		older := &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: prefix + "0.1", Labels: map[string]string{label: "0.1"}},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("0.1")},
+		}
+		leases := client.CoordinationV1().Leases(one.o.Namespace)
+		_, err := leases.Create(t.Context(), older, metav1.CreateOptions{})
+		require.NoError(t, err)
 		go func() { _ = other.Start(quiet(t)) }()
 		pass(observeEvery + time.Second)
-		assert.Equal(t, []bool{false, true}, leaders())
+		assert.Equal(t, []bool{false, true}, leaders(), "a replica of 0.1 does not lead")
+		require.NoError(t, leases.Delete(t.Context(), older.Name, metav1.DeleteOptions{}))
 		go func() { _ = one.Start(quiet(t)) }()
 		pass(3 * observeEvery)
 		assert.Equal(t, []bool{false, true}, leaders(), "a replica that may never fill its caches does not lead")
