@@ -6,10 +6,11 @@ package policy
 // Permissions of this plugin. `make generate` writes the ClusterRole "prebind-policy" from these markers.
 // Operators omit the role if the plugin is off.
 //
-// Every replica reads the policies. The leader writes their status.
+// Every replica reads the policies. The leader writes their status. Replicas of 0.1 start without this plugin if update is missing: they run
+// beside others during an upgrade, and after a downgrade until the roles of 0.1 are applied.
 //
 // +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies,verbs=get;list;watch
-// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups=policy.prebind.dev,resources=bindpolicies/status,verbs=patch;update
 //
 // Every replica creates, continues and deletes the BindTasks of its binds.
 //
