@@ -300,6 +300,9 @@ func testPolicyCreate(t *testing.T, w *world) {
 			assertForged(t, err, tc.forged, tc.annotation+tc.label)
 		})
 	}
+	onNode := gen.Pod("on-node", gen.InNamespace(b.ns), gen.BoundTo("node-1"), gen.Annotation("device.prebind.dev/gpu", "GPU-1"))
+	_, err := b.client.CoreV1().Pods(b.ns).Create(t.Context(), onNode, metav1.CreateOptions{})
+	assert.True(t, apierrors.IsForbidden(err), "the pod would take a device that another one has: %v", err)
 }
 
 func (b *bench) patchMetadata(field, key, value, subresource string) error {
