@@ -64,17 +64,19 @@ func ends(err *framework.Error) step {
 // decide returns the next step by the results of a pass. asked are the plugins whose PreBind was
 // called since the last change. decide is pure.
 //
-// A plugin that still has to write after its PreBind waits for the cache to show what it wrote. An
-// error of the kind Wait is a wait. Plugins with late writes have their turn when no other plugin writes
+// A plugin that still has to write after its PreBind waits for the cache to show what it wrote, or writes again: what it now writes for can have
+// changed before the call subscribed. An error of the kind Wait is a wait. Plugins with late writes have their turn when no other plugin writes
 // or waits.
 func decide(results []result, asked map[string]bool) step {
 	var writes, late []int
+	first := false
 	s := step{do: wait}
 	waits := func(plugin string, w framework.Wait) {
 		if len(s.waits) == 0 {
 			s.plugin = plugin
 		}
 		s.waits = append(s.waits, w)
+		first = first || w.First
 		if !w.Until.IsZero() && (s.until.IsZero() || w.Until.Before(s.until)) {
 			s.until = w.Until
 		}
@@ -89,7 +91,7 @@ func decide(results []result, asked map[string]bool) step {
 		case v.Late && len(v.Writes) > 0:
 			late = append(late, i)
 		case len(v.Writes) > 0 && asked[name]:
-			waits(name, framework.Wait{For: "the cache to show what the plugin wrote"})
+			waits(name, framework.Wait{For: "the cache to show what the plugin wrote", Until: r.bc.Now.Add(readAgain)})
 		case len(v.Writes) > 0:
 			writes = append(writes, i)
 		}
@@ -98,7 +100,7 @@ func decide(results []result, asked map[string]bool) step {
 		}
 	}
 	switch {
-	case len(writes) > 0:
+	case len(writes) > 0 && !first:
 		return step{do: write, plugins: writes}
 	case len(s.waits) > 0:
 		return s

@@ -152,6 +152,21 @@ func TestRun_LateReservesLast(t *testing.T) {
 	})
 }
 
+// TestRun_FirstWait: nothing is written for a node that may turn out to be the wrong one.
+func TestRun_FirstWait(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		first := plugin{name: "first", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
+			if w.is("ready") {
+				return framework.Verdict{}, nil
+			}
+			return framework.Verdict{Wait: framework.Wait{For: "the node", First: true}}, nil
+		}}
+		time.AfterFunc(time.Second, func() { w.record("ready"); w.set("ready") })
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, w.writer("a"), first)).Err)
+		assert.Equal(t, []string{"ready", "write-a PreBind", "answer with attempt"}, w.said())
+	})
+}
+
 // TestRun_NextCallContinues: the hold ends, the client repeats the Binding, and the attempt is the same.
 func TestRun_NextCallContinues(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -458,6 +473,31 @@ func TestRun_FailedFirstWrite(t *testing.T) {
 		require.Nil(t, w.run(t.Context(), w.bind(nodeName, p)).Err)
 		assert.LessOrEqual(t, time.Since(began), readAgain+time.Second)
 		assert.Equal(t, 3, calls)
+	})
+}
+
+// A plugin has to write again because of a change while it wrote, before the call had a subscription.
+func TestRun_WritesAgain(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p := plugin{
+			name: "writer", world: w,
+			decide: func(*framework.BindContext) (framework.Verdict, error) {
+				if w.is("a") && w.is("b") {
+					return framework.Verdict{}, nil
+				}
+				return framework.Verdict{Writes: []string{"writes what is missing"}}, nil
+			},
+			preBind: func(*framework.BindContext) error {
+				if w.is("a") {
+					w.set("b")
+				}
+				w.set("a")
+				return nil
+			},
+		}
+		began := time.Now()
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, p)).Err)
+		assert.LessOrEqual(t, time.Since(began), readAgain+time.Second)
 	})
 }
 

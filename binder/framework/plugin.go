@@ -191,6 +191,9 @@ type Wait struct {
 	// Until is when the pass is repeated even if nothing has changed. Set it for a state that ends
 	// with time. Zero means never.
 	Until time.Time
+	// First means that plugins write nothing new until the wait is over. Set it if the node may turn out to be the wrong one, because some writes
+	// cannot be rolled back. The wait must not depend on writes of other plugins.
+	First bool
 }
 
 // String returns "Kind namespace/name: for".

@@ -60,7 +60,8 @@ func (p *plugin) decide(ctx context.Context, cache framework.Reader, bc *framewo
 	for _, w := range lacks {
 		texts = append(texts, w.For)
 	}
-	w := framework.Wait{Object: lacks[0].Object, For: strings.Join(text.Shorten(texts, maxShown), ", ")}
+	// A volume that was chosen or is being provisioned would bind the pod to this node.
+	w := framework.Wait{Object: lacks[0].Object, For: strings.Join(text.Shorten(texts, maxShown), ", "), First: true}
 	wait, err := bc.AtMost(limit, w, "choose another node")
 	return framework.Verdict{Wait: wait}, err
 }

@@ -312,6 +312,7 @@ func TestPreFlight(t *testing.T) {
 			assert.Equal(t, tc.waits, verdict.Wait.For, tc.reason)
 			if tc.object != (framework.Object{}) {
 				assert.Equal(t, tc.object, verdict.Wait.Object, tc.reason)
+				assert.True(t, verdict.Wait.First, "no volume is provisioned for the node yet")
 			}
 		})
 	}
