@@ -72,8 +72,8 @@ type BindTaskSpec struct {
 	Parameters map[string]ParameterValue `json:"parameters,omitempty"`
 	// Retain is how long the BindTask of a bound pod stays: WhilePodRuns until the pod has ended, UntilBound until it is bound.
 	Retain Retain `json:"retain"`
-	// Attempts names the attempts to bind the pod that rely on the BindTask: usually one, or one of each replica that gets calls for the bind. It
-	// is empty when the pod is bound. Handlers ignore it.
+	// Attempts names the attempts to bind the pod that rely on the BindTask. It is empty when the pod is bound.
+	// Handlers ignore it.
 	//
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
@@ -96,7 +96,7 @@ type PodReference struct {
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
-	// UID of the pod. A pod that is created again has another UID.
+	// UID of the pod.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=128

@@ -53,8 +53,8 @@ type BindPolicySpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	MatchConditions []MatchCondition `json:"matchConditions,omitempty"`
 
-	// Resources are the objects that expressions use in addition to the pod, the node, the namespace,
-	// the Binding and the claims. Prebind needs permission to get, list and watch their kinds.
+	// Resources are other objects that expressions use. Prebind needs permission to get, list and watch
+	// their kinds.
 	//
 	// +listType=map
 	// +listMapKey=name
@@ -85,8 +85,8 @@ type BindPolicySpec struct {
 	// +kubebuilder:validation:MinItems=1
 	WaitFor []Wait `json:"waitFor,omitempty"`
 
-	// Tasks are steps that other programs do before the bind. When all waits of this policy are over, Prebind creates a BindTask for each, and
-	// the bind waits until their handlers report that they are ready.
+	// Tasks are steps that other programs do before the bind. Prebind creates a BindTask for each when all waits of this policy
+	// are over.
 	//
 	// +listType=map
 	// +listMapKey=name
@@ -131,8 +131,8 @@ type MatchConstraints struct {
 
 // MatchCondition is a condition for the policy to apply.
 type MatchCondition struct {
-	// Name identifies the condition in messages. It consists of alphanumeric characters, '-', '_' or '.',
-	// and can have a DNS subdomain and a slash before it, such as example.com/gpu.
+	// Name identifies the condition in messages. It can have a DNS subdomain and a slash before it, such as
+	// example.com/gpu.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
@@ -228,8 +228,7 @@ type Validation struct {
 
 // Wait is a condition that the bind waits for.
 type Wait struct {
-	// Name identifies the wait in messages and events. It consists of alphanumeric characters, '-', '_' or
-	// '.'.
+	// Name identifies the wait in messages and events.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
@@ -305,7 +304,7 @@ type Task struct {
 
 // Parameter is a parameter of a task.
 type Parameter struct {
-	// Key of the parameter: letters, digits, '-', '_' and '.'. It begins and ends with a letter or digit.
+	// Key of the parameter, such as image.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
@@ -340,8 +339,7 @@ type Mutations struct {
 // Mutation is one annotation or label.
 type Mutation struct {
 	// Key of the annotation or label. A key without a slash becomes <policy>.policy.prebind.dev/<key>. The
-	// operator of Prebind must allow any other prefix (--policy-key-prefixes). Prefixes of
-	// kubernetes.io, k8s.io and prebind.dev are never allowed.
+	// operator of Prebind must allow any other prefix (--policy-key-prefixes).
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317

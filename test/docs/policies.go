@@ -66,13 +66,14 @@ func writeKind(to io.Writer, crd string) error {
 	for _, name := range []string{"spec", "status"} {
 		of := root.Properties[name]
 		fmt.Fprintf(to, "\n### %s of a %s\n\n%s\n\n", name, names.Kind, strings.Join(about(&of), " "))
-		writeFields(to, name, &of)
+		writeFields(to, name, &of, map[string]string{})
 	}
 	return nil
 }
 
-// writeFields writes a line for each field of the object, and below it those of the objects in it.
-func writeFields(to io.Writer, path string, object *apiextensionsv1.JSONSchemaProps) {
+// writeFields writes a line for each field of the object, and below it those of the objects in it. A long text that another field has is
+// replaced by the path of that field in texts.
+func writeFields(to io.Writer, path string, object *apiextensionsv1.JSONSchemaProps, texts map[string]string) {
 	written := map[string]*apiextensionsv1.JSONSchemaProps{} // Fields of items, by the path of their list.
 	for _, name := range slices.Sorted(maps.Keys(object.Properties)) {
 		field := object.Properties[name]
@@ -99,12 +100,19 @@ func writeFields(to io.Writer, path string, object *apiextensionsv1.JSONSchemaPr
 			}
 			written[below] = in
 		}
-		fmt.Fprintf(to, "- `%s` (%s): %s\n", below, kind, strings.Join(text, " "))
-		writeFields(to, below, in)
+		line := strings.Join(text, " ")
+		if other, ok := texts[line]; ok {
+			line = "As `" + other + "`."
+		} else if len(text[0]) > 80 {
+			texts[line] = below
+		}
+		fmt.Fprintf(to, "- `%s` (%s): %s\n", below, kind, line)
+		writeFields(to, below, in, texts)
 	}
 }
 
-// about returns the description of a field, its default, and the constraints that the schema expresses.
+// about returns the description of a field, its default, and the constraints that the schema expresses, except the length of strings and the
+// uniqueness of items, which the API server explains when it rejects an object.
 func about(p *apiextensionsv1.JSONSchemaProps) []string {
 	text := []string{strings.ReplaceAll(strings.Join(strings.Fields(p.Description), " "), "<", "&lt;")}
 	add := func(format string, args ...any) { text = append(text, fmt.Sprintf(format, args...)) }
@@ -112,35 +120,26 @@ func about(p *apiextensionsv1.JSONSchemaProps) []string {
 		add("Default: `%s`.", strings.Trim(string(p.Default.Raw), `"`))
 	}
 	var values []string
+	described := true // The description names all values.
 	for _, value := range p.Enum {
-		values = append(values, "`"+strings.Trim(string(value.Raw), `"`)+"`")
+		name := strings.Trim(string(value.Raw), `"`)
+		values, described = append(values, "`"+name+"`"), described && strings.Contains(p.Description, name)
 	}
-	if len(values) > 0 {
+	if !described {
 		add("One of %s.", strings.Join(values, ", "))
 	}
 	for _, limit := range []struct {
 		value *int64
 		text  string
 	}{
-		{p.MaxLength, "Maximum length: %d."}, {p.MaxItems, "Maximum items: %d."}, {p.MaxProperties, "Maximum entries: %d."},
+		{p.MaxItems, "Maximum items: %d."}, {p.MaxProperties, "Maximum entries: %d."},
 	} {
 		if limit.value != nil {
 			add(limit.text, *limit.value)
 		}
 	}
-	if p.Items != nil && len(p.Items.Schema.Properties) == 0 {
-		for _, limit := range about(p.Items.Schema)[1:] {
-			add("Each item: %s", strings.ToLower(limit[:1])+limit[1:])
-		}
-	}
 	if p.AdditionalProperties != nil && p.AdditionalProperties.Schema.MaxLength != nil {
 		add("Each value: maximum length: %d.", *p.AdditionalProperties.Schema.MaxLength)
-	}
-	if len(p.XListMapKeys) > 0 {
-		add("Each `%s` is unique.", strings.Join(p.XListMapKeys, "`, `"))
-	}
-	if p.XListType != nil && *p.XListType == "set" {
-		add("Items are unique.")
 	}
 	return append(text, rules(p)...)
 }
