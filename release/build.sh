@@ -65,7 +65,7 @@ for platform in $PLATFORMS; do
 	cp "$dir/kubectl-prebind.cdx.json" "$out/$name-kubectl.cdx.json"
 	mkdir "$dir/licenses"
 	cp LICENSE "$stage/THIRD_PARTY_LICENSES" "$dir/licenses/"
-	pack "$dir" kubectl-prebind prebind --directory=licenses LICENSE THIRD_PARTY_LICENSES | gzip -n9 >"$out/$name.tar.gz"
+	pack "$dir" kubectl-prebind prebind --directory=licenses LICENSE THIRD_PARTY_LICENSES | gzip -n >"$out/$name.tar.gz"
 	uri=$project/releases/download/$VERSION/$name.tar.gz sha256=$(sum "$out/$name.tar.gz") tool yq -i '.spec.platforms += {
 		"selector": {"matchLabels": {"os": strenv(os), "arch": strenv(arch)}},
 		"uri": strenv(uri), "sha256": strenv(sha256), "bin": "kubectl-prebind"}' "$stage/krew.json"
@@ -73,7 +73,7 @@ for platform in $PLATFORMS; do
 
 	pack "$dir" prebind licenses >"$dir/layer.tar"
 	layer=$(sum "$dir/layer.tar") fill release/image.yaml >"$dir/config.json"
-	gzip -n9 "$dir/layer.tar"
+	gzip -n "$dir/layer.tar"
 	image=$(cd "$dir" && ../oras push --oci-layout ../image --annotation="org.opencontainers.image.created=$created" \
 		--config=config.json:application/vnd.oci.image.config.v1+json layer.tar.gz:application/vnd.oci.image.layer.v1.tar+gzip \
 		--format=go-template --template='{{.digest}}')
@@ -117,7 +117,7 @@ changes=$changes pinned=$pinned prerelease=$prerelease tool yq -i '.annotations 
 	"artifacthub.io/images": "- name: prebind\n  image: " + strenv(pinned), "prebind.dev/image": strenv(pinned)}' "$stage/charts/prebind/Chart.yaml"
 tool helm package "$stage/charts/prebind" --version="$number" --app-version="$VERSION" --destination="$stage" >"$stage/helm.log"
 tar --extract --gzip --file="$stage/prebind-$number.tgz" --directory="$stage/packaged"
-pack "$stage/packaged" prebind | gzip -n9 >"$out/prebind-$number.tgz"
+pack "$stage/packaged" prebind | gzip -n >"$out/prebind-$number.tgz"
 
 printf '\n[Install Prebind %s](%s/docs/install.md)\n' "$VERSION" "$documentation" >>"$out/release-notes.md"
 cd "$out"

@@ -246,26 +246,27 @@ func TestRelease_Refuses(t *testing.T) {
 		change          func(t *testing.T, dir string)
 		fails           string
 	}{
-		"NoV":      {reason: "tags of Go modules have a v", version: "1.2.3", fails: "must look like v1.2.3"},
-		"Short":    {reason: "the chart needs three numbers", version: "v1.2", fails: "must look like v1.2.3"},
-		"Build":    {reason: "+ is not allowed in the tag of an image", version: "v1.2.3+build", fails: "must look like v1.2.3"},
-		"Commit":   {reason: "git describe without a tag is the default of make", version: "79e1443", fails: "run make with VERSION=v1.2.3"},
-		"Unknown":  {reason: "the changelog describes every release", version: "v9.0.0", fails: `no section "## 9.0.0 - YYYY-MM-DD"`},
-		"Prefix":   {reason: "99.0.0-rc.1 is not 99.0.0", version: "v99.0.0-rc.1", fails: "no section"},
-		"NotClean": {reason: "a file that is not committed can change the result", version: current, fails: "commit or stash", change: addFile},
+		"NoV":     {reason: "tags of Go modules have a v", version: "1.2.3", fails: "must look like v1.2.3"},
+		"Short":   {reason: "the chart needs three numbers", version: "v1.2", fails: "must look like v1.2.3"},
+		"Build":   {reason: "+ is not allowed in the tag of an image", version: "v1.2.3+build", fails: "must look like v1.2.3"},
+		"Commit":  {reason: "git describe without a tag is the default of make", version: "79e1443", fails: "run make with VERSION=v1.2.3"},
+		"Unknown": {reason: "the changelog describes every release", version: "v9.0.0", fails: `no section "## 9.0.0 - YYYY-MM-DD"`},
+		"Prefix":  {reason: "99.0.0-rc.1 is not 99.0.0", version: "v99.0.0-rc.1", fails: "no section"},
+		"NotClean": {reason: "a file that is not committed can change the result", version: current, fails: "commit or stash", change: func(t *testing.T, dir string) {
+			t.Helper()
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "new"), nil, 0o600))
+		}},
 		"OtherTag": {reason: "the tag is the source of the release", version: current, fails: "check out the tag", change: func(t *testing.T, dir string) {
 			t.Helper()
-			require.NoError(t, git(t.Context(), dir, "tag", current))
-			addFile(t, dir)
-			require.NoError(t, git(t.Context(), dir, "add", "."))
-			require.NoError(t, git(t.Context(), dir, "commit", "--quiet", "--message=Later"))
+			require.NoError(t, git(t.Context(), dir, "commit", "--quiet", "--allow-empty", "--message=Later"))
 		}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "checkout")
-			require.NoError(t, copyCheckout(t.Context(), dir))
+			dir, err := checkout()
+			require.NoError(t, err)
 			if tc.change != nil {
+				dir = ownCheckout(t)
 				tc.change(t, dir)
 			}
 			out := filepath.Join(t.TempDir(), "release")
@@ -275,22 +276,16 @@ func TestRelease_Refuses(t *testing.T) {
 	}
 }
 
-func addFile(t *testing.T, dir string) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "new"), nil, 0o600))
-}
-
 // Another directory, time, time zone, language, file mask and settings of Go give the same bytes. The workflow release also uses
 // an empty build cache, and all platforms.
 func TestRelease_IsReproducible(t *testing.T) {
 	t.Parallel()
 	first := sumsOf(t, releaseOf(t, next))
-	elsewhere, out := filepath.Join(scratch, "elsewhere", "copy"), filepath.Join(scratch, "again")
-	require.NoError(t, copyCheckout(t.Context(), elsewhere))
+	out := filepath.Join(scratch, "again")
 	// As go env -w writes it.
 	settings := filepath.Join(t.TempDir(), "env")
 	require.NoError(t, os.WriteFile(settings, []byte("GOFLAGS=-gcflags=-N\n"), 0o600))
-	require.NoError(t, makeRelease(t.Context(), elsewhere, next, out,
+	require.NoError(t, makeRelease(t.Context(), ownCheckout(t), next, out,
 		"TZ=Pacific/Auckland", "LC_ALL=C", "MASK=077", "GOAMD64=v3", "GOENV="+settings, "GOTOOLCHAIN=local"))
 	assert.NotEmpty(t, first)
 	assert.Equal(t, first, sumsOf(t, out))
@@ -299,8 +294,7 @@ func TestRelease_IsReproducible(t *testing.T) {
 // A release is built with the toolchain of go.mod and not with a newer Go of this machine, whose bytes differ.
 func TestRelease_UsesToolchainOfGoMod(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(scratch, "toolchain")
-	require.NoError(t, copyCheckout(t.Context(), dir))
+	dir := ownCheckout(t)
 	path := filepath.Join(dir, "go.mod")
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -309,7 +303,7 @@ func TestRelease_UsesToolchainOfGoMod(t *testing.T) {
 	// Go does not find this version, because it cannot download it.
 	require.NoError(t, os.WriteFile(path, line.ReplaceAll(content, []byte("toolchain go1.26.999")), 0o600))
 	require.NoError(t, git(t.Context(), dir, "commit", "--quiet", "--all", "--message=Toolchain"))
-	err = makeRelease(t.Context(), dir, current, filepath.Join(scratch, "none"), "GOPROXY=off", "GOTOOLCHAIN=local")
+	err = makeRelease(t.Context(), dir, next, filepath.Join(scratch, "none"), "GOPROXY=off", "GOTOOLCHAIN=local")
 	require.ErrorContains(t, err, "go1.26.999")
 }
 

@@ -51,11 +51,21 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// checkout is a copy of this checkout for all tests.
+// checkout is a copy of this checkout at the tag of the current release, for all tests.
 var checkout = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(scratch, "checkout")
-	return dir, copyCheckout(context.Background(), dir)
+	return dir, errors.Join(copyCheckout(context.Background(), dir), git(context.Background(), dir, "tag", current))
 })
+
+// ownCheckout returns a clone of checkout for a test that changes it.
+func ownCheckout(t *testing.T) string {
+	t.Helper()
+	from, err := checkout()
+	require.NoError(t, err)
+	dir := filepath.Join(t.TempDir(), "clone")
+	require.NoError(t, git(t.Context(), from, "clone", "--quiet", "--shared", ".", dir))
+	return dir
+}
 
 // releases builds each release once for all tests.
 var releases = map[string]func() (string, error){current: builder(current), next: builder(next)}

@@ -49,9 +49,10 @@ esac
 func newPublisher(t *testing.T) *publisher {
 	t.Helper()
 	dir := t.TempDir()
-	p := &publisher{checkout: filepath.Join(dir, "checkout"), release: filepath.Join(dir, "release"), bin: filepath.Join(dir, "bin"), config: filepath.Join(dir, "config")}
-	require.NoError(t, copyCheckout(t.Context(), p.checkout))
-	require.NoError(t, git(t.Context(), p.checkout, "tag", current))
+	p := &publisher{release: filepath.Join(dir, "release"), bin: filepath.Join(dir, "bin"), config: filepath.Join(dir, "config")}
+	var err error
+	p.checkout, err = checkout()
+	require.NoError(t, err)
 	require.NoError(t, os.CopyFS(p.release, os.DirFS(releaseOf(t, current))))
 	for _, d := range []string{p.bin, p.config} {
 		require.NoError(t, os.Mkdir(d, 0o755))
@@ -206,10 +207,12 @@ func TestPublish_Refuses(t *testing.T) {
 		}},
 		"NoTag": {reason: "the release on GitHub belongs to a tag", fails: "git tag -s v99.0.0", change: func(t *testing.T, p *publisher) {
 			t.Helper()
+			p.checkout = ownCheckout(t)
 			require.NoError(t, git(t.Context(), p.checkout, "tag", "--delete", current))
 		}},
 		"OtherCommit": {reason: "the files are from another commit than the tag", fails: "check out the tag and run make release", change: func(t *testing.T, p *publisher) {
 			t.Helper()
+			p.checkout = ownCheckout(t)
 			require.NoError(t, git(t.Context(), p.checkout, "commit", "--quiet", "--allow-empty", "--message=Later"))
 			require.NoError(t, git(t.Context(), p.checkout, "tag", "--force", current))
 		}},
