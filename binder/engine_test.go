@@ -232,18 +232,6 @@ func TestObserver_Panics(t *testing.T) {
 	}, observing(t, panics, panics))
 }
 
-func TestBind_Rejects(t *testing.T) {
-	in(t, nil, func(t *testing.T, s *fixture) {
-		began := time.Now()
-		d := s.post(t.Context())
-		require.Equal(t, framework.KindRefuse, d.Err.Kind)
-		assert.Equal(t, Settle, time.Since(began), "the cache may be behind")
-		assert.Equal(t, "p", d.Err.Plugin)
-		assert.Equal(t, []string{"BindRefused: p: Node node-a: no; choose another node"}, s.said())
-		assert.Zero(t, s.runs)
-	}, rejecting())
-}
-
 // TestBind_PanicsLater: a bug outside plugins fails one bind, not the process, and does not keep its seat.
 func TestBind_PanicsLater(t *testing.T) {
 	in(t, func(o *Options) { o.Cached = o.Live }, func(t *testing.T, s *fixture) {

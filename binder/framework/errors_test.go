@@ -32,41 +32,6 @@ var (
 	errRaw = errors.New("raw")
 )
 
-func TestError_Text(t *testing.T) {
-	cases := map[string]struct {
-		reason string
-		err    *Error
-		want   string
-	}{
-		"All": {
-			reason: "the text contains plugin, object, message and advice",
-			err:    &Error{Kind: KindRefuse, Plugin: "volumebinding", Object: claim, Message: "it is gone", Advice: "make it"},
-			want:   "volumebinding: PersistentVolumeClaim shop/data: it is gone; make it",
-		},
-		"ClusterScoped": {reason: "a cluster-scoped object has no namespace", err: Refuse(node, "it is gone"), want: "Node node-a: it is gone"},
-		"NoObject":      {reason: "the zero Object is omitted", err: NotYet(Object{}, "%d of %d", 1, 2), want: "1 of 2"},
-		"Advise":        {reason: "Advise formats the advice", err: Stale(node, "no").Advise("take %s", "another"), want: "Node node-a: no; take another"},
-		"NoAdvice":      {reason: "the advice is optional", err: &Error{Kind: KindInternal, Plugin: "p", Message: "m"}, want: "p: m"},
-		"Internal":      {reason: "the cause is the message", err: Internal(claim, errRaw), want: "PersistentVolumeClaim shop/data: raw"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { assert.Equal(t, tc.want, tc.err.Error(), tc.reason) })
-	}
-}
-
-func TestKinds(t *testing.T) {
-	made := map[Kind]*Error{
-		KindRefuse: Refuse(node, "a"), KindWait: NotYet(node, "a"), KindStale: Stale(node, "a"), KindInternal: Internal(node, errRaw),
-	}
-	for kind, err := range made {
-		assert.Equal(t, kind, err.Kind)
-		assert.Equal(t, node, err.Object)
-		assert.Equal(t, kind, AsError("p", fmt.Errorf("wrapped: %w", err)).Kind)
-	}
-	assert.ErrorIs(t, Refuse(node, "a").Because(errRaw), errRaw, "the cause is kept")
-	assert.NoError(t, errors.Unwrap(Refuse(node, "a")), "the cause is optional")
-}
-
 func TestFromAPI(t *testing.T) {
 	resource := schema.GroupResource{Resource: "nodes"}
 	cases := map[string]struct {
@@ -150,13 +115,6 @@ func TestSelection_Check(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestSelection_ValueOf(t *testing.T) {
-	pod, together := gen.Pod("a", gen.BoundTo("node-a")), agents
-	together.Value = nil
-	assert.Equal(t, "node-a", agents.ValueOf(pod))
-	assert.Empty(t, together.ValueOf(pod))
 }
 
 func TestTransform(t *testing.T) {
