@@ -112,22 +112,6 @@ func TestConflict_ReadsAHolderOnce(t *testing.T) {
 	})
 }
 
-// A pod that is gone held two of the requested devices.
-func TestConflict_OneHolderOfTwoDevices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		gone, alive, node := podNamed("gone", gen.Annotation(gpu, "GPU-1:0.5,GPU-2:0.5")), podNamed("alive", gen.Annotation(gpu, "GPU-2:0.5")), gen.Node("node-a")
-		me := podNamed("me", gen.Annotation(gpu, "GPU-1,GPU-2:0.5"))
-		c := frameworktest.New(t, Registration(), nil, gone, alive, me, node)
-		for _, pod := range []*corev1.Pod{gone, alive} {
-			require.Nil(t, c.Post(t.Context(), pod, node.Name).Err)
-			fakeapi.Change(c.Server, pod, "", func(p *corev1.Pod) { p.Spec.NodeName = node.Name })
-		}
-		synctest.Wait()
-		c.Server.Remove(gone)
-		assert.Nil(t, c.Post(t.Context(), me, node.Name).Err)
-	})
-}
-
 // Fifty pods are bound to one node at once. A request takes 2 ms, and the caches are 5 ms behind.
 func TestBurst_RarelyConflicts(t *testing.T) {
 	const binds = 50

@@ -4,7 +4,6 @@
 package nodestate
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -53,14 +52,6 @@ func TestPreFlight(t *testing.T) {
 			assert.Equal(t, want, verdict, tc.reason)
 		})
 	}
-}
-
-func TestPreFlight_KeepsTheCause(t *testing.T) {
-	pod := wanting(term(expression("a", gt, "x")))
-	_, err := withAll.PreFlight(contextFor(pod, theNode()))
-	refused := framework.AsError(Name, err)
-	assert.Error(t, errors.Unwrap(refused), "the cause is the error of the affinity")
-	assert.Equal(t, "correct the pod", refused.Advice)
 }
 
 // Nearly every bind takes this path: the pod has the default tolerations and annotations of other tools.

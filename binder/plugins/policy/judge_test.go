@@ -66,9 +66,11 @@ func TestJudge(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	assert.Empty(t, (&Arguments{KeyPrefixes: []string{"example.com", "ray.io"}}).Validate(nil))
+	assert.Empty(t, (&Arguments{KeyPrefixes: []string{"example.com", "ray.io", "*.ray.io"}}).Validate(nil))
+	const dns = "must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains"
 	for prefix, want := range map[string]string{
-		"": "must be a DNS subdomain such as ray.io, or *.ray.io for its subdomains", "kubernetes.io": "keys of kubernetes.io are never allowed",
+		"": dns, "*.": dns, "*": dns, "ray.io/": dns, "Ray.io": dns,
+		"kubernetes.io": "keys of kubernetes.io are never allowed", "*.k8s.io": "keys of k8s.io", "a.prebind.dev": "keys of prebind.dev",
 	} {
 		problems := (&Arguments{KeyPrefixes: []string{"example.com", prefix}}).Validate(nil)
 		require.Len(t, problems, 1)

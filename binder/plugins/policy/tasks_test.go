@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,11 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
 	"github.com/prebind/prebind/policy/v1alpha1"
-	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -97,23 +94,6 @@ func TestTasks_Ready(t *testing.T) {
 	}
 }
 
-func TestTasks_Failed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, policyOf(t, "a", withTask))
-		bc := w.bind()
-		call, last := w.start(bc)
-		mark := bc.Mark()
-		mark.Attempt = w.task().Spec.Attempts[0]
-		w.answer(v1alpha1.TaskFailed, "no space")
-		<-time.After(2 * binder.Settle)
-		ended, _ := call.Ended()
-		require.True(t, ended)
-		require.EqualError(t, last.Err, "policy: BindPolicy a: task prefetch of example.com/prefetch failed: no space; choose another node, or see spec.tasks[prefetch] of the policy")
-		assert.Nil(t, w.task(), "the bind is over")
-		require.NoError(t, w.PreBindRollBack(t.Context(), mark), "it is idempotent")
-	})
-}
-
 // A handler that undoes an earlier attempt delays the next one on the same node.
 func TestTasks_Undoing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -170,17 +150,6 @@ func TestTasks_Join(t *testing.T) {
 		require.NotNil(t, w.task(), "the handler can have reported Ready before")
 		require.NoError(t, w.PreBindRollBack(t.Context(), first.Mark()))
 		assert.Nil(t, w.task(), "no attempt relies on it")
-	})
-}
-
-func TestTasks_ServerErrors(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, policyOf(t, "a", withTask))
-		bc := w.bind()
-		w.passes(bc)
-		w.api.Before = func(fakeapi.Call) error { return errors.New("no answer") }
-		assert.ErrorContains(t, w.PreBind(t.Context(), bc), "writing it: no answer")
-		assert.ErrorContains(t, w.PreBindRollBack(t.Context(), bc.Mark()), "no answer", "it is repeated")
 	})
 }
 

@@ -19,11 +19,6 @@ import (
 	"github.com/prebind/prebind/test/gen"
 )
 
-func TestNew(t *testing.T) {
-	assert.Equal(t, Name, newReplica(t, newAPI()).Name())
-	assert.ErrorContains(t, (&Arguments{}).Validate(nil).ToAggregate(), "bindingTimeout")
-}
-
 // between runs f before the first request of the kind, like a client that is faster.
 func between(r *replica, verb string, f func()) {
 	r.conn.Before = firstRequest(verb, func() error { f(); return nil })

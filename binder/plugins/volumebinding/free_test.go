@@ -19,7 +19,6 @@ import (
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
-	"github.com/prebind/prebind/internal/volumes"
 	"github.com/prebind/prebind/test/gen"
 )
 
@@ -140,24 +139,6 @@ func randomClaim(random *rand.Rand) *corev1.PersistentVolumeClaim {
 		pick[gen.ClaimOption](random, nothing, nothing, gen.Selects("disk", "ssd")),
 		pick[gen.ClaimOption](random, nothing, nothing, nothing, gen.AttributesClass("fast")),
 	)
-}
-
-func TestFreeVolumes_BoundVolumeIsGone(t *testing.T) {
-	free := NewFreeVolumes()
-	pv := volumeNamed("pv")
-	free.OnAdd(pv, true)
-	require.Len(t, free.of("local", ""), 1)
-	bound := pv.DeepCopy()
-	bound.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim-1"}
-	bound.Status.Phase = corev1.VolumeBound
-	trimmed := volumes.TrimVolume(bound)
-	require.NotEqual(t, bound, trimmed)
-	free.OnUpdate(pv, trimmed)
-	assert.Empty(t, free.of("local", ""))
-	free.OnUpdate(trimmed, pv)
-	assert.Len(t, free.of("local", ""), 1, "a released volume is free again")
-	free.OnDelete(trimmed)
-	assert.Empty(t, free.of("local", ""))
 }
 
 // places are options for free volumes: local volumes of 1,000 nodes, volumes of three zones, and

@@ -31,30 +31,6 @@ func (w *world) complete(claim *corev1.PersistentVolumeClaim, name string) {
 	})
 }
 
-func TestBind_Dynamic(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(thePod(), theNode(), theClaim(), local)
-		r := newReplica(t, w)
-		o := r.Post(t.Context(), thePod(), "node-a")
-		require.NotNil(t, o.Err)
-		assert.Equal(t, "volumebinding: PersistentVolumeClaim default/data: waiting for provisioning on node-a (8s); retry the Binding", o.Err.Error())
-		require.Len(t, w.patches, 1)
-
-		next := start(t, r, thePod())
-		synctest.Wait()
-		began := time.Now()
-		w.put(volumeNamed("made", gen.ClaimRef(theClaim()), gen.VolumePhase(corev1.VolumeBound), gen.Version("")))
-		w.complete(theClaim(), "made")
-		require.Nil(t, (<-next).Err)
-		assert.Less(t, time.Since(began), time.Second/10, "the change of the claim wakes the bind")
-		assert.Len(t, w.patches, 1)
-
-		again := newReplica(t, w).Post(t.Context(), thePod(), "node-a")
-		require.Nil(t, again.Err, "a repeated call has nothing to do")
-		assert.Empty(t, again.Attempt)
-	})
-}
-
 // Exactly one pod gets the volume. The other pod is rejected, or gets another volume.
 func TestBind_TwoPodsOneVolume(t *testing.T) {
 	for name, volumes := range map[string]int{"Rejected": 1, "Another": 2} {

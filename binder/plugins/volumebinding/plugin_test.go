@@ -108,18 +108,6 @@ func TestPreFlight(t *testing.T) {
 	}
 }
 
-func TestSetup_Fails(t *testing.T) {
-	down := fakeapi.New().Connect()
-	down.Before = func(fakeapi.Call) error { return errors.New("boom") }
-	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), down, contextFor(thePod()))
-	assert.True(t, frameworktest.IsKind(err, framework.KindInternal), "%v", err)
-	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
-
-	_, err = pluginIn(newWorld()).PreFlight(contextFor(thePod()))
-	require.Error(t, err, "PreFlight needs the extension")
-	assert.Error(t, pluginIn(newWorld()).PreBind(t.Context(), contextFor(thePod())))
-}
-
 // TestSetup_WakesByItsVolumesOnly: a change of another volume must not wake the bind, because many binds can
 // wait while many volumes change.
 func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
@@ -149,6 +137,14 @@ func TestSetup_WakesByItsVolumesOnly(t *testing.T) {
 			assert.Equal(t, tc.want, read)
 		})
 	}
+}
+
+func TestSetup_Fails(t *testing.T) {
+	down := fakeapi.New().Connect()
+	down.Before = func(fakeapi.Call) error { return errors.New("boom") }
+	err := pluginIn(newWorld()).SetupBindContextExtension(t.Context(), down, contextFor(thePod()))
+	assert.True(t, frameworktest.IsKind(err, framework.KindInternal), "%v", err)
+	assert.Equal(t, "PersistentVolumeClaim default/data", framework.AsError(Name, err).Object.String())
 }
 
 // withoutVolumes is a cache from which each volume has just been deleted.

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
@@ -45,32 +44,23 @@ func TestWrite_Order(t *testing.T) {
 	assert.Equal(t, []any{pl.static[0].volume, pl.static[0].claim, pl.dynamic[0]}, before, "the objects in the cache do not change")
 }
 
+// The cache is behind the deletion of a volume, or the API server fails.
 func TestWrite_Fails(t *testing.T) {
-	claims := schema.GroupResource{Resource: "persistentvolumeclaims"}
-	cases := map[string]struct {
-		reason string
-		err    error
-		want   framework.Kind
-	}{
-		"Conflict": {reason: "the cache is behind another write", err: apierrors.NewConflict(claims, "pv2", errors.New("changed")), want: framework.KindWait},
-		"NotFound": {reason: "the cache is behind the deletion", err: apierrors.NewNotFound(claims, "pv2"), want: framework.KindWait},
-		"Unknown":  {reason: "an unknown error is Prebind's own failure", err: errors.New("boom"), want: framework.KindInternal},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			w, p, bc := fourClaims(t)
-			w.fail = func(name string) error {
-				if name == "pv2" {
-					return tc.err
-				}
-				return nil
+	for want, fails := range map[framework.Kind]error{
+		framework.KindWait: apierrors.NewNotFound(corev1.Resource("persistentvolumes"), "pv2"), framework.KindInternal: errors.New("boom"),
+	} {
+		w, p, bc := fourClaims(t)
+		w.fail = func(name string) error {
+			if name == "pv2" {
+				return fails
 			}
-			err := p.PreBind(t.Context(), bc)
-			require.ErrorIs(t, err, tc.err)
-			assert.True(t, frameworktest.IsKind(err, tc.want), "%s: %v", tc.reason, err)
-			assert.Equal(t, "PersistentVolume pv2", framework.AsError(Name, err).Object.String())
-			assert.Len(t, w.patches, 2, "nothing is written after a failure")
-		})
+			return nil
+		}
+		err := p.PreBind(t.Context(), bc)
+		require.ErrorIs(t, err, fails)
+		assert.True(t, frameworktest.IsKind(err, want), "%v", err)
+		assert.Equal(t, "PersistentVolume pv2", framework.AsError(Name, err).Object.String())
+		assert.Len(t, w.patches, 2, "nothing is written after a failure")
 	}
 }
 
