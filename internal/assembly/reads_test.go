@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -97,18 +96,6 @@ func TestView_NotSynced(t *testing.T) {
 	assert.ErrorContains(t, a.Cached().Get(t.Context(), client.ObjectKey{Namespace: "shop", Name: "a"}, newGadget("", "", "")), starting)
 	assert.ErrorContains(t, a.Cached().List(t.Context(), list), starting)
 	assert.ErrorContains(t, a.Cached().List(t.Context(), list, gadgets.Where("shop/a")), starting)
-}
-
-// The reason of a replica that is not ready names the plugin, also for custom resources.
-func TestDenied_CustomResource(t *testing.T) {
-	s := newServer(t)
-	s.installed.Store(true)
-	s.forbidden.Store(true)
-	a := newAssemblyAt(t, s)
-	require.NoError(t, a.watch("PreBind plugin test", newGadget("", "", "")))
-	run(t, a)
-	require.Eventually(t, func() bool { return a.Denied() != nil }, 10*time.Second, 10*time.Millisecond)
-	assert.ErrorContains(t, a.Denied(), "PreBind plugin test: the service account lacks a permission")
 }
 
 // allowList is a kind whose name ends with List, and allowListList is its list.
