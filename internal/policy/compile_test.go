@@ -143,15 +143,6 @@ func TestCompile_Keys(t *testing.T) {
 	}
 }
 
-func TestValidateKeyPrefix(t *testing.T) {
-	for _, prefix := range []string{"ray.io", "*.ray.io"} {
-		assert.Empty(t, policy.ValidateKeyPrefix(prefix))
-	}
-	for _, prefix := range []string{"", "*.", "*", "ray.io/", "kubernetes.io", "*.k8s.io", "a.prebind.dev", "Ray.io"} {
-		assert.NotEmpty(t, policy.ValidateKeyPrefix(prefix), prefix)
-	}
-}
-
 // schemas are Schemas in memory.
 type schemas map[string]*spec.Schema
 

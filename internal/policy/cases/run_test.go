@@ -268,11 +268,6 @@ func TestRun_Tasks(t *testing.T) {
 	assert.True(t, runOne(t, spec, of("other")).Failed())
 }
 
-func TestRun_Unreadable(t *testing.T) {
-	_, err := cases.Run(t.Context(), filepath.Join(t.TempDir(), "missing"))
-	assert.ErrorIs(t, err, os.ErrNotExist)
-}
-
 const failing = `
 cases:
 - name: fails
