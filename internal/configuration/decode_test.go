@@ -141,21 +141,6 @@ arguments:
 	require.ErrorContains(t, err, `line 4: mapping key "mode" already defined at line 3`, "duplicate fields are an error")
 }
 
-func TestEncode(t *testing.T) {
-	c := Default(registered())
-	c.Namespaces = []NamespaceRule{{Names: []string{"a"}, Mode: ModeOff}}
-	encoded, err := c.Encode()
-	require.NoError(t, err)
-	assert.Contains(t, string(encoded), "budgets:\n  # Maximum time a webhook call is held")
-	assert.Contains(t, string(encoded), "    # How long.\n    maxWait: 1m0s\n")
-	assert.Contains(t, string(encoded), "  # Maximum number of calls that this replica holds at a time.\n  # The maximum is 256.\n", "each sentence is a line")
-	again := Default(registered())
-	require.NoError(t, again.decode(encoded))
-	same, err := again.Encode()
-	require.NoError(t, err)
-	assert.Equal(t, string(encoded), string(same))
-}
-
 func TestValidate(t *testing.T) {
 	cases := map[string]struct {
 		reason string

@@ -117,23 +117,10 @@ func TestClaimsOf(t *testing.T) {
 	assert.Empty(t, ClaimsOf(gen.Pod("web")))
 }
 
-func TestIsExclusive(t *testing.T) {
-	exclusive, shared := theClaim(), theClaim()
-	exclusive.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
-	assert.True(t, IsExclusive(exclusive))
-	assert.False(t, IsExclusive(shared))
-}
-
 func TestIsBound(t *testing.T) {
 	named := theClaim(gen.NamesVolume("v"))
 	assert.True(t, IsBound(theClaim(gen.BoundToVolume("v"))))
 	assert.True(t, IsBound(theClaim(gen.BoundToVolume("v"), gen.ClaimPhase(corev1.ClaimPending))), "the phase is updated later")
 	assert.False(t, IsBound(named), "the controller has not completed the bind")
 	assert.False(t, IsBound(theClaim()))
-}
-
-func TestIsMigratable(t *testing.T) {
-	inTree := gen.VolumeSource(corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}})
-	assert.True(t, IsMigratable(gen.Volume("v", inTree)))
-	assert.False(t, IsMigratable(gen.Volume("v")))
 }
