@@ -58,51 +58,6 @@ func refusing(ago time.Duration) []client.Object {
 	return pods("refused", 3, refusedFor("OutOfcpu", time.Now().Add(-ago)))
 }
 
-func TestPreFlight(t *testing.T) {
-	critical := func(bc *framework.BindContext) { bc.Pod.Spec.PriorityClassName = "system-node-critical" }
-	cases := map[string]struct {
-		reason  string
-		objects func() []client.Object
-		change  func(bc *framework.BindContext)
-		late    bool
-		want    string
-	}{
-		"Free":     {reason: "the pod needs the last slot", objects: func() []client.Object { return pods("starting", 1) }, late: true},
-		"Critical": {reason: "the pod needs no slot", objects: func() []client.Object { return append(pods("starting", 2), refusing(0)...) }, change: critical},
-		"Trying":   {reason: "one pod may try the node, which PreBind ensures", objects: func() []client.Object { return refusing(5 * time.Minute) }, late: true},
-		"Tried": {
-			reason: "another pod tries the node", objects: func() []client.Object { return append(refusing(5*time.Minute), pods("starting", 1)...) },
-			want: "Node node-a: the kubelet refused pods of the namespace default, and another one tries the node now; choose another node",
-		},
-		"TriedByOther": {
-			reason: "pods of another namespace do not matter", late: true,
-			objects: func() []client.Object {
-				return append(refusing(5*time.Minute), pods("starting", 1, inNamespace("other"))...)
-			},
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, small(2), tc.objects()...)
-				bc := w.Context(thePod("web"), gen.Node(nodeA))
-				if tc.change != nil {
-					tc.change(bc)
-				}
-				verdict, err := w.PreFlight(t.Context(), bc)
-				if tc.want != "" {
-					require.EqualError(t, err, tc.want, tc.reason)
-					assert.True(t, frameworktest.IsKind(err, framework.KindRefuse))
-					return
-				}
-				require.NoError(t, err, tc.reason)
-				assert.Equal(t, tc.late, verdict.Late, tc.reason)
-				assert.Empty(t, verdict.Wait.For, tc.reason)
-			})
-		})
-	}
-}
-
 func assertWaits(t *testing.T, reason string, all ...*frameworktest.Running) {
 	t.Helper()
 	for _, r := range all {
@@ -126,6 +81,7 @@ func TestPost_WaitsForSlots(t *testing.T) {
 		assertTaken(t, "one slot is free", w.start(t.Context(), "first"))
 		two := w.start(t.Context(), "second")
 		assertWaits(t, "the reservation of the first bind counts", two)
+		assertTaken(t, "a pod of a DaemonSet needs no slot", w.start(t.Context(), "agent", gen.OwnedBy("DaemonSet", "agent", "1")))
 		assert.Equal(t, 1, w.plugin.slots.count())
 		w.Put(bound("first"))
 		assertWaits(t, "the first pod counts once, as a pod or as a reservation", two)
