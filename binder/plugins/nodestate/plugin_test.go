@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/framework/frameworktest"
@@ -21,37 +20,20 @@ func TestArguments(t *testing.T) {
 	assert.EqualError(t, invalid.ToAggregate(), `[maxWait: Invalid value: "0s": must be positive, checks[1]: Unsupported value: "redy": supported values: "ready", "schedulable", "taints", "affinity"]`)
 }
 
-// test/golden has the decisions at the first call.
-func TestPreFlight(t *testing.T) {
-	cases := map[string]struct {
-		reason  string
-		node    *corev1.Node
-		waited  time.Duration
-		message string
-		waits   string
-	}{
-		"WaitsForBase": {reason: "the node can be uncordoned", node: theNode(cordoned), waits: "the node to be schedulable (it is cordoned)"},
-		"WaitIsOver": {
-			reason: "the limit has passed", node: theNode(cordoned), waited: 30 * time.Second,
-			message: "Node node-a: still waiting for the node to be schedulable (it is cordoned) after 30s; choose another node",
-		},
-		"Leaving": {reason: "waiting cannot help", node: theNode(terminating), message: "Node node-a: the node is being deleted; choose another node"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			bc := contextFor(thePod(), tc.node, annotation("wait", "30s"))
-			bc.Now = bc.Since.Add(tc.waited)
-			verdict, err := withAll.PreFlight(bc)
-			if tc.message != "" {
-				require.EqualError(t, err, tc.message, tc.reason)
-				assert.True(t, frameworktest.IsKind(err, framework.KindRefuse), tc.reason)
-				return
-			}
-			require.NoError(t, err, tc.reason)
-			want := framework.Verdict{Wait: framework.Wait{Object: framework.Object{Kind: "Node", Name: "node-a"}, For: tc.waits, Until: bc.Since.Add(30 * time.Second)}}
-			assert.Equal(t, want, verdict, tc.reason)
-		})
-	}
+// test/golden has the decisions of other Bindings at their first call.
+func TestPreFlight_Waits(t *testing.T) {
+	bc := contextFor(thePod(), theNode(cordoned), annotation("wait", "30s"))
+	verdict, err := withAll.PreFlight(bc)
+	require.NoError(t, err, "the node can be uncordoned")
+	assert.Equal(t, framework.Verdict{Wait: framework.Wait{
+		Object: framework.Object{Kind: "Node", Name: "node-a"}, For: "the node to be schedulable (it is cordoned)", Until: bc.Since.Add(30 * time.Second),
+	}}, verdict)
+	bc.Now = bc.Since.Add(30 * time.Second)
+	_, err = withAll.PreFlight(bc)
+	require.EqualError(t, err, "Node node-a: still waiting for the node to be schedulable (it is cordoned) after 30s; choose another node")
+	assert.True(t, frameworktest.IsKind(err, framework.KindRefuse))
+	_, err = withAll.PreFlight(contextFor(thePod(), theNode(terminating), annotation("wait", "30s")))
+	require.EqualError(t, err, "Node node-a: the node is being deleted; choose another node", "waiting cannot help")
 }
 
 // Nearly every bind takes this path: the pod has the default tolerations and annotations of other tools.
