@@ -68,15 +68,10 @@ func read(t testing.TB, name string) []byte {
 }
 
 // TestGolden compares the answer to each testdata/NAME.request.json with NAME.response.json. In the responses the patch is
-// decoded from base64.
+// decoded from base64. test/golden has the answers to other decisions.
 func TestGolden(t *testing.T) {
-	claim := framework.Object{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data"}
 	pod := types.NamespacedName{Namespace: "shop", Name: "web"}
 	topology := map[string]string{"topology.prebind.dev/zone": "z1", "topology.prebind.dev/rack": "r7"}
-	by := func(err *framework.Error, plugin string) *framework.Error {
-		err.Plugin = plugin
-		return err
-	}
 	cases := map[string]struct {
 		reason   string
 		decision binder.Decision
@@ -95,31 +90,11 @@ func TestGolden(t *testing.T) {
 		"allowed-uid-pinned-only": {
 			reason: "the UID is added without annotations", decision: binder.Decision{UID: "0a1b2c3d"},
 		},
-		"allowed-labels": {reason: "labels are added like annotations", decision: binder.Decision{Annotations: topology, Labels: topology}},
 		"allowed-more-labels": {
 			reason: "labels are added to existing ones", decision: binder.Decision{Labels: topology},
 		},
 		"legacy-bindings": {reason: "only the object has the name of the pod", decision: binder.Decision{Annotations: topology, UID: "0a1b2c3d"}},
 		"dry-run":         {reason: "a dry run returns warnings", decision: binder.Decision{Warnings: []string{"dry run: volumebinding would write", "dry run: and wait"}}},
-		"passed-through":  {reason: "the API server decides", decision: binder.Decision{PassThrough: true}},
-		"waiting": {reason: "client-go repeats the request", decision: binder.Decision{
-			Err:        by(framework.NotYet(claim, "waiting for a volume (5s so far)").Advise("the same Binding will be admitted later"), "volumebinding"),
-			RetryAfter: 4 * time.Second, Annotations: topology, UID: "0a1b2c3d", Warnings: []string{"topology: something is replaced"},
-		}},
-		"refused": {reason: "the scheduler chooses another node", decision: binder.Decision{
-			Err: by(framework.Refuse(claim, "the claim does not exist").Advise("create it, or correct the pod"), "volumebinding"),
-		}},
-		"stale": {reason: "the scheduler drops the pod", decision: binder.Decision{
-			Err: by(framework.Stale(framework.Object{Kind: "Pod", Namespace: "shop", Name: "web"}, "the pod is being deleted").Advise("forget this bind"), "binder"),
-		}},
-		"invalid": {reason: "the answer lists the invalid fields", decision: binder.Decision{Err: &framework.Error{
-			Kind: framework.KindInvalid, Plugin: "binder", Object: framework.Object{Kind: "Pod", Namespace: "shop", Name: "web"},
-			Message: "not valid", Advice: "correct the Binding",
-			Fields: []framework.Field{{Path: "metadata.annotations", Message: `Invalid value: "no good"`}, {Path: "metadata.labels", Message: "bad"}},
-		}}},
-		"internal": {reason: "client-go does not repeat the request", decision: binder.Decision{
-			Err: by(framework.Internal(claim, errors.New("boom")), "volumebinding"),
-		}},
 		"unknown-kind": {reason: "an unknown kind of error is an internal error", decision: binder.Decision{
 			Err: &framework.Error{Kind: "new", Plugin: "volumebinding", Message: "boom"},
 		}},

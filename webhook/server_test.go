@@ -116,45 +116,23 @@ func TestNewServer(t *testing.T) {
 	assert.False(t, server.NeedLeaderElection(), "every replica serves")
 }
 
-// TestServer_Limits checks the limits of size and time for a request.
-func TestServer_Limits(t *testing.T) {
-	const head = "POST " + Path + " HTTP/1.1\r\nHost: prebind\r\n"
-	cases := map[string]struct {
-		reason string
-		// sent is the data that the client sends.
-		sent string
-		// answer is the prefix of the answer. It is empty for no answer.
-		answer string
-		// after is the time after which the connection ends.
-		after time.Duration
-	}{
-		"LargeHeader": {reason: "a header is too large", sent: head + "A: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n", answer: "HTTP/1.1 431"},
-		"SlowHeader":  {reason: "the headers are incomplete", sent: head, after: readHeaderTimeout},
-		"SaidLarge":   {reason: "the announced length is not allocated", sent: head + "Content-Length: 1099511627776\r\n\r\n{", answer: "HTTP/1.1 408", after: bodyTakes},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if _, err := io.ReadAll(r.Body); err != nil {
-						w.WriteHeader(http.StatusRequestTimeout)
-					}
-				})
-				listener, _ := inMemory(t, handler, ignored)
-				conn, err := listener.dial(t.Context(), "", "")
-				require.NoError(t, err)
-				begin := time.Now()
-				// The server may not read everything.
-				go func() { _, _ = conn.Write([]byte(tc.sent)) }()
-				answer, err := io.ReadAll(conn)
-				require.NoError(t, err)
-				assert.True(t, strings.HasPrefix(string(answer), tc.answer), "%s: %.60q", tc.reason, answer)
-				assert.Equal(t, tc.answer == "", len(answer) == 0, "%s: %.60q", tc.reason, answer)
-				assert.InDelta(t, tc.after, time.Since(begin), float64(time.Second), tc.reason)
-				require.NoError(t, conn.Close())
-			})
-		})
-	}
+// TestServer_LargeHeader checks the limit of the header of a request.
+func TestServer_LargeHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listener, _ := inMemory(t, http.NotFoundHandler(), ignored)
+		conn, err := listener.dial(t.Context(), "", "")
+		require.NoError(t, err)
+		begin := time.Now()
+		// The server may not read everything.
+		go func() {
+			_, _ = conn.Write([]byte("POST " + Path + " HTTP/1.1\r\nHost: prebind\r\nA: " + strings.Repeat("a", maxHeader+8<<10) + "\r\n\r\n"))
+		}()
+		answer, err := io.ReadAll(conn)
+		require.NoError(t, err)
+		assert.True(t, strings.HasPrefix(string(answer), "HTTP/1.1 431"), "%.60q", answer)
+		assert.Less(t, time.Since(begin), time.Second)
+		require.NoError(t, conn.Close())
+	})
 }
 
 // guarded is a server that requires client certificates.
