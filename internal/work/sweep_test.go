@@ -221,32 +221,22 @@ func TestOrphans_ArePruned(t *testing.T) {
 	})
 }
 
-func TestObserver_Swept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := &marker{recordingWriter: newWriter(&journal{}), marks: []framework.Mark{markOf("b-1")}}
-		tries := 0
-		m.rollBack = func(context.Context, framework.Mark) error {
-			if tries++; tries == 1 {
-				return errScripted
-			}
-			return nil
-		}
-		s := newFixture(m, nil)
-		w := &watcher{}
-		s.o.Recorder = w
-		s.sweep(t, livingReplicas{}, sweepEvery+time.Second)
-		assert.Equal(t, []string{"swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
-	})
-}
-
-// The alert PrebindSweepFailing counts these failures, too.
+// The alert PrebindSweepFailing counts these failures.
 func TestObserver_Fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(&marker{recordingWriter: newWriter(&journal{}), err: errScripted}, thePod)
-		w := &watcher{}
+		failures := []error{errScripted, errScripted}
+		fails := func() (err error) {
+			if len(failures) > 0 {
+				err, failures = failures[0], failures[1:]
+			}
+			return err
+		}
+		m := &marker{recordingWriter: newWriter(&journal{}), list: func() ([]framework.Mark, error) { return []framework.Mark{markOf("b-1")}, fails() }}
+		m.rollBack = func(context.Context, framework.Mark) error { return fails() }
+		s, w := newFixture(m, nil), &watcher{}
 		s.o.Recorder = w
-		s.sweep(t, livingReplicas{}, time.Second)
-		assert.Equal(t, []string{"swept: p list as the script says"}, w.all())
+		s.sweep(t, livingReplicas{}, sweepEvery+time.Second)
+		assert.Equal(t, []string{"swept: p list as the script says", "swept: p roll back as the script says", "swept: p roll back <nil>"}, w.all())
 	})
 }
 
