@@ -134,28 +134,8 @@ func starts() (*started, framework.Registration) {
 	return s, r
 }
 
-// Readiness waits for the plugin.
+// The plugin starts when its selections have all objects, and readiness waits for it.
 func TestStarter(t *testing.T) {
-	p, r := starts()
-	a := newAssemblyAt(t, newServer(t), r)
-	var waits []func() bool
-	a.o.WaitFor = func(_ string, synced func() bool) { waits = append(waits, synced) }
-	configured(t, a)
-	require.Len(t, waits, 1)
-	select {
-	case <-p.began:
-		t.Error("its caches do not run yet")
-	default:
-	}
-	run(t, a)
-	<-p.began
-	assert.False(t, waits[0]())
-	p.synced.Store(true)
-	assert.True(t, waits[0]())
-}
-
-// The plugin starts when its selections have all objects.
-func TestStarter_Selections(t *testing.T) {
 	server := newServer(t)
 	server.installed.Store(true)
 	p, r := starts()
@@ -173,11 +153,18 @@ func TestStarter_Selections(t *testing.T) {
 	var waits []func() bool
 	a.o.WaitFor = func(_ string, synced func() bool) { waits = append(waits, synced) }
 	configured(t, a)
+	select {
+	case <-p.began:
+		t.Error("its caches do not run yet")
+	default:
+	}
 	run(t, a)
 	<-p.began
 	require.Len(t, waits, 2)
 	assert.True(t, waits[0](), "the cache, its notifications and the handler")
 	assert.False(t, waits[1](), "the plugin")
+	p.synced.Store(true)
+	assert.True(t, waits[1]())
 	assert.Len(t, namesIn(t, a.Cached(), framework.Selection{Name: "test/gadgets"}, ""), 2)
 }
 
