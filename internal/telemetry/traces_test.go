@@ -6,7 +6,6 @@ package telemetry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -141,18 +139,6 @@ func TestTracing_Sampling(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { assert.Len(t, traced(t, tc.rate, tc.traceparent), tc.want, tc.reason) })
 	}
-}
-
-// TestTracing_Off checks that nothing is recorded, and that handlers stay unchanged, without tracing.
-func TestTracing_Off(t *testing.T) {
-	r, err := New(Options{Registry: prometheus.NewRegistry(), Clock: clock.RealClock{}})
-	require.NoError(t, err)
-	ctx, end := r.Step(t.Context(), work.Step{Name: work.StepPreBind, Plugin: "device"})
-	end(nil)
-	assert.False(t, trace.SpanFromContext(ctx).IsRecording())
-	h := http.NotFoundHandler()
-	assert.Equal(t, fmt.Sprint(h), fmt.Sprint(r.Handler(h)))
-	r.traces.Flush(t.Context())
 }
 
 // TestTracing_MissingCollector checks that a missing collector does not delay binds.
