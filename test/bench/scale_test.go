@@ -34,15 +34,13 @@ const standing = "standing"
 // scale is the size of a cluster.
 type scale struct {
 	nodes, claims, pending, running, records int
-	// policies adds a replica with 200 BindPolicies.
-	policies bool
 }
 
 // scales are the sizes of BenchmarkScale. Each contains the one before it.
 var scales = []scale{
 	{nodes: 500, claims: 1_000, pending: 500, running: 5_000, records: 500},
 	{nodes: 5_000, claims: 10_000, pending: 500, running: 50_000, records: 5_000},
-	{nodes: 15_000, claims: 50_000, pending: 10_000, running: 150_000, records: 5_000, policies: true},
+	{nodes: 15_000, claims: 50_000, pending: 10_000, running: 150_000, records: 5_000},
 }
 
 // BenchmarkScale measures by the size of the cluster: the time until Prebind is ready, its memory, the cost of its binds, and of updates
@@ -78,7 +76,6 @@ func (p *policyBench) grow(tb testing.TB, memory, binds *results) error {
 	for _, full := range scales {
 		now := scale{
 			nodes: part(full.nodes), claims: part(full.claims), pending: part(full.pending), running: part(full.running), records: part(full.records),
-			policies: full.policies,
 		}
 		if err := p.fill(ctx, was, now); err != nil {
 			return err
@@ -88,18 +85,10 @@ func (p *policyBench) grow(tb testing.TB, memory, binds *results) error {
 		if err := p.limitMemory(full.nodes); err != nil {
 			return err
 		}
-		replicas, variants := []string{prebind}, []string{none, prebind}
-		if now.policies {
-			replicas, variants = append(replicas, policies), append(variants, policiesUnmatched)
-			all, err := policiesOf(policiesUnmatched)
-			if err := errors.Join(err, p.apply(ctx, all)); err != nil {
-				return err
-			}
-		}
-		if err := p.weighAll(ctx, memory, now.nodes, append(replicas, informer)); err != nil {
+		if err := p.weighAll(ctx, memory, now.nodes, prebind, informer); err != nil {
 			return err
 		}
-		for _, variant := range variants {
+		for _, variant := range []string{none, prebind} {
 			if err := p.round(ctx, binds, variant, now.nodes, size{warmUp: 300, alone: 300, together: 1500, clients: 4}); err != nil {
 				return err
 			}
@@ -119,9 +108,7 @@ func (p *policyBench) limitMemory(clusterNodes int) error {
 		return err
 	}
 	limits := sizes[clusterNodes].Resources.Limits
-	for _, variant := range []string{prebind, policies} {
-		p.processes[variant].Setenv("GOMEMLIMIT", fmt.Sprint(limits.Memory().Value()))
-	}
+	p.processes[prebind].Setenv("GOMEMLIMIT", fmt.Sprint(limits.Memory().Value()))
 	return nil
 }
 
@@ -192,7 +179,7 @@ func images(n int) []corev1.ContainerImage {
 }
 
 // weighAll starts the processes. It records the time until each is ready, its memory at rest, and its peak memory.
-func (p *policyBench) weighAll(ctx context.Context, out *results, round int, processes []string) (err error) {
+func (p *policyBench) weighAll(ctx context.Context, out *results, round int, processes ...string) (err error) {
 	for _, who := range processes {
 		began := time.Now()
 		process := p.processes[who]
