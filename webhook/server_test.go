@@ -77,36 +77,6 @@ func inMemory(t *testing.T, handler http.Handler, refused func(string)) (*pipe, 
 	return listener, server.limits
 }
 
-// TestServer_HeldCall checks that timeouts for reading do not end a held call.
-func TestServer_HeldCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const hold = 25 * time.Second
-		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			select {
-			case <-time.After(hold):
-				w.WriteHeader(http.StatusOK)
-			case <-r.Context().Done():
-				w.WriteHeader(http.StatusGone)
-			}
-		})
-		listener, _ := inMemory(t, handler, ignored)
-		transport := &http.Transport{DialContext: listener.dial}
-		client := &http.Client{Transport: transport}
-
-		for range 2 { // The second call uses the same connection.
-			begin := time.Now()
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://prebind"+Path, strings.NewReader("{}"))
-			require.NoError(t, err)
-			response, err := client.Do(request)
-			require.NoError(t, err)
-			require.NoError(t, response.Body.Close())
-			assert.Equal(t, http.StatusOK, response.StatusCode)
-			assert.Equal(t, hold, time.Since(begin))
-		}
-		transport.CloseIdleConnections()
-	})
-}
-
 func TestNewServer(t *testing.T) {
 	var config *tls.Config
 	server := NewServer(ServerOptions{Listener: &pipe{}, Clock: clock.RealClock{}, Refused: ignored, Certificates: func(c *tls.Config) { config = c }})
