@@ -9,11 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/ledger"
 	"github.com/prebind/prebind/test/fakeapi"
 	"github.com/prebind/prebind/test/gen"
 )
@@ -114,32 +112,4 @@ func TestPostBind_RestoresNothingForAPodThatHasEnded(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), p, bindOf(podNamed("other"), "b", gen.Annotation(gpu, "GPU-1"))))
 	require.NoError(t, p.PostBind(t.Context(), bc.Mark(), read))
 	assert.Equal(t, map[string]string{"other": "[b: GPU-1 (gpu)]"}, held(s))
-}
-
-// Nothing is granted, written or forgotten. Other nodes are not affected.
-func TestUnreadableRecord_StopsItsNode(t *testing.T) {
-	web := podNamed("web")
-	bad := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: recordName("node-a"), Labels: map[string]string{ledger.Label: component}},
-		Data:       map[string]string{nodeField: "node-a", "p": "GPU-1"},
-	}
-	s := newServer(t, web, bad)
-	p := replicaOf(s)
-	bc := bindOf(web, "a", gen.Annotation(gpu, "GPU-1"))
-	elsewhere := bindOf(web, "b", gen.Annotation(gpu, "GPU-1"))
-	elsewhere.Node = gen.Node("node-b")
-	require.NoError(t, prepare(t.Context(), p, elsewhere))
-	writes := s.count()
-
-	_, preFlight := preFlight(t.Context(), p, bc)
-	marks, marksErr := p.Marks(t.Context())
-	assert.Len(t, marks, 1, "Marks lists the marks of other records")
-	for name, err := range map[string]error{
-		"PreFlight": preFlight, "PreBind": p.PreBind(t.Context(), bc),
-		"PreBindRollBack": p.PreBindRollBack(t.Context(), bc.Mark()), "Marks": marksErr, "Tidy": p.Tidy(t.Context()),
-	} {
-		assert.ErrorContains(t, err, `"p"`, name)
-		assert.ErrorContains(t, err, "prebind-devices-node-a")
-	}
-	assert.Equal(t, writes, s.count())
 }
