@@ -164,22 +164,6 @@ spec:
             properties: {ready: {type: boolean}}
 `
 
-func TestCheck_CustomResources(t *testing.T) {
-	content := `resources: [{name: rack, apiVersion: example.com/v1, kind: RackState, nameExpression: node.metadata.name}]
-validations: [{expression: "resources.rack.status.reddy"}, {expression: "resources.rack.status.ready && resources.rack.metadata.labels['a'] == 'b'"}]`
-	policies, err := checked(t, withSpec(content)+"---"+customKind, policy.Options{})
-	require.NoError(t, err)
-	require.Len(t, policies, 1)
-	assert.Empty(t, policies[0].Problems, "a schema causes only warnings, because it can change")
-	warnings := policies[0].Warnings
-	require.Len(t, warnings, 1)
-	assert.Equal(t, "spec.validations[0].expression", warnings[0].FieldRef)
-	assert.Contains(t, warnings[0].Warning, "reddy")
-
-	_, err = checked(t, strings.Replace(customKind, "openAPIV3Schema", "schema", 1), policy.Options{})
-	assert.ErrorContains(t, err, "p.yaml:13: CustomResourceDefinition rackstates.example.com: schema.openAPIV3Schema: required")
-}
-
 func TestCheck_Kinds(t *testing.T) {
 	namespaced := strings.Replace(customKind, "scope: Cluster", "scope: Namespaced", 1)
 	placed := strings.Replace(namespaced, "          status:", "          spec: {type: object, properties: {nodeName: {type: string}}}\n          status:", 1)
@@ -207,4 +191,6 @@ func TestCheck_Kinds(t *testing.T) {
 			assert.Contains(t, p.Warnings[0].Warning, tc.says, tc.reason)
 		})
 	}
+	_, err := checked(t, strings.Replace(customKind, "openAPIV3Schema", "schema", 1), policy.Options{})
+	assert.ErrorContains(t, err, "p.yaml:13: CustomResourceDefinition rackstates.example.com: schema.openAPIV3Schema: required")
 }
