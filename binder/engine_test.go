@@ -331,11 +331,13 @@ func TestStop_EndsCalls(t *testing.T) {
 		return framework.Verdict{}, context.Cause(ctx)
 	})
 	in(t, nil, func(t *testing.T, s *fixture) {
-		time.AfterFunc(time.Second, func() { assert.NoError(t, s.Stop(t.Context())) })
+		stopped := make(chan error)
+		time.AfterFunc(time.Second, func() { stopped <- s.Stop(t.Context()) })
 		began := time.Now()
 		d := s.post(t.Context())
 		assert.Equal(t, atOnce, d.RetryAfter, "another replica continues: %v", d.Err)
 		assert.Equal(t, time.Second, time.Since(began))
+		assert.NoError(t, <-stopped)
 	}, hangs)
 }
 
