@@ -9,8 +9,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"strconv"
 	"time"
@@ -22,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// answerTakes is the time limit of a request. The API server ends every request except watches after 60 s.
+// answerTakes is the time limit of a request that is not a watch. The API server ends every request except watches after 60 s.
 const answerTakes = 70 * time.Second
 
 // startTakes is the time limit for the first answer. The startupProbe of the manifests permits 60 s.
@@ -35,6 +33,9 @@ var pings = map[string]int{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": 10, "HTTP2_PING_TI
 // Connect returns the client configuration of the kubeconfig or, if it is empty, of the service account of the pod, and a client with a time
 // limit for small requests. It waits until the API server answers, for which it needs no permissions, but not longer than startTakes or the
 // context: after an outage, the backoff of restarts would make Prebind the last to come back.
+//
+// The timeout of the configuration would end watches. Responses are not compressed: inside a cluster, the processors of both sides cost more
+// than the bytes, above all for watches.
 func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Duration) (*rest.Config, kubernetes.Interface, error) {
 	var config *rest.Config
 	var err error
@@ -45,8 +46,17 @@ func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Durat
 	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	if err := prepare(config, userAgent); err != nil {
-		return nil, nil, err
+	config.UserAgent = userAgent
+	config.Timeout = answerTakes // Some callers, such as the event recorder of client-go, would wait forever.
+	config.QPS = -1              // API priority and fairness limits requests.
+	config.DisableCompression = true
+	for name, seconds := range pings {
+		if os.Getenv(name) != "" {
+			continue
+		}
+		if err := os.Setenv(name, strconv.Itoa(seconds)); err != nil {
+			return nil, nil, fmt.Errorf("setting up a client: %w", err)
+		}
 	}
 	soon := rest.CopyConfig(config)
 	soon.Timeout = takes
@@ -66,65 +76,4 @@ func Connect(ctx context.Context, kubeconfig, userAgent string, takes time.Durat
 		return nil, nil, fmt.Errorf("the API server at %s does not answer: %w", config.Host, cmp.Or(unanswered, err))
 	}
 	return config, client, nil
-}
-
-// prepare sets a time limit for every request except watches. It sets no rate limit, because
-// API priority and fairness limits requests. Responses are not compressed: inside a cluster, the
-// processors of both sides cost more than the bytes, above all for watches.
-func prepare(config *rest.Config, userAgent string) error {
-	config.QPS = -1
-	config.DisableCompression = true
-	config.UserAgent = userAgent
-	for name, seconds := range pings {
-		if os.Getenv(name) != "" {
-			continue
-		}
-		if err := os.Setenv(name, strconv.Itoa(seconds)); err != nil {
-			return fmt.Errorf("setting up a client: %w", err)
-		}
-	}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return transport{next: next, takes: answerTakes}
-	})
-	return nil
-}
-
-// transport cancels requests without an answer. Some callers, such as the event recorder of client-go, would wait forever. A timeout of
-// the client would also end watches.
-type transport struct {
-	next  http.RoundTripper
-	takes time.Duration
-}
-
-// RoundTrip implements http.RoundTripper.
-func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Query().Has("watch") {
-		return t.next.RoundTrip(r)
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), t.takes)
-	response, err := t.next.RoundTrip(r.WithContext(ctx))
-	if err != nil {
-		if ctx.Err() != nil && r.Context().Err() == nil {
-			err = fmt.Errorf("no answer from the API server within %s: %w", t.takes, err)
-		}
-		cancel()
-		return nil, err
-	}
-	response.Body = timed{ReadCloser: response.Body, done: cancel}
-	return response, nil
-}
-
-// WrappedRoundTripper returns the transport, so that client-go can close its idle connections.
-func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
-
-// timed is a body that ends the context of its request when it is closed.
-type timed struct {
-	io.ReadCloser
-	done context.CancelFunc
-}
-
-// Close implements io.Closer.
-func (t timed) Close() error {
-	defer t.done()
-	return t.ReadCloser.Close()
 }

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -62,7 +61,6 @@ type Assembly struct {
 	// running ends when the manager stops.
 	running    context.Context //nolint:containedctx // The caches of selections, which begin later, run until then.
 	selections *selections
-	discovery  discovery.DiscoveryInterface
 	source     *Source
 	// synced contains a function for each of the kinds and selections of registrations.
 	synced []toolscache.InformerSynced
@@ -191,7 +189,7 @@ func (a *Assembly) plugin(e framework.Registration, arguments framework.Argument
 	p, err := e.New(framework.Handle{
 		Cached: a.Cached(), Live: a.o.Recorder.Reader(a.GetAPIReader(), e.Name), Writer: a.GetClient(), Status: a.GetClient(),
 		Wake: a.Changes.Wake, Clock: clock.RealClock{}, Namespace: a.o.Namespace,
-		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Leads: a.o.Leads, Discovery: a.discovery,
+		Events: a.GetEventRecorder("prebind"), Replicas: a.o.Replicas, Leads: a.o.Leads, Discovery: a.source.Discovery,
 		Select: func(ctx context.Context, want framework.Selection) error { return a.selects(ctx, e.Name, want) },
 		Keep:   func(names sets.Set[string]) { a.selections.keep(e.Name, names) },
 	}, arguments)

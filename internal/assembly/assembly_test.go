@@ -8,6 +8,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
@@ -53,6 +54,17 @@ func newAssemblyAt(t *testing.T, s *apiServer, plugins ...framework.Registration
 	})
 	require.NoError(t, err)
 	return a
+}
+
+// Requests have the time limit of the configuration, which would end watches.
+func TestNew_Timeout(t *testing.T) {
+	config := newServer(t).config()
+	config.Timeout = time.Minute
+	a, err := New(t.Context(), config, Options{Registry: &configuration.Registry{}})
+	require.NoError(t, err)
+	assert.Equal(t, time.Minute, a.GetHTTPClient().Timeout)
+	assert.Zero(t, a.source.HTTP.Timeout)
+	assert.Zero(t, a.source.Config.Timeout)
 }
 
 // A plugin whose kind the API server does not serve is skipped. The others run.

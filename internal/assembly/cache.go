@@ -47,8 +47,13 @@ func (a *Assembly) setUp(config *rest.Config) error {
 	}); err != nil {
 		return err
 	}
-	a.source = &Source{Config: a.GetConfig(), HTTP: a.GetHTTPClient(), Scheme: scheme, Mapper: a.GetRESTMapper()}
-	a.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(a.GetConfig(), a.GetHTTPClient())
+	watching := rest.CopyConfig(a.GetConfig())
+	watching.Timeout = 0
+	a.source = &Source{Config: watching, Scheme: scheme, Mapper: a.GetRESTMapper()}
+	if a.source.Discovery, err = discovery.NewDiscoveryClientForConfigAndClient(a.GetConfig(), a.GetHTTPClient()); err != nil {
+		return err
+	}
+	a.source.HTTP, err = rest.HTTPClientFor(watching)
 	return err
 }
 

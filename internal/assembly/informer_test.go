@@ -98,6 +98,18 @@ func TestInformer(t *testing.T) {
 	assert.Equal(t, []string{"delete e@5"}, late.take())
 }
 
+// A list without an answer ends.
+func TestJudged_ListHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lists, _ := judged(&toolscache.ListWatch{ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}, func(error) {})
+		_, err := lists.ListWithContext(t.Context(), metav1.ListOptions{})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
 // A list that fails again and again is reported, because the objects are out of date.
 func TestJudged_FailsAgain(t *testing.T) {
 	var answers []error

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -29,9 +30,12 @@ import (
 // Source lists and watches the objects of selections. All fields are required. It is safe for concurrent use.
 type Source struct {
 	Config *rest.Config
+	// HTTP has no timeout, which would end watches.
 	HTTP   *http.Client
 	Scheme *runtime.Scheme
 	Mapper meta.RESTMapper
+	// Discovery finds custom kinds.
+	Discovery *discovery.DiscoveryClient
 }
 
 // Informer returns an informer of the selection, or an error if the API server does not serve its kind. It calls rejected
@@ -51,6 +55,9 @@ func (s *Source) Informer(ctx context.Context, want framework.Selection, rejecte
 // maxFailures is the number of requests that fail in a row, with the backoff of the reflector in between, after which the objects count as out of
 // date: some tens of seconds.
 const maxFailures = 6
+
+// listTakes is the time limit of a list. The API server ends it after 60 s.
+const listTakes = 70 * time.Second
 
 // errUnfinished is the failure of a streaming list.
 var errUnfinished = errors.New("the API server ended the watch before it had sent all objects")
@@ -77,6 +84,8 @@ func judged(lists *toolscache.ListWatch, rejected func(error)) (list *toolscache
 	list = &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			streams = false
+			ctx, cancel := context.WithTimeout(ctx, listTakes)
+			defer cancel()
 			list, err := lists.ListWithContext(ctx, o)
 			judge(err)
 			return list, err
@@ -163,11 +172,7 @@ func (s *Source) mapping(ctx context.Context, kind schema.GroupVersionKind, cust
 	if !custom {
 		return s.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	}
-	served, err := discovery.NewDiscoveryClientForConfigAndClient(s.Config, s.HTTP)
-	if err != nil {
-		return nil, err
-	}
-	list, err := served.ServerResourcesForGroupVersionWithContext(ctx, kind.GroupVersion().String())
+	list, err := s.Discovery.ServerResourcesForGroupVersionWithContext(ctx, kind.GroupVersion().String())
 	switch {
 	case apierrors.IsNotFound(err):
 		list = &metav1.APIResourceList{}
