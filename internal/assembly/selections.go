@@ -237,18 +237,24 @@ func bucketOf(value string) string {
 }
 
 // find returns the selection, which is started if it is new, for its first user.
-func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selection, user string) (*selection, error) {
+func (a *Assembly) find(ctx context.Context, want framework.Selection, user string) (*selection, error) {
 	if err := want.Check(); err != nil {
 		return nil, err
 	}
-	found := s.use(want.Name)
+	found := a.selections.use(want.Name, nil)
 	if found == nil {
 		started := &selection{user: user}
 		var err error
 		if started.Informer, err = a.source.Informer(ctx, want, started.reject); err != nil {
 			return nil, err
 		}
-		found = s.start(a, started)
+		found = a.selections.use(want.Name, func() *selection {
+			started.AddEventHandler(a.wakeBy(want))
+			running, stop := context.WithCancel(a.running)
+			started.stop = stop
+			go started.Run(running)
+			return started
+		})
 	}
 	if !sameKind(found.want.Example, want.Example) {
 		return nil, fmt.Errorf("%q is watched as %s, and as %s", want.Name, describe(found.want.Example), describe(want.Example))
@@ -256,26 +262,13 @@ func (s *selections) find(ctx context.Context, a *Assembly, want framework.Selec
 	return found, nil
 }
 
-// start starts the selection, and returns it, or the one that was started first.
-func (s *selections) start(a *Assembly, started *selection) *selection {
+// use returns the selection. If there is none, it returns the result of start, or nil without start.
+func (s *selections) use(name string, start func() *selection) *selection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if found := s.all[started.want.Name]; found != nil {
-		found.unused = time.Time{}
-		return found
+	if s.all[name] == nil && start != nil {
+		s.all[name] = start()
 	}
-	started.AddEventHandler(a.wakeBy(started.want))
-	running, stop := context.WithCancel(a.running)
-	started.stop = stop
-	s.all[started.want.Name] = started
-	go started.Run(running)
-	return started
-}
-
-// use returns the selection, or nil if there is none.
-func (s *selections) use(name string) *selection {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	found := s.all[name]
 	if found != nil {
 		found.unused = time.Time{}
@@ -337,7 +330,7 @@ func (a *Assembly) selects(ctx context.Context, plugin string, want framework.Se
 	if !selectedBy(plugin, want.Name) {
 		return fmt.Errorf("selection %q: Name must begin with %s/", want.Name, plugin)
 	}
-	found, err := a.selections.find(ctx, a, want, "")
+	found, err := a.find(ctx, want, "")
 	if err != nil {
 		return err
 	}
@@ -358,7 +351,7 @@ func (s *selections) denied() error {
 
 // useRegistered starts a selection of a registration. Changes reports its changes, and readiness waits for its objects.
 func (a *Assembly) useRegistered(want framework.Selection, user string) error {
-	found, err := a.selections.find(a.running, a, want, user)
+	found, err := a.find(a.running, want, user)
 	if err != nil {
 		return err
 	}

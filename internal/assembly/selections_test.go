@@ -47,12 +47,12 @@ func TestSelections_Keep(t *testing.T) {
 	s.keep("one", nil)
 	now.Step(selectionLingers / 2)
 	s.keep("one", nil)
-	assert.Same(t, a, s.use("one/a"))
+	assert.Same(t, a, s.use("one/a", nil))
 	now.Step(selectionLingers / 2)
 	s.keep("one", nil)
 	assert.Equal(t, sets.New("one/a", "other/c", "one/registered"), sets.KeySet(s.all))
 	assert.True(t, ended.Has(b))
-	assert.Nil(t, s.use("one/b"), "it must be started again")
+	assert.Nil(t, s.use("one/b", nil), "it must be started again")
 	s.keep("one", sets.New("one/a"))
 	now.Step(selectionLingers)
 	s.keep("one", nil)
@@ -323,7 +323,7 @@ func TestSelector_Registered(t *testing.T) {
 	s.forbidden.Store(true)
 	a, h := running(t, s, gadgets)
 	require.True(t, apierrors.IsForbidden(h.Select(t.Context(), gadgets)))
-	assert.NotNil(t, a.selections.use(gadgets.Name))
+	assert.NotNil(t, a.selections.use(gadgets.Name, nil))
 	assert.ErrorContains(t, a.Denied(), "PreBind plugin test")
 }
 
