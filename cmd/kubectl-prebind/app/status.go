@@ -166,23 +166,30 @@ func (o *statusOptions) text(out *bytes.Buffer, all []replica.Status) {
 	textBinds(out, all, now)
 }
 
-// textBinds writes the binds of all replicas, the oldest first.
-func textBinds(out *bytes.Buffer, all []replica.Status, now time.Time) {
-	type bind struct {
-		work.InFlight
-		replica string
-	}
+// bind is a bind in progress.
+type bind struct {
+	work.InFlight
+	replica string
+}
+
+// bindsOf returns the binds of all replicas, the oldest first.
+func bindsOf(all []replica.Status) []bind {
 	var binds []bind
 	for _, s := range all {
 		for _, f := range s.InFlight {
 			binds = append(binds, bind{InFlight: f, replica: s.Replica})
 		}
 	}
+	slices.SortStableFunc(binds, func(a, b bind) int { return a.Since.Compare(b.Since.Time) })
+	return binds
+}
+
+// textBinds writes the binds of all replicas.
+func textBinds(out *bytes.Buffer, all []replica.Status, now time.Time) {
 	fmt.Fprintln(out)
-	if len(binds) == 0 {
+	if binds := bindsOf(all); len(binds) == 0 {
 		fmt.Fprintln(out, "No binds in progress.")
 	} else {
-		slices.SortStableFunc(binds, func(a, b bind) int { return a.Since.Compare(b.Since.Time) })
 		writeTable(out, "NAMESPACE\tPOD\tNODE\tREPLICA\tPHASE\tAGE\tTIMEOUT\tPLUGIN\tWAITING FOR", func(w io.Writer) {
 			for _, b := range binds {
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Namespace, b.Pod, b.Node, b.replica, b.Phase, age(now, b.Since.Time),

@@ -17,7 +17,6 @@ import (
 	"k8s.io/component-base/term"
 
 	"github.com/prebind/prebind/internal/replica"
-	"github.com/prebind/prebind/internal/work"
 	"github.com/prebind/prebind/policy/v1alpha1"
 )
 
@@ -82,7 +81,7 @@ func (o *statusOptions) top(ctx context.Context, out io.Writer, once bool) error
 // reason is a cause that binds wait for, and the binds that wait for it, the oldest first.
 type reason struct {
 	plugin, text string
-	binds        []work.InFlight
+	binds        []bind
 }
 
 // reasonsOf returns the reasons of the binds that wait, that with the oldest bind first. The names of objects do not
@@ -90,12 +89,7 @@ type reason struct {
 func reasonsOf(all []replica.Status) []*reason {
 	byText := map[string]*reason{}
 	var reasons []*reason
-	var binds []work.InFlight
-	for _, s := range all {
-		binds = append(binds, s.InFlight...)
-	}
-	slices.SortStableFunc(binds, func(a, b work.InFlight) int { return a.Since.Compare(b.Since.Time) })
-	for _, f := range once(binds) {
+	for _, f := range once(bindsOf(all)) {
 		if f.WaitsFor == "" {
 			continue
 		}
@@ -118,8 +112,8 @@ func reasonsOf(all []replica.Status) []*reason {
 
 // once returns each bind once, with its oldest time and the reason of the replica that it reached last. For a minute, the others still show
 // it. The binds are those of all replicas, the oldest first.
-func once(binds []work.InFlight) []work.InFlight {
-	var all []work.InFlight
+func once(binds []bind) []bind {
+	var all []bind
 	seen := map[[4]string]int{}
 	for _, f := range binds {
 		key := [...]string{f.Namespace, f.Pod, string(f.UID), f.Node}
