@@ -8,22 +8,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/cert"
 )
 
-// newFiles follows the certificate in a directory with the files tls.crt and tls.key, such as a mounted Secret. It keeps the
-// previous certificate if the new files or the new certificate are not valid. It returns an error if a file is missing, or if
-// certificate and key do not match.
-func newFiles(dir string, o Shared) (*follower[*tls.Certificate], error) {
-	return newFollower(o, Serving, parsePair, filepath.Join(dir, corev1.TLSCertKey), filepath.Join(dir, corev1.TLSPrivateKeyKey))
-}
-
+// parsePair parses a certificate and its key. It returns an error if they do not match.
 func parsePair(files [][]byte, now time.Time) (*tls.Certificate, time.Time, error) {
 	pair, err := tls.X509KeyPair(files[0], files[1])
 	if err != nil {
@@ -49,14 +41,8 @@ func nameOf(c *x509.Certificate) string {
 	return cmp.Or(c.Subject.CommonName, strings.Join(c.DNSNames, ", "))
 }
 
-// newClients follows the CAs of callers in a file with one or more CAs. It keeps the previous ones if the changed file is not
-// valid. It returns an error if the file contains no CA.
-func newClients(file string, o Shared) (*follower[*x509.CertPool], error) {
-	return newFollower(o, ClientCA, parsePool, file)
-}
-
-// parsePool keeps CAs that are not valid now, because a bundle may contain old and future ones, and each handshake checks the validity. The
-// pool expires with the last of its CAs.
+// parsePool parses the CAs of callers. It keeps CAs that are not valid now, because a bundle may contain old and future ones, and each
+// handshake checks the validity. The pool expires with the last of its CAs.
 func parsePool(files [][]byte, now time.Time) (*x509.CertPool, time.Time, error) {
 	var expires time.Time
 	all, err := cert.ParseCertsPEM(files[0])

@@ -5,6 +5,7 @@ package certificates
 
 import (
 	"bytes"
+	"crypto/tls"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +48,7 @@ func TestFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, tc.cert, tc.key)
-			f, err := newFiles(dir, shared(nil))
+			f, err := follow(dir, shared(nil))
 			if tc.ready != "" {
 				require.NoError(t, err, "the backoff of restarts would delay the renewed certificate")
 				assert.Regexp(t, tc.ready, f.ready().Error(), tc.reason)
@@ -77,7 +78,7 @@ func TestFiles_Reload(t *testing.T) {
 	now := testingclock.NewFakeClock(time.Now())
 	o := shared(&log)
 	o.Clock = now
-	f, err := newFiles(dir, o)
+	f, err := follow(dir, o)
 	require.NoError(t, err)
 	served := func() string { return f.get().Leaf.SerialNumber.String() }
 	looks := func(n int) {
@@ -136,7 +137,7 @@ func TestFiles_BecomesValid(t *testing.T) {
 	write(t, dir, early.CertPEM, early.KeyPEM)
 	o := shared(nil)
 	o.Clock = now
-	f, err := newFiles(dir, o)
+	f, err := follow(dir, o)
 	require.NoError(t, err)
 	require.Error(t, f.ready())
 	now.Step(2 * time.Hour)
@@ -171,7 +172,7 @@ func TestClients(t *testing.T) {
 				require.NoError(t, os.WriteFile(file, tc.file, 0o600))
 			}
 			o := shared(nil)
-			c, err := newClients(file, o)
+			c, err := newFollower(o, ClientCA, parsePool, file)
 			if tc.ready != "" {
 				require.NoError(t, err)
 				assert.Regexp(t, tc.ready, c.ready().Error(), tc.reason)
@@ -195,7 +196,7 @@ func TestClients_Reload(t *testing.T) {
 		ca, next := gencert.NewCA(t, "ca"), gencert.NewCA(t, "next")
 		file := filepath.Join(t.TempDir(), "ca.crt")
 		require.NoError(t, os.WriteFile(file, ca.CertPEM, 0o600))
-		c, err := newClients(file, shared(nil))
+		c, err := newFollower(shared(nil), ClientCA, parsePool, file)
 		require.NoError(t, err)
 		go c.start(t.Context())
 		require.NoError(t, os.WriteFile(file, next.CertPEM, 0o600))
@@ -211,6 +212,11 @@ func shared(log *bytes.Buffer) Shared {
 		o.Log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))
 	}
 	return o
+}
+
+// follow follows the certificate in a directory.
+func follow(dir string, o Shared) (*follower[*tls.Certificate], error) {
+	return newFollower(o, Serving, parsePair, filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 }
 
 // write writes the files that are not nil.

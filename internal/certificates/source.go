@@ -8,8 +8,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"path/filepath"
 
-	"k8s.io/apimachinery/pkg/util/wait"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,38 +23,46 @@ type Shared struct {
 	Metrics *Metrics
 }
 
-// Source provides the certificates that Options select. It is a Runnable of a manager: while Start runs, it
-// keeps the certificates up to date. Configure and Ready are safe for concurrent use.
+// Part is the serving certificate, or the CAs of clients.
+type Part struct {
+	// Ready returns an error until the API server trusts the certificate, or one of the CAs is valid. It is safe for concurrent use.
+	Ready func() error
+	// Run keeps the part up to date until the context ends.
+	Run func(ctx context.Context)
+}
+
+// Source provides the certificates that Options select. Configure is safe for concurrent use.
 type Source struct {
+	// Parts must run while the server runs.
+	Parts []Part
+
 	o      Options
 	shared Shared
 
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
-	ready     []func() error
-	runs      []func(ctx context.Context)
 }
 
 // New reads the files that the options name. An error names the flag. For self-managed certificates, call
-// Manage before Start.
+// Manage before Configure.
 func New(o Options, shared Shared) (*Source, error) {
 	s := &Source{o: o, shared: shared}
 	if !o.SelfManaged {
-		files, err := newFiles(o.Dir, shared)
+		files, err := newFollower(shared, Serving, parsePair, filepath.Join(o.Dir, corev1.TLSCertKey), filepath.Join(o.Dir, corev1.TLSPrivateKeyKey))
 		if err != nil {
 			return nil, fmt.Errorf("--cert-dir: reading the certificate: %w", err)
 		}
 		s.getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil }
-		s.runs, s.ready = append(s.runs, files.start), append(s.ready, files.ready)
+		s.Parts = append(s.Parts, Part{Ready: files.ready, Run: files.start})
 	}
 	if o.ClientCAFile != "" {
-		clients, err := newClients(o.ClientCAFile, shared)
+		clients, err := newFollower(shared, ClientCA, parsePool, o.ClientCAFile)
 		if err != nil {
 			return nil, fmt.Errorf("--client-ca-file: reading the CA of clients: %w", err)
 		}
 		s.clientCAs = clients.get
-		s.runs, s.ready = append(s.runs, clients.start), append(s.ready, clients.ready)
+		s.Parts = append(s.Parts, Part{Ready: clients.ready, Run: clients.start})
 	}
 	return s, nil
 }
@@ -66,17 +75,7 @@ func (s *Source) Manage(live client.Client, namespace string) {
 	}
 	m := newManager(s.o, s.shared, live, namespace)
 	s.getCertificate = m.getCertificate
-	s.runs, s.ready = append(s.runs, m.start), append(s.ready, m.ready)
-}
-
-// Ready returns an error until Prebind has a certificate that the API server trusts and, if clients need one, a valid CA.
-func (s *Source) Ready() error {
-	for _, ready := range s.ready {
-		if err := ready(); err != nil {
-			return err
-		}
-	}
-	return nil
+	s.Parts = append(s.Parts, Part{Ready: m.ready, Run: m.start})
 }
 
 // Configure makes the server of this configuration present the current certificate and, if the options do,
@@ -100,14 +99,4 @@ func RequireClients(c *tls.Config, cas func() *x509.CertPool) {
 		current.ClientCAs = cas()
 		return current, nil
 	}
-}
-
-// Start keeps the certificates up to date until the context ends. It implements manager.Runnable.
-func (s *Source) Start(ctx context.Context) error {
-	var group wait.Group
-	for _, run := range s.runs {
-		group.StartWithContext(ctx, run)
-	}
-	group.Wait()
-	return nil
 }

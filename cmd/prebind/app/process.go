@@ -217,7 +217,6 @@ func always(run func(context.Context)) manager.RunnableFunc {
 func (p *process) servers() []manager.Runnable {
 	handler := &webhook.Handler{Engine: p.recorder.Engine(p.engine), Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{}}
 	p.certs.Manage(p.assembly.GetClient(), p.o.namespace)
-	p.ready.RequireOnce(p.certs.Ready)
 	server := webhook.NewServer(webhook.ServerOptions{
 		Listener: p.listeners["webhook-bind-address"], Certificates: p.certs.Configure, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
 		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
@@ -228,7 +227,11 @@ func (p *process) servers() []manager.Runnable {
 	trust := &webhook.Trust{Reader: p.assembly.GetAPIReader(), Writer: p.assembly.GetClient(), Leads: p.replicas.Leads, From: p.o.certificates.WebhookConfiguration}
 	scrapes := http.NewServeMux()
 	scrapes.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError, MaxRequestsInFlight: maxScrapes}))
-	all := []manager.Runnable{p.certs, server, always(trust.Run)}
+	all := []manager.Runnable{server, always(trust.Run)}
+	for _, part := range p.certs.Parts {
+		p.ready.RequireOnce(part.Ready)
+		all = append(all, always(part.Run))
+	}
 	for flag, handler := range map[string]http.Handler{
 		"health-probe-bind-address": p.ready.Probes(),
 		"metrics-bind-address":      scrapes,
