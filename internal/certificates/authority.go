@@ -4,7 +4,6 @@
 package certificates
 
 import (
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -24,14 +23,11 @@ const (
 )
 
 // authority is a CA with its key.
-type authority struct {
-	cert *x509.Certificate
-	key  crypto.Signer
-}
+type authority tls.Certificate
 
 // newAuthority creates a CA.
 func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
-	made, key, err := sign(&x509.Certificate{
+	made, err := sign(&x509.Certificate{
 		Subject:               pkix.Name{CommonName: caName},
 		NotBefore:             now.Add(-early),
 		NotAfter:              now.Add(validity),
@@ -43,20 +39,16 @@ func newAuthority(now time.Time, validity time.Duration) (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating a CA: %w", err)
 	}
-	return &authority{cert: made, key: key}, nil
+	return (*authority)(made), nil
 }
 
 // parseAuthority parses a CA and its key.
 func parseAuthority(certPEM, keyPEM []byte) (*authority, error) {
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		return nil, err
+	if err == nil && !pair.Leaf.IsCA {
+		err = errors.New("not a CA")
 	}
-	key, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok || !pair.Leaf.IsCA {
-		return nil, errors.New("not a CA")
-	}
-	return &authority{cert: pair.Leaf, key: key}, nil
+	return (*authority)(&pair), err
 }
 
 // leaf is a serving certificate and the CA that signed it.
@@ -67,7 +59,7 @@ type leaf struct {
 
 // issue creates a serving certificate. It expires no later than the CA.
 func (a *authority) issue(now time.Time, validity time.Duration, names []string) (*leaf, error) {
-	made, key, err := sign(&x509.Certificate{
+	made, err := sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: names[0]},
 		DNSNames:    names,
 		NotBefore:   now.Add(-early),
@@ -78,30 +70,30 @@ func (a *authority) issue(now time.Time, validity time.Duration, names []string)
 	if err != nil {
 		return nil, fmt.Errorf("creating a certificate: %w", err)
 	}
-	return &leaf{tls: &tls.Certificate{Certificate: [][]byte{made.Raw}, PrivateKey: key, Leaf: made}, by: a}, nil
+	return &leaf{tls: made, by: a}, nil
 }
 
 // ends returns the expiration time of a certificate that is issued now.
 func (a *authority) ends(now time.Time, validity time.Duration) time.Time {
-	if end := now.Add(validity); end.Before(a.cert.NotAfter) {
+	if end := now.Add(validity); end.Before(a.Leaf.NotAfter) {
 		return end
 	}
-	return a.cert.NotAfter
+	return a.Leaf.NotAfter
 }
 
 // sign creates a key and a certificate with a random serial number. Without a CA, the certificate signs itself.
-func sign(template *x509.Certificate, ca *authority) (*x509.Certificate, crypto.Signer, error) {
+func sign(template *x509.Certificate, ca *authority) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if ca == nil {
-		ca = &authority{cert: template, key: key}
+		ca = &authority{Leaf: template, PrivateKey: key}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.Leaf, key.Public(), ca.PrivateKey)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	made, err := x509.ParseCertificate(der)
-	return made, key, err
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: made}, err
 }

@@ -128,7 +128,7 @@ func (m *manager) update(ctx context.Context, v *view) error {
 		next, err = nil, unlessLate(fmt.Errorf("updating Secret %s/%s: %w", m.namespace, SecretName, err))
 	case result != controllerutil.OperationResultNone:
 		m.Metrics.Changed(CA, nil)
-		m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", next.current.cert.NotAfter, "trusted", len(next.bundle))
+		m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", next.current.Leaf.NotAfter, "trusted", len(next.bundle))
 	}
 	return errors.Join(invalid, err, m.trust(ctx, config, cmp.Or(next, v.held)))
 }
@@ -150,7 +150,7 @@ func (m *manager) parse(secret *corev1.Secret) (*record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the Secret %s is not valid: %w", SecretName, err)
 	}
-	m.Metrics.Expires(CA, held.current.cert.NotAfter)
+	m.Metrics.Expires(CA, held.current.Leaf.NotAfter)
 	return held, nil
 }
 
@@ -234,9 +234,9 @@ func contested(config *admissionregistrationv1.MutatingWebhookConfiguration) err
 
 // report logs an error once. The causes of failed requests contain changing ports, and do not count.
 func (m *manager) report(v view, err error) {
-	if err == nil && v.held != nil && v.now.Before(v.held.current.cert.NotBefore) {
+	if err == nil && v.held != nil && v.now.Before(v.held.current.Leaf.NotBefore) {
 		err = fmt.Errorf("the CA in the Secret %s is not valid before %s: correct the clock of this replica, or delete the Secret if the clock of its creator was ahead",
-			SecretName, v.held.current.cert.NotBefore.Format(time.RFC3339))
+			SecretName, v.held.current.Leaf.NotBefore.Format(time.RFC3339))
 	}
 	text := "waiting for the CA bundle in the webhook configuration"
 	if err != nil {

@@ -51,7 +51,6 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 		want := webhooks(bundle, bundle)
 		want.Webhooks[1].Name = "another.prebind.dev"
 		assert.Equal(t, want.Webhooks, w.config().Webhooks, "nothing else changes")
-
 		a.stop()
 		b.stop()
 	})
@@ -60,16 +59,15 @@ func TestManager_RestoresChangedObjects(t *testing.T) {
 // While the source of certificates changes, the API server trusts replicas of both.
 func TestManager_OtherSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		made, key, err := sign(&x509.Certificate{
+		other, err := sign(&x509.Certificate{
 			Subject: pkix.Name{CommonName: "another CA"}, NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
 		}, nil)
 		require.NoError(t, err)
-		other := &authority{cert: made, key: key}
-		w := newWorld(t, webhooks(encode(other.cert)))
+		w := newWorld(t, webhooks(encode(other.Leaf)))
 		first := w.start(times)
 		pass(2 * defaultPeriod)
-		assert.Equal(t, encode(w.record().current.cert, other.cert), w.config().Webhooks[0].ClientConfig.CABundle, "to self-managed certificates")
-		own := encode(w.record().current.cert)
+		assert.Equal(t, encode(w.record().current.Leaf, other.Leaf), w.config().Webhooks[0].ClientConfig.CABundle, "to self-managed certificates")
+		own := encode(w.record().current.Leaf)
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
 			c.Webhooks[0].ClientConfig.CABundle = own
 		})
@@ -79,11 +77,11 @@ func TestManager_OtherSource(t *testing.T) {
 
 		// The Secret remains while files are the source.
 		w.setConfig(func(c *admissionregistrationv1.MutatingWebhookConfiguration) {
-			c.Webhooks[0].ClientConfig.CABundle = encode(other.cert)
+			c.Webhooks[0].ClientConfig.CABundle = encode(other.Leaf)
 		})
 		second := w.start(times)
 		pass(2 * defaultPeriod)
-		assert.Equal(t, encode(w.record().current.cert, other.cert), w.config().Webhooks[0].ClientConfig.CABundle, "back to self-managed certificates")
+		assert.Equal(t, encode(w.record().current.Leaf, other.Leaf), w.config().Webhooks[0].ClientConfig.CABundle, "back to self-managed certificates")
 		second.stop()
 	})
 }
@@ -104,7 +102,7 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, []string{"prebind-webhook.prebind-system.svc", "prebind-webhook.prebind-system.svc.cluster.local"}, served.Leaf.DNSNames)
 		assert.Equal(t, served.Leaf.NotAfter.Unix(), expires(r, Serving))
-		assert.Equal(t, w.record().current.cert.NotAfter.Unix(), expires(r, CA))
+		assert.Equal(t, w.record().current.Leaf.NotAfter.Unix(), expires(r, CA))
 
 		bundle := w.config().Webhooks[0].ClientConfig.CABundle
 		w.server.Remove(webhooks())
@@ -112,7 +110,7 @@ func TestManager_MissingConfiguration(t *testing.T) {
 		require.NoError(t, r.ready(), "a replica with a certificate stays ready")
 		require.NoError(t, verify(r.served.Load(), bundle, time.Now()), "the API server still calls for BindPolicies")
 		pass(o.CAValidity * 5 / 6)
-		assert.NotEqual(t, w.record().current.cert, r.served.Load().by.cert)
+		assert.NotEqual(t, w.record().current.Leaf, r.served.Load().by.Leaf)
 		require.NoError(t, verify(r.served.Load(), bundle, time.Now()), "the API server does not trust a CA that is created in the meantime")
 		w.server.Put(webhooks(nil))
 		pass(2 * defaultPeriod)
@@ -129,10 +127,10 @@ func TestManager_FutureCA(t *testing.T) {
 		require.NoError(t, err)
 		secret := ofPrebind.DeepCopy()
 		secret.Data = written(t, future)
-		w := newWorld(t, webhooks(encode(future.cert)), secret)
+		w := newWorld(t, webhooks(encode(future.Leaf)), secret)
 		r := w.start(times)
 		pass(2 * defaultPeriod)
-		require.ErrorContains(t, r.ready(), "is not valid before "+future.cert.NotBefore.Format(time.RFC3339))
+		require.ErrorContains(t, r.ready(), "is not valid before "+future.Leaf.NotBefore.Format(time.RFC3339))
 		assert.Contains(t, r.log.String(), "is not valid before", "a replica with an earlier certificate is ready")
 		w.server.Remove(ofPrebind)
 		pass(2 * times.Overlap)

@@ -147,10 +147,10 @@ func (m *model) check() {
 	for _, r := range m.replicas {
 		if l := r.served.Load(); l != nil {
 			all = append(all, l)
-			m.cas[string(l.by.cert.Raw)] = true
+			m.cas[string(l.by.Leaf.Raw)] = true
 		} else {
 			// A replica that has no certificate waits until every API server has a new CA.
-			since := min(now.Sub(r.began), now.Sub(m.record().current.cert.NotBefore.Add(early)), now.Sub(m.released))
+			since := min(now.Sub(r.began), now.Sub(m.record().current.Leaf.NotBefore.Add(early)), now.Sub(m.released))
 			require.True(m.t, c.Annotations != nil || since < 2*m.options.Overlap, "a replica should be ready: %v", r.ready())
 		}
 	}

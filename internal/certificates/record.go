@@ -44,7 +44,7 @@ func parseRecord(secret *corev1.Secret) (*record, error) {
 	if r.bundle, err = cert.ParseCertsPEM(secret.Data[bundleKey]); err != nil {
 		return nil, fmt.Errorf("%s: %w", bundleKey, err)
 	}
-	if !holds(r.bundle, r.current.cert) {
+	if !holds(r.bundle, r.current.Leaf) {
 		return nil, fmt.Errorf("%s does not contain the CA of %s", bundleKey, corev1.TLSCertKey)
 	}
 	_, r.rotate = secret.Annotations[RotateAnnotation]
@@ -53,12 +53,12 @@ func parseRecord(secret *corev1.Secret) (*record, error) {
 
 // write replaces the content of a Secret. A request for a new CA is then fulfilled.
 func (r *record) write(secret *corev1.Secret) error {
-	key, err := x509.MarshalPKCS8PrivateKey(r.current.key)
+	key, err := x509.MarshalPKCS8PrivateKey(r.current.PrivateKey)
 	if err != nil {
 		return fmt.Errorf("encoding the key of the CA: %w", err)
 	}
 	secret.Data = map[string][]byte{
-		corev1.TLSCertKey:       encode(r.current.cert),
+		corev1.TLSCertKey:       encode(r.current.Leaf),
 		corev1.TLSPrivateKeyKey: pem.EncodeToMemory(&pem.Block{Type: keyutil.PrivateKeyBlockType, Bytes: key}),
 		bundleKey:               encode(r.bundle...),
 	}

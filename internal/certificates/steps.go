@@ -59,11 +59,11 @@ func (t trust) seen(now time.Time, cas []*x509.Certificate) trust {
 func (o *Options) next(v view) (*record, error) {
 	r := v.held
 	switch {
-	case r == nil, r.rotate, !v.now.Before(renewal(r.current.cert, o.CAValidity)):
+	case r == nil, r.rotate, !v.now.Before(renewal(r.current.Leaf, o.CAValidity)):
 		return o.create(v)
 	// A replica without a connection serves a certificate of an earlier CA until that expires.
-	case len(r.bundle) > 1 && v.trusted.has(r.current.cert, v.now, o.CertValidity+2*o.Overlap):
-		return &record{current: r.current, bundle: []*x509.Certificate{r.current.cert}}, nil
+	case len(r.bundle) > 1 && v.trusted.has(r.current.Leaf, v.now, o.CertValidity+2*o.Overlap):
+		return &record{current: r.current, bundle: []*x509.Certificate{r.current.Leaf}}, nil
 	}
 	return nil, nil
 }
@@ -84,7 +84,7 @@ func (o *Options) create(v view) (*record, error) {
 			}
 		}
 	}
-	r := &record{current: ca, bundle: []*x509.Certificate{ca.cert}}
+	r := &record{current: ca, bundle: []*x509.Certificate{ca.Leaf}}
 	for _, c := range earlier {
 		// Also a CA that has expired by this clock, which may be ahead. next removes it later.
 		if c.IsCA && !holds(r.bundle, c) {
@@ -98,7 +98,7 @@ func (o *Options) create(v view) (*record, error) {
 // A replica never serves a certificate of a CA that is not in the webhook configuration. Until every API server trusts a new CA, it uses
 // its previous one.
 func (o *Options) renews(v view, served *leaf) *authority {
-	usable := func(a *authority) bool { return v.now.Before(a.cert.NotAfter) && v.trusted.has(a.cert, v.now, 0) }
+	usable := func(a *authority) bool { return v.now.Before(a.Leaf.NotAfter) && v.trusted.has(a.Leaf, v.now, 0) }
 	var own, current *authority
 	if served != nil && usable(served.by) {
 		own = served.by
@@ -107,13 +107,13 @@ func (o *Options) renews(v view, served *leaf) *authority {
 		current = v.held.current
 	}
 	switch {
-	case own != nil && (current == nil || own.cert.Equal(current.cert) || !v.trusted.has(current.cert, v.now, o.Overlap)):
+	case own != nil && (current == nil || own.Leaf.Equal(current.Leaf) || !v.trusted.has(current.Leaf, v.now, o.Overlap)):
 		due := !v.now.Before(renewal(served.tls.Leaf, o.CertValidity))
 		if due && own.ends(v.now, o.CertValidity).After(served.tls.Leaf.NotAfter) {
 			return own
 		}
 		return nil
-	case current != nil && served == nil && len(v.trusted) > 1 && !v.trusted.has(current.cert, v.now, o.Overlap):
+	case current != nil && served == nil && len(v.trusted) > 1 && !v.trusted.has(current.Leaf, v.now, o.Overlap):
 		return nil // Other replicas serve certificates of other CAs.
 	default:
 		return current

@@ -4,7 +4,6 @@
 package certificates
 
 import (
-	"crypto"
 	"crypto/x509"
 	"testing"
 	"time"
@@ -36,7 +35,7 @@ func TestCertificates_ClockAhead(t *testing.T) {
 	made := ca(t, 12*time.Hour)
 	l, err := made.issue(at(12*time.Hour), times.CertValidity, []string{"prebind.svc"})
 	require.NoError(t, err)
-	for _, c := range []*x509.Certificate{made.cert, l.tls.Leaf} {
+	for _, c := range []*x509.Certificate{made.Leaf, l.tls.Leaf} {
 		assert.False(t, at(0).Before(c.NotBefore), "%s is not valid before %s", c.Subject, c.NotBefore)
 	}
 }
@@ -45,7 +44,7 @@ func TestCertificates_ClockAhead(t *testing.T) {
 func bundle(all ...*authority) []*x509.Certificate {
 	var list []*x509.Certificate
 	for _, x := range all {
-		list = append(list, x.cert)
+		list = append(list, x.Leaf)
 	}
 	return list
 }
@@ -57,7 +56,7 @@ func TestNext(t *testing.T) {
 	fresh := &record{current: a, bundle: bundle(a)}
 	rotated := &record{current: b, bundle: bundle(b, a)}
 	asked := func(r *record) *record { return &record{current: r.current, bundle: r.bundle, rotate: true} }
-	since := func(x *authority, when time.Duration) trust { return trust{{ca: x.cert, since: at(when)}} }
+	since := func(x *authority, when time.Duration) trust { return trust{{ca: x.Leaf, since: at(when)}} }
 	const over = 17*time.Hour + 2*time.Minute // All certificates of the first CA have expired, if all API servers have the second one since 16 h.
 
 	cases := map[string]struct {
@@ -98,7 +97,7 @@ func TestNext(t *testing.T) {
 			}
 			require.NotNil(t, r, tc.reason)
 			if tc.created {
-				assert.Equal(t, v.now.UTC(), r.current.cert.NotBefore.Add(early), tc.reason)
+				assert.Equal(t, v.now.UTC(), r.current.Leaf.NotBefore.Add(early), tc.reason)
 				assert.Equal(t, append(bundle(r.current), tc.want...), r.bundle, tc.reason)
 			} else {
 				assert.Equal(t, tc.want, r.bundle, tc.reason)
@@ -126,8 +125,8 @@ func TestRenews(t *testing.T) {
 	rotated := &record{current: b, bundle: bundle(b, a)}
 	future := ca(t, 72*time.Hour)
 	ahead := &record{current: future, bundle: bundle(future, a)}
-	aTrusted := trust{{ca: a.cert, since: at(0)}}
-	bTrusted := func(since time.Duration) trust { return trust{{ca: b.cert, since: at(since)}} }
+	aTrusted := trust{{ca: a.Leaf, since: at(0)}}
+	bTrusted := func(since time.Duration) trust { return trust{{ca: b.Leaf, since: at(since)}} }
 	bothTrusted := func(since time.Duration) trust { return append(bTrusted(since), aTrusted...) }
 	cases := map[string]struct {
 		reason  string
@@ -152,7 +151,7 @@ func TestRenews(t *testing.T) {
 		"RotatedEarlyDue": {reason: "until then, the old CA signs", now: 17 * time.Hour, held: rotated, trusted: bothTrusted(17*time.Hour - time.Second), served: issue(a, 16*time.Hour+20*time.Minute), want: a},
 		"RotatedUnknown":  {reason: "the configuration cannot be written", now: 17 * time.Hour, held: rotated, trusted: aTrusted, served: issue(a, 16*time.Hour), want: a},
 		"OldGone":         {reason: "the CA of the certificate was removed", now: 17 * time.Hour, held: rotated, trusted: bTrusted(17 * time.Hour), served: issue(a, 16*time.Hour+50*time.Minute), want: b},
-		"Future":          {reason: "the clock of another replica is days ahead: until it is correct, the old CA signs", now: 40 * time.Minute, held: ahead, trusted: append(trust{{ca: future.cert, since: at(0)}}, aTrusted...), served: issue(a, 0), want: a},
+		"Future":          {reason: "the clock of another replica is days ahead: until it is correct, the old CA signs", now: 40 * time.Minute, held: ahead, trusted: append(trust{{ca: future.Leaf, since: at(0)}}, aTrusted...), served: issue(a, 0), want: a},
 		"OldExpired":      {reason: "the CA of the certificate has expired", now: 24 * time.Hour, held: rotated, trusted: bothTrusted(24 * time.Hour), served: issue(a, 23*time.Hour), want: b},
 	}
 	for name, tc := range cases {
@@ -166,9 +165,9 @@ func TestRenews(t *testing.T) {
 func TestTrust(t *testing.T) {
 	a, b, ahead := ca(t, 0), ca(t, 16*time.Hour), ca(t, 18*time.Hour)
 	first := trust(nil).seen(at(17*time.Hour), bundle(a, ahead))
-	assert.Equal(t, trust{{ca: a.cert, since: at(0)}, {ca: ahead.cert, since: at(17 * time.Hour)}}, first, "the configuration has them since they were created")
+	assert.Equal(t, trust{{ca: a.Leaf, since: at(0)}, {ca: ahead.Leaf, since: at(17 * time.Hour)}}, first, "the configuration has them since they were created")
 	second := first.seen(at(17*time.Hour+time.Second), bundle(b, a))
-	assert.Equal(t, trust{{ca: b.cert, since: at(17*time.Hour + time.Second)}, {ca: a.cert, since: at(0)}}, second, "the configuration could not be written before")
+	assert.Equal(t, trust{{ca: b.Leaf, since: at(17*time.Hour + time.Second)}, {ca: a.Leaf, since: at(0)}}, second, "the configuration could not be written before")
 	assert.NotNil(t, trust(nil).seen(at(0), nil))
 }
 
@@ -193,12 +192,10 @@ func TestParseRecord(t *testing.T) {
 
 	leaf, err := a.issue(at(0), times.CertValidity, []string{"prebind.svc"})
 	require.NoError(t, err)
-	key, ok := leaf.tls.PrivateKey.(crypto.Signer)
-	require.True(t, ok)
 	broken := map[string]func(s *corev1.Secret){
 		"no data":       func(s *corev1.Secret) { s.Data = nil },
 		"another's key": func(s *corev1.Secret) { s.Data["tls.key"] = other["tls.key"] },
-		"no CA":         func(s *corev1.Secret) { s.Data = written(t, &authority{cert: leaf.tls.Leaf, key: key}) },
+		"no CA":         func(s *corev1.Secret) { s.Data = written(t, (*authority)(leaf.tls)) },
 		"no bundle":     func(s *corev1.Secret) { delete(s.Data, "ca.crt") },
 		"other bundle":  func(s *corev1.Secret) { s.Data["ca.crt"] = other["ca.crt"] },
 	}
