@@ -47,11 +47,9 @@ type Options struct {
 	Clock clock.PassiveClock
 	// Version is the version of Prebind. Config is the hash of its configuration, and Mode its mode.
 	Version, Config, Mode string
-	// Plugins are the names of all registered plugins. Their failure counters exist from the
+	// Plugins are all registered plugins, with their metrics. Their failure counters exist from the
 	// start, so that an alert on an increase does not miss the first failure.
-	Plugins []string
-	// Metrics of plugins and certificates to register. Optional.
-	Metrics []prometheus.Collector
+	Plugins []framework.Registration
 	// Traces creates spans. Optional.
 	Traces *Traces
 }
@@ -72,9 +70,14 @@ func New(o Options) (*Recorder, error) {
 	register := promauto.With(o.Registry)
 	r := &Recorder{metrics: newMetrics(register, o.Version, o.Config, o.Mode), register: register, clock: o.Clock, traces: o.Traces}
 	for _, plugin := range o.Plugins {
-		r.rollBacks.WithLabelValues(plugin, failed)
+		r.rollBacks.WithLabelValues(plugin.Name, failed)
 		for _, verdict := range work.Actions() {
-			r.swept.WithLabelValues(plugin, verdict, failed)
+			r.swept.WithLabelValues(plugin.Name, verdict, failed)
+		}
+		for _, c := range plugin.Metrics {
+			if err := o.Registry.Register(c); err != nil {
+				return nil, fmt.Errorf("registering metrics: %w", err)
+			}
 		}
 	}
 	// rate() of Prometheus does not count the first value of a series.
@@ -83,11 +86,6 @@ func New(o Options) (*Recorder, error) {
 	}
 	for _, reason := range webhook.RefusalReasons() {
 		r.refused.WithLabelValues(reason)
-	}
-	for _, c := range o.Metrics {
-		if err := o.Registry.Register(c); err != nil {
-			return nil, fmt.Errorf("registering metrics: %w", err)
-		}
 	}
 	return r, nil
 }

@@ -163,13 +163,13 @@ func TestRecorder_Decided(t *testing.T) {
 		"prebind_mutator_failures_total node-info": 1,
 	}, values, "the unit is seconds")
 
-	_, err = New(Options{Registry: prometheus.NewRegistry(), Clock: clock, Metrics: []prometheus.Collector{m.decisions}})
+	_, err = New(Options{Registry: prometheus.NewRegistry(), Clock: clock, Plugins: []framework.Registration{{Metrics: []prometheus.Collector{m.decisions}}}})
 	assert.Error(t, err, "a metric of a plugin with the name of another one is an error, not a panic")
 }
 
 func TestRecorder_Attempts(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	o, err := New(Options{Registry: registry, Clock: clocktesting.NewFakePassiveClock(time.Time{}), Plugins: []string{"device", "volumebinding"}})
+	o, err := New(Options{Registry: registry, Clock: clocktesting.NewFakePassiveClock(time.Time{}), Plugins: []framework.Registration{{Name: "device"}, {Name: "volumebinding"}}})
 	require.NoError(t, err)
 	problem, stats := errors.New("away"), binder.Stats{Attempts: map[string]int{"preparing": 2, "failed": 0}, Holds: 3, MaxHolds: 32}
 	o.Show(func() binder.Stats { return stats }, func() error { return problem })

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/prebind/prebind/binder"
+	"github.com/prebind/prebind/binder/framework"
 	"github.com/prebind/prebind/binder/plugins/policy"
 	"github.com/prebind/prebind/binder/plugins/startlimit"
 	"github.com/prebind/prebind/internal/certificates"
@@ -60,9 +61,9 @@ func All() ([]Metric, error) {
 }
 
 func registerAll(r *register) error {
+	r.MustRegister(certificates.NewMetrics().Collectors()...)
 	recorder, err := telemetry.New(telemetry.Options{
-		Registry: r, Clock: clock.RealClock{},
-		Metrics: slices.Concat(startlimit.Registration().Metrics, policy.Registration().Metrics, certificates.NewMetrics().Collectors()),
+		Registry: r, Clock: clock.RealClock{}, Plugins: []framework.Registration{startlimit.Registration(), policy.Registration()},
 	})
 	if err != nil {
 		return err

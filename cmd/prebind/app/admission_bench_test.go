@@ -32,7 +32,6 @@ import (
 
 	"github.com/prebind/prebind/binder"
 	"github.com/prebind/prebind/binder/framework"
-	"github.com/prebind/prebind/internal/certificates"
 	"github.com/prebind/prebind/internal/configuration"
 	"github.com/prebind/prebind/internal/mutation"
 	"github.com/prebind/prebind/internal/notify"
@@ -116,7 +115,7 @@ func admissionVariants(tb testing.TB) []admissionVariant {
 func benchHandlers(tb testing.TB) (bare, measured http.Handler) {
 	tb.Helper()
 	registry := prometheus.NewRegistry()
-	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}, Metrics: certificates.NewMetrics().Collectors()})
+	recorder, err := telemetry.New(telemetry.Options{Registry: registry, Clock: clock.RealClock{}})
 	require.NoError(tb, err)
 	untimed := func(m mutators.Mutator) mutators.Mutator { return m }
 	engine := benchEngine(tb, untimed, unrecorded.Recorder{})

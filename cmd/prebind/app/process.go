@@ -148,12 +148,11 @@ func (p *process) buildEngine(ctx context.Context, certs *certificates.Metrics) 
 	if p.traces, err = telemetry.NewTraces(ctx, p.o.tracing, cli.Version(), p.id); err != nil {
 		return err
 	}
-	recording := telemetry.Options{Registry: metrics.Registry, Clock: clock.RealClock{}, Version: cli.Version(), Config: p.configuration.Hash, Mode: string(p.configuration.Mode), Traces: p.traces, Metrics: certs.Collectors()}
-	for _, plugin := range p.o.registry.Plugins {
-		recording.Plugins = append(recording.Plugins, plugin.Name)
-		recording.Metrics = append(recording.Metrics, plugin.Metrics...)
-	}
-	if p.recorder, err = telemetry.New(recording); err != nil {
+	metrics.Registry.MustRegister(certs.Collectors()...)
+	if p.recorder, err = telemetry.New(telemetry.Options{
+		Registry: metrics.Registry, Clock: clock.RealClock{}, Version: cli.Version(), Config: p.configuration.Hash, Mode: string(p.configuration.Mode),
+		Plugins: p.o.registry.Plugins, Traces: p.traces,
+	}); err != nil {
 		return err
 	}
 	p.replicas = replica.New(replica.Options{
