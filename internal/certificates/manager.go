@@ -41,11 +41,7 @@ var errNoConfiguration = errors.New("missing MutatingWebhookConfiguration")
 // Its other methods are safe for concurrent use.
 type manager struct {
 	Shared
-	// client reads from the API server.
-	client client.Client
-	// namespace of the Secret and the Service.
-	namespace string
-	o         Options
+	o Options
 	// period is the time between two rounds.
 	period time.Duration
 	// names are the DNS names of the certificate.
@@ -60,13 +56,10 @@ type manager struct {
 }
 
 // newManager starts nothing. The options must be valid.
-func newManager(o Options, shared Shared, live client.Client, namespace string) *manager {
+func newManager(o Options, shared Shared) *manager {
 	// The API server uses the first name.
-	name := o.Service + "." + namespace + ".svc"
-	m := &manager{
-		Shared: shared, client: live, namespace: namespace, o: o,
-		period: min(defaultPeriod, o.Overlap/4), names: []string{name, name + ".cluster.local"},
-	}
+	name := o.Service + "." + shared.Namespace + ".svc"
+	m := &manager{Shared: shared, o: o, period: min(defaultPeriod, o.Overlap/4), names: []string{name, name + ".cluster.local"}}
 	m.waits.Store(new(fmt.Sprintf("not read yet: Secret %s and MutatingWebhookConfiguration %s", SecretName, m.o.WebhookConfiguration)))
 	return m
 }
@@ -104,7 +97,7 @@ func (m *manager) work(ctx context.Context) {
 // bundle is not older than that of the configuration.
 func (m *manager) update(ctx context.Context, v *view) error {
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := m.client.Get(ctx, client.ObjectKey{Name: m.o.WebhookConfiguration}, config); client.IgnoreNotFound(err) != nil {
+	if err := m.Client().Get(ctx, client.ObjectKey{Name: m.o.WebhookConfiguration}, config); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err)
 	}
 	v.now = m.Clock.Now() // The configuration is not newer.
@@ -113,10 +106,10 @@ func (m *manager) update(ctx context.Context, v *view) error {
 		m.trusted = m.trusted.seen(v.now, injected(config))
 	}
 	v.trusted = m.trusted
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.namespace, Name: SecretName}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: SecretName}}
 	var next *record
 	var invalid error
-	result, err := controllerutil.CreateOrUpdate(ctx, m.client, secret, func() (err error) {
+	result, err := controllerutil.CreateOrUpdate(ctx, m.Client(), secret, func() (err error) {
 		v.held, invalid = m.parse(secret)
 		if next, err = m.o.next(*v); err != nil || next == nil {
 			return err
@@ -125,7 +118,7 @@ func (m *manager) update(ctx context.Context, v *view) error {
 	})
 	switch {
 	case err != nil:
-		next, err = nil, unlessLate(fmt.Errorf("updating Secret %s/%s: %w", m.namespace, SecretName, err))
+		next, err = nil, unlessLate(fmt.Errorf("updating Secret %s/%s: %w", m.Namespace, SecretName, err))
 	case result != controllerutil.OperationResultNone:
 		m.Metrics.Changed(CA, nil)
 		m.Log.Info("Changed the Secret with the CA", "secret", SecretName, "expires", next.current.Leaf.NotAfter, "trusted", len(next.bundle))
@@ -205,7 +198,7 @@ func (m *manager) trust(ctx context.Context, config *admissionregistrationv1.Mut
 	for i := range config.Webhooks {
 		config.Webhooks[i].ClientConfig.CABundle = bundle
 	}
-	if err := m.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := m.Client().Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return unlessLate(fmt.Errorf("writing the CA bundle to MutatingWebhookConfiguration %s: %w", m.o.WebhookConfiguration, err))
 	}
 	m.Log.Info("Wrote the CA bundle", "webhookConfiguration", m.o.WebhookConfiguration, "cas", len(cas))

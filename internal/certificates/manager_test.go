@@ -229,7 +229,9 @@ func (w *world) start(o Options) *replica {
 	w.t.Helper()
 	log := &bytes.Buffer{}
 	o.Service, o.WebhookConfiguration = service, config
-	m := newManager(o, shared(log), connected{Connection: w.server.Connect()}, namespace)
+	depends, api := shared(log), connected{Connection: w.server.Connect()}
+	depends.Client, depends.Namespace = func() client.Client { return api }, namespace
+	m := newManager(o, depends)
 	if w.period > 0 {
 		m.period = w.period
 	}

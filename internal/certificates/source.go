@@ -16,11 +16,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Shared holds the dependencies of a Source. All fields are required.
+// Shared holds the dependencies of a Source. Self-managed certificates require all fields, others all but the last two.
 type Shared struct {
 	Clock   clock.PassiveClock
 	Log     klog.Logger
 	Metrics *Metrics
+	// Client returns a client that reads from the API server. Only parts that run call it.
+	Client func() client.Client
+	// Namespace is that of the Secret and of the Service.
+	Namespace string
 }
 
 // Part is the serving certificate, or the CAs of clients.
@@ -36,19 +40,19 @@ type Source struct {
 	// Parts must run while the server runs.
 	Parts []Part
 
-	o      Options
-	shared Shared
-
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// clientCAs is nil if every client may call.
 	clientCAs func() *x509.CertPool
 }
 
-// New reads the files that the options name. An error names the flag. For self-managed certificates, call
-// Manage before Configure.
+// New reads the files that the options name. An error names the flag.
 func New(o Options, shared Shared) (*Source, error) {
-	s := &Source{o: o, shared: shared}
-	if !o.SelfManaged {
+	s := &Source{}
+	if o.SelfManaged {
+		m := newManager(o, shared)
+		s.getCertificate = m.getCertificate
+		s.Parts = append(s.Parts, Part{Ready: m.ready, Run: m.start})
+	} else {
 		files, err := newFollower(shared, Serving, parsePair, filepath.Join(o.Dir, corev1.TLSCertKey), filepath.Join(o.Dir, corev1.TLSPrivateKeyKey))
 		if err != nil {
 			return nil, fmt.Errorf("--cert-dir: reading the certificate: %w", err)
@@ -65,17 +69,6 @@ func New(o Options, shared Shared) (*Source, error) {
 		s.Parts = append(s.Parts, Part{Ready: clients.ready, Run: clients.start})
 	}
 	return s, nil
-}
-
-// Manage prepares self-managed certificates in the namespace. It does nothing if the options do not select
-// them. The client reads from the API server, not from a cache.
-func (s *Source) Manage(live client.Client, namespace string) {
-	if !s.o.SelfManaged {
-		return
-	}
-	m := newManager(s.o, s.shared, live, namespace)
-	s.getCertificate = m.getCertificate
-	s.Parts = append(s.Parts, Part{Ready: m.ready, Run: m.start})
 }
 
 // Configure makes the server of this configuration present the current certificate and, if the options do,

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -59,8 +60,11 @@ type process struct {
 // serve runs the webhook until the context ends. It checks the flags and the cluster
 // before it starts the manager.
 func serve(ctx context.Context, o *serveOptions, c *configuration.PrebindConfiguration) error {
-	shared := certificates.Shared{Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics()}
 	p := &process{o: o, configuration: c, id: replica.NewID(), ready: &webhook.Readiness{}}
+	shared := certificates.Shared{
+		Clock: clock.RealClock{}, Log: klog.Background(), Metrics: certificates.NewMetrics(),
+		Client: func() client.Client { return p.assembly.GetClient() }, Namespace: o.namespace,
+	}
 	var err error
 	if p.certs, err = certificates.New(o.certificates, shared); err != nil {
 		return err
@@ -215,7 +219,6 @@ func always(run func(context.Context)) manager.RunnableFunc {
 // servers returns the certificates and all servers.
 func (p *process) servers() []manager.Runnable {
 	handler := &webhook.Handler{Engine: p.recorder.Engine(p.engine), Ready: p.ready.Check, Log: klog.Background(), Clock: clock.RealClock{}}
-	p.certs.Manage(p.assembly.GetClient(), p.o.namespace)
 	server := webhook.NewServer(webhook.ServerOptions{
 		Listener: p.listeners["webhook-bind-address"], Certificates: p.certs.Configure, Clock: clock.RealClock{}, Refused: p.recorder.RequestRefused,
 		ShutdownTimeout: p.o.shutdownTimeout, ErrorLog: errorLog("webhook"),
