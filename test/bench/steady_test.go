@@ -68,7 +68,7 @@ func TestSteadyState(t *testing.T) {
 	_, err = r.bindAll(ctx, 1, []*corev1.Pod{gen.Pod("not-cached", gen.InNamespace(prebind), gen.UID("1"))})
 	require.True(t, apierrors.IsNotFound(err), "%v", err)
 	others, _ := asked(t, log, ended, time.Now())
-	assert.Equal(t, []string{"get /api/v1/namespaces/prebind/pods/not-cached"}, others, "Prebind reads a pod that is not in its cache, and the log contains that request")
+	assert.Equal(t, []string{"get /api/v1/namespaces/prebind/pods/not-cached?timeout=1m10s"}, others, "Prebind reads a pod that is not in its cache, and the log contains that request")
 	out := &results{name: "steady"}
 	out.add(prebind, 0, "binds", binds)
 	out.add(prebind, 0, "live reads/bind", float64(len(reads))/binds)
