@@ -100,6 +100,7 @@ func (w *world) startReplica(t *testing.T) {
 	t.Cleanup(proxy.Close)
 	// Sample every 16 KiB instead of every 512 KiB, because the permitted growth is small.
 	w.prebind.Setenv("GODEBUG", "memprofilerate=16384")
+	w.prebind.Setenv("GOGC", "100") // Its memory is limited as in production.
 	debug, err := w.cluster.ReserveAddress(t.Context())
 	require.NoError(t, err)
 	started, err := w.prebind.Start(t.Context(), "--kubeconfig="+proxy.Kubeconfig, "--debug-bind-address="+debug)
