@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -126,7 +127,7 @@ func (a *Assembly) watch(user string, examples ...client.Object) error {
 // they need, if any.
 func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Chain, func(context.Context, *corev1.Pod) ([]framework.Device, error), error) {
 	var list []mutators.Mutator
-	claims := false
+	var claims *mutators.Registration
 	for _, e := range c.SelectedMutators() {
 		m, err := e.New(c.Arguments.Of(e.Name))
 		if err != nil {
@@ -136,10 +137,12 @@ func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Ch
 			return nil, nil, fmt.Errorf("mutator %s: must be named as registered, got %q", e.Name, m.Name())
 		}
 		list = append(list, a.o.Recorder.Mutator(m))
-		claims = claims || e.Claims
+		if e.Claims {
+			claims = &e
+		}
 	}
 	chain := mutation.NewChain(list, c.RequiredMutators)
-	if !claims {
+	if claims == nil {
 		return chain, nil, nil
 	}
 	switch missing, err := a.missing(claimed.Kind); {
@@ -149,9 +152,10 @@ func (a *Assembly) mutators(c *configuration.PrebindConfiguration) (*mutation.Ch
 		klog.InfoS("Mutators get no devices: the API server does not serve ResourceClaims", "kind", missing)
 		return chain, nil, nil
 	}
+	err := a.watch("mutator "+claims.Name, &resourcev1.ResourceClaim{})
 	return chain, func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
-		return claimed.Devices(ctx, a.GetAPIReader(), pod)
-	}, nil
+		return claimed.Devices(ctx, a.Cached(), a.GetAPIReader(), pod)
+	}, err
 }
 
 // plugins builds the plugins that are on.

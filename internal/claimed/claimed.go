@@ -25,8 +25,7 @@ import (
 	"github.com/prebind/prebind/mutators"
 )
 
-// Permissions of Prebind while a mutator needs the devices of claims. Replicas of 0.1, which can run under this role during an upgrade, also list
-// and watch.
+// Permissions of Prebind while a mutator needs the devices of claims.
 //
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=get;list;watch
 
@@ -73,11 +72,11 @@ func Trim(claim *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
 // the pod's claims and of their requests. A device's Request is the name of the claim in
 // the pod, a dot, and the name of the request in the claim, as in gpus.large. The error
 // names the claims that cannot be read or have no allocation. Devices returns the devices
-// of the other claims also with an error. It reads live, because a scheduler can allocate other devices
-// to the pod before the cache shows it.
+// of the other claims also with an error. It reads a claim live if the cached one has no
+// allocation or no reservation for the pod, because the cache may lack a new allocation.
 // For a pod with too many claims, Devices returns only an error. If a retry can succeed, the error
 // contains a *framework.Error of KindWait.
-func Devices(ctx context.Context, live client.Reader, pod *corev1.Pod) ([]mutators.Device, error) {
+func Devices(ctx context.Context, cached, live client.Reader, pod *corev1.Pod) ([]mutators.Device, error) {
 	if n := len(pod.Spec.ResourceClaims); n > MaxClaims {
 		return nil, fmt.Errorf("the pod has %d claims, and the maximum is %d", n, MaxClaims)
 	}
@@ -91,7 +90,7 @@ func Devices(ctx context.Context, live client.Reader, pod *corev1.Pod) ([]mutato
 		}
 		var claim *resourcev1.ResourceClaim
 		if err == nil {
-			claim, err = allocated(ctx, live, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
+			claim, err = allocated(ctx, cached, live, pod, client.ObjectKey{Namespace: pod.Namespace, Name: *name})
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("claim %q of the pod: %w", ref.Name, err))
@@ -107,8 +106,14 @@ func Devices(ctx context.Context, live client.Reader, pod *corev1.Pod) ([]mutato
 	return devices, errors.Join(errs...)
 }
 
-func allocated(ctx context.Context, live client.Reader, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
-	claim, err := framework.Get(ctx, live, &resourcev1.ResourceClaim{}, key.Namespace, key.Name)
+func allocated(ctx context.Context, cached, live client.Reader, pod *corev1.Pod, key client.ObjectKey) (*resourcev1.ResourceClaim, error) {
+	claim := &resourcev1.ResourceClaim{}
+	err := cached.Get(ctx, key, claim)
+	// With a reservation for this pod, the allocation is not an outdated one. A reservation for its PodGroup can be for an earlier one of this name.
+	if err == nil && claim.Status.Allocation != nil && resourceclaim.IsReservedForPod(pod, claim, false) {
+		return claim, nil
+	}
+	claim, err = framework.Get(ctx, live, &resourcev1.ResourceClaim{}, key.Namespace, key.Name)
 	switch {
 	case err != nil:
 		return nil, err

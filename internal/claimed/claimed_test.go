@@ -38,6 +38,17 @@ func claim(name string, results ...resourcev1.DeviceRequestAllocationResult) *re
 	return c
 }
 
+// reservedForGroup returns the claim with a reservation for the PodGroup of the pod.
+func reservedForGroup(c *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
+	c.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "team", UID: "group-1"}}
+	return c
+}
+
+func stale(c *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
+	c.Status.ReservedFor = nil
+	return c
+}
+
 func result(request, device string) resourcev1.DeviceRequestAllocationResult {
 	return resourcev1.DeviceRequestAllocationResult{Request: request, Driver: "gpu.example.com", Pool: "node-a", Device: device}
 }
@@ -117,31 +128,31 @@ func TestDevices(t *testing.T) {
 	shared.ShareID, sharedDevice.Share = new(types.UID("share-1")), "share-1"
 	byTemplate := corev1.PodResourceClaim{Name: "made", ResourceClaimTemplateName: new("template")}
 	cases := map[string]struct {
-		reason   string
-		claims   []corev1.PodResourceClaim
-		statuses []corev1.PodResourceClaimStatus
-		live     []client.Object
-		want     []mutators.Device
-		says     []string
+		reason       string
+		claims       []corev1.PodResourceClaim
+		statuses     []corev1.PodResourceClaimStatus
+		cached, live []client.Object
+		want         []mutators.Device
+		says         []string
 	}{
 		"None": {reason: "a pod without claims has no devices"},
 		"Allocated": {
 			reason: "devices are in the order of the claims and their requests",
 			claims: []corev1.PodResourceClaim{byName("b", "shared"), byName("a", "own")},
-			live:   []client.Object{claim("own", result("gpu", "gpu-0"), result("gpu", "gpu-1")), claim("shared", result("nic/fast", "eth0"))},
+			cached: []client.Object{claim("own", result("gpu", "gpu-0"), result("gpu", "gpu-1")), claim("shared", result("nic/fast", "eth0"))},
 			want:   []mutators.Device{device("b.nic/fast", "eth0"), device("a.gpu", "gpu-0"), device("a.gpu", "gpu-1")},
 		},
 		"Share": {
 			reason: "other pods have other shares of the device",
 			claims: []corev1.PodResourceClaim{byName("a", "own")},
-			live:   []client.Object{claim("own", shared)},
+			cached: []client.Object{claim("own", shared)},
 			want:   []mutators.Device{sharedDevice},
 		},
 		"ByTemplate": {
 			reason:   "the pod's status names the claim of a template",
 			claims:   []corev1.PodResourceClaim{byTemplate},
 			statuses: []corev1.PodResourceClaimStatus{{Name: "made", ResourceClaimName: new("made-x7")}},
-			live:     []client.Object{claim("made-x7", result("gpu", "gpu-2"))},
+			cached:   []client.Object{claim("made-x7", result("gpu", "gpu-2"))},
 			want:     []mutators.Device{device("made.gpu", "gpu-2")},
 		},
 		"TemplateNeedsNone": {
@@ -149,26 +160,55 @@ func TestDevices(t *testing.T) {
 			claims:   []corev1.PodResourceClaim{byTemplate},
 			statuses: []corev1.PodResourceClaimStatus{{Name: "made"}},
 		},
+		"CacheIsBehind": {
+			reason: "the cache lacks the new allocation",
+			claims: []corev1.PodResourceClaim{byName("a", "own"), byName("b", "new")},
+			cached: []client.Object{claim("own")},
+			live:   []client.Object{claim("own", result("gpu", "gpu-0")), claim("new", result("gpu", "gpu-1"))},
+			want:   []mutators.Device{device("a.gpu", "gpu-0"), device("b.gpu", "gpu-1")},
+		},
+		"AllocatedAnew": {
+			reason: "without a reservation the allocation may be an old one",
+			claims: []corev1.PodResourceClaim{byName("a", "own")},
+			cached: []client.Object{stale(claim("own", result("gpu", "gpu-0")))},
+			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
+			want:   []mutators.Device{device("a.gpu", "gpu-1")},
+		},
+		"EarlierGroup": {
+			reason: "a reservation for the PodGroup may be for an earlier one of this name",
+			claims: []corev1.PodResourceClaim{byName("a", "own")},
+			cached: []client.Object{reservedForGroup(claim("own", result("gpu", "gpu-0")))},
+			live:   []client.Object{claim("own", result("gpu", "gpu-1"))},
+			want:   []mutators.Device{device("a.gpu", "gpu-1")},
+		},
 		"Unknown": {
 			reason: "the error names the missing claim, and the others are returned",
 			claims: []corev1.PodResourceClaim{byName("a", "missing"), byName("b", "bare"), byTemplate, byName("c", "own")},
-			live:   []client.Object{claim("own", result("gpu", "gpu-0")), claim("bare")},
+			cached: []client.Object{claim("own", result("gpu", "gpu-0"))},
+			live:   []client.Object{claim("bare")},
 			want:   []mutators.Device{device("c.gpu", "gpu-0")},
 			says:   []string{`claim "a" of the pod: ResourceClaim default/missing does not exist`, `"b" of the pod: not allocated`, `"made"`},
 		},
 		"TooMany": {
 			reason: "a tenant can refer to a claim any number of times",
 			claims: slices.Repeat([]corev1.PodResourceClaim{byName("a", "own")}, 129),
-			live:   []client.Object{claim("own", result("gpu", "gpu-0"))},
+			cached: []client.Object{claim("own", result("gpu", "gpu-0"))},
 			says:   []string{"129 claims"},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			pod := gen.Pod("web", gen.UID("pod-1"))
+			pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("team")}
 			pod.Spec.ResourceClaims, pod.Status.ResourceClaimStatuses = tc.claims, tc.statuses
-			live := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(tc.live...).Build()
-			got, err := Devices(t.Context(), live, pod)
+			for _, o := range tc.cached {
+				_, err := framework.Transform(Trim)(o)
+				require.NoError(t, err)
+			}
+			reader := func(objects []client.Object) client.Reader {
+				return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).Build()
+			}
+			got, err := Devices(t.Context(), reader(tc.cached), reader(tc.live), pod)
 			assert.Equal(t, tc.want, got, tc.reason)
 			if tc.says == nil {
 				require.NoError(t, err)
@@ -192,7 +232,7 @@ func TestDevices_APIServerFails(t *testing.T) {
 			}
 			return c.Get(ctx, key, o)
 		}}).Build()
-	got, err := Devices(t.Context(), live, pod)
+	got, err := Devices(t.Context(), fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).Build(), live, pod)
 	assert.Equal(t, []mutators.Device{device("own.gpu", "gpu-0")}, got)
 	assert.True(t, frameworktest.IsKind(err, framework.KindWait), "a retry can succeed: %v", err)
 }

@@ -77,7 +77,7 @@ func newPrebind(t *testing.T, s setup, objects []client.Object) *prebind {
 		Settings: binder.Settings{
 			Mode: binder.ModeEnforce, Plugins: append(plugins, s.added...), Mutators: all,
 			Claimed: func(ctx context.Context, pod *corev1.Pod) ([]framework.Device, error) {
-				return claimed.Devices(ctx, c, pod)
+				return claimed.Devices(ctx, c, c, pod)
 			},
 			Hold: 5 * time.Second, MaxHolds: 10, PreBindTimeout: time.Minute, MaxPreBindTimeout: time.Minute,
 		},
