@@ -52,7 +52,7 @@ test: test-unit test-e2e ## Run all tests
 .PHONY: test-unit
 test-unit: kustomize helm ## Run the unit tests, those of the product with the race detector
 	go test -race -vet=off -timeout 10m $$(go list ./... | grep -v /test/) ./test/simulation
-	go test -vet=off -timeout 10m $$(go list ./test/... | grep -vE '/test/((e2e|faults|handlers|release|simulation)(/|$$)|bench$$)')
+	go test -vet=off -timeout 10m $$(go list ./test/... | grep -vE '/test/((e2e|faults|handlers|release)(/|$$)|(bench|simulation)$$)')
 	go test -vet=off -timeout 10m ./test/simulation -seeds=200
 	cd client && go test -timeout 10m ./...
 	@echo "alerts on the Prometheus engine: the first build takes a minute"

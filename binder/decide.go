@@ -4,6 +4,7 @@
 package binder
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prebind/prebind/binder/framework"
@@ -99,8 +100,11 @@ func decide(results []result, asked map[string]bool) step {
 			waits(name, v.Wait)
 		}
 	}
+	if first {
+		writes = slices.DeleteFunc(writes, func(i int) bool { return results[i].verdict.Permanent })
+	}
 	switch {
-	case len(writes) > 0 && !first:
+	case len(writes) > 0:
 		return step{do: write, plugins: writes}
 	case len(s.waits) > 0:
 		return s

@@ -152,7 +152,7 @@ func TestRun_LateReservesLast(t *testing.T) {
 	})
 }
 
-// TestRun_FirstWait: nothing is written for a node that may turn out to be the wrong one.
+// TestRun_FirstWait: nothing permanent is written for a node that may turn out to be the wrong one.
 func TestRun_FirstWait(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		first := plugin{name: "first", world: w, decide: func(*framework.BindContext) (framework.Verdict, error) {
@@ -161,9 +161,17 @@ func TestRun_FirstWait(t *testing.T) {
 			}
 			return framework.Verdict{Wait: framework.Wait{For: "the node", First: true}}, nil
 		}}
+		permanent, ok := w.writer("volume").(plugin)
+		require.True(t, ok)
+		decide := permanent.decide
+		permanent.decide = func(bc *framework.BindContext) (framework.Verdict, error) {
+			v, err := decide(bc)
+			v.Permanent = true
+			return v, err
+		}
 		time.AfterFunc(time.Second, func() { w.record("ready"); w.set("ready") })
-		require.Nil(t, w.run(t.Context(), w.bind(nodeName, w.writer("a"), first)).Err)
-		assert.Equal(t, []string{"ready", "write-a PreBind", "answer with attempt"}, w.said())
+		require.Nil(t, w.run(t.Context(), w.bind(nodeName, permanent, w.writer("task"), first)).Err)
+		assert.Equal(t, []string{"write-task PreBind", "ready", "write-volume PreBind", "answer with attempt"}, w.said())
 	})
 }
 

@@ -167,6 +167,8 @@ type Verdict struct {
 	// Late means that the writes have to wait until all other plugins are ready. The engine then
 	// calls Reserve instead of PreBind.
 	Late bool
+	// Permanent means that PreBindRollBack does not undo the writes; see Wait.First.
+	Permanent bool
 	// Wait is what the bind waits for. The zero Wait means nothing.
 	Wait Wait
 	// Annotations and Labels are added to the Binding, and by the API server to the pod. An
@@ -191,8 +193,8 @@ type Wait struct {
 	// Until is when the pass is repeated even if nothing has changed. Set it for a state that ends
 	// with time. Zero means never.
 	Until time.Time
-	// First means that plugins write nothing new until the wait is over. Set it if the node may turn out to be the wrong one, because some writes
-	// cannot be rolled back. The wait must not depend on writes of other plugins.
+	// First means that permanent writes have to wait until this wait is over, because the node may turn out to be the wrong one. The wait must
+	// not depend on such writes.
 	First bool
 }
 

@@ -80,6 +80,7 @@ func TestExclusive(t *testing.T) {
 				return
 			}
 			assert.Equal(t, []string{"reserve the ReadWriteOncePod claim default/data"}, verdict.Writes)
+			assert.False(t, verdict.Permanent)
 			assert.Zero(t, verdict.Wait)
 			assert.Empty(t, w.records(), "PreFlight reserves nothing")
 			err = p.PreBind(t.Context(), bc)

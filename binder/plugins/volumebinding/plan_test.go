@@ -4,6 +4,8 @@
 package volumebinding
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -65,6 +67,8 @@ func (tc decideCase) check(t *testing.T) {
 	require.NoError(t, err, tc.reason)
 	if tc.static == nil && tc.dynamic == nil {
 		assert.Equal(t, tc.writes, verdict.Writes, tc.reason)
+		lasts := func(write string) bool { return !strings.HasPrefix(write, "reserve ") }
+		assert.Equal(t, slices.ContainsFunc(tc.writes, lasts), verdict.Permanent, "only a reservation is rolled back")
 		assert.Equal(t, tc.wait, verdict.Wait.String(), tc.reason)
 		if len(verdict.Writes) > 0 {
 			require.NoError(t, p.PreBind(t.Context(), bc))

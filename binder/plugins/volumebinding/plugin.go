@@ -115,6 +115,7 @@ func (*Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 			writes("reserve the ReadWriteOncePod %s", describe(r.claim))
 		}
 	}
+	reservations := len(v.Writes)
 	for _, m := range p.static {
 		waits(m.claim, "the PersistentVolume controller to bind it to PersistentVolume %s", m.volume.Name)
 		if _, changed, err := volume.GetBindVolumeToClaim(m.volume, m.claim); err != nil || changed {
@@ -127,6 +128,7 @@ func (*Plugin) PreFlight(bc *framework.BindContext) (framework.Verdict, error) {
 			writes("set selected-node of %s to %s and wait for provisioning", describe(claim), bc.Node.Name)
 		}
 	}
+	v.Permanent = len(v.Writes) > reservations
 	for _, claim := range p.late {
 		waits(claim, "its PersistentVolume %s", claim.Spec.VolumeName)
 	}
