@@ -73,11 +73,14 @@ func decide(results []result, asked map[string]bool) step {
 	first := false
 	s := step{do: wait}
 	waits := func(plugin string, w framework.Wait) {
-		if len(s.waits) == 0 {
+		if len(s.waits) == 0 || w.First {
 			s.plugin = plugin
 		}
-		s.waits = append(s.waits, w)
-		first = first || w.First
+		if w.First { // Users see it before the wait for what is not written yet.
+			first, s.waits = true, slices.Insert(s.waits, 0, w)
+		} else {
+			s.waits = append(s.waits, w)
+		}
 		if !w.Until.IsZero() && (s.until.IsZero() || w.Until.Before(s.until)) {
 			s.until = w.Until
 		}

@@ -166,11 +166,18 @@ func TestRun_FirstWait(t *testing.T) {
 		decide := permanent.decide
 		permanent.decide = func(bc *framework.BindContext) (framework.Verdict, error) {
 			v, err := decide(bc)
-			v.Permanent = true
+			if v.Permanent = len(v.Writes) > 0; v.Permanent {
+				v.Wait = framework.Wait{For: "the volume"}
+			}
 			return v, err
 		}
-		time.AfterFunc(time.Second, func() { w.record("ready"); w.set("ready") })
-		require.Nil(t, w.run(t.Context(), w.bind(nodeName, permanent, w.writer("task"), first)).Err)
+		b := w.bind(nodeName, permanent, w.writer("task"), first)
+		held := w.run(t.Context(), b)
+		require.NotNil(t, held.Err)
+		assert.Equal(t, "first: waiting for the node (8s), and 1 more; retry the Binding", held.Err.Error())
+		w.record("ready")
+		w.set("ready")
+		require.Nil(t, w.run(t.Context(), b).Err)
 		assert.Equal(t, []string{"write-task PreBind", "ready", "write-volume PreBind", "answer with attempt"}, w.said())
 	})
 }
