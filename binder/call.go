@@ -227,10 +227,8 @@ func (c *call) pass(ctx context.Context) step {
 	if s := c.look(ctx); s.do != allow {
 		return s // Observers get the results of the last pass.
 	}
-	if !c.DryRun {
-		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
-	}
 	if !c.DryRun { // Which makes one pass, and can read live.
+		c.entry, c.id = c.work.Join(c.key, c.node.UID, c.entry, c.id)
 		end, waited := c.turns.take(ctx, c.Pod.Namespace)
 		defer end()
 		if waited { // The node can be another one.

@@ -48,8 +48,8 @@ func (r *Replicas) Living() map[string]bool {
 }
 
 // Leads returns whether this replica leads: it has the smallest ID of the live candidates, by the last read. Replicas of 0.1 are none, because
-// they do not do the work of this leader. Two replicas can lead for some seconds after one starts, and none for about 35 s after one was killed. So what the leader
-// does is idempotent, and can wait.
+// they do not do the work of this leader. Two replicas can lead for some seconds after one starts, and none for about 35 s after one was
+// killed. So what the leader does is idempotent, and can wait.
 func (r *Replicas) Leads() bool {
 	r.observer.Lock()
 	defer r.observer.Unlock()
